@@ -9,16 +9,19 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Some containers set it. Each of the thousands of processes that tests start would then compile all it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
+# What .ci/run installs for some tests; without it they are skipped.
+OPTIONAL_PROGRAMS := podman runc catatonit mmdebstrap gcc ip iptables fusermount3 nsenter chromium
+
 # What warm trials are measured beside. Pinned, so that a change of the ratio is one of ours.
 RAY_TUNE := ray[tune]==2.60.0
 
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo test test-k8s golden faults hostile page check fix proto bench peers quality images
+.PHONY: help demo quick test test-bare test-k8s golden faults hostile page check fix proto bench peers quality images
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-9s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: .venv/.installed-manager,examples ## run examples/digits to the end on the OpenPAI of this machine
 	@nnictl openpai status >/dev/null && was_running=1 || was_running=; \
@@ -26,21 +29,37 @@ demo: .venv/.installed-manager,examples ## run examples/digits to the end on the
 	[ "$$was_running" ] || nnictl openpai stop-service; \
 	exit $$code
 
+quick: .venv/.installed-test ## the tests that start no processes and need no network, in a minute
+	pytest -n 2 --dist loadscope --hypothesis-profile=quick tests/unit
+
 test: .venv/.installed-test ## run all tests
 	pytest -n 4 --dist loadscope --durations 40
+
+# The programs of the PATH without the optional ones, and no libfuse.
+test-bare: .venv/.installed-test ## the tests that depend on the machine, as on one without the programs that .ci/run installs
+	@programs=$$(mktemp -d); trap 'rm -r "$$programs"' EXIT; chmod 755 "$$programs"; \
+	IFS=:; for folder in $${PATH#*:}; do ln -s "$$folder"/* "$$programs" 2>/dev/null || true; done; unset IFS; \
+	cd "$$programs" && rm -f $(OPTIONAL_PROGRAMS) && cd - >/dev/null; \
+	PATH="$(CURDIR)/.venv/bin:$$programs" FUSE_LIBRARY_PATH=/nonexistent/libfuse.so \
+	  pytest -n 2 -m any_machine $$(grep -rl --include='test_*.py' mark.any_machine tests)
 
 # Their files are named, because to collect all tests takes longer than some of these.
 test-k8s: .venv/.installed-test ## the tests that run on any Kubernetes cluster, on that of KUBECONFIG; see CONTRIBUTING.md
 	TEST_KUBECONFIG="$${KUBECONFIG:-$$HOME/.kube/config}" pytest -m any_cluster $$(grep -rl --include='test_*.py' mark.any_cluster tests)
 
-golden: .venv/.installed-test ## write tests/golden/nnictl anew: what nnictl says, word by word
-	GOLDEN=write pytest -q tests/unit/test_cli_golden.py
+golden: .venv/.installed-test ## write tests/golden/nnictl anew (what nnictl prints), and the state diagrams of docs/internals.md
+	GOLDEN=write pytest -q tests/unit/test_cli_golden.py tests/unit/test_internals_page.py
 
 hostile: .venv/.installed-test ## the tests of hostile peers, with 10,000 connections at once
 	HOSTILE_CONNECTIONS=10000 pytest tests/integration -k hostile
 
-faults: .venv/.installed-test ## experiments under fault plans; SEEDS=200 for a night, SEED=17 for one of them
-	PYTHONPATH=tests/fakes python tests/faults/fault_run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20))
+faults: .venv/.installed-test ## experiments under fault plans; SEEDS=200 for a night, SEED=17 for one of them, KINDS=forged,torn for some kinds
+	PYTHONPATH=tests/fakes python tests/faults/fault_run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20)) $(if $(KINDS),--kinds '$(KINDS)')
+
+thorough: .venv/.installed-test ## suites that make test runs in short: 300 killed keepers, 50 trials beside a forger, each state file torn both ways, properties with 400 new examples
+	KEEPER_KILLS=100 FORGED_TRIALS=50 TORN=all pytest -s tests/faults/test_killed_keepers.py tests/faults/test_forged_attempts.py \
+	  tests/e2e/test_openpai_faults.py tests/faults/test_torn_state_files.py
+	pytest -n 2 --dist loadscope --hypothesis-profile=thorough tests/unit tests/contract
 
 page: .venv/.installed-test ## the web page in Chromium, with ten minutes of updates; PAGE_SCREENSHOTS names where to keep screenshots
 	PAGE_UPDATES=$(or $(PAGE_UPDATES),1200) pytest tests/e2e/test_page.py
@@ -53,10 +72,11 @@ check: .venv/.installed-check node_modules/.installed ## format, lint, types, la
 	buf lint proto
 	proto/breaking.sh
 	proto/generate.sh --check
+	python tests/prose/check_prose.py
 	node_modules/.bin/tsc
 	node --test tests/page/*.test.js
 
-fix: .venv/.installed-check ## format the code and mend what the linter can mend
+fix: .venv/.installed-check ## format the code and fix what the linter can fix
 	ruff format .
 	ruff check --fix .
 

@@ -1,6 +1,6 @@
-"""What training code imports: `import nni_sdk as nni` in a script that was written for NNI.
+"""The API for training code: `import nni_sdk as nni` in a script that was written for NNI.
 
-Standard library only, and next to none of it at import: a trial pays for the SDK when it starts, every time.
+Standard library only, and almost nothing of it at import: every trial pays for the SDK's import when it starts.
 """
 
 from nni_sdk.errors import SdkError
@@ -14,7 +14,7 @@ from nni_sdk.trial import (
     report_intermediate_result,
 )
 
-TYPE_CHECKING = False  # the typing module costs more to import than the SDK; type checkers know this name
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
     from nni_sdk import assessor as assessor
     from nni_sdk import tuner as tuner
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nni_sdk.utils import ClassArgsValidator as ClassArgsValidator
 
 get_next_parameters = get_next_parameter
-"""The older of NNI's two names for it."""
+"""The older of NNI's two names for `get_next_parameter`."""
 
 __all__ = [
     "SdkError",
@@ -38,7 +38,7 @@ __all__ = [
 ]
 
 
-# Found when they are asked for, as in NNI: `nni.utils` without an import of its own, and names for tuners of one's own.
+# Imported on first use, as in NNI: `nni.utils` works without its own import, as do the names for custom tuners.
 _MODULES = ("utils", "tuner", "assessor")
 _HOMES = {"NoMoreTrialError": "tuner", "ClassArgsValidator": "utils"}
 

@@ -1,4 +1,4 @@
-"""What code generated from `@nni` annotations calls. Nobody writes these calls by hand."""
+"""Functions that code generated from `@nni` annotations calls. Not for hand-written code."""
 
 from nni_sdk.errors import ParameterAbsent
 from nni_sdk.trial import (
@@ -9,7 +9,7 @@ from nni_sdk.trial import (
     report_intermediate_result,
 )
 
-TYPE_CHECKING = False  # the typing module costs more to import than the SDK; type checkers know this name
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
@@ -24,10 +24,10 @@ __all__ = [
 
 
 def parameter(key: str) -> "Any":
-    """This trial's value of the hyper-parameter `key`. Takes the trial's parameters if nobody has yet, as NNI does.
+    """Return this trial's value of the hyper-parameter `key`. Takes the trial's parameters first if needed, as NNI does.
 
     Raises:
-        ParameterAbsent: there is no such hyper-parameter among them.
+        ParameterAbsent: the parameters have no such key.
         ParametersMissing: the parameter file is absent or damaged.
     """
     parameters = get_current_parameter()
@@ -42,17 +42,17 @@ def parameter(key: str) -> "Any":
 
 
 def takes(key: str, option: "str | float | bool | None") -> bool:
-    """Whether this trial takes `option` of the choice `key`.
+    """True if this trial takes `option` of the choice `key`.
 
     Raises: as `parameter`.
     """
     value = parameter(key)
-    # Python holds True equal to 1; they are two options.
+    # In Python True == 1, but they are two options.
     return bool(value == option) and isinstance(value, bool) == isinstance(option, bool)
 
 
 def no_option(key: str) -> "NoReturn":
-    """Say that this trial's value of `key` is none of its options.
+    """Report that this trial's value of `key` is none of its options.
 
     Raises:
         ParameterAbsent: always.

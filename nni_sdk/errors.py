@@ -1,32 +1,32 @@
-"""What can go wrong in a trial's process, and who must act. Every message starts with "cannot"."""
+"""Errors of the SDK, by who must act. Every message starts with "cannot"."""
 
 
 class SdkError(Exception):
-    """Base of all errors the SDK raises on purpose."""
+    """Base of all errors that the SDK raises on purpose."""
 
 
 class MetricInvalid(SdkError, TypeError):
-    """The metric holds something JSON cannot hold; the message names its place. The training code must convert it."""
+    """JSON cannot hold a part of the metric; the message names its place. The training code must convert it."""
 
 
 class MetricTooLong(SdkError, ValueError):
-    """The metric needs more bytes than one record may have; the training code must report less."""
+    """The metric exceeds the size of one record; the training code must report less."""
 
 
 class MetricNotWritten(SdkError, OSError):
-    """The metrics file refused the record: storage full, read-only or gone. `__cause__` is the system's error."""
+    """The record could not be written to the metrics file: storage full, read-only or gone. `__cause__` is the system's error."""
 
 
 class ParametersMissing(SdkError):
-    """This trial's parameter file is absent, or not what the keeper writes."""
+    """This trial's parameter file is absent or invalid."""
 
 
 class EnvironmentIncomplete(SdkError):
-    """`NNI_PLATFORM` says this process is a trial, and another variable of a trial is missing or wrong."""
+    """`NNI_PLATFORM` marks this process as a trial, but another variable of a trial is missing or invalid."""
 
 
 class ParameterUnknown(SdkError, ValueError):
-    """The tuner's parameters hold a key that the training code's own do not have."""
+    """The tuner's parameters have a key that the training code's own do not have."""
 
 
 class ParameterMistyped(SdkError, TypeError):
@@ -34,4 +34,4 @@ class ParameterMistyped(SdkError, TypeError):
 
 
 class ParameterAbsent(SdkError, LookupError):
-    """Code generated from annotations asks for a value that this trial's parameters do not have."""
+    """Code generated from annotations needs a value that this trial's parameters do not have."""

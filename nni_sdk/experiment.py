@@ -1,4 +1,4 @@
-"""Answers `from nni_sdk.experiment import Experiment`: what a script for NNI says once `nni` is replaced throughout."""
+"""Points scripts to nni_manager: replacing `nni` by `nni_sdk` yields `from nni_sdk.experiment import Experiment`."""
 
 raise ImportError(
     "cannot import experiments from nni_sdk, which is for training code; write `from nni_manager.experiment import Experiment` "

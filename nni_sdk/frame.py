@@ -1,29 +1,29 @@
 """One metric as bytes: the half of the record format that runs in the training process.
 
 A frame is `ME`, the byte length of all that follows as six digits, one JSON object, a newline. The newline counts. The JSON
-itself holds no newline, which is what lets a reader find whole frames between torn ones (`nni_sdk.records`).
+itself holds no newline, so a reader can find whole frames between partial ones (`nni_sdk.records`).
 
-Nothing is imported here: a number, the usual metric, never needs the json module, and `import nni_sdk` stays cheap.
+This module has no top-level imports of its own: a number, the usual metric, never needs the json module.
 
 Source: NNI v3.0 SDK, local platform (`ME%06d`, payload below 1,000,000 bytes, `value` a JSON document inside a JSON string).
 """
 
 from nni_sdk.errors import MetricInvalid, MetricTooLong
 
-TYPE_CHECKING = False  # the typing module costs more to import than the SDK; type checkers know this name
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_PAYLOAD_BYTES = 999_999  # what six digits can say; NNI's own limit is the same
+MAX_PAYLOAD_BYTES = 999_999  # the maximum of six digits, and NNI's own limit
 
 _INFINITY = float("inf")
-_LARGEST_INT = 2**1024  # no float is larger; Python refuses to print ints of some thousand digits
+_MAX_INT = 2**1024  # no float is larger; Python refuses to print ints of some thousand digits
 
 
 def encode(parameter_id: int | str, trial_job_id: str, type_: str, sequence: int, value: object) -> bytes:
-    """The frame of one metric, ready for a single write.
+    """Return the frame of one metric, ready for a single write.
 
-    `type_` is `PERIODICAL` or `FINAL`. `value` is anything `value_json` takes. Pure ASCII.
+    `type_` is `PERIODICAL` or `FINAL`. `value` is anything that `value_json` accepts. Pure ASCII.
 
     Raises:
         MetricInvalid: JSON cannot hold the value.
@@ -33,8 +33,8 @@ def encode(parameter_id: int | str, trial_job_id: str, type_: str, sequence: int
 
 
 def frame_head(parameter_id: int | str, trial_job_id: str, type_: str) -> str:
-    """The part of a frame's JSON that is the same for all metrics of one type in one trial."""
-    from json import dumps  # a trial has read its parameter file before, so json is there already
+    """Return the part of a frame's JSON that is the same for all metrics of one type in one trial."""
+    from json import dumps  # already loaded: a trial has read its parameter file before
 
     return (
         f'{{"parameter_id": {dumps(parameter_id)}, "trial_job_id": {dumps(trial_job_id)}, '
@@ -43,12 +43,12 @@ def frame_head(parameter_id: int | str, trial_job_id: str, type_: str) -> str:
 
 
 def frame(head: str, sequence: int, json: str) -> bytes:
-    """The frame made of a head from `frame_head` and a value from `value_json`.
+    """Return the frame for a head from `frame_head` and a value from `value_json`.
 
     Raises:
         MetricTooLong: JSON and newline exceed `MAX_PAYLOAD_BYTES`.
     """
-    # A number and a list of numbers have neither quotes nor backslashes; all JSON made here is ASCII.
+    # A number or a list of numbers has neither quotes nor backslashes; all JSON here is ASCII.
     if '"' in json:
         json = json.replace("\\", "\\\\").replace('"', '\\"')
     payload = f'{head}{sequence}, "value": "{json}"}}\n'
@@ -62,20 +62,20 @@ def frame(head: str, sequence: int, json: str) -> bytes:
 
 
 def value_json(value: object) -> str:
-    """The metric as a JSON document, ASCII, as Python's json writes it: NaN, Infinity and -Infinity stay.
+    """Return the metric as a JSON document, ASCII, as Python's json writes it: NaN, Infinity and -Infinity stay.
 
-    Scalars and arrays of numpy, torch, jax and their like are taken through their `tolist()` or `item()`, also inside dicts,
-    lists and tuples. Dict keys follow json's rules: str, int, float, bool and None.
+    Scalars and arrays of numpy, torch, jax and similar libraries are converted with their `tolist()` or `item()`, also inside
+    dicts, lists and tuples. Dict keys follow json's rules: str, int, float, bool and None.
 
     Raises:
-        MetricInvalid: JSON cannot hold the value; the message says where, as in `value["curve"][3]`.
+        MetricInvalid: JSON cannot hold the value; the message names the place, such as `value["curve"][3]`.
     """
     if isinstance(value, float):
-        # float.__repr__ and not repr: a numpy.float64 is a float that calls itself "np.float64(0.5)".
+        # float.__repr__ instead of repr: a numpy.float64 is a float whose repr is "np.float64(0.5)".
         if -_INFINITY < value < _INFINITY:
             return float.__repr__(value)
         return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"  # noqa: PLR0124 - NaN only
-    if type(value) is int and -_LARGEST_INT <= value <= _LARGEST_INT:
+    if type(value) is int and -_MAX_INT <= value <= _MAX_INT:
         return repr(value)
     return _document(value)
 
@@ -98,7 +98,7 @@ def _document(value: object) -> str:
 
 
 def _unwrapped(value: "Any") -> object:
-    """The Python numbers inside a scalar or an array of numpy, torch, jax, …, which are never imported for it."""
+    """Return the Python numbers of a scalar or an array of numpy, torch, jax, …, without importing these libraries."""
     if not isinstance(value, type):
         for name in ("tolist", "item"):
             convert = getattr(value, name, None)
@@ -107,14 +107,14 @@ def _unwrapped(value: "Any") -> object:
             try:
                 plain: object = convert()
             except (TypeError, ValueError, RuntimeError):
-                continue  # torch refuses for a tensor without storage; the caller hears that JSON cannot hold it
+                continue  # torch refuses for a tensor without storage; the caller raises MetricInvalid
             if type(plain) is not type(value):  # numpy.longdouble.tolist() is a numpy.longdouble again
                 return plain
     raise TypeError(type(value).__qualname__)
 
 
 def _fault(value: object, place: str) -> str | None:
-    """The first thing inside `value` that JSON cannot hold, with its place; None when there is none."""
+    """Return the first part of `value` that JSON cannot hold, with its place; None if there is none."""
     match value:
         case None | str() | float() | bool():
             return None

@@ -1,12 +1,13 @@
 """The metrics file as records: the half of the record format that runs in the manager.
 
-Bytes come in pieces and from anybody: a writer may have been killed inside a record, the storage may have filled up, a user's
-program may have written to the file. So the reader works line by line. A frame's JSON holds no newline (`nni_sdk.frame`), hence
-a whole frame always ends a line, and its declared length reaches exactly to that line's newline. From this follows the promise:
+The input arrives in pieces and may be arbitrary: a writer may have been killed inside a record, the storage may have filled up,
+a user's program may have written to the file. So the reader works line by line. A frame's JSON holds no newline
+(`nni_sdk.frame`). Hence a whole frame always ends a line, and its declared length ends exactly at that line's newline. This
+guarantees:
 
-- every whole frame is found once, whatever bytes stand before or after it, and however the bytes were cut into pieces. Only one
-  that stands behind garbage, and whose own text holds 16 headers that fit, is passed over; that happens on purpose alone;
-- what is no frame is passed over and reported as garbage; no bytes whatever make the reader raise.
+- Every whole frame is found once, whatever bytes stand before or after it, and however the bytes are split into pieces. The only
+  exception is a frame behind garbage whose own text holds 16 headers that fit, which only happens on purpose.
+- Everything else is skipped and reported as garbage; no input makes the reader raise.
 
 Source: NNI v3.0 SDK; its json_tricks output and its older REQUEST_PARAMETER frames are read as well.
 """
@@ -28,10 +29,10 @@ HEADER_BYTES: Final = 8
 MAX_FRAME_BYTES: Final = HEADER_BYTES + MAX_PAYLOAD_BYTES
 
 _INT64: Final = 2**63
-# By chance hardly ever two headers of a line declare just the length that is left of it. Each that does may cost as much as the
-# whole line takes to parse; on purpose there can be one every nine bytes, and a megabyte of them took 40 s.
-_MOST_CANDIDATES: Final = 16
-# A line with a frame as every SDK writes it, of a number or of text without escapes. What this finds is what the JSON says, in
+# Two headers of a line rarely declare exactly the remaining length by chance. Each that does may cost as much as parsing the
+# whole line. An attacker can place one every nine bytes, and a megabyte of them took 40 s.
+_MAX_CANDIDATES: Final = 16
+# A line with a frame as every SDK writes it, of a number or of text without escapes. It yields the same as parsing the JSON, in
 # two thirds of the time for one line, and in a third for many at once.
 _PLAIN = re.compile(
     r'^ME([0-9]{6})\{"parameter_id": (0|[1-9][0-9]{0,17}), "trial_job_id": "([ !#-\[\]-~]*)", "type": "(PERIODICAL|FINAL)", '
@@ -40,17 +41,16 @@ _PLAIN = re.compile(
 )
 _match_plain = _PLAIN.fullmatch
 _HEADER = re.compile(r"ME([0-9]{6})\{")
-_parse = (
-    json.JSONDecoder().raw_decode
-)  # json.loads less what it does around it, which takes longer than the parsing
+# json.loads without its wrapper, which takes longer than the parsing.
+_parse = json.JSONDecoder().raw_decode
 
 
 class Record(NamedTuple):
-    """One metric a trial reported. A tuple, because a frozen dataclass takes longer to make than its JSON to parse.
+    """One reported metric. A tuple, because creating a frozen dataclass takes longer than parsing its JSON.
 
-    `offset` is where its frame begins in the file, and the only thing that tells two records apart: `sequence` counts per
-    process. `size` is the whole frame's, so the next byte is at `offset + size`. `type` is PERIODICAL or FINAL. `value` is
-    the JSON text as written, unparsed; it may say NaN or Infinity. All text can be encoded as UTF-8, all ints fit 64 bits.
+    `offset` is the start of its frame in the file, and the only unique key of a record: `sequence` counts per process. `size` is
+    the whole frame's, so the next byte is at `offset + size`. `type` is PERIODICAL or FINAL. `value` is the JSON text as written,
+    unparsed; it may contain NaN or Infinity. All text can be encoded as UTF-8, all ints fit 64 bits.
     """
 
     offset: int
@@ -62,12 +62,12 @@ class Record(NamedTuple):
     size: int
 
 
-# Record's own, without Python's bytecode around it: half the time.
+# Record's own constructor without its Python bytecode: half the time.
 _new_record: Callable[[Iterable[object]], Record] = partial(tuple.__new__, Record)
 
 
 class Garbage(NamedTuple):
-    """A span of the file that holds no record, and why."""
+    """A corrupt span of the file, which holds no record, and the reason."""
 
     offset: int
     length: int
@@ -76,7 +76,7 @@ class Garbage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What `decode` found. `consumed` counts bytes from the beginning of the piece; the rest belongs to the next piece."""
+    """The result of `decode`. `consumed` counts bytes from the start of the piece; the rest belongs to the next piece."""
 
     records: list[Record]
     consumed: int
@@ -88,14 +88,14 @@ class _NoRecord(Exception):
 
 
 def decode(data: bytes, offset: int) -> Decoded:
-    """The records in one piece of a metrics file; `offset` is the piece's place in the file.
+    """Decode the records in one piece of a metrics file; `offset` is the piece's position in the file.
 
-    A last line without its newline is left unconsumed: pass it again, with what follows it. Only once it is longer than any
-    frame, its beginning is garbage, so the caller never holds more than `MAX_FRAME_BYTES`. Garbage spans that touch and have
-    one reason are one span. Never raises.
+    An incomplete last line is left unconsumed: pass it again, with the bytes that follow. If it is longer than any frame, its
+    start is garbage, so the caller never holds more than `MAX_FRAME_BYTES`. Adjacent garbage spans with the same reason are
+    merged. Never raises.
     """
     garbage: list[Garbage] = []
-    # Latin-1 gives each byte one character, so positions in the text are positions in the file.
+    # Latin-1 maps each byte to one character, so positions in the text are positions in the file.
     text = data.decode("latin-1")
     lines = text.split("\n")
     unfinished = lines.pop()
@@ -103,7 +103,7 @@ def decode(data: bytes, offset: int) -> Decoded:
     records = _plain_records(text[:consumed], lines, offset)
     if records is None:
         records = _any_records(lines, offset, garbage)
-    # The newline is missing, so one byte less than a whole frame may yet become one.
+    # The newline is missing, so one byte less than a whole frame may still become one.
     hopeless = len(unfinished) - (MAX_FRAME_BYTES - 1)
     if hopeless > 0:
         _skip(garbage, offset + consumed, hopeless, "no frame is as long as this line")
@@ -112,9 +112,9 @@ def decode(data: bytes, offset: int) -> Decoded:
 
 
 def _plain_records(text: str, lines: list[str], offset: int) -> list[Record] | None:
-    """What all these lines say, where they are plain frames without exception, as nearly always; else None.
+    """Decode the lines at once if all are plain frames, as is usual; else None.
 
-    `text` holds the same lines, each with its newline. Nothing is done here for each record, only for all at once.
+    `text` holds the same lines, each with its newline. There is no per-record work here.
     """
     if not lines or "\\" in text:
         return None
@@ -123,11 +123,11 @@ def _plain_records(text: str, lines: list[str], offset: int) -> list[Record] | N
         return None
     declared, parameter_ids, trial_job_ids, types, sequences, values = zip(*matches, strict=True)
     sizes = [len(line) + 1 for line in lines]
-    # Few differ.
+    # The set has few elements.
     if any(int(length) + HEADER_BYTES != size for length, size in set(zip(declared, sizes, strict=True))):
         return None
     columns = (
-        accumulate(sizes, initial=offset),  # one more than there are records: where the next one begins
+        accumulate(sizes, initial=offset),  # one more than there are records: the end of the last one
         map(int, parameter_ids),
         trial_job_ids,
         types,
@@ -139,7 +139,7 @@ def _plain_records(text: str, lines: list[str], offset: int) -> list[Record] | N
 
 
 def _any_records(lines: list[str], offset: int, garbage: list[Garbage]) -> list[Record]:
-    """What these lines say, one after another; what is no record goes to `garbage`."""
+    """Decode the lines one by one; lines that are no record go to `garbage`."""
     records: list[Record] = []
     for line in lines:
         size = len(line) + 1
@@ -162,7 +162,7 @@ def _any_records(lines: list[str], offset: int, garbage: list[Garbage]) -> list[
 
 
 def _salvage(line: str, offset: int, records: list[Record], garbage: list[Garbage]) -> None:
-    """Find the frame at the end of a line that is not simply a frame, or say why there is none."""
+    """Find the frame at the end of a line that is not exactly a frame, or record why there is none."""
     reason = "no frame ends here"
     for start in _candidates(line):
         try:
@@ -179,12 +179,13 @@ def _salvage(line: str, offset: int, records: list[Record], garbage: list[Garbag
 
 
 def _candidates(line: str) -> Iterable[int]:
-    """Where a header stands that declares just the length that is left: the last few, so that none can hide a frame behind it."""
+    """Return the last few positions of headers that declare exactly the remaining length, so that none hides a frame behind
+    it."""
     payload_end = len(line) + 1 - HEADER_BYTES
     fitting = (
         header.start() for header in _HEADER.finditer(line) if int(header[1]) == payload_end - header.start()
     )
-    return deque(fitting, _MOST_CANDIDATES)
+    return deque(fitting, _MAX_CANDIDATES)
 
 
 def _skip(garbage: list[Garbage], offset: int, length: int, reason: str) -> None:
@@ -194,10 +195,10 @@ def _skip(garbage: list[Garbage], offset: int, length: int, reason: str) -> None
 
 
 def _record(line: str, start: int, line_offset: int) -> Record | None:
-    """The record in the frame from `start` to the end of the line; None for a frame that is no metric.
+    """Parse the record in the frame from `start` to the end of the line; None for a frame that is no metric.
 
     Raises:
-        _NoRecord: the JSON is none, or not a metric's.
+        _NoRecord: the JSON is invalid, or not a metric's.
     """
     text, begin = line, start + HEADER_BYTES
     if not line.isascii():
@@ -223,7 +224,7 @@ def _record(line: str, start: int, line_offset: int) -> Record | None:
         raise _NoRecord("a frame whose JSON is no object with all keys of a metric") from None
     if type_ not in ("PERIODICAL", "FINAL"):
         raise _NoRecord("a frame of unknown type")
-    # Written out: as functions, these checks take as long as the parsing.
+    # Inlined: as functions, these checks take as long as the parsing.
     if type(sequence) is not int or not -_INT64 <= sequence < _INT64:
         raise _NoRecord("a frame whose sequence is no 64-bit integer")
     if type(trial_job_id) is not str or not (trial_job_id.isascii() or _is_utf8(trial_job_id)):
@@ -241,7 +242,7 @@ def _record(line: str, start: int, line_offset: int) -> Record | None:
 
 
 def _is_utf8(text: str) -> bool:
-    """Whether the rest of the world can hold it: JSON may spell half a surrogate pair."""
+    """True if the text can be encoded: JSON may contain a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError:

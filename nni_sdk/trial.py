@@ -1,17 +1,17 @@
-"""What training code calls: parameters in, metrics out.
+"""The functions that training code calls: parameters in, metrics out.
 
-A report is one `write` to a file opened with `O_APPEND`: no thread, no socket, no buffer. What was reported before a crash is
-in the file; the keeper beside the trial carries it from there.
+A report is one `write` to a file opened with `O_APPEND`: no thread, no socket, no buffer. Everything reported before a crash is
+in the file; the keeper beside the trial replicates it.
 
-Many may report at once, and no record is ever torn by another:
+Many writers may report at once, and none ever splits another's record:
 
 - threads share one descriptor, and one counter whose `next` is atomic;
-- children of `fork` inherit both, and count on from there by themselves;
+- children of `fork` inherit both, and count on independently;
 - `spawn`ed processes and processes of other ranks open the same file and count from 0.
 
-So `sequence` orders the reports of one process, and only the place in the file tells records apart.
+So `sequence` orders the reports of one process, and only the offset in the file identifies a record.
 
-Only what the interpreter has loaded anyway is imported at the top; the rest is imported where it is used.
+Only modules that the interpreter has already loaded are imported at the top; others are imported where they are used.
 """
 
 import os
@@ -20,7 +20,7 @@ from itertools import count
 from nni_sdk.errors import EnvironmentIncomplete, MetricNotWritten, ParametersMissing
 from nni_sdk.frame import frame, frame_head, value_json
 
-TYPE_CHECKING = False  # the typing module costs more to import than the SDK; type checkers know this name
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from logging import Logger
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 STANDALONE = "STANDALONE"
 """Experiment id and trial id of training code that runs outside any experiment."""
 
-# NNI's names for "nobody listens": its standalone channel, and the one its own unit tests used.
+# NNI's platform names for "no experiment": its standalone channel, and the one of its own unit tests.
 _NOBODY_LISTENS = ("", "standalone", "unittest")
 
 _NOT_OPEN = -1
 
 
-class Trial:
-    """This process's end of a trial, or of no trial (`is_standalone`).
+class TrialContext:
+    """This process's view of its trial, or of no trial (`is_standalone`).
 
-    Nothing is read or opened before it is needed, so a process that imports the SDK and then forks one child per trial may
-    still set the environment in each child.
+    Reads and opens everything lazily, so a process that imports the SDK and then forks one child per trial may still set the
+    environment in each child.
     """
 
     def __init__(self, environ: "Mapping[str, str]") -> None:
@@ -53,12 +53,12 @@ class Trial:
 
     @property
     def is_standalone(self) -> bool:
-        """Whether the process runs outside any experiment: results are only logged."""
+        """True if the process runs outside any experiment: results are only logged."""
         return self._environ.get("NNI_PLATFORM", "") in _NOBODY_LISTENS
 
     @property
     def metrics_path(self) -> str:
-        """The file all records of this trial's task go to.
+        """The file of all records of this trial's task.
 
         Raises:
             EnvironmentIncomplete: `NNI_SYS_DIR` is not set.
@@ -160,7 +160,7 @@ class Trial:
         return self._loaded
 
     def _reporting_starts(self) -> bool:
-        """Prepare for records; False when standalone. `_metrics_fd` is set last: another thread may already look."""
+        """Prepare for records; False when standalone. `_metrics_fd` is set last: other threads check it without a lock."""
         if self.is_standalone:
             return False
         parameter_id = self._parameter_file()["parameter_id"]
@@ -175,7 +175,7 @@ class Trial:
         try:
             try:
                 return os.open(path, flags, 0o666)
-            except FileNotFoundError:  # a keeper makes the folder; NNI's own does not always
+            except FileNotFoundError:  # a keeper creates the folder; NNI's own does not always
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 return os.open(path, flags, 0o666)
         except OSError as error:
@@ -191,19 +191,18 @@ class Trial:
                 self._append_after(None, data)
 
     def _append_after(self, error: OSError | None, data: bytes) -> None:
-        """Write once more, where that can help: after a short write, or to a descriptor that was closed under us.
+        """Retry the write where that can help: after a short write, or if other code has closed the descriptor.
 
-        The whole record again and not its rest: another process may have appended in between, and a reader passes over a
-        torn record but cannot mend it.
+        Writes the whole record again instead of its rest: another process may have appended in between, and a reader skips a
+        partial record but cannot repair it.
         """
         import errno
 
         if error is not None:
             if error.errno != errno.EBADF:
                 raise self._not_written(error) from error
-            self._metrics_fd = (
-                self._opened_metrics()
-            )  # code that turns itself into a daemon closes all descriptors
+            # Code that daemonises itself closes all descriptors.
+            self._metrics_fd = self._opened_metrics()
         try:
             written = os.write(self._metrics_fd, data)
         except OSError as second_error:
@@ -221,11 +220,11 @@ class Trial:
         return error
 
 
-_trial = Trial(os.environ)
+_trial = TrialContext(os.environ)
 
 
 def get_next_parameter() -> "Any":
-    """The parameters the tuner chose for this trial, as a dict; None when they were taken before.
+    """Return the parameters that the tuner chose for this trial, as a dict; None after the first call.
 
     Outside an experiment: an empty dict, and a warning on stderr.
 
@@ -238,7 +237,7 @@ def get_next_parameter() -> "Any":
 
 
 def get_current_parameter(tag: str | None = None) -> "Any":
-    """What `get_next_parameter` returned last that was not None, or its member `tag`; None before the first call.
+    """Return the parameters of the last successful `get_next_parameter`, or their member `tag`; None before the first call.
 
     Raises:
         KeyError: the parameters have no `tag`.
@@ -256,8 +255,8 @@ def report_intermediate_result(metric: object) -> None:
     Raises:
         MetricInvalid: JSON cannot hold the metric. Nothing was written.
         MetricTooLong: the record would exceed 999,999 bytes. Nothing was written.
-        MetricNotWritten: the storage refused the record.
-        ParametersMissing: the parameter file, which names the parameters' id, is absent or damaged.
+        MetricNotWritten: the storage rejected the record.
+        ParametersMissing: the parameter file, which holds the parameter id, is absent or damaged.
         EnvironmentIncomplete: a variable that every trial has is missing.
     """
     _trial.report_intermediate(metric)
@@ -266,7 +265,7 @@ def report_intermediate_result(metric: object) -> None:
 def report_final_result(metric: object) -> None:
     """Append the final result of this trial, a number or a dict with a number under `default`.
 
-    A second one is written as well, and warned about on stderr: the manager counts the first.
+    A second one is written as well, with a warning on stderr: the manager counts the first.
 
     Raises: as `report_intermediate_result`.
     """
@@ -274,7 +273,7 @@ def report_final_result(metric: object) -> None:
 
 
 def get_experiment_id() -> str:
-    """The experiment's id; `STANDALONE` outside of one.
+    """Return the experiment's id; `STANDALONE` outside of one.
 
     Raises:
         EnvironmentIncomplete: this is a trial and `NNI_EXP_ID` is missing.
@@ -283,7 +282,7 @@ def get_experiment_id() -> str:
 
 
 def get_trial_id() -> str:
-    """This trial's id; `STANDALONE` outside an experiment.
+    """Return this trial's id; `STANDALONE` outside an experiment.
 
     Raises:
         EnvironmentIncomplete: this is a trial and `NNI_TRIAL_JOB_ID` is missing.
@@ -292,7 +291,7 @@ def get_trial_id() -> str:
 
 
 def get_sequence_id() -> int:
-    """This trial's number in its experiment, from 0 in order of creation; 0 outside an experiment.
+    """Return this trial's number in its experiment, from 0 in order of creation; 0 outside an experiment.
 
     Raises:
         EnvironmentIncomplete: this is a trial and `NNI_TRIAL_SEQ_ID` is missing or no number.
@@ -301,7 +300,7 @@ def get_sequence_id() -> int:
 
 
 def _log() -> "Logger":
-    """A logger of our own that always shows on stderr, however the training code has set up logging."""
+    """Return the SDK's logger, which always writes to stderr, whatever logging setup the training code has."""
     import logging
 
     log = logging.getLogger("nni_sdk")

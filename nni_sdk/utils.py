@@ -1,10 +1,10 @@
-"""Helpers NNI offers under this very name: to training code, and to tuners and assessors of one's own."""
+"""Helpers of NNI's module of the same name: for training code, and for custom tuners and assessors."""
 
 from enum import Enum
 
 from nni_sdk.errors import ParameterMistyped, ParameterUnknown
 
-TYPE_CHECKING = False  # the typing module costs more to import than the SDK; type checkers know this name
+TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers recognise this name
 if TYPE_CHECKING:
     from typing import Any, TypeVar
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def merge_parameter(base_params: "Base", override_params: "dict[str, Any] | None") -> "Base":
-    """`base_params` itself, a dict or an `argparse.Namespace`, with the tuner's values in place of its own.
+    """Override values of `base_params`, a dict or an `argparse.Namespace`, with the tuner's, and return it.
 
-    All or nothing: after an error `base_params` is as it was. `None` as override changes nothing. A base value of None takes
-    any type; every other keeps exactly its own, so an int does not replace a float.
+    All or nothing: an error leaves `base_params` unchanged. `None` as override changes nothing. A base value of None accepts any
+    type; every other only exactly its own, so an int does not replace a float.
 
     Raises:
         ParameterUnknown: the base has no such key; a ValueError too.
@@ -45,14 +45,14 @@ def merge_parameter(base_params: "Base", override_params: "dict[str, Any] | None
 
 
 class OptimizeMode(Enum):
-    """Which results are better."""
+    """The direction of the optimisation: smaller or larger results are better."""
 
     Minimize = "minimize"
     Maximize = "maximize"
 
 
 class MetricType:
-    """What a metric is."""
+    """The kinds of metrics."""
 
     PERIODICAL = "PERIODICAL"
     FINAL = "FINAL"
@@ -60,14 +60,14 @@ class MetricType:
 
 
 class ClassArgsValidator:
-    """The base of what checks the classArgs of a registered tuner or assessor."""
+    """Base class of validators for the classArgs of a registered tuner or assessor."""
 
     def validate_class_args(self, **kwargs: "Any") -> None:
-        """Raise, whatever suits, when the arguments are wrong."""
+        """Raise any exception if the arguments are invalid."""
 
 
 def extract_scalar_reward(value: "Any", scalar_key: str = "default") -> "float | int":
-    """The number of a result: the result itself, or what a dict holds under `scalar_key`.
+    """Return the number of a result: the result itself, or a dict's value for `scalar_key`.
 
     Raises:
         RuntimeError: there is no number.
@@ -82,9 +82,9 @@ def extract_scalar_reward(value: "Any", scalar_key: str = "default") -> "float |
 
 
 def extract_scalar_history(trial_history: "list[Any]", scalar_key: str = "default") -> "list[float | int]":
-    """The numbers of the results of a trial.
+    """Return the numbers of a trial's results.
 
     Raises:
-        RuntimeError: there is no number in one of them.
+        RuntimeError: one of them has no number.
     """
     return [extract_scalar_reward(each, scalar_key) for each in trial_history]

@@ -5,17 +5,25 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-from real_experiment import RealExperiment
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-# How long an example takes says nothing on a machine that has other work.
-hypothesis.settings.register_profile("tests", deadline=None)
-hypothesis.settings.load_profile("tests")
+if TYPE_CHECKING:
+    from real_experiment import RealExperiment
+
+# How many examples a property test tries: pytest --hypothesis-profile=thorough. A test with a number of its own says why.
+EXAMPLES = {"quick": 10, "default": 50, "thorough": 400}
+for profile, examples in EXAMPLES.items():
+    # How long an example takes says nothing on a machine that has other work. A change is judged by the same examples each time;
+    # only `thorough` searches for new ones.
+    hypothesis.settings.register_profile(
+        profile, deadline=None, max_examples=examples, derandomize=profile != "thorough"
+    )
+hypothesis.settings.load_profile("default")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -26,7 +34,7 @@ def signals_of_a_terminal() -> None:
             signal.signal(number, signal.SIG_DFL)
 
 
-# The longest first. Begun last, the containers would keep one process busy for minutes after the others have run out of tests.
+# Start the longest first. Started last, the containers would keep one worker busy for minutes after the others have finished.
 FOLDERS = ("e2e", "contract", "faults", "integration", "unit")
 WITHOUT_CONTAINERS = ("test_another_python.py", "test_any_cluster.py", "test_nni_scripts.py", "test_page.py")
 
@@ -66,8 +74,10 @@ def open_way(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def a_real_experiment(tmp_path: Path) -> Iterator[Callable[..., RealExperiment]]:
+def a_real_experiment(tmp_path: Path) -> Iterator[Callable[..., "RealExperiment"]]:
     """Makes experiments, and ends what they started."""
+    from real_experiment import RealExperiment  # all of the manager, which few tests need
+
     made: list[RealExperiment] = []
 
     def make(train: str, **options: Any) -> RealExperiment:

@@ -1,4 +1,4 @@
-"""`trial-keeper`: the first process of a task. Started by a job, told what to do by its environment."""
+"""`trial-keeper`: the first process of a task. A job starts it, and the environment configures it."""
 
 import contextlib
 import os
@@ -6,20 +6,20 @@ import signal
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from trial_keeper import __version__
 from trial_keeper.cluster_environment import task_identity
-from trial_keeper.errors import KeeperBug, KeeperError, UserMistake, VersionMismatch, WorkspaceMissing
+from trial_keeper.errors import KeeperBug, KeeperError, UserError, VersionMismatch, WorkspaceMissing
 from trial_keeper.exit_codes import known, of_signal
 from trial_keeper.settings import PREFIX, KeeperSettings
+from trial_keeper.wire.attempt_ids import sort_key
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.versions import mismatch_message, versions_agree
 from trial_keeper.wire.workspace import (
     AttemptFolder,
-    DocumentInvalid,
     ManagerDocument,
     Workspace,
     exit_to_bytes,
@@ -60,7 +60,7 @@ example:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one job; the exit code."""
+    """Run one job. Returns the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     _open_standard_descriptors()
     match arguments:
@@ -84,18 +84,18 @@ def main(arguments: list[str] | None = None) -> int:
     _complain(
         f"cannot use {' '.join(arguments)!r}: trial-keeper takes --grace-s N, --help, --version, doctor or doctor --json only"
     )
-    return UserMistake.exit_code
+    return UserError.exit_code
 
 
 def _open_standard_descriptors() -> None:
-    """Whoever starts a keeper with one of them closed would find the keeper's files under its number."""
+    """Open descriptors 0 to 2 if closed; otherwise the keeper's own files would get these numbers."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
 
 
 def _complain(text: str) -> None:
-    # Nobody may be reading: the exit code still says it.
+    # stderr may have no reader; the exit code still reports the failure.
     with contextlib.suppress(OSError):
         os.write(2, f"{text}\n".encode(errors="replace"))
 
@@ -108,7 +108,7 @@ def _run_doctor(*, as_json: bool) -> int:
             doctor.examine(os.environ), lambda line: print(line, flush=True), as_json=as_json
         )
     except BrokenPipeError:
-        # Nobody reads any more; Python would complain once more when it flushes what is left.
+        # The reader is gone; without this Python would report the broken pipe again on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
 
@@ -120,7 +120,7 @@ def _run_job(environ: Mapping[str, str]) -> int:
     except KeeperError as error:
         _complain(f"trial-keeper: {error}")
         return error.exit_code
-    except Exception:  # noqa: BLE001 - any code but this one would pass for the trial's own
+    except Exception:  # noqa: BLE001 - any other code would look like the trial's own
         import traceback
 
         _complain(
@@ -133,7 +133,7 @@ def _run_trial(settings: KeeperSettings) -> int:
     from trial_keeper.host.attempt_files import claim_attempt, read_trial
     from trial_keeper.host.mount import check_writing, wait_for_mount, with_code, written_folder
 
-    # The first process of a container would be deaf to them. The host has handlers of its own once the trial runs.
+    # Process 1 of a container ignores them by default. The host installs its own handlers once the trial runs.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end_by_signal)
     identity = task_identity(os.environ, settings.role)
@@ -150,7 +150,7 @@ def _run_trial(settings: KeeperSettings) -> int:
     trial = read_trial(workspace, settings.trial_id, settings.command)
     if settings.mount:
         check_writing(written_folder(workspace, settings.trial_id))
-    key, folder = claim_attempt(workspace, settings.trial_id, identity.task)
+    key, folder = claim_attempt(workspace, settings, settings.trial_id, identity.task)
     try:
         check_version(settings, workspace)
         trial = with_code(workspace, trial, folder)
@@ -162,7 +162,7 @@ def _run_trial(settings: KeeperSettings) -> int:
 
     host = Host(settings, workspace, identity.task)
     host.begin(trial, key, folder)
-    import asyncio  # the trial runs already
+    import asyncio  # only now: the trial runs already
 
     return asyncio.run(host.run())
 
@@ -180,7 +180,7 @@ def _run_trials(settings: KeeperSettings, workspace: Workspace, task: str) -> in
 
 
 class _Stopped(SystemExit):
-    """A signal ended the keeper before its trial began."""
+    """A signal ended the keeper before its trial started."""
 
     def __init__(self, number: int) -> None:
         super().__init__(of_signal(number))
@@ -197,7 +197,7 @@ def _end_by_signal(number: int, _: object) -> None:
 def _record_failure(
     settings: KeeperSettings, key: AttemptKey, folder: AttemptFolder, error: KeeperError | _Stopped
 ) -> None:
-    """exit.json carries it to the manager, which may not speak this keeper's protocol, or see another exit code."""
+    """Write exit.json for the manager, which may not speak this keeper's protocol or see another exit code."""
     own = known(error.exit_code)
     now_s = time.time()
     ended = TrialEnded(
@@ -209,19 +209,26 @@ def _record_failure(
         dict.fromkeys(settings.streams, 0),
         str(error),
     )
-    # On storage that is full the exit code alone says it.
+    # On full storage only the exit code reports it.
     with contextlib.suppress(OSError):
-        replace_file(folder.exit_json, exit_to_bytes(ended))
+        replace_file(folder.exit_json, exit_to_bytes(ended, settings.token))
 
 
 def _end_older_attempts(workspace: Workspace, key: AttemptKey) -> None:
-    """A keeper that was killed with its guard may have left its trial running, beside which this one would start."""
-    if key.attempt == 0 or os.getpid() == 1:  # nothing can be there
+    """End the trial of a keeper that was killed together with its orphan reaper; it would run beside the new one."""
+    if os.getpid() == 1:  # the namespace is empty
         return
-    from trial_keeper.host.process import end_marked
+    # Of two keepers that start at the same moment the newer one continues.
+    older = [
+        str(workspace.attempt(each).path)
+        for each in workspace.attempts_of(key.trial_id)
+        if each.task == key.task and sort_key(each.attempt_id) < sort_key(key.attempt_id)
+    ]
+    if not older:
+        return
+    from trial_keeper.host.leftovers import end_marked
 
-    older = [workspace.attempt(replace(key, attempt=number)).path for number in range(key.attempt)]
-    ended = end_marked([str(path) for path in older])
+    ended = end_marked(older)
     if ended:
         _complain(
             f"trial-keeper: ended {ended} processes that an earlier attempt of this trial had left here"

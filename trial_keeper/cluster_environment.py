@@ -1,16 +1,16 @@
-"""What the cluster tells a container about itself: the `PAI_*` and the `FC_*` variables, and those of a pod.
+"""The environment variables that a cluster sets in a container: `PAI_*`, `FC_*`, and those of a pod.
 
-One class reads each family, and nobody else does. All may be absent (this machine), only `FC_*` may be there
-(FrameworkController without OpenPAI), both, or only a pod's (any other operator of Kubernetes). `task_identity` gives
-the one answer the rest of the keeper needs: which task of which job this is, and which attempt.
+Exactly one class reads each family. All may be absent (this machine), only `FC_*` may be there (FrameworkController without
+OpenPAI), both, or only a pod's (any other operator of Kubernetes). `task_identity` returns what the rest of the keeper
+needs: which task of which job this is, and which attempt.
 
-Two kinds of names. OpenPAI gives FrameworkController a *mangled* role name: lower-cased, with everything
-outside a–z and 0–9 removed. Variables that the REST server writes (`PAI_RESOURCE_*`, `PAI_TASK_ROLE_LIST`, …)
-carry the name of the job file; variables written inside the container (`PAI_HOST_IP_*`, `PAI_PORT_LIST_*`, …)
-carry the mangled one. Everything here is returned under the name of the job file.
+There are two kinds of names. OpenPAI passes FrameworkController a *mangled* role name: lower-cased, with everything
+outside a–z and 0–9 removed. Variables of the REST server (`PAI_RESOURCE_*`, `PAI_TASK_ROLE_LIST`, …) have the name of the job
+file; variables set inside the container (`PAI_HOST_IP_*`, `PAI_PORT_LIST_*`, …) have the mangled one. This module returns
+everything under the name of the job file.
 
-Holes are normal: without gang allocation a task starts before the others have an address. A value that is
-there and cannot be understood is an error, since guessing which task this is could count a metric twice.
+Gaps are normal: without gang allocation a task starts before the others have an address. A value that is present and
+cannot be parsed is an error, since a wrong guess of the task could count a metric twice.
 
 Source: OpenPAI 1.8 rest-server and openpai-runtime; FrameworkController v1; Kubernetes, Job v1; kubeflow.org/v1.
 """
@@ -23,24 +23,24 @@ from dataclasses import dataclass, field
 
 from trial_keeper.errors import SettingsInvalid
 
-# A role becomes part of a folder's name on the shared storage. Beginning with a letter, digit or underscore
-# rules out "..", hidden folders and options; 200 leaves room for the index in the 255 bytes a name may have.
+# A role becomes part of a folder's name on the shared storage. The first character rules out "..", hidden folders and
+# options; 200 leaves room for the index in the 255 bytes of a file name.
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
-# Eighteen digits are more than any count here, and fewer than Python refuses to convert.
+# Eighteen digits exceed any count here, and stay below Python's conversion limit.
 _WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
 _HIGHEST_PORT = 65535
 _LEFT_TO_THE_CLUSTER = "let the cluster alone set PAI_* and FC_*, not the image or the job's commands"
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
-    """What one task of a role was granted. Memory is in MB of 1024 × 1024 bytes, as in the job file."""
+class EnvironmentResources:
+    """The resources of one task of a role. Memory is in MB of 1024 × 1024 bytes, as in the job file."""
 
     gpu: int
     cpu: int
     memory_mb: int
     shm_mb: int
-    """Shared memory; 0 when the job file does not say (OpenPAI then mounts 512 MB)."""
+    """Shared memory; 0 if the job file does not set it (OpenPAI then mounts 512 MB)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,22 +53,22 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class TaskAddress:
-    """Where a task of the job is, as far as it was known when this container started."""
+    """The location of a task of the job, as far as it was known when this container started."""
 
     role: str
     index: int
     host_ip: str | None
     ports: Mapping[str, tuple[int, ...]] = field(hash=False)
-    """By label of the job file; `ssh` and `http` are always asked for by OpenPAI."""
+    """By label of the job file; OpenPAI always requests `ssh` and `http`."""
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRole:
-    """One role of the job. None means that the cluster did not say."""
+class EnvironmentTaskRole:
+    """One role of the job. None means that the cluster did not set the value."""
 
     name: str
     instances: int | None
-    resources: Resources | None
+    resources: EnvironmentResources | None
     min_failed_tasks: int | None
     """This many failed tasks end the job as failed; −1 means never."""
     min_succeeded_tasks: int | None
@@ -83,16 +83,16 @@ class TaskRole:
 
 @dataclass(frozen=True, slots=True)
 class PaiEnvironment:
-    """The `PAI_*` variables of one container. None or an empty collection: the cluster did not say."""
+    """The `PAI_*` variables of one container. None or an empty collection means that the cluster did not set the value."""
 
     job_name: str
-    """`user~job`, the name the REST API knows."""
+    """`user~job`, the name in the REST API."""
     user: str | None
     virtual_cluster: str | None
     role: str
     """This task's role, under its name in the job file."""
     index: int
-    task_roles: tuple[TaskRole, ...]
+    task_roles: tuple[EnvironmentTaskRole, ...]
     """In the order of the job file."""
     tasks: tuple[TaskAddress, ...]
     """Those with an address or a port, this one included; by role, then index."""
@@ -102,18 +102,18 @@ class PaiEnvironment:
     work_dir: str | None
 
     @property
-    def own_role(self) -> TaskRole:
+    def own_role(self) -> EnvironmentTaskRole:
         """The role this task belongs to."""
         return next(role for role in self.task_roles if role.mangled_name == mangled(self.role))
 
     @property
-    def resources(self) -> Resources | None:
-        """What this task was granted."""
+    def resources(self) -> EnvironmentResources | None:
+        """The resources of this task."""
         return self.own_role.resources
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> PaiEnvironment | None:
-        """What OpenPAI says, or None outside OpenPAI (neither job, nor role, nor index is set).
+        """Parse OpenPAI's variables; None outside OpenPAI (neither job, nor role, nor index is set).
 
         Raises:
             SettingsInvalid: a variable is malformed, or only a part of job, role and index is set.
@@ -149,7 +149,7 @@ class PaiEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class FrameworkControllerEnvironment:
-    """The `FC_*` variables of one container. None is what the cluster did not say."""
+    """The `FC_*` variables of one container. None means that the cluster did not set the value."""
 
     framework: str
     """The Framework object's name; under OpenPAI the MD5 of `user~job`."""
@@ -157,7 +157,7 @@ class FrameworkControllerEnvironment:
     """This task's role, under the Framework's name for it (mangled, when OpenPAI made the Framework)."""
     index: int
     framework_attempt: int
-    """Counts from 0; a retried job begins its tasks' attempts at 0 again."""
+    """Counts from 0; the task attempts of a retried job restart at 0."""
     task_attempt: int
     """Counts from 0."""
     namespace: str | None
@@ -173,7 +173,7 @@ class FrameworkControllerEnvironment:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> FrameworkControllerEnvironment | None:
-        """What FrameworkController says, or None outside it (neither framework, nor role, nor index is set).
+        """Parse FrameworkController's variables; None outside it (neither framework, nor role, nor index is set).
 
         Raises:
             SettingsInvalid: a variable is malformed, or only a part of framework, role and index is set.
@@ -205,16 +205,16 @@ class FrameworkControllerEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class PodEnvironment:
-    """What a pod says of itself, of whatever operator it is. The manager has the downward API fill the first two."""
+    """A pod's own variables, under any operator. The manager sets the first two with the downward API."""
 
     pod: str
     node: str | None
     completion_index: int | None
-    """Which of an Indexed Job's pods it is."""
+    """The pod's index in an Indexed Job."""
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> PodEnvironment | None:
-        """What the pod says, or None where it does not say its name.
+        """Parse the pod's variables; None if its name is not set.
 
         Raises:
             SettingsInvalid: a variable is malformed.
@@ -229,10 +229,10 @@ class PodEnvironment:
 
     @property
     def index(self) -> int:
-        """Which of its role's tasks it is: Kubernetes' own word for it, or the number that Kubeflow ends a pod's name with.
+        """The task's index in its role: the Indexed Job's completion index, or the number that ends a Kubeflow pod's name.
 
         Raises:
-            SettingsInvalid: neither says.
+            SettingsInvalid: neither is there.
         """
         if self.completion_index is not None:
             return self.completion_index
@@ -254,9 +254,9 @@ class TaskIdentity:
     role: str
     index: int
     framework_attempt: int
-    """How often the whole job was started before; from 0."""
+    """Number of earlier starts of the whole job; from 0."""
     task_attempt: int
-    """How often this task was started before within that; from 0."""
+    """Number of earlier starts of this task within the current framework attempt; from 0."""
 
     def __post_init__(self) -> None:
         if not _FOLDER_NAME.fullmatch(self.role):
@@ -272,10 +272,10 @@ class TaskIdentity:
 
 
 def task_identity(environ: Mapping[str, str], role: str | None = None) -> TaskIdentity:
-    """The identity of this container; role "main", index 0, first attempt when there is no cluster.
+    """The identity of this container; role "main", index 0, first attempt if there is no cluster.
 
-    OpenPAI's names win, since they are those of the job file; the attempts are FrameworkController's, which
-    OpenPAI does not repeat. In a pod of neither, `role` is what the manager says.
+    OpenPAI's names have precedence, as they are those of the job file. The attempts are FrameworkController's, as OpenPAI does
+    not repeat them. In any other pod, `role` is the manager's setting.
 
     Raises:
         SettingsInvalid: a variable is malformed, the two families contradict each other, or the role cannot
@@ -304,7 +304,7 @@ def mangled(role: str) -> str:
     return re.sub("[^a-z0-9]", "", role.lower())
 
 
-def _task_roles(environ: Mapping[str, str], own_role: str) -> tuple[TaskRole, ...]:
+def _task_roles(environ: Mapping[str, str], own_role: str) -> tuple[EnvironmentTaskRole, ...]:
     listed = _first_set(environ, "PAI_TASK_ROLE_LIST", "PAI_JOB_TASK_ROLE_LIST")
     names = environ[listed].split(",") if listed else [own_role]
     if listed and not all(names):
@@ -315,7 +315,7 @@ def _task_roles(environ: Mapping[str, str], own_role: str) -> tuple[TaskRole, ..
         )
     counted = _instances(environ)
     return tuple(
-        TaskRole(
+        EnvironmentTaskRole(
             name=name,
             instances=_optional_number(environ, f"PAI_TASK_ROLE_TASK_COUNT_{name}")
             or counted.get(mangled(name)),
@@ -341,20 +341,20 @@ def _instances(environ: Mapping[str, str]) -> dict[str, int]:
     return counted
 
 
-def _resources(environ: Mapping[str, str], name: str) -> Resources | None:
+def _resources(environ: Mapping[str, str], name: str) -> EnvironmentResources | None:
     if not environ.get(name):
         return None
     numbers = environ[name].split(",")
     if len(numbers) != 4 or not all(_WHOLE_NUMBER.fullmatch(number) for number in numbers):
         raise _unreadable(name, environ[name], "gpu,cpu,memoryMB,shmMB in whole numbers")
     gpu, cpu, memory_mb, shm_mb = (_whole_number(name, number) for number in numbers)
-    return Resources(gpu=gpu, cpu=cpu, memory_mb=memory_mb, shm_mb=shm_mb)
+    return EnvironmentResources(gpu=gpu, cpu=cpu, memory_mb=memory_mb, shm_mb=shm_mb)
 
 
 def _hosts(environ: Mapping[str, str], name: str) -> tuple[Address, ...]:
     addresses = []
     for entry in _list(environ, name):
-        # From the right: an IPv6 address has colons of its own.
+        # From the right: an IPv6 address contains colons.
         host, _, port = entry.rpartition(":")
         if not host:
             raise _unreadable(name, environ[name], "host:port with commas between them")
@@ -362,7 +362,9 @@ def _hosts(environ: Mapping[str, str], name: str) -> tuple[Address, ...]:
     return tuple(addresses)
 
 
-def _task_addresses(environ: Mapping[str, str], task_roles: tuple[TaskRole, ...]) -> tuple[TaskAddress, ...]:
+def _task_addresses(
+    environ: Mapping[str, str], task_roles: tuple[EnvironmentTaskRole, ...]
+) -> tuple[TaskAddress, ...]:
     order = {role.mangled_name: place for place, role in enumerate(task_roles)}
     ips: dict[tuple[int, int], str] = {}
     ports: dict[tuple[int, int], dict[str, tuple[int, ...]]] = {}
@@ -438,5 +440,5 @@ def _incomplete(name: str) -> SettingsInvalid:
 
 
 def _shown(value: str) -> str:
-    # A whole page in the place of a value would hide the message.
+    # A very long value would hide the message.
     return repr(value if len(value) <= 80 else value[:77] + "...")

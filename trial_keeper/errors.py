@@ -1,8 +1,7 @@
-"""What can go wrong in a keeper, by who must act.
+"""The keeper's errors, by who must act.
 
-Three kinds: `UserMistake` (somebody has to change something), `TryAgain` (the same thing may work later) and
-`KeeperBug` (we have to). Each error carries the code the keeper ends with. An error raised without a message
-speaks with its docstring's first line.
+Three kinds: `UserError` (the user has to change something), `RetryableError` (the same may work later) and `KeeperBug` (we have
+to fix it). Each error carries the keeper's exit code. The first line of the docstring is the default message.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ class KeeperError(Exception):
         super().__init__(message or (type(self).__doc__ or type(self).__name__).partition("\n")[0])
 
 
-class UserMistake(KeeperError):
+class UserError(KeeperError):
     """Somebody has to change the job, the image or the experiment file before this can work."""
 
     exit_code: ClassVar[int] = KeeperExit.SETTINGS
 
 
-class TryAgain(KeeperError):
+class RetryableError(KeeperError):
     """Something outside the keeper failed for the moment; the same job may work when run again."""
 
-    exit_code: ClassVar[int] = KeeperExit.OUTSIDE
+    exit_code: ClassVar[int] = KeeperExit.ENVIRONMENT
 
 
 class KeeperBug(KeeperError):
@@ -39,31 +38,31 @@ class KeeperBug(KeeperError):
     exit_code: ClassVar[int] = KeeperExit.KEEPER_BUG
 
 
-class SettingsInvalid(UserMistake):
+class SettingsInvalid(UserError):
     """A variable the keeper reads is missing or malformed."""
 
     exit_code: ClassVar[int] = KeeperExit.SETTINGS
 
 
-class MountMissing(UserMistake):
+class MountMissing(UserError):
     """The path where the shared storage should be does not exist."""
 
     exit_code: ClassVar[int] = KeeperExit.MOUNT_MISSING
 
 
-class MountUnreadable(UserMistake):
+class MountUnreadable(UserError):
     """The shared storage is there and cannot be read."""
 
     exit_code: ClassVar[int] = KeeperExit.MOUNT_UNREADABLE
 
 
-class WorkspaceMissing(UserMistake):
+class WorkspaceMissing(UserError):
     """The experiment's folder, or what the manager wrote there, is not on the storage."""
 
     exit_code: ClassVar[int] = KeeperExit.WORKSPACE
 
 
-class WorkspaceNotWritable(UserMistake):
+class WorkspaceNotWritable(UserError):
     """The shared storage takes nothing."""
 
     exit_code: ClassVar[int] = KeeperExit.WORKSPACE_WRITE
@@ -87,25 +86,25 @@ class MountForbidden(WorkspaceNotWritable):
     exit_code: ClassVar[int] = KeeperExit.MOUNT_FORBIDDEN
 
 
-class CodeDamaged(UserMistake):
+class CodeDamaged(UserError):
     """The code snapshot cannot be unpacked."""
 
     exit_code: ClassVar[int] = KeeperExit.CODE
 
 
-class VersionMismatch(UserMistake):
+class VersionMismatch(UserError):
     """Keeper and manager differ in the first two numbers of their version."""
 
     exit_code: ClassVar[int] = KeeperExit.VERSION
 
 
-class CommandNotStarted(UserMistake):
+class CommandNotStarted(UserError):
     """The trial's command could not be started."""
 
     exit_code: ClassVar[int] = KeeperExit.COMMAND
 
 
-class WarmStartRefused(UserMistake):
+class WarmStartRefused(UserError):
     """A trial cannot be a fork of a warm interpreter; it is started plainly instead."""
 
     exit_code: ClassVar[int] = KeeperExit.COMMAND

@@ -1,8 +1,8 @@
-"""What a keeper's exit code means.
+"""The meaning of a keeper's exit code.
 
-A keeper ends with its trial's own code, or 128 + n when signal n ended the trial. When the keeper itself
-could not do its work it ends with one of the codes below. They lie in 100–119 because OpenPAI's runtime gives
-meanings of its own to most codes from 128 to 255, and shells use 126 and 127.
+A keeper ends with its trial's own code, or 128 + n if signal n ended the trial. A failure of the keeper itself has one of the
+codes below. They lie in 100–119 because OpenPAI's runtime assigns its own meanings to most codes from 128 to 255, and shells
+use 126 and 127.
 
 Source: OpenPAI 1.8 `k8s-job-exit-spec.yaml` and the exit handler of openpai-runtime.
 """
@@ -15,7 +15,7 @@ from trial_keeper.wire.reasons import ExitReason
 
 
 class KeeperExit(IntEnum):
-    """A failure of the keeper itself: the exit code, what it means, what to do about it, and the reason its trial ends with."""
+    """A failure of the keeper itself: the exit code, its meaning, the remedy, and the reason that its trial ends with."""
 
     meaning: str
     remedy: str
@@ -24,7 +24,7 @@ class KeeperExit(IntEnum):
     def __new__(
         cls, code: int, meaning: str, remedy: str, reason: ExitReason = ExitReason.COULD_NOT_START
     ) -> KeeperExit:
-        """A member that is its code, with the rest beside it."""
+        """Create a member whose value is the code, with the other fields as attributes."""
         member = int.__new__(cls, code)
         member._value_ = code
         member.meaning = meaning
@@ -79,13 +79,13 @@ class KeeperExit(IntEnum):
         "look for the reason in the keeper's log; stop the job, and let `nnictl resume` make new ones",
         ExitReason.COULD_NOT_START,
     )
-    POISONED = (
+    TAINTED = (
         108,
         "a trial left something behind that the keeper could not clear away, so the job ran no other trial",
         "nothing: the manager asks for a new job; the keeper's log names what was left",
         ExitReason.COULD_NOT_START,
     )
-    OUTSIDE = (
+    ENVIRONMENT = (
         109,
         "something the keeper depends on failed for the moment",
         "run the job again; the last lines of the keeper's log name what failed",
@@ -124,7 +124,7 @@ class KeeperExit(IntEnum):
         "there is no trial-keeper in the container",
         "add it to the image with `images/build.sh keeper`, and name the result in the experiment file",
     )
-    UNREACHED = (
+    MANAGER_UNREACHABLE = (
         116,
         "no manager could be reached, and a job that runs many trials is given them over the network alone",
         "let containers connect to the address in manager.json (see `trial-keeper doctor`), or write reuse: false",
@@ -132,16 +132,16 @@ class KeeperExit(IntEnum):
 
 
 def known(code: int) -> KeeperExit | None:
-    """The keeper's own failure that this exit code stands for. None for any other code."""
+    """Return the keeper's own failure with this exit code. None for any other code."""
     return next((own for own in KeeperExit if own == code), None)
 
 
 def describe(code: int) -> str | None:
-    """Meaning and remedy of one of the keeper's own exit codes, on one line. None for any other code."""
+    """Describe one of the keeper's own exit codes: meaning and remedy, on one line. None for any other code."""
     own = known(code)
     return None if own is None else f"{own.meaning}; {own.remedy}"
 
 
 def of_signal(number: int) -> int:
-    """The exit code of a process that a signal ended, as shells and clusters count it."""
+    """Return the exit code of a process that a signal ended, as shells and clusters report it."""
     return 128 + number

@@ -1,6 +1,6 @@
-"""What a keeper is told when its job starts. The only reader and writer of the TRIAL_KEEPER_* variables.
+"""The settings of a job's keeper. The only reader and writer of the TRIAL_KEEPER_* variables.
 
-The manager makes a `KeeperSettings` and puts `to_environ()` into the job; the keeper reads it back with `from_environ()`.
+The manager creates a `KeeperSettings` and adds `to_environ()` to the job; the keeper parses it with `from_environ()`.
 """
 
 from __future__ import annotations
@@ -17,54 +17,54 @@ SettingValue = str | bool | int | float | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class KeeperSettings:
-    """One job's instructions to its keeper."""
+    """The settings of one job's keeper."""
 
     experiment_id: str
     job_id: str
     workspace: str
     """The experiment's folder as this container sees it."""
     token: str = field(repr=False)
-    """Proves to the manager that this keeper speaks for `job_id`. A secret: never in a log, never passed on to the trial."""
+    """Authenticates this keeper as `job_id`'s to the manager. A secret: never logged, never passed on to the trial."""
     trial_id: str | None = None
-    """The trial to run; None when the manager gives the job one trial after another."""
+    """The trial to run; None if the manager dispatches trials to the job one after another (reuse)."""
     collect_logs: bool = False
     """Replicate stdout, stderr and the keeper's log as well, not only the metrics."""
     relay_output: bool = False
-    """Repeat the trial's stdout and stderr on the keeper's own, for `kubectl logs` and portals."""
+    """Copy the trial's stdout and stderr to the keeper's own, for `kubectl logs` and portals."""
     version_check: bool = True
     mount: str | None = None
-    """Where the shared storage is in the container; the keeper waits for it. None where manager and keeper share a machine."""
+    """The mount point of the shared storage in the container, which the keeper waits for. None on the manager's machine."""
     mount_wait_s: float = 60.0
-    """How long a keeper waits for it. A minute is what slow mounts of network storage take on a node that starts."""
+    """How long the keeper waits for the mount. Slow network storage takes up to a minute on a node that starts."""
     grace_s: float = 30.0
-    """From the polite signal to the last one. Kubernetes' own default."""
+    """Time between SIGTERM and SIGKILL. Kubernetes' own default."""
     linger_s: float = 30.0
-    """How long a keeper whose trial has ended waits for the manager to take more: one that it has reached before, otherwise no
-    more than 5 s. The files stay in the workspace in any case."""
+    """How long a keeper whose trial has ended waits for progress of the delivery to the manager; at most 5 s if it has never
+    connected. The files stay in the workspace in any case."""
     idle_timeout_s: float = 600.0
-    """How long a keeper that is given trials waits for the next one before it leaves. NNI's, so that a cluster's idle GPUs are
-    free again within ten minutes of a manager's death."""
+    """How long a reused job's keeper waits for the next trial before it leaves. NNI's default: a cluster's idle GPUs are free
+    again within ten minutes of a manager's death."""
     max_trials: int = 0
-    """After so many trials a keeper that is given them leaves; 0: never for that reason."""
+    """A reused job's keeper leaves after this many trials; 0: no limit."""
     warm_imports: tuple[str, ...] = ()
-    """Modules that a keeper which is given trials holds imported for them."""
+    """Modules that a reused job's keeper preloads in its fork server."""
     command: str | None = None
-    """What this task runs in place of the trial's own command: tasks of one job may do different things."""
+    """This task's command in place of the trial's: tasks of one job may run different commands."""
     role: str | None = None
-    """This task's role, on clusters that do not tell it themselves."""
+    """This task's role, on clusters that do not set it themselves."""
 
     @property
     def is_reused(self) -> bool:
-        """Whether the job runs trials in turn."""
+        """True if the job runs many trials in turn."""
         return self.trial_id is None
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """What is replicated, most urgent first."""
+        """The replicated streams, most urgent first."""
         return tuple(Stream) if self.collect_logs else (Stream.METRICS,)
 
     def to_environ(self) -> dict[str, str]:
-        """The variables that say all this; what is None or empty is left out."""
+        """Return the variables of these settings; None and empty values are omitted."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {
             PREFIX + name.upper(): _write(value) for name, value in values.items() if value not in (None, ())
@@ -72,10 +72,10 @@ class KeeperSettings:
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> KeeperSettings:
-        """Read the variables; others are ignored.
+        """Parse the variables; others are ignored.
 
         Raises:
-            SettingsInvalid: variables are missing or malformed; names them all.
+            SettingsInvalid: variables are missing or malformed; the message names all of them.
         """
         values, problems = read_settings(environ)
         if problems:
@@ -87,7 +87,7 @@ class KeeperSettings:
 
 
 def read_settings(environ: Mapping[str, str]) -> tuple[dict[str, SettingValue], list[str]]:
-    """What can be read, by the fields' names, and what is wrong with each of the others. Defaults are not filled in."""
+    """Return the valid values by field name, and a problem for each of the others. Defaults are not filled in."""
     values: dict[str, SettingValue] = {}
     problems: list[str] = []
     for entry in fields(KeeperSettings):
@@ -105,7 +105,7 @@ def read_settings(environ: Mapping[str, str]) -> tuple[dict[str, SettingValue], 
 
 
 def without_settings(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment that is passed on to a trial: the container's own, without the keeper's secrets."""
+    """Return the environment for a trial: the container's own, without the keeper's secrets."""
     return {name: value for name, value in environ.items() if not name.startswith(PREFIX)}
 
 
@@ -116,7 +116,7 @@ def _write(value: SettingValue) -> str:
         return ",".join(value)
     if type(value) is int:
         return str(value)
-    return value if isinstance(value, str) else repr(float(value))  # an int is a good float to type checkers
+    return value if isinstance(value, str) else repr(float(value))  # type checkers accept an int as a float
 
 
 def _read_text(text: str) -> str:
@@ -154,7 +154,7 @@ def _read_names(text: str) -> tuple[str, ...]:
     return names
 
 
-# Annotations are text here (PEP 563).
+# Annotations are strings here (PEP 563).
 _READERS: dict[str, Callable[[str], SettingValue]] = {
     "str": _read_text,
     "str | None": _read_text,

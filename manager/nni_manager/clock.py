@@ -1,13 +1,13 @@
-"""A time of day that only goes forward, for what is put in order or subtracted."""
+"""A wall-clock time that never goes back, for ordering and for durations."""
 
 import time
 
 _OFFSET_S = time.time() - time.monotonic()
 
 
-def steady_s() -> float:
-    """Seconds since the epoch: the wall clock's when this process began, and as many more as have passed since.
+def monotonic_epoch_s() -> float:
+    """Seconds since the epoch: the wall clock at the start of this process, plus the monotonic time since.
 
-    Setting the clock does not change it. A clock that was put right is followed by the next process.
+    Setting the clock does not change it. A corrected clock takes effect in the next process.
     """
     return _OFFSET_S + time.monotonic()

@@ -1,7 +1,7 @@
-"""The errors of the manager: one base and three kinds, told apart by who must act.
+"""The errors of the manager: one base and three kinds, distinguished by who must act.
 
-This module lies below every layer and imports nothing. A message starts with "cannot", names the thing and
-the value, and ends with the way out. The docstring of a class is its default message.
+This module is below every layer and imports nothing. A message starts with "cannot", names the thing and the value, and ends
+with the remedy. The docstring of a class is its default message.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ class NniManagerError(Exception):
         super().__init__(message or inspect.cleandoc(type(self).__doc__ or NniManagerError.__doc__ or ""))
 
 
-class UserMistake(NniManagerError):
+class UserError(NniManagerError):
     """cannot do what was asked; change the request, repeating it will not help"""
 
 
-class TryAgain(NniManagerError):
+class RetryableError(NniManagerError):
     """cannot reach something just now; wait and try again"""
 
 
-class Bug(NniManagerError):
+class InternalError(NniManagerError):
     """cannot happen, and did: this is a bug of trial-keeper; please report it with the manager's log"""
 
 
 CANNOT_LISTEN = "cannot listen"
-"""How a server's last words begin that has lost a race for its port."""
+"""Prefix of the error message of a server that has lost a race for its port."""

@@ -1,4 +1,4 @@
-"""How many files and connections the manager may have open: as many as its user may. What it starts keeps the usual limit."""
+"""The manager's limit of open files and connections: its user's hard limit. Child processes keep the usual limit."""
 
 import contextlib
 import resource
@@ -8,13 +8,13 @@ _given = resource.getrlimit(_LIMIT)
 
 
 def raise_limit() -> None:
-    """Take as many as the system gives. A usual limit of 1,024 would keep the thousandth keeper out."""
+    """Raise the limit to the hard limit. The usual limit of 1,024 would refuse the thousandth keeper."""
     _, hard = _given
-    with contextlib.suppress(ValueError, OSError):  # some systems name a limit that they do not give
+    with contextlib.suppress(ValueError, OSError):  # some systems report a hard limit that they refuse
         resource.setrlimit(_LIMIT, (hard, hard))
 
 
-def give_back(pid: int) -> None:
-    """Let a process that was just started have the limit that this one was started with: programs with select() rely on it."""
+def restore_limit(pid: int) -> None:
+    """Restore the original limit in a process that was just started: programs with select() rely on it."""
     with contextlib.suppress(OSError):  # it has ended already
         resource.prlimit(pid, _LIMIT, _given)

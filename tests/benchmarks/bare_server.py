@@ -43,7 +43,7 @@ class BareServer(KeeperServiceServicer):
             await self._committed.wait()
             offset = pb.StreamOffset(stream=chunk.stream, offset=received)
             attempt = pb.AttemptOffsets(key=chunk.key, offsets=[offset])
-            await context.write(pb.ConnectResponse(durable=pb.Durable(attempt=attempt)))
+            await context.write(pb.ConnectResponse(ack=pb.Ack(attempt=attempt)))
 
     async def commit(self):
         while True:
@@ -59,7 +59,8 @@ class BareServer(KeeperServiceServicer):
 
 
 async def serve(database):
-    server = grpc.aio.server()
+    # As the manager: keepers ping more often than gRPC lets them by itself, and "too_many_pings" would end their connections.
+    server = grpc.aio.server(options=[("grpc.http2.max_ping_strikes", 0)])
     servicer = BareServer(database)
     add_KeeperServiceServicer_to_server(servicer, server)
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)

@@ -17,26 +17,27 @@ from real_experiment import RealExperiment, wait_until
 from table import Row, render
 
 from nni_manager.domain.trial import Trial
-from nni_manager.store.store import Store, TrialRow
+from nni_manager.store.rows import TrialRow
+from nni_manager.store.writer import Store
 
 KEEPERS = 8
 REPORTS = 150
-REPORT_EVERY_S = 0.05
+REPORT_INTERVAL_S = 0.05
 MANY_KEEPERS = 64
 MANY_REPORTS = 40
-MANY_REPORT_EVERY_S = 0.5
+MANY_REPORT_INTERVAL_S = 0.5
 REST_S = 30
-LONGEST_START_S = 300.0
+MAX_START_S = 300.0
 
 
 def report_to_row() -> list[Row]:
     """Time from a report to its row as another connection sees it, with several keepers at once; beside one bare commit."""
-    return delays(KEEPERS, REPORTS, REPORT_EVERY_S)
+    return delays(KEEPERS, REPORTS, REPORT_INTERVAL_S)
 
 
 def report_to_row_of_many() -> list[Row]:
     """The same with 64 keepers, all of them real processes, whose trials report twice a second."""
-    return delays(MANY_KEEPERS, MANY_REPORTS, MANY_REPORT_EVERY_S)
+    return delays(MANY_KEEPERS, MANY_REPORTS, MANY_REPORT_INTERVAL_S)
 
 
 def delays(keepers: int, reports: int, report_every_s: float) -> list[Row]:
@@ -56,7 +57,7 @@ def delays(keepers: int, reports: int, report_every_s: float) -> list[Row]:
             wait_until(
                 lambda: experiment.summary()["counts"]["RUNNING"] == keepers,
                 "all trials run",
-                LONGEST_START_S,
+                MAX_START_S,
             )
             (experiment.code / "all-run").touch()
             delays_ms = _watch_rows(experiment, reports * report_every_s)
@@ -94,7 +95,7 @@ def report_to_row_in_a_flood() -> list[Row]:
         f"flood = subprocess.Popen([sys.executable, '-c', {flood!r}])\n"
         f"for _ in range({REPORTS}):\n"
         "    nni.report_intermediate_result(time.time())\n"
-        f"    time.sleep({REPORT_EVERY_S})\n"
+        f"    time.sleep({REPORT_INTERVAL_S})\n"
         "flood.kill()\n"
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -105,7 +106,7 @@ def report_to_row_in_a_flood() -> list[Row]:
         try:
             experiment.start()
             wait_until(lambda: experiment.row_count() > 0, "the trial reports")
-            delays_ms = _watch_rows(experiment, REPORTS * REPORT_EVERY_S)
+            delays_ms = _watch_rows(experiment, REPORTS * REPORT_INTERVAL_S)
         finally:
             experiment.close()
         commit_ms = _one_commit_ms(Path(folder))

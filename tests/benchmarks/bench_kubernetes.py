@@ -23,8 +23,8 @@ from nni_manager.training_services.kubernetes import api
 JOBS, FEW = 200, 20
 REST_S = 40.0
 # Six times as often as in earnest, so that two of each kind fall into the time in which is counted.
-WATCHES_EVERY_S = 20
-LONGEST_WAIT_S = 300.0
+WATCHES_INTERVAL_S = 20
+MAX_WAIT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def calls_of_jobs(jobs: int = JOBS, few: int = FEW, rest_s: float = REST_S) -> l
             per_job <= per_job_of_few,
         ),
         Row(
-            f"the same a minute while {jobs} run (watches begun anew every {WATCHES_EVERY_S} s)",
+            f"the same a minute while {jobs} run (watches begun anew every {WATCHES_INTERVAL_S} s)",
             f"{of_many.a_minute:.1f}, {of_many.a_minute / jobs:.2f} for each job",
             f"{few} jobs {of_few.a_minute:.1f}",
             f"{of_many.a_minute / max(of_few.a_minute, 1):.2f} x",
@@ -68,7 +68,7 @@ def _calls_of(jobs: int, rest_s: float) -> Calls:
 @contextmanager
 def _a_cluster(folder: Path):
     with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(api, "WATCH_S", WATCHES_EVERY_S)
+        patches.setattr(api, "WATCH_S", WATCHES_INTERVAL_S)
         with a_site(folder, patches, StillPod) as site:
             yield site
 
@@ -80,7 +80,7 @@ async def _count(site: KubeSite, jobs: int, rest_s: float) -> Calls:
         await asyncio.gather(*(service.submit(site.settings(name)) for name in names))
         await until(
             lambda: store.count(PODS, lambda pod: pod["status"]["phase"] == "Running") == jobs,
-            *("all run", LONGEST_WAIT_S),
+            *("all run", MAX_WAIT_S),
         )
         before = len(asked)
         await asyncio.sleep(rest_s)
@@ -88,8 +88,8 @@ async def _count(site: KubeSite, jobs: int, rest_s: float) -> Calls:
         for pod in store.list(PODS):
             for container in site.cluster.node.processes("default", pod["metadata"]["name"]):
                 container.send_signal(0)
-        await until(lambda: len(site.ends) == jobs, "all have ended", LONGEST_WAIT_S)
-        await until(lambda: not store.count(FRAMEWORKS), "all are cleared away", LONGEST_WAIT_S)
+        await until(lambda: len(site.ends) == jobs, "all have ended", MAX_WAIT_S)
+        await until(lambda: not store.count(FRAMEWORKS), "all are cleared away", MAX_WAIT_S)
         assert {end.exit_code for end in site.ends} == {0}, "an end was told wrongly"
         return Calls(len(asked), while_they_run * 60 / rest_s)
 

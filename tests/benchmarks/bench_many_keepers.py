@@ -22,7 +22,7 @@ from real_experiment import RealExperiment, wait_until
 from table import Row, render
 
 from nni_manager.engine.tokens import token_of
-from nni_manager.store.store import StoreReader
+from nni_manager.store.reader import StoreReader
 from trial_keeper.host.usage import INTERVAL_S
 
 HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ MARKS = (10, 1_000, 10_000)
 SHARE = 500
 # Parts of a share, each measured by itself.
 SAMPLES = 5
-LONGEST_WAIT_S = 600.0
+MAX_WAIT_S = 600.0
 
 
 def ingest(keepers: int = DELIVERING, records_each: int = RECORDS_EACH) -> list[Row]:
@@ -186,7 +186,7 @@ class _Manager(_Server):
         trials = wait_until(
             lambda: len(found := self._reader.trials()) >= count and found,
             f"there are {count} trials",
-            LONGEST_WAIT_S,
+            MAX_WAIT_S,
         )
         return [self._job(trial.job_id, trial.trial_id) for trial in trials]
 
@@ -195,7 +195,7 @@ class _Manager(_Server):
         jobs = wait_until(
             lambda: len(found := self._reader.jobs()[0]) >= count and found,
             f"there are {count} jobs",
-            LONGEST_WAIT_S,
+            MAX_WAIT_S,
         )
         return [self._job(job.job_id, "") for job in jobs]
 
@@ -219,7 +219,7 @@ class _Manager(_Server):
             return int(found) if found >= count else 0
 
         try:
-            return int(wait_until(ended, f"{count} trials have ended", LONGEST_WAIT_S))
+            return int(wait_until(ended, f"{count} trials have ended", MAX_WAIT_S))
         finally:
             connection.close()
 

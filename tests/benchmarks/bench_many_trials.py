@@ -1,4 +1,4 @@
-"""What an experiment of many trials costs who looks at it, and its tuner: a list of 10,000, and a proposal after 1,000."""
+"""The cost of an experiment with many trials: a list of 10,000 for its clients, and a proposal of its tuner after 1,000."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ from real_experiment import RealExperiment
 from table import Row, render
 
 from nni_manager.store.folders import Registry
-from nni_manager.tuner.base import PastTrial, Tuner
+from nni_manager.tuner.base import BaseTuner, PastTrial
 
 LISTED = 10_000
 KNOWN = 1_000
@@ -87,7 +87,7 @@ def suggestion(trials: int = KNOWN, rounds: int = ROUNDS) -> list[Row]:
     ]
 
 
-def _learn(tuner: Tuner, study: optuna.Study, random: Tuner, trials: int) -> None:
+def _learn(tuner: BaseTuner, study: optuna.Study, random: BaseTuner, trials: int) -> None:
     """Let both know the same trials, drawn at random."""
     past = []
     distribution = optuna.distributions.FloatDistribution(0, 1)
@@ -95,7 +95,7 @@ def _learn(tuner: Tuner, study: optuna.Study, random: Tuner, trials: int) -> Non
         suggested = random.ask(key)
         assert suggested is not None
         value = sum(suggested.parameters.values())
-        past.append(PastTrial(key, suggested.parameters, suggested.memo, value, ended=True))
+        past.append(PastTrial(key, suggested.parameters, suggested.metadata, value, ended=True))
         study.add_trial(
             optuna.create_trial(
                 params=suggested.parameters, distributions=dict.fromkeys(NUMBERS, distribution), value=value

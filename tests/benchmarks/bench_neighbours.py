@@ -21,10 +21,10 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from real_experiment import RealExperiment, wait_until
 from table import Row, render
 
-REPORT_EVERY_S = 0.02
+REPORT_INTERVAL_S = 0.02
 ALONE_S = 6.0
 BESIDE_S = 8.0
-MOST_RATIO = 2.0
+MAX_RATIO = 2.0
 
 # Trial 0 is the neighbour; trial 1 waits for a file, and then misbehaves without end.
 TRAIN = """
@@ -65,7 +65,7 @@ def neighbours(
 
 
 def _beside(kind: str, misbehave: str, alone_s: float, beside_s: float) -> list[Row]:
-    train = TRAIN.format(every_s=REPORT_EVERY_S, misbehave=misbehave)
+    train = TRAIN.format(every_s=REPORT_INTERVAL_S, misbehave=misbehave)
     with tempfile.TemporaryDirectory() as folder:
         experiment = RealExperiment(
             Path(folder), train, trialConcurrency=2, maxTrialNum=2, logCollection="http"
@@ -95,8 +95,8 @@ def _beside(kind: str, misbehave: str, alone_s: float, beside_s: float) -> list[
                 f"{beside:.1f} ms",
                 f"without it {alone:.1f} ms (a bare one {bare_alone:.1f} -> {bare_beside:.1f} ms)",
                 f"{beside / alone:.1f} x",
-                f"<= {MOST_RATIO:g} x",
-                beside <= MOST_RATIO * alone,
+                f"<= {MAX_RATIO:g} x",
+                beside <= MAX_RATIO * alone,
             )
         )
     return rows
@@ -132,7 +132,7 @@ class _BareReports:
         assert self._receiver.stdout is not None
         port = int(self._receiver.stdout.readline())
         with socket.create_connection(("127.0.0.1", port)) as connection:
-            while not self._is_over.wait(REPORT_EVERY_S):
+            while not self._is_over.wait(REPORT_INTERVAL_S):
                 began_s = time.monotonic()
                 connection.sendall(b"x" * 120)
                 connection.recv(1)

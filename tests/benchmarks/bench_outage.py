@@ -11,6 +11,7 @@ from pathlib import Path
 # The shared helper lies with the tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
+from attempts import AttemptNumbers, attempt_id
 from bench_many_keepers import a_bare_server
 from keeper_doubles import Job, metrics
 from real_experiment import RealExperiment, wait_until
@@ -23,7 +24,7 @@ KEEPERS = 100
 AWAY_S = 10.0
 RECORDS = 400_000
 LOG_BYTES = 200_000_000
-LONGEST_WAIT_S = 600.0
+MAX_WAIT_S = 600.0
 # Waits until there is no manager, then says all it has to say.
 GATED = """
 import os
@@ -83,7 +84,7 @@ def _wait_for_keepers(experiment: RealExperiment, keepers: int) -> None:
         log = experiment.folder.manager_log
         return log.exists() and log.read_text().count(" connected\n") >= keepers
 
-    wait_until(are_there, f"{keepers} keepers are connected", LONGEST_WAIT_S)
+    wait_until(are_there, f"{keepers} keepers are connected", MAX_WAIT_S)
 
 
 def catching_up(records: int = RECORDS, log_bytes: int = LOG_BYTES) -> list[Row]:
@@ -127,10 +128,12 @@ def _caught_up_mb_s(folder: Path, stream: Stream, train: str) -> float:
         experiment.start()
         _wait_for_keepers(experiment, 1)
         (trial,) = experiment.get("/trial-jobs")
-        attempt = experiment.folder.workspace.attempt(AttemptKey(trial["id"], 0, "main-0"))
+        attempt = AttemptNumbers(experiment.folder.workspace).folder(
+            AttemptKey(trial["id"], attempt_id(0), "main-0")
+        )
         with gate.open("w"):
             experiment.kill_manager()
-        wait_until(attempt.exit_json.exists, "the trial has ended", LONGEST_WAIT_S)
+        wait_until(attempt.exit_json.exists, "the trial has ended", MAX_WAIT_S)
         return _rate_mb_s(experiment, stream, attempt.stream(stream).stat().st_size)
     finally:
         experiment.close()
@@ -147,7 +150,7 @@ def _rate_mb_s(experiment: RealExperiment, stream: Stream, size: int) -> float:
 
         before = durable()
         experiment.start()
-        wait_until(lambda: durable() >= size, "all bytes are durable", LONGEST_WAIT_S)
+        wait_until(lambda: durable() >= size, "all bytes are durable", MAX_WAIT_S)
         took_s = time.time() - _last_connected_at_s(experiment)
         return (size - before) / took_s / 1e6
 

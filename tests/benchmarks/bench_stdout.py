@@ -18,7 +18,7 @@ from real_experiment import RealExperiment, wait_until
 from table import Row, render
 
 TURNS = 9
-LONGEST_DELIVERY_S = 120.0
+MAX_DELIVERY_S = 120.0
 # As much at once as the system takes, and as little: what `print` does to a trial's stdout, which is unbuffered.
 BLOCKS_BYTES = 1 << 29
 BLOCKS = ["head", "-c", str(BLOCKS_BYTES), "/dev/zero"]
@@ -82,7 +82,7 @@ def _compare(what: str, command: list[str], size_bytes: int) -> Row:
                 wait_until(
                     lambda done=turn + 1: experiment.summary()["counts"]["SUCCEEDED"] == done,
                     "everything is stored",
-                    LONGEST_DELIVERY_S,
+                    MAX_DELIVERY_S,
                 )
                 _forget_output(experiment)
         finally:
@@ -131,7 +131,7 @@ def _open(gate: Path) -> None:
 
 def _forget_output(experiment: RealExperiment) -> None:
     """Of the trials that are over, so that the disk holds the output of one turn only."""
-    for shown in experiment.folder.workspace.trials.glob("*/attempts/0/*/output/stdout"):
+    for shown in experiment.folder.workspace.trials.glob("*/attempts/*/*/output/stdout"):
         _cut(shown)
     for stored in experiment.folder.collected_logs.glob("*/0/*/stdout"):
         _cut(stored)

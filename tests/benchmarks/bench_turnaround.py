@@ -191,7 +191,7 @@ def _ours_ms(folder: Path, script: str, turns: int, **config: object) -> float:
         experiment.wait_for_status("DONE", timeout_s=180, every_s=1.0)
         times = [
             tuple(map(float, path.read_text().split()))
-            for path in experiment.folder.workspace.trials.glob("*/attempts/0/*/output/stdout")
+            for path in experiment.folder.workspace.trials.glob("*/attempts/*/*/output/stdout")
         ]
         assert not reuses or len(experiment.keeper_pids()) == 1, "more than one job ran"
     finally:

@@ -1,8 +1,8 @@
 """Many keepers in one process, for measurements of the manager: 1,000 real ones would not fit a small machine.
 
-A double says what a real keeper says, in the same messages and on a connection of its own, but has neither a trial nor files, so
-that the processor is the manager's. Run as a script it is such a process: an order as a line of JSON on stdin, `ready` on
-stdout once all are welcome, then a line `go` on stdin, and the seconds it took on stdout.
+A double sends the messages of a real keeper, on a connection of its own. It has neither a trial nor files, so that the processor
+is the manager's. Run as a script, this module is such a process. It reads an order, a line of JSON, from stdin, and writes
+`ready` to stdout once all are welcome. Then it reads a line `go` from stdin, and writes the seconds it took to stdout.
 """
 
 import asyncio
@@ -23,17 +23,18 @@ from trial_keeper import __version__
 from trial_keeper.core.replication import METRICS_CHUNK_BYTES, METRICS_WINDOW_BYTES
 from trial_keeper.host.link import CHANNEL_OPTIONS
 from trial_keeper.host.usage import INTERVAL_S
+from trial_keeper.wire.attempt_ids import new_attempt_id
 from trial_keeper.wire.convert import keeper_messages_to_pb, manager_messages_from_pb
 from trial_keeper.wire.messages import (
+    Ack,
     AttemptKey,
     Chunk,
-    Durable,
     Hello,
     Idle,
     KeeperMessage,
-    Leave,
     ManagerMessage,
     RunTrial,
+    Shutdown,
     Stream,
     TrialEnded,
     TrialStarted,
@@ -66,7 +67,7 @@ class KeeperDouble:
     """One keeper's stream."""
 
     def __init__(self, address: str, experiment_id: str, job: Job) -> None:
-        self.key = AttemptKey(job.trial_id, 0, TASK)
+        self.key = AttemptKey(job.trial_id, new_attempt_id(time.time()), TASK)
         self._hello = Hello(__version__, experiment_id, job.job_id, TASK, (self.key,) if job.trial_id else ())
         # With its own options a channel has a connection of its own.
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -87,7 +88,7 @@ class KeeperDouble:
         await self._channel.close()
 
     async def say(self, *messages: KeeperMessage) -> None:
-        """In one breath."""
+        """Send the messages in one batch."""
         await self._call.write(keeper_messages_to_pb(messages))
 
     async def heard(self) -> AsyncIterator[ManagerMessage]:
@@ -121,7 +122,7 @@ class KeeperDouble:
                 await self.say(Chunk(self.key, Stream.METRICS, sent, chunk))
                 sent += len(chunk)
             message = await anext(heard)
-            if isinstance(message, Durable):
+            if isinstance(message, Ack):
                 durable = message.attempt.offsets.get(Stream.METRICS, durable)
 
     async def run_trials(self) -> None:
@@ -130,14 +131,14 @@ class KeeperDouble:
         await self.say(Idle())
         async for message in self.heard():
             if isinstance(message, RunTrial):
-                key = AttemptKey(message.trial_id, 0, TASK)
+                key = AttemptKey(message.trial_id, new_attempt_id(time.time()), TASK)
                 await self.say(TrialStarted(key, time.time()))
                 await self.say(Chunk(key, Stream.METRICS, 0, content))
                 sizes = {Stream.METRICS: len(content)}
                 await self.say(
                     TrialEnded(key, ExitReason.SUCCEEDED, 0, time.time(), time.time(), sizes), Idle()
                 )
-            elif isinstance(message, Leave):
+            elif isinstance(message, Shutdown):
                 return
 
 

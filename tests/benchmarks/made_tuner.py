@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.config.reader import read_experiment_file
-from nni_manager.tuner.base import Tuner
+from nni_manager.tuner.base import BaseTuner
 from nni_manager.tuner.registry import make_tuner
 
 
-def made_tuner(name: str, space: dict[str, Any], **class_args: Any) -> Tuner:
+def made_tuner(name: str, space: dict[str, Any], **class_args: Any) -> BaseTuner:
     """The tuner that an experiment file with this search space and these classArgs names; it minimises."""
     document = {
         "experimentName": "measured",

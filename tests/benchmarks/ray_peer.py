@@ -15,7 +15,7 @@ Times = list[tuple[float, ...]]
 _HERE = Path(__file__).parent
 _INSTALLED = _HERE.parents[1] / ".venv/peers/ray"
 # Two experiments of 200 trials for each of two lengths take 40 s where Python starts in 50 ms.
-_WITHIN_S = 300
+_TIMEOUT_S = 300
 
 
 class RayLacking(Exception):
@@ -49,9 +49,9 @@ def ray_times(folder: Path, turns: int, *lengths_ms: int) -> list[tuple[Times, T
         start_new_session=True,
     ) as ray:
         try:
-            said, _ = ray.communicate(timeout=_WITHIN_S)
+            said, _ = ray.communicate(timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            raise RayLacking(f"Ray Tune took more than {_WITHIN_S} s") from None
+            raise RayLacking(f"Ray Tune took more than {_TIMEOUT_S} s") from None
         finally:
             # Its daemons and workers have process groups of their own, but one session.
             wait_until(lambda: not _kill_session(ray.pid), "Ray's processes have ended")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from attempts import attempt_id
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -20,13 +21,13 @@ from hypothesis.stateful import (
 )
 
 import trial_keeper.core.replication as replication_module
-from nni_manager.domain.receiving import Commit, Receiver
+from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_sdk import records
 from trial_keeper.core.replication import Replication
-from trial_keeper.wire.limits import COLLECTED_BYTES, collected
+from trial_keeper.wire.limits import QUOTA_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Stream
 
-KEY = AttemptKey("trial", 0, "main")
+KEY = AttemptKey("trial", attempt_id(0), "main")
 STREAMS = (Stream.METRICS, Stream.STDOUT, Stream.STDERR)
 LOGS = st.sampled_from([Stream.STDOUT, Stream.STDERR])
 NAMES = st.text("é", max_size=2).map(lambda tail: "t" + tail)
@@ -77,13 +78,13 @@ class Store:
         self.rows: list[tuple[int, str, int]] = []
         self.logs = {stream: bytearray() for stream in STREAMS}
         self.record_bytes = 0
-        self.garbage_bytes = 0
+        self.corrupt_bytes = 0
 
-    def commit(self, batch: list[Commit]) -> None:
+    def commit(self, batch: list[StreamWrite]) -> None:
         for commit in batch:
             self.rows += [(record.offset, record.value, record.sequence) for record in commit.records]
             self.record_bytes += sum(record.size for record in commit.records)
-            self.garbage_bytes += sum(span.length for span in commit.garbage)
+            self.corrupt_bytes += sum(span.length for span in commit.garbage)
             self.logs[commit.stream] += commit.data
             self.offsets[commit.stream] = commit.new_offset
 
@@ -97,16 +98,16 @@ class Store:
 
 
 class ExactlyOnce(RuleBasedStateMachine):
-    """Files → Replication → link → Receiver → store, with anything dying at any point."""
+    """Files → Replication → link → AttemptIngest → store, with anything dying at any point."""
 
     replication_type: type[Replication] = Replication
-    receiver_type: type[Receiver] = Receiver
+    receiver_type: type[AttemptIngest] = AttemptIngest
 
     def __init__(self) -> None:
         super().__init__()
         self.files = Files()
         self.store = Store()
-        self.waiting_commits: list[Commit] = []
+        self.waiting_commits: list[StreamWrite] = []
         self.receiver = self.receiver_type(KEY)
         self.replication = self.replication_type(STREAMS)
         self.to_manager: deque[tuple[Any, ...]] = deque()
@@ -325,7 +326,7 @@ class ExactlyOnce(RuleBasedStateMachine):
     @invariant()
     def every_byte_of_metrics_is_a_record_or_counted_as_garbage(self) -> None:
         durable = self.store.offsets.get(Stream.METRICS, 0)
-        assert self.store.record_bytes + self.store.garbage_bytes == durable
+        assert self.store.record_bytes + self.store.corrupt_bytes == durable
 
     def check(self) -> None:
         """All that always holds, between the steps of the drain."""
@@ -373,7 +374,7 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(replication_module, name, size_bytes)
     # Some runs write more than is collected, and most do not.
     for stream, size_bytes in ((Stream.METRICS, 900), (Stream.STDOUT, 150), (Stream.STDERR, 150)):
-        monkeypatch.setitem(COLLECTED_BYTES, stream, size_bytes)
+        monkeypatch.setitem(QUOTA_BYTES, stream, size_bytes)
     # The window holds the longest record, here as in earnest.
     monkeypatch.setattr(records, "MAX_FRAME_BYTES", 256)
 
@@ -387,7 +388,7 @@ def play(small_windows: None) -> Callable[..., None]:
 
     def play_with(
         replication_type: type[Replication] = Replication,
-        receiver_type: type[Receiver] = Receiver,
+        receiver_type: type[AttemptIngest] = AttemptIngest,
         more_rules: tuple[type, ...] = (),
         **more_settings: Any,
     ) -> None:

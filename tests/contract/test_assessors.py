@@ -5,7 +5,7 @@ import math
 import pytest
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS, NEEDS
-from nni_manager.tuner.assessment import MOST_STEPS, Assessment, Assessor, PastCourse
+from nni_manager.tuner.assessment import MAX_STEPS, Assessment, BaseAssessor, PastLearningCurve
 from nni_manager.tuner.assessors import ASSESSORS, forecast
 
 # As an experiment file may set them, for courses of twenty steps.
@@ -38,7 +38,7 @@ def kinds(*left_out):
     ]
 
 
-def course(end):
+def learning_curve(end):
     """Twenty steps of a curve that ends near `end`."""
     return [end * (1 - math.exp(-step / 4)) for step in range(1, 21)]
 
@@ -52,9 +52,11 @@ def refused_at(assessment, key, values, attempt=0):
 def after_good_ones(assessment, sign=1, has_succeeded=True):
     """Has seen twenty trials; the courses, as they would be stored."""
     for key, end in enumerate(GOOD):
-        refused_at(assessment, key, course(sign * end))
+        refused_at(assessment, key, learning_curve(sign * end))
         assessment.end(key, has_succeeded=has_succeeded)
-    return [PastCourse(key, 0, course(sign * end), has_succeeded) for key, end in enumerate(GOOD)]
+    return [
+        PastLearningCurve(key, 0, learning_curve(sign * end), has_succeeded) for key, end in enumerate(GOOD)
+    ]
 
 
 @pytest.fixture(params=kinds())
@@ -72,20 +74,20 @@ LOOK_ELSEWHERE = ("NopPruner", "PatientPruner", "ThresholdPruner")
 def test_a_bad_trial_is_stopped_before_its_end_and_the_best_never(name, optimize_mode, sign):
     assessment = make_of(name, optimize_mode)
     after_good_ones(assessment, sign)
-    assert refused_at(assessment, 20, course(sign * 0.1)) is not None
-    assert refused_at(assessment, 21, course(sign * 1.0)) is None
+    assert refused_at(assessment, 20, learning_curve(sign * 0.1)) is not None
+    assert refused_at(assessment, 21, learning_curve(sign * 1.0)) is None
 
 
 def test_the_first_trial_is_not_stopped(an_assessment):
-    assert refused_at(an_assessment(), 0, course(0.1)) is None
+    assert refused_at(an_assessment(), 0, learning_curve(0.1)) is None
 
 
 def test_a_rebuilt_assessor_stops_where_the_first_would_have(an_assessment):
     unbroken, rebuilt = an_assessment(), an_assessment()
     past = after_good_ones(unbroken)
-    bad = course(0.1)
+    bad = learning_curve(0.1)
     unbroken.hear(20, 0, bad[:1])
-    rebuilt.restore([*past, PastCourse(20, 0, bad[:1], None)])
+    rebuilt.restore([*past, PastLearningCurve(20, 0, bad[:1], None)])
     assert refused_at(rebuilt, 20, bad[1:]) == refused_at(unbroken, 20, bad[1:])
 
 
@@ -93,9 +95,9 @@ def test_a_rebuilt_assessor_stops_where_the_first_would_have(an_assessment):
 def test_a_new_attempt_begins_its_course_anew(name):
     assessment = make_of(name)
     after_good_ones(assessment)
-    assert refused_at(assessment, 20, course(1.0)) is None
-    assert refused_at(assessment, 20, course(0.1), attempt=1) is not None
-    assert refused_at(assessment, 20, course(1.1), attempt=2) is None
+    assert refused_at(assessment, 20, learning_curve(1.0)) is None
+    assert refused_at(assessment, 20, learning_curve(0.1), attempt=1) is not None
+    assert refused_at(assessment, 20, learning_curve(1.1), attempt=2) is None
     assessment.end(20, has_succeeded=True)
 
 
@@ -112,7 +114,7 @@ def test_trials_without_a_result_or_with_very_large_ones_are_borne(an_assessment
 def test_trials_that_failed_are_no_measure(name):
     assessment = make_of(name)
     after_good_ones(assessment, has_succeeded=False)
-    assert refused_at(assessment, 20, course(0.1)) is None
+    assert refused_at(assessment, 20, learning_curve(0.1)) is None
 
 
 def test_of_two_medians_the_trial_is_held_to_the_easier_one():
@@ -137,19 +139,19 @@ def test_no_trial_is_stopped_before_start_step():
     for name, first in (("Medianstop", 8), ("Curvefitting", 8)):
         assessment = make_of(name, start_step=8)
         after_good_ones(assessment)
-        assert refused_at(assessment, 20, course(0.1)) == first
+        assert refused_at(assessment, 20, learning_curve(0.1)) == first
 
 
 def test_curvefitting_looks_at_every_gap_th_step_only():
     assessment = make_of("Curvefitting", gap=5)
     after_good_ones(assessment)
-    answers = [assessment.hear(20, 0, (value,)) for value in course(0.1)]
+    answers = [assessment.hear(20, 0, (value,)) for value in learning_curve(0.1)]
     assert [step for step, answer in enumerate(answers, 1) if not answer] == [6, 11, 16]
 
 
 @pytest.mark.parametrize("end", [0.9, -40.0, 1e300])
 def test_a_curve_is_drawn_out_to_its_end(end):
-    assert forecast(course(end)[:10], 20) == pytest.approx(course(end)[-1], rel=0.1)
+    assert forecast(learning_curve(end)[:10], 20) == pytest.approx(learning_curve(end)[-1], rel=0.1)
     assert forecast([end] * 5, 20) == pytest.approx(end)
 
 
@@ -159,27 +161,27 @@ def test_what_comes_together_is_judged_together():
     assert assessment.hear(20, 0, (0.0, 0.0, 1.0))
 
 
-class Shown(Assessor):
-    """Refuses everything, and remembers how long the course was."""
+class Shown(BaseAssessor):
+    """Refuses everything, and remembers how long the learning_curve was."""
 
     def __init__(self):
         self.lengths = []
 
-    def may_go_on(self, trial_key, course):
-        self.lengths.append(len(course))
+    def may_go_on(self, trial_key, learning_curve):
+        self.lengths.append(len(learning_curve))
         return False
 
-    def end(self, trial_key, course, *, has_succeeded):
-        self.lengths.append(len(course))
+    def end(self, trial_key, learning_curve, *, has_succeeded):
+        self.lengths.append(len(learning_curve))
 
 
 def test_results_beyond_the_most_that_are_kept_are_not_assessed():
     assessor = Shown()
     assessment = Assessment(assessor)
-    assert not assessment.hear(0, 0, [1.0] * (MOST_STEPS + 5))
+    assert not assessment.hear(0, 0, [1.0] * (MAX_STEPS + 5))
     assert assessment.hear(0, 0, [1.0])
     assessment.end(0, has_succeeded=True)
-    assert assessor.lengths == [MOST_STEPS, MOST_STEPS]
+    assert assessor.lengths == [MAX_STEPS, MAX_STEPS]
 
 
 def test_patience_ends_when_nothing_improves_and_the_wrapped_pruner_agrees():
@@ -206,4 +208,4 @@ def test_a_threshold_that_is_none_is_refused(class_args):
 def test_nop_stops_nothing():
     assessment = make_of("NopPruner")
     after_good_ones(assessment)
-    assert refused_at(assessment, 20, course(-5.0)) is None
+    assert refused_at(assessment, 20, learning_curve(-5.0)) is None

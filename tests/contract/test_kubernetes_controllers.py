@@ -147,7 +147,7 @@ def test_a_container_waits_for_its_secret_and_volume_and_says_so(cluster):
     spec = role(command="test $T = told")
     spec["task"]["pod"]["spec"]["containers"][0]["env"] = variables
     run(cluster, spec)
-    assert why_it_waits(cluster) == (
+    assert pending_reason(cluster) == (
         *("CreateContainerConfigError", 'secret "s" not found'),
         [("Failed", 'Error: secret "s" not found')],
     )
@@ -155,7 +155,7 @@ def test_a_container_waits_for_its_secret_and_volume_and_says_so(cluster):
     assert completed(cluster)["completionStatus"]["code"] == 0
 
 
-def why_it_waits(cluster, reason=None):
+def pending_reason(cluster, reason=None):
     """The pod's own reason and message, and its warnings, as soon as there are any (with this reason)."""
     warnings = "type=Warning,involvedObject.kind=Pod"
     wait_until(
@@ -181,7 +181,7 @@ def why_it_waits(cluster, reason=None):
 def test_a_mount_that_fails_is_told_in_an_event_alone(cluster):
     volume = {"name": "v", "nfs": {"server": "nas", "path": "/none"}}
     run(cluster, role(volumes=[volume]))
-    reason, message, ((kind, text),) = why_it_waits(cluster)
+    reason, message, ((kind, text),) = pending_reason(cluster)
     assert (reason, message, kind) == ("ContainerCreating", None, "FailedMount")
     assert text.startswith('MountVolume.SetUp failed for volume "v" : ')
 
@@ -189,13 +189,13 @@ def test_a_mount_that_fails_is_told_in_an_event_alone(cluster):
 def test_what_no_node_takes_is_told_in_its_status_and_in_an_event(cluster):
     run(cluster, role(volumes=[{"name": "v", "persistentVolumeClaim": {"claimName": "none"}}]))
     text = '0/1 nodes are available: persistentvolumeclaim "none" not found.'
-    assert why_it_waits(cluster) == ("Unschedulable", text, [("FailedScheduling", text)])
+    assert pending_reason(cluster) == ("Unschedulable", text, [("FailedScheduling", text)])
 
 
 def test_an_image_that_is_not_there_is_told_in_its_status_and_in_events(cluster):
     cluster.node.missing_images.add("x")
     run(cluster, role())
-    reason, message, events = why_it_waits(cluster)
+    reason, message, events = pending_reason(cluster)
     assert (reason, message) == ("ImagePullBackOff", 'Back-off pulling image "x": not found')
     assert events[0] == ("Failed", 'Failed to pull image "x": not found')
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import Phase
 
 import trial_keeper.core.replication as replication_module
-from nni_manager.domain.receiving import Commit, Receiver, StreamBroken
+from nni_manager.domain.ingest import AttemptIngest, OffsetGap, StreamWrite
 from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import Offsets, Stream
 
@@ -22,15 +22,15 @@ class GoesOnOneByteLate(Replication):
         super().link_came_up({stream: offset + 1 for stream, offset in durable.items()})
 
 
-class TakesOneByteTwice(Receiver):
+class TakesOneByteTwice(AttemptIngest):
     """Off by one in the offset, the other way round."""
 
-    def take(self, stream: Stream, offset: int, data: bytes) -> list[Commit]:
+    def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
         repeats = 0 < self.received(stream) - offset < len(data)
         return super().take(stream, offset + repeats, data)
 
 
-class AcknowledgesBeforeCommit(Receiver):
+class AcknowledgesBeforeCommit(AttemptIngest):
     """What has arrived counts as safe."""
 
     @property
@@ -38,10 +38,10 @@ class AcknowledgesBeforeCommit(Receiver):
         return {stream: self.received(stream) for stream in super().durable}
 
 
-class CountsWhatComesAgainAsNew(Receiver):
+class CountsWhatComesAgainAsNew(AttemptIngest):
     """Forgets that offsets are what tells new from old."""
 
-    def take(self, stream: Stream, offset: int, data: bytes) -> list[Commit]:
+    def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
         return super().take(stream, self.received(stream), data)
 
 
@@ -55,7 +55,7 @@ class ForgetsAStream(Replication):
         super().grew({stream: sizes[stream] for stream in self.streams})
 
 
-class ClosesBeforeDurable(Receiver):
+class ClosesBeforeDurable(AttemptIngest):
     """Takes an attempt for complete once its bytes have arrived."""
 
     @property
@@ -65,7 +65,7 @@ class ClosesBeforeDurable(Receiver):
         )
 
 
-class ForgetsAStreamAtTheEnd(Receiver):
+class ForgetsAStreamAtTheEnd(AttemptIngest):
     """The final size of the metrics is all that counts."""
 
     @property
@@ -91,37 +91,37 @@ class KnowsNoWindow(Replication):
         super().confirmed({stream: progress.size for stream, progress in self._progress.items()})
 
 
-class KeepsTornRecordsForEver(Receiver):
+class KeepsTornRecordsForEver(AttemptIngest):
     """Waits for the rest of a record whose writer is gone."""
 
-    def end(self, final_sizes: Offsets) -> list[Commit]:
+    def end(self, final_sizes: Offsets) -> list[StreamWrite]:
         self._final_sizes = dict(final_sizes)
         return []
 
 
-FAULTS: list[tuple[type[Replication], type[Receiver]]] = [
-    (GoesOnOneByteLate, Receiver),
+FAULTS: list[tuple[type[Replication], type[AttemptIngest]]] = [
+    (GoesOnOneByteLate, AttemptIngest),
     (Replication, TakesOneByteTwice),
     (Replication, AcknowledgesBeforeCommit),
     (Replication, CountsWhatComesAgainAsNew),
-    (ForgetsAStream, Receiver),
+    (ForgetsAStream, AttemptIngest),
     (Replication, ClosesBeforeDurable),
     (Replication, ForgetsAStreamAtTheEnd),
-    (GoesOnFromWhereItWas, Receiver),
-    (KnowsNoWindow, Receiver),
+    (GoesOnFromWhereItWas, AttemptIngest),
+    (KnowsNoWindow, AttemptIngest),
     (Replication, KeepsTornRecordsForEver),
 ]
 
 
 def _name(part: object) -> str | None:
-    return part.__name__ if isinstance(part, type) and part not in (Replication, Receiver) else ""
+    return part.__name__ if isinstance(part, type) and part not in (Replication, AttemptIngest) else ""
 
 
 @pytest.mark.parametrize(("replication_type", "receiver_type"), FAULTS, ids=_name)
 def test_the_machine_notices(
-    play: Callable[..., None], replication_type: type[Replication], receiver_type: type[Receiver]
+    play: Callable[..., None], replication_type: type[Replication], receiver_type: type[AttemptIngest]
 ) -> None:
-    with pytest.raises((AssertionError, StreamBroken)):
+    with pytest.raises((AssertionError, OffsetGap)):
         play(replication_type, receiver_type, **SAME_GAME)
 
 

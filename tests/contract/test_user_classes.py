@@ -10,13 +10,13 @@ import psutil
 import pytest
 from real_experiment import wait_until
 
-from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import UserClass
-from nni_manager.domain.metrics import Reported
-from nni_manager.errors import Bug
+from nni_manager.config.prior_results import PriorResult
+from nni_manager.domain.metrics import MetricValue
+from nni_manager.errors import InternalError
 from nni_manager.tuner import user_process
-from nni_manager.tuner.assessment import Assessment, PastCourse
-from nni_manager.tuner.base import Later, PastTrial, TrialResult
+from nni_manager.tuner.assessment import Assessment, PastLearningCurve
+from nni_manager.tuner.base import Later, Observation, PastTrial
 from nni_manager.tuner.user_classes import UserAssessor, UserTuner
 from nni_manager.tuner.user_process import UserCodeFailed
 
@@ -76,12 +76,12 @@ def test_a_tuner_hears_what_nni_tells_it(a_tuner):
     tuner = a_tuner(optimize_mode="minimize")
     first = tuner.ask(0)
     assert first.parameters == {"x": 0, "heard": [["space", SPACE]], "mode": "minimize"}
-    assert first.memo == {"parameter_id": 0}
+    assert first.metadata == {"parameter_id": 0}
     tuner.ask(1)
     tuner.ask(2)
-    tuner.hear(0, TrialResult("Abc12", 0.5, '{"default": 0.5, "loss": [1, NaN]}', True))
-    tuner.hear(0, TrialResult("Abc12", 0.9, "0.9", True))
-    tuner.hear(1, TrialResult("Def34", None, None, False))
+    tuner.hear(0, Observation("Abc12", 0.5, '{"default": 0.5, "loss": [1, NaN]}', True))
+    tuner.hear(0, Observation("Abc12", 0.9, "0.9", True))
+    tuner.hear(1, Observation("Def34", None, None, False))
     heard = tuner.ask(3).parameters["heard"][1:]
     value = heard[0].pop(3)
     assert value["default"] == 0.5
@@ -102,7 +102,7 @@ def test_a_tuner_without_parameters_is_asked_again_and_history_rebuilds_it(a_tun
         PastTrial(
             key,
             each.parameters,
-            each.memo,
+            each.metadata,
             0.5 if key == 0 else None,
             key == 0,
             f"t{key}",
@@ -119,13 +119,13 @@ def test_a_tuner_without_parameters_is_asked_again_and_history_rebuilds_it(a_tun
         "checkpoint", "space", "result", "end",
     ]  # fmt: skip
     rebuilt.tell(1, 0.25)
-    with pytest.raises(Bug, match="a second time"):
+    with pytest.raises(InternalError, match="a second time"):
         rebuilt.ask(0)
-    with pytest.raises(Bug, match="did not propose"):
+    with pytest.raises(InternalError, match="did not propose"):
         rebuilt.tell(9, 0.5)
-    with pytest.raises(Bug, match="in use"):
+    with pytest.raises(InternalError, match="in use"):
         rebuilt.restore([])
-    with pytest.raises(Bug, match="is not of this search space"):
+    with pytest.raises(InternalError, match="is not of this search space"):
         a_tuner().restore([PastTrial(0, {}, {}, None, ended=False)])
 
 
@@ -150,7 +150,7 @@ def test_history_is_told_again_in_the_order_of_before(a_tuner):
 
 def test_results_of_elsewhere_are_told_as_nni_tells_them(a_tuner):
     tuner = a_tuner()
-    assert tuner.import_results([KnownResult({"x": 0.5}, 1.0, '{"default": 1.0, "n": 2}')]) == 1
+    assert tuner.import_results([PriorResult({"x": 0.5}, 1.0, '{"default": 1.0, "n": 2}')]) == 1
     assert tuner.ask(0).parameters["heard"][1] == [
         "data", [{"parameter": {"x": 0.5}, "value": {"default": 1.0, "n": 2}}],
     ]  # fmt: skip
@@ -184,7 +184,7 @@ def test_what_a_tuner_gives_later_is_taken_when_it_is_asked_again(a_tuner):
     assert tuner.ask(1) is Later.LATER
     tuner.tell(0, 2)
     later = tuner.ask(1)
-    assert (later.parameters, later.memo) == ({"n": 201}, {"parameter_id": 1})
+    assert (later.parameters, later.metadata) == ({"n": 201}, {"parameter_id": 1})
 
 
 def test_numbers_of_numpy_are_plain_numbers(a_tuner):
@@ -238,7 +238,7 @@ def test_a_tuner_that_hangs_is_ended_after_the_time_it_was_given_with_all_it_sta
     tuner = a_tuner(failing(body), timeout_s=3.0)
     with pytest.raises(
         UserCodeFailed,
-        match=r"has not come back from 'ask' for 3 s; mend what takes so long, or allow more with tuner\.callTim",
+        match=r"has not come back from 'ask' for 3 s; fix what takes so long, or allow more with tuner\.callTim",
     ):
         tuner.ask(0)
     child = int((tmp_path / "log" / "tuner.log").read_text())
@@ -271,7 +271,7 @@ def test_a_manager_that_ends_does_not_wait_for_a_tuner_that_hangs(a_tuner):
 
 
 def test_a_tuner_that_prints_without_end_neither_waits_nor_fills_the_disk(a_tuner, tmp_path, monkeypatch):
-    monkeypatch.setattr(user_process, "MOST_PRINTED_BYTES", 100_000)
+    monkeypatch.setattr(user_process, "MAX_PRINTED_BYTES", 100_000)
     tuner = a_tuner(failing("print('a' * 3_000_000); os.write(1, b'e' * 10); return {'x': 1}"))
     assert tuner.ask(0).parameters == tuner.ask(1).parameters == {"x": 1}
     tuner.close()
@@ -288,8 +288,9 @@ def test_a_tuner_dies_before_its_manager_when_memory_is_full(a_tuner):
     assert tuner.ask(0).parameters["score"] == 250
 
 
-def test_a_tuner_whose_manager_is_killed_goes_with_it(a_tuner):
-    tuner = a_tuner(failing("time.sleep(999)"))
+def test_a_tuner_whose_manager_is_killed_goes_with_it(a_tuner, tmp_path):
+    is_asked = tmp_path / "is-asked"
+    tuner = a_tuner(failing(f"open({str(is_asked)!r}, 'w').close(); time.sleep(999)"))
 
     def ask():
         with pytest.raises(UserCodeFailed):
@@ -297,10 +298,9 @@ def test_a_tuner_whose_manager_is_killed_goes_with_it(a_tuner):
 
     asking = threading.Thread(target=ask)
     asking.start()
-    wait_until(lambda: tuner._process._process is not None, "it runs")
+    wait_until(is_asked.exists, "its code runs")
     process = process_of(tuner)
     # As the kernel does for a process that is gone.
-    wait_until(lambda: tuner._process._connection is not None, "it is connected")
     tuner._process._connection.shutdown(2)
     assert tuner._process._process.wait(60) == -signal.SIGKILL
     asking.join(60)
@@ -375,7 +375,7 @@ def test_a_result_that_a_tuner_cannot_bear_does_not_end_its_process(a_tuner):
     tuner = a_tuner()
     tuner.ask(0)
     with pytest.raises(UserCodeFailed, match="cannot find a number in the result"):
-        tuner.hear(0, TrialResult("t", None, '{"accuracy": 1}', True))
+        tuner.hear(0, Observation("t", None, '{"accuracy": 1}', True))
     assert tuner.ask(1).parameters["x"] == 1
 
 
@@ -440,10 +440,10 @@ def an_assessor(tmp_path):
 def test_an_assessor_sees_results_as_they_were_reported(an_assessor, tmp_path):
     assessment = an_assessor()
     assert assessment.hear("Abc12", 0, [0.75])
-    assert assessment.hear("Abc12", 0, [Reported('{"acc": 0.9}')])
+    assert assessment.hear("Abc12", 0, [MetricValue('{"acc": 0.9}')])
     assert not assessment.hear("Abc12", 0, [0.25])
     assessment.end("Abc12", has_succeeded=False)
-    assessment.restore([PastCourse("Old11", 0, [1.0], True)])
+    assessment.restore([PastLearningCurve("Old11", 0, [1.0], True)])
     assert assessment.hear("Def34", 0, [1])
     assessment.close()
     assert (tmp_path / "assessor.log").read_text().splitlines()[1:] == [

@@ -2,20 +2,19 @@
 
 import asyncio
 import secrets
-import sys
-from pathlib import Path
 
 import pytest
+from attempts import AttemptNumbers, attempt_id
 from container_service import MOUNT, ContainerService
-from real_containers import Podman, why_not_here
 from real_experiment import a_manager_here, until
 
-from nni_manager.store.store import StoreReader, log_path
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.writer import log_path
 from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(300)]
 
 ORDINARY, GREEDY, POLITE, KILLED = (0, 1, 5), 2, 3, 4
 # Each kind of trial knows itself by its number.
@@ -69,14 +68,6 @@ if number == {GREEDY}:
         hoard.append(b"x" * 1_000_000)
 nni.report_final_result(number)
 """
-
-
-@pytest.fixture(scope="session")
-def podman():
-    reason = why_not_here()
-    if reason is not None:
-        pytest.skip(reason)
-    return Podman(Path(sys.prefix) / "containers")
 
 
 class Cluster:
@@ -160,7 +151,9 @@ def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_e
         trials = {trial.sequence_id: trial for trial in reader.trials()}
 
     def collected(trial, stream):
-        key = AttemptKey(trial.trial_id, 0, "main-0")
+        key = AttemptNumbers(experiment.folder.workspace).real(
+            AttemptKey(trial.trial_id, attempt_id(0), "main-0")
+        )
         return log_path(experiment.folder.collected_logs, key, stream).read_text()
 
     ends = {number: (trial.state.value, trial.reason) for number, trial in trials.items()}
@@ -175,7 +168,8 @@ def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_e
         stored = [row.value for row in experiment.rows(trial.trial_id)]
         written = decode(experiment.stream(trial.trial_id, Stream.METRICS).read_bytes(), 0).records
         assert stored == [record.value for record in written], f"the rows of trial {number}"
-        code = f"{MOUNT}/TESTEXPT/trials/{trial.trial_id}/attempts/0/main-0/code"
+        first = experiment.folder.workspace.attempts_of(trial.trial_id)[0].attempt_id
+        code = f"{MOUNT}/TESTEXPT/trials/{trial.trial_id}/attempts/{first}/main-0/code"
         for stream in (Stream.STDOUT, Stream.STDERR):
             assert collected(trial, stream) == experiment.stream(trial.trial_id, stream).read_text()
         assert "the command runs" in collected(trial, Stream.KEEPER)
@@ -216,7 +210,8 @@ def test_one_container_runs_trial_after_trial_and_outlives_a_greedy_one(a_real_e
         )
         assert (trial.state.value, trial.reason) == expected, trial.message
         assert len(experiment.rows(trial.trial_id)) == (1 if number == GREEDY else 2)
-        code = f"{MOUNT}/TESTEXPT/trials/{trial.trial_id}/attempts/0/main-0/code"
+        first = experiment.folder.workspace.attempts_of(trial.trial_id)[0].attempt_id
+        code = f"{MOUNT}/TESTEXPT/trials/{trial.trial_id}/attempts/{first}/main-0/code"
         out = experiment.stream(trial.trial_id, Stream.STDOUT).read_text()
         assert out == f"{code} ['.nniignore', 'train.py'] []\n"
         keeper_log = experiment.stream(trial.trial_id, Stream.KEEPER).read_text()

@@ -3,23 +3,20 @@
 import json
 import os
 import signal
-import sys
-from pathlib import Path
 
 import psutil
 import pytest
 from fake_manager import KEY, TOKEN, Site
-from real_containers import REPOSITORY, Container, Podman, why_not_here
+from real_containers import REPOSITORY, Container
 from real_experiment import wait_until
 
-from nni_manager.store.store import StoreReader
+from nni_manager.store.reader import StoreReader
 from nni_sdk.records import decode
 from trial_keeper import __version__
 from trial_keeper.wire.messages import Stream, TrialEnded, TrialStarted
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import exit_from_bytes
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(600)]
 
 MOUNT = "/mnt/confignfs-data"
 NOBODY = 65534
@@ -77,14 +74,6 @@ nni.report_final_result(x)
 """
 
 
-@pytest.fixture(scope="session")
-def podman():
-    reason = why_not_here()
-    if reason is not None:
-        pytest.skip(reason)
-    return Podman(Path(sys.prefix) / "containers")
-
-
 @pytest.fixture
 def a_container(podman, tmp_path):
     """Starts containers, and removes them."""
@@ -127,10 +116,6 @@ def a_keeper(podman, site, a_container):
     return start
 
 
-def exit_of(site):
-    return exit_from_bytes(site.attempt().exit_json.read_bytes())
-
-
 # ---- the keeper's image
 
 
@@ -141,7 +126,7 @@ def test_a_trial_in_a_container_is_delivered_and_its_code_is_the_containers(site
     for stream in Stream:
         assert site.manager.stored(stream) == site.file(stream), stream
     (ended,) = site.manager.all_of(TrialEnded)
-    assert ended == exit_of(site)
+    assert ended == site.exit()
     assert (ended.reason, ended.exit_code) == (ExitReason.NONZERO_EXIT, 3)
     assert keeper.stdout == "to stdout\n"
     assert "to stderr\n" in keeper.stderr
@@ -186,7 +171,7 @@ def test_stopping_the_container_lets_the_trial_say_its_last_words(site, a_keeper
     keeper.stop(grace_s=30)
     assert keeper.wait() == 5
     (ended,) = site.manager.all_of(TrialEnded)
-    assert ended == exit_of(site)
+    assert ended == site.exit()
     assert (ended.reason, ended.exit_code) == (ExitReason.JOB_LOST, 5)
     assert b"last words" in site.manager.stored()
 
@@ -197,7 +182,7 @@ def test_a_trial_that_is_deaf_is_killed_before_the_containers_grace_is_over(site
     keeper.stop(grace_s=30)
     assert keeper.wait() == 128 + signal.SIGKILL
     (ended,) = site.manager.all_of(TrialEnded)
-    assert ended == exit_of(site)
+    assert ended == site.exit()
     assert ended.reason is ExitReason.JOB_LOST
 
 
@@ -206,7 +191,7 @@ def test_the_grace_of_a_container_can_be_set_where_its_command_line_is(site, a_k
     wait_until((site.code / "deaf").exists, "the trial is deaf")
     keeper.stop(grace_s=30)
     assert keeper.wait() == 128 + signal.SIGKILL
-    assert exit_of(site).reason is ExitReason.JOB_LOST
+    assert site.exit().reason is ExitReason.JOB_LOST
 
 
 def test_a_second_signal_to_a_container_ends_the_grace(site, a_keeper):
@@ -216,7 +201,7 @@ def test_a_second_signal_to_a_container_ends_the_grace(site, a_keeper):
     wait_until(lambda: b"stopping" in site.file(Stream.KEEPER), "the first signal is noted")
     keeper.signal("INT")
     assert keeper.wait() == 128 + signal.SIGKILL
-    assert exit_of(site).reason is ExitReason.JOB_LOST
+    assert site.exit().reason is ExitReason.JOB_LOST
 
 
 @pytest.mark.parametrize(
@@ -238,7 +223,7 @@ def test_nothing_of_a_trial_is_left_in_its_container_when_its_end_is_told(site, 
     site.manager.closes = True
     site.manager.commit_again()
     assert keeper.wait() == 4
-    assert site.manager.all_of(TrialEnded) == [exit_of(site)] == [ended]
+    assert site.manager.all_of(TrialEnded) == [site.exit()] == [ended]
     assert ended.reason is ExitReason.NONZERO_EXIT
 
 
@@ -257,14 +242,14 @@ def test_orphans_are_reaped_while_the_trial_runs_and_none_outlives_it(site, a_ke
     site.open_gate("gate")
     assert keeper.wait() == 4
     assert psutil.wait_procs(processes, timeout=60)[1] == []
-    assert site.manager.all_of(TrialEnded) == [exit_of(site)]
+    assert site.manager.all_of(TrialEnded) == [site.exit()]
 
 
 def test_a_trial_that_fills_the_containers_memory_is_told_of_by_its_keeper(site, a_keeper):
     keeper = a_keeper("exec python3 train.py", "--memory=96m", "--memory-swap=96m", train=GREEDY)
     assert keeper.wait() == 128 + signal.SIGKILL
     (ended,) = site.manager.all_of(TrialEnded)
-    assert ended == exit_of(site)
+    assert ended == site.exit()
     assert (ended.reason, ended.exit_code) == (ExitReason.OUT_OF_MEMORY, 128 + signal.SIGKILL)
     assert ended.message.startswith("the container's memory limit of 96 MiB was reached")
     assert b"hungry" in site.manager.store.records[KEY][0].value.encode()

@@ -2,7 +2,6 @@
 
 import functools
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import pytest
 from kube_containers import ContainerPod, specification
 from kube_place import Place, our_cluster, output_of, trials_of, worker_role
 from kube_store import PODS
-from real_containers import Podman, why_not_here
 from real_experiment import wait_until
 
 pytest.importorskip("kubernetes")
@@ -27,14 +25,11 @@ nni_sdk.report_final_result(x)
 """
 
 
-@pytest.fixture(scope="module")
-def podman():
-    reason = why_not_here()
-    if reason is not None:
-        pytest.skip(reason)
+@pytest.fixture(scope="session")
+def podman(podman):
     if shutil.which("catatonit") is None:
         pytest.skip("catatonit not installed: podman makes no pods without it")
-    return Podman(Path(sys.prefix) / "containers")
+    return podman
 
 
 @pytest.mark.containers

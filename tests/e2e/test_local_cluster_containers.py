@@ -3,30 +3,19 @@
 import asyncio
 import json
 import os
-import sys
-from pathlib import Path
 
 import pytest
 from openpai_jobs import text_of
 from real_cluster import commands, end_processes_of, log, over, processes_of, run, running, settings, until
-from real_containers import Podman, why_not_here
 
-from nni_manager.local_openpai.errors import JobUnknown, LogUnknown
+from nni_manager.local_openpai.container_runtime import _not_made
+from nni_manager.local_openpai.errors import JobNotFound, LogUnknown
 from nni_manager.local_openpai.jobs import ExecutionType, RetryCounts, State
-from nni_manager.local_openpai.runner import _not_made
 from nni_manager.local_openpai.sandbox import CLUSTER_LABEL, SandboxMissing, registry_logins
 from nni_manager.local_openpai.settings import Sandbox, StorageSettings
 
-pytestmark = [pytest.mark.containers, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.any_machine, pytest.mark.containers, pytest.mark.timeout(300)]
 PLUGINS = "com.microsoft.pai.runtimeplugin"
-
-
-@pytest.fixture(scope="module")
-def podman():
-    reason = why_not_here()
-    if reason is not None:
-        pytest.skip(reason)
-    return Podman(Path(sys.prefix) / "containers")
 
 
 @pytest.fixture
@@ -106,7 +95,7 @@ def test_an_image_may_have_a_user_of_its_own(play, podman, tmp_path):
         async def is_on():
             try:
                 return "on" in await log(cluster, "endless")
-            except (LogUnknown, JobUnknown):
+            except (LogUnknown, JobNotFound):
                 return False
 
         await until(is_on)
@@ -129,7 +118,7 @@ def test_a_stopped_container_has_its_grace_and_leaves_nothing(play, tmp_path):
         async def is_ready():
             try:
                 return "ready" in await log(cluster)
-            except (LogUnknown, JobUnknown):
+            except (LogUnknown, JobNotFound):
                 return False
 
         await until(is_ready)
@@ -178,7 +167,7 @@ def test_a_container_whose_supervisor_is_killed_is_removed_and_tried_again(play,
         async def is_on():
             try:
                 return "on" in await log(cluster)
-            except (LogUnknown, JobUnknown):
+            except (LogUnknown, JobNotFound):
                 return False
 
         await until(is_on)

@@ -1,171 +1,27 @@
 """Experiments on the OpenPAI that this machine brings along: nnictl, the service, tasks and keepers, all real."""
 
-import contextlib
 import getpass
-import json
 import os
 import re
 import shutil
-import socket
-import subprocess
 import sys
 from pathlib import Path
 
 import psutil
 import pytest
 import yaml
-from real_containers import Podman, why_not_here
+from openpai_home import ENDLESS, TRAIN, attempt_of, created, jobs, processes_of, trials
 from real_experiment import wait_until
 
 from nni_manager.client.experiments import resolve
-from nni_manager.local_openpai import service
-from nni_manager.local_openpai.runner import mounts_work
+from nni_manager.local_openpai import daemon
+from nni_manager.local_openpai.container_runtime import mounts_work
 from nni_manager.store.folders import ExperimentFolder
 
 pytestmark = pytest.mark.timeout(170)
 
-BIN = Path(sys.executable).parent
 ROOT = Path(__file__).parents[2]
 MOUNT = "/mnt/confignfs-data"
-TRAIN = """\
-import os
-import nni_sdk
-print("in", os.getcwd(), flush=True)
-x = nni_sdk.get_next_parameter()["x"]
-nni_sdk.report_intermediate_result(x / 2)
-nni_sdk.report_final_result(x)
-"""
-# Reports once and then waits for a signal.
-ENDLESS = TRAIN.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
-CONFIG = """\
-authorName: ada
-experimentName: here
-trialConcurrency: 2
-maxTrialNum: 3
-trainingServicePlatform: pai
-searchSpacePath: search_space.json
-logDir: ../experiments
-useAnnotation: false
-tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize}}
-trial:
-  command: python3 train.py
-  codeDir: .
-  gpuNum: 0
-  cpuNum: 1
-  memoryMB: 256
-  image: anything
-  nniManagerNFSMountPath: ../storage
-  containerNFSMountPath: /mnt/confignfs-data
-  paiStorageConfigName: confignfs-data
-paiConfig: {userName: your_pai_user, token: your_pai_token, host: local}
-"""
-
-
-def environ_of(home):
-    outside = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("NNI_", "TRIAL_", "OPENPAI_"))
-    }
-    return outside | {
-        "HOME": str(home),
-        "XDG_STATE_HOME": str(home / "state"),
-        "PATH": f"{BIN}:{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-    }
-
-
-def processes_of(home):
-    """The service, managers, keepers and trials of this home, all of which have its name in their environment."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.environ().get("HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return found
-
-
-@pytest.fixture(scope="module")
-def podman():
-    reason = why_not_here()
-    if reason is not None:
-        pytest.skip(reason)
-    return Podman(Path(sys.prefix) / "containers")
-
-
-@pytest.fixture
-def home(tmp_path, monkeypatch, request):
-    """A home whose OpenPAI runs on a port of its own. Whatever a test starts there ends with it.
-
-    Its tasks are processes, or with the parameter "podman" containers.
-    """
-    sandbox = getattr(request, "param", "process")
-    if sandbox == "podman":
-        environ = request.getfixturevalue("podman").environ
-        for name in ("CONTAINERS_CONF", "CONTAINERS_STORAGE_CONF"):
-            monkeypatch.setenv(name, environ[name])
-    (tmp_path / "storage").mkdir()
-    work = tmp_path / "work"
-    work.mkdir()
-    (work / "train.py").write_text(TRAIN)
-    (work / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
-    (work / "config.yml").write_text(CONFIG)
-    for name, value in environ_of(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    start = (
-        "start",
-        f"--port={port}",
-        f"--storage={tmp_path}/storage",
-        "--virtual-cluster=default=16,100000,0",
-        f"--sandbox={sandbox}",
-    )
-    subprocess.run([BIN / "nnictl", "openpai", *start], check=True, capture_output=True, timeout=60)
-    yield tmp_path
-    service.stop(service.StateFolder.of_user())
-    for process in processes_of(tmp_path):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-@pytest.fixture
-def nnictl(home):
-    """Runs nnictl to its end."""
-
-    def run(*arguments, **replaced):
-        for old, new in replaced.get("replace", {}).items():
-            config = home / "work" / "config.yml"
-            assert old in config.read_text()
-            config.write_text(config.read_text().replace(old, new))
-        return subprocess.run(
-            [BIN / "nnictl", *arguments],
-            cwd=home / "work",
-            env=environ_of(home),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return run
-
-
-def created(done):
-    assert done.returncode == 0, done.stdout + done.stderr
-    (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
-    return experiment_id
-
-
-def jobs(nnictl):
-    listed = json.loads(nnictl("openpai", "jobs", "--json").stdout)
-    return {each["name"]: each["state"] for each in listed}
-
-
-def trials(nnictl, experiment_id):
-    return json.loads(nnictl("trial", "ls", experiment_id, "--json").stdout)
 
 
 def test_what_start_prints_for_an_experiment_file_runs_without_the_keeper_on_the_path(home, nnictl):
@@ -192,10 +48,47 @@ def test_an_experiment_runs_a_job_per_trial_which_sees_the_storage_at_its_mount(
     assert [each["status"] for each in found] == ["SUCCEEDED"] * 3
     assert jobs(nnictl) == {f"nni_exp_{experiment_id}_trial_{each['id']}": "SUCCEEDED" for each in found}
     first = found[0]["id"]
-    code = f"{MOUNT}/{experiment_id}/trials/{first}/attempts/0/taskrole-0/code"
+    code = f"{MOUNT}/{experiment_id}/trials/{first}/attempts/{attempt_of(home, experiment_id, first)}/taskrole-0/code"
     assert nnictl("log", "trial", experiment_id, "--trial-id", first).stdout == f"in {code}\n"
     log = nnictl("openpai", "logs", f"nni_exp_{experiment_id}_trial_{first}", "--stream", "stdout").stdout
     assert log == f"in {code}\n"
+
+
+def test_a_task_that_no_machine_has_room_for_is_refused_before_anything_is_made(home, nnictl):
+    done = nnictl("create", "--config", "config.yml", "--port", "auto", replace={"gpuNum: 0": "gpuNum: 99"})
+    assert done.returncode == 1
+    assert "asks for 99 GPUs, 1 CPUs, 256 MB of memory, and no node has that much" in done.stderr
+    assert "(the most that a node has: 0 GPUs, 16 CPUs, 100000 MB of memory)" in done.stderr
+    assert not (home / "experiments").exists()
+
+
+def test_tasks_that_never_fit_together_end_the_experiment_with_the_clusters_words(home, nnictl):
+    (home / "work" / "job.yml").write_text(
+        """\
+protocolVersion: 2
+name: many
+type: job
+prerequisites: [{type: dockerimage, name: i, uri: anything}]
+taskRoles:
+  worker:
+    instances: 20
+    dockerImage: i
+    resourcePerInstance: {gpu: 0, cpu: 1, memoryMB: 256}
+    commands: [python3 train.py]
+"""
+    )
+    lines = "  command: python3 train.py\n", "  gpuNum: 0\n", "  cpuNum: 1\n", "  memoryMB: 256\n"
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto", "--foreground"),
+        replace={"  image: anything\n": "  paiConfigPath: job.yml\n", **dict.fromkeys(lines, "")},
+    )
+    assert done.returncode == 1
+    assert "cannot submit jobs: the cluster has refused 3 in a row" in done.stderr
+    assert (
+        "all its tasks need 20 CPUs, 5120 MB and 0 GPUs, and virtual cluster default has 16 CPUs"
+        in done.stderr
+    )
+    assert jobs(nnictl) == {}
 
 
 def test_containers_get_the_copy_of_annotated_code_without_the_files_of_its_login(home, nnictl):
@@ -239,7 +132,9 @@ def test_trials_run_in_real_containers_of_the_keepers_image(home, nnictl, podman
     found = trials(nnictl, experiment_id)
     assert [each["status"] for each in found] == ["SUCCEEDED"] * 3
     said = nnictl("log", "trial", experiment_id, "--trial-id", found[0]["id"]).stdout
-    assert said.startswith(f"in {MOUNT}/{experiment_id}/trials/{found[0]['id']}/attempts/0/taskrole-0/code\n")
+    first = found[0]["id"]
+    attempt = attempt_of(home, experiment_id, first)
+    assert said.startswith(f"in {MOUNT}/{experiment_id}/trials/{first}/attempts/{attempt}/taskrole-0/code\n")
     # A job that had not begun when nothing was left for it is stopped.
     well = {"SUCCEEDED", "STOPPED"} if reuse == "true" else {"SUCCEEDED"}
     wait_until(
@@ -318,9 +213,10 @@ taskRoles:
     assert trial["value"] is not None
     # The cluster applies the same policy; whoever comes first names the end.
     assert set(jobs(nnictl).values()) <= {"SUCCEEDED", "STOPPED"}
-    tasks = home / "storage" / experiment_id / "trials" / trial["id"] / "attempts" / "0"
-    assert sorted(task.name for task in tasks.iterdir()) == ["ps-0", "worker-0", "worker-1"]
-    assert (tasks / "ps-0" / "output" / "stdout").read_text() == "it's me at 127.0.0.1\n"
+    attempts = home / "storage" / experiment_id / "trials" / trial["id"] / "attempts"
+    tasks = {task.name: task for task in attempts.glob("*/*")}
+    assert sorted(tasks) == ["ps-0", "worker-0", "worker-1"]
+    assert (tasks["ps-0"] / "output" / "stdout").read_text() == "it's me at 127.0.0.1\n"
 
 
 def test_trials_outlive_the_manager_and_every_end_has_its_reason(home, nnictl):
@@ -367,7 +263,7 @@ def test_the_cluster_may_be_away_for_a_while(home, nnictl):
         return client.get("/summary")[key]
 
     wait_until(lambda: told("counts")["RUNNING"] == 2, "two trials run")
-    here = service.running(service.StateFolder.of_user())
+    here = daemon.running(daemon.StateFolder.of_user())
     psutil.Process(here.process.pid).kill()
     wait_until(lambda: "OpenPAI at" in told("problem"), "the manager misses the cluster")
     assert told("counts")["RUNNING"] == 2
@@ -387,7 +283,8 @@ def test_a_container_that_is_lost_is_replaced_and_only_its_successor_counts(home
         """\
 import os, signal
 import nni_sdk
-attempt = int(os.environ["NNI_SYS_DIR"].split("/")[-2])
+own = os.environ["NNI_SYS_DIR"].split("/")[-2]
+attempt = sorted(os.listdir(os.environ["NNI_SYS_DIR"].split(own)[0])).index(own)
 nni_sdk.report_intermediate_result(attempt)
 if attempt == 0:
     signal.pause()
@@ -419,7 +316,7 @@ def test_the_keepers_token_is_in_nothing_that_the_cluster_shows(home, nnictl):
     name = next(iter(jobs(nnictl)))
     shown = [nnictl("openpai", *words, name).stdout for words in (("export",), ("show", "--json"), ("logs",))]
     from nni_manager.engine.tokens import token_of
-    from nni_manager.store.store import StoreReader
+    from nni_manager.store.reader import StoreReader
 
     with StoreReader(ExperimentFolder(home / "experiments" / experiment_id).database) as reader:
         secret = reader.experiment().secret
@@ -443,7 +340,7 @@ def test_another_folder_as_the_same_storage_is_refused_with_the_ways_out(home, n
         replace={"confignfs-data": "elsewhere"},
     )
     created(done)
-    assert set(service.running(service.StateFolder.of_user()).process.options.storages) == {
+    assert set(daemon.running(daemon.StateFolder.of_user()).process.options.storages) == {
         "confignfs-data",
         "elsewhere",
     }

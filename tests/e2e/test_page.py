@@ -6,17 +6,18 @@ import re
 import time
 
 import pytest
+from attempts import attempt_id, sign_attempt
 from browser import Visit, chromium, expect, needs_chromium, visit
+from free_ports import free_port_pair
 from made_experiment import Played, made_experiment, made_trial, served_view
-from real_experiment import free_port_pair
 
 from nni_manager.domain.events import AttemptStarted, MetricsStored, ParametersSuggested, TaskReported
 from nni_manager.domain.trial import TrialState
-from nni_manager.web import live
+from nni_manager.web import change_feed
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
-pytestmark = [needs_chromium, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.any_machine, needs_chromium, pytest.mark.timeout(180)]
 # So many updates of half a second each are ten minutes of an experiment.
 UPDATES = int(os.environ.get("PAGE_UPDATES", "150"))
 CHART = ".main-svg"
@@ -71,7 +72,9 @@ def stored(tmp_path_factory):
     experiment = made_experiment(
         tmp_path_factory.mktemp("stored"), 40, some_trial, experimentName=f"digits {HOSTILE}"
     )
-    attempt = experiment.folder.workspace.attempt(AttemptKey("00000", 0, "main-0"))
+    key = AttemptKey("00000", attempt_id(0), "main-0")
+    sign_attempt(experiment.folder, key)
+    attempt = experiment.folder.workspace.attempt(key)
     attempt.output.mkdir(parents=True)
     with attempt.stream(Stream.STDOUT).open("wb") as file:
         line = b"epoch 1: loss 0.25 \xe2\x82\xac\n"
@@ -84,7 +87,7 @@ def stored(tmp_path_factory):
         yield view
 
 
-# ---- who is let in
+# ---- sign-in and sign-out
 
 
 def test_a_link_lets_a_browser_in_once_and_leaves_nothing_in_the_address(browser, stored):
@@ -239,12 +242,12 @@ def test_ten_thousand_trials_can_be_sorted_searched_and_scrolled(browser, tmp_pa
 
 def test_memory_stays_flat_while_updates_come(browser, tmp_path, monkeypatch):
     """As many updates as ten minutes bring, one after another."""
-    monkeypatch.setattr(live, "EVERY_S", 0.01)
+    monkeypatch.setattr(change_feed, "INTERVAL_S", 0.01)
     played = Played(made_experiment(tmp_path, 0).folder)
-    keys = [AttemptKey(f"t{number}", 0, "main-0") for number in range(20)]
+    keys = [AttemptKey(f"t{number}", attempt_id(0), "main-0") for number in range(20)]
     for number, key in enumerate(keys):
-        played.happened(ParametersSuggested(key.trial_id, number, {"x": number}, {}, time.time()))
-        played.happened(AttemptStarted(key, time.time()), TaskReported(key))
+        played.apply(ParametersSuggested(key.trial_id, number, {"x": number}, {}, time.time()))
+        played.apply(AttemptStarted(key, time.time()), TaskReported(key))
     with served_view(played.folder, played) as view, visit(browser, view.link()) as person:
         person.see("nav-trials").click()
         shown = person.see("row-t0")
@@ -252,7 +255,7 @@ def test_memory_stays_flat_while_updates_come(browser, tmp_path, monkeypatch):
         def update(number):
             for key in keys[:3]:
                 event = MetricsStored(key, ((False, f"{number}.5"),))
-                view.loop.call_soon_threadsafe(played.happened, event)
+                view.loop.call_soon_threadsafe(played.apply, event)
             if number % 10 == 0:
                 expect(shown).to_contain_text(f"{number}.5")
 
@@ -282,7 +285,7 @@ def test_each_chart_is_drawn(browser, stored):
         assert not [title for title in titles if re.search("share|cloud|edit", title or "", re.IGNORECASE)]
 
 
-# ---- who looks, and how
+# ---- themes, narrow screens and the keyboard
 
 
 @pytest.mark.parametrize("theme", THEMES)

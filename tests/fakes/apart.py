@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import nni_manager.__main__ as manager
-from nni_manager import services
-from nni_manager.domain.receiving import Commit, Receiver
-from nni_manager.store.store import Store
+from nni_manager import training_service_factory
+from nni_manager.domain.ingest import AttemptIngest, StreamWrite
+from nni_manager.store.writer import Store
 from nni_manager.training_services.local.client import LocalTrainingService
 from trial_keeper.wire.workspace import Workspace
 
@@ -65,21 +65,25 @@ class LocalServiceApart(LocalTrainingService):
         await super().submit(replace(settings, workspace=self._apart.workspace))
 
 
-def _count_again(receiver, stream, offset, data, take=Receiver.take):
+def _count_again(receiver, stream, offset, data, take=AttemptIngest.take):
     """What comes again is taken for new."""
     return take(receiver, stream, receiver.received(stream), data)
 
 
-def _leave_out(receiver, stream, offset, data, take=Receiver.take):
+def _leave_out(receiver, stream, offset, data, take=AttemptIngest.take):
     """The last record of what arrived is forgotten."""
     return [replace(commit, records=commit.records[:-1]) for commit in take(receiver, stream, offset, data)]
 
 
 def _acknowledge_early(store, writes, now_s, commit=Store.commit):
     """The offset is durable a moment before the rows are."""
-    commit(store, [replace(each, records=()) if isinstance(each, Commit) else each for each in writes], now_s)
+    commit(
+        store,
+        [replace(each, records=()) if isinstance(each, StreamWrite) else each for each in writes],
+        now_s,
+    )
     time.sleep(0.2)
-    return commit(store, [each for each in writes if isinstance(each, Commit) and each.records], now_s)
+    return commit(store, [each for each in writes if isinstance(each, StreamWrite) and each.records], now_s)
 
 
 def _commit_slowly(store, writes, now_s, commit=Store.commit):
@@ -90,19 +94,19 @@ def _commit_slowly(store, writes, now_s, commit=Store.commit):
 
 PLANTED = {
     "commits slowly": [(Store, "commit", _commit_slowly)],
-    "counts again": [(Store, "commit", _commit_slowly), (Receiver, "take", _count_again)],
-    "leaves out": [(Receiver, "take", _leave_out)],
+    "counts again": [(Store, "commit", _commit_slowly), (AttemptIngest, "take", _count_again)],
+    "leaves out": [(AttemptIngest, "take", _leave_out)],
     "acknowledges early": [(Store, "commit", _acknowledge_early)],
 }
 
 
 def main() -> int:
     apart = Apart.from_environ()
-    services.make_service = lambda config, folder: (
+    training_service_factory.make_service = lambda config, folder: (
         lambda on_job_ended: LocalServiceApart(apart, config, folder, on_job_ended)
     )
-    services.address_for_keepers = lambda config: apart.announced
-    services.listens_at = lambda address: apart.listens_at
+    training_service_factory.address_for_keepers = lambda config: apart.announced
+    training_service_factory.listens_at = lambda address: apart.listens_at
     for place in PLANTED.get(apart.planted, []):
         setattr(*place)
     return manager.main()

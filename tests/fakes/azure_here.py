@@ -58,7 +58,7 @@ class Azure:
         self.refuses: tuple[int, str] | None = None
         """What it answers to every call that changes something at a path that has `refuses_at` in it."""
         self.refuses_at = ""
-        self.lets_in = True
+        self.is_authenticated = True
         """Whether the vault lets this login read."""
         self._lock = threading.Lock()
         self._certificate = self.folder / "azure.pem"
@@ -196,7 +196,7 @@ class _Connection(BaseHTTPRequestHandler):
                 f'Bearer authorization="https://{LOGIN_HOST}/{TENANT}", resource="https://vault.azure.net"'
             )
             self._json(401, {"error": {"code": "Unauthorized"}}, WWW_Authenticate=where)
-        elif not self.site.lets_in:
+        elif not self.site.is_authenticated:
             self._json(403, {"error": {"code": "Forbidden", "message": "no secrets get permission"}})
         elif path.split("/")[:2] != ["secrets", SECRET]:
             self._json(404, {"error": {"code": "SecretNotFound", "message": "not found"}})

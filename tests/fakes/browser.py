@@ -43,7 +43,7 @@ def chromium() -> Iterator[Browser]:
 
 
 class Visit:
-    """A person at the page of one experiment, who has not been there before."""
+    """A person on a first visit to the page of one experiment."""
 
     def __init__(self, browser: Browser, **options: Any) -> None:
         """`options`: those of Playwright's contexts, such as color_scheme and viewport."""
@@ -120,7 +120,7 @@ class Visit:
 
 @contextlib.contextmanager
 def visit(browser: Browser, link: str, **options: Any) -> Iterator[Visit]:
-    """A person who has come by a link."""
+    """A person on a visit that starts with a link."""
     visiting = Visit(browser, **options)
     try:
         visiting.enter(link)

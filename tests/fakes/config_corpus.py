@@ -14,9 +14,9 @@ from typing import Any
 import jsonschema
 import yaml
 
+from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.document import as_yaml
 from nni_manager.config.json_schema import json_schema
-from nni_manager.config.mistakes import ConfigInvalid
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.v2 import is_v2
 

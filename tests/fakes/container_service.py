@@ -10,9 +10,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from real_containers import LONGEST_LIFE_S, STEP_WITHIN_S, Podman
+from real_containers import MAX_LIFE_S, STEP_TIMEOUT_S, Podman
 
-from nni_manager.errors import TryAgain
+from nni_manager.errors import RetryableError
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 
 MOUNT = "/mnt/confignfs-data"
@@ -57,7 +57,7 @@ class ContainerService(TrainingService):
             settings, workspace=f"{MOUNT}/{Path(settings.workspace).name}", mount=MOUNT, relay_output=True
         )
         await self._run(
-            *("podman", "run", "--detach", "--pull=never", "--network=host", f"--timeout={LONGEST_LIFE_S}"),
+            *("podman", "run", "--detach", "--pull=never", "--network=host", f"--timeout={MAX_LIFE_S}"),
             *("--name", self.name(settings.job_id), f"--volume={self._storage}:{MOUNT}", *self._options),
             *(f"--env={name}={value}" for name, value in seen.to_environ().items()),
             self._image,
@@ -75,15 +75,18 @@ class ContainerService(TrainingService):
         stop.add_done_callback(self._stopping.discard)
         return True
 
+    def removal_command(self, job_id):
+        return f"end {job_id}"
+
     async def adopt(self, job_id):
         try:
             await self._run("podman", "container", "inspect", self.name(job_id))
-        except TryAgain:
+        except RetryableError:
             return JobPresence.UNKNOWN
         self._watch(job_id)
         return JobPresence.RUNNING
 
-    async def end_leftovers(self, job_id, trial_id):
+    async def reap_orphans(self, job_id, trial_id):
         """A container that ended has left nothing."""
 
     async def close(self):
@@ -97,14 +100,14 @@ class ContainerService(TrainingService):
 
     async def _until_end(self, job_id: str) -> None:
         name = self.name(job_id)
-        exit_code = int(await self._run("podman", "wait", name, within_s=LONGEST_LIFE_S))
-        last_words = await self._run("podman", "logs", "--tail", "5", name)
+        exit_code = int(await self._run("podman", "wait", name, within_s=MAX_LIFE_S))
+        termination_message = await self._run("podman", "logs", "--tail", "5", name)
         await asyncio.gather(*self._stopping, return_exceptions=True)
         await self._run("podman", "rm", "--force", "--time", "0", name)
         del self._watched[job_id]
-        self.on_job_ended(JobEnded(job_id, exit_code, last_words.strip()))
+        self.on_job_ended(JobEnded(job_id, exit_code, termination_message.strip()))
 
-    async def _run(self, *command: str, within_s: float = STEP_WITHIN_S) -> str:
+    async def _run(self, *command: str, within_s: float = STEP_TIMEOUT_S) -> str:
         """What the command printed, on both."""
         # No pipe, which what podman leaves running may hold open for as long as it runs.
         with tempfile.TemporaryFile() as output:
@@ -126,5 +129,5 @@ class ContainerService(TrainingService):
             output.seek(0)
             said = output.read().decode()
         if process.returncode:
-            raise TryAgain(f"{command[:3]} ended with {process.returncode}: {said}")
+            raise RetryableError(f"{command[:3]} ended with {process.returncode}: {said}")
         return said

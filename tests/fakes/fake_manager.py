@@ -7,35 +7,38 @@ is not is lost.
 import asyncio
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nni_manager.domain.receiving import Commit, Receiver
-from nni_manager.domain.refusals import TokenWrong
+from attempts import AttemptNumbers, attempt_id
+from free_ports import free_port_pair
+
+from nni_manager.domain.admission_errors import InvalidToken
+from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.engine.probe import ProbeSession
-from nni_manager.service.servicer import KeeperServer
+from nni_manager.grpc_server.servicer import KeeperServer
 from nni_manager.store.certificate import Certificate
 from nni_sdk.records import Record
 from trial_keeper import __version__
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import (
+    Ack,
     AttemptKey,
     AttemptOffsets,
     Chunk,
-    Durable,
     Hello,
     Idle,
     KeeperMessage,
     ManagerMessage,
     Stream,
     TrialEnded,
-    TrialReturned,
+    TrialRevoked,
     TrialStarted,
     Usage,
     Welcome,
@@ -45,6 +48,7 @@ from trial_keeper.wire.workspace import (
     ManagerDocument,
     TrialDocument,
     Workspace,
+    exit_from_bytes,
     replace_file,
 )
 
@@ -53,8 +57,8 @@ TOKEN = "a-very-secret-token"
 EXPERIMENT = "TESTEXPT"
 TRIAL = "trial1"
 TASK = "main-0"
-KEY = AttemptKey(TRIAL, 0, TASK)
-LONGEST_WAIT_S = 30.0
+KEY = AttemptKey(TRIAL, attempt_id(0), TASK)
+MAX_WAIT_S = 30.0
 
 
 class _LoopThread:
@@ -75,7 +79,7 @@ class _LoopThread:
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it there, wait for it here."""
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        return future.result(LONGEST_WAIT_S)
+        return future.result(MAX_WAIT_S)
 
 
 class Store:
@@ -123,6 +127,8 @@ class FakeManager:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.store = Store()
+        self.numbers = AttemptNumbers(workspace)
+        """Tests see keys with ids that they can spell; keepers, their own."""
         self.version = __version__
         self.certificate: Certificate | None = None
         """With which it listens, and which manager.json names."""
@@ -140,8 +146,8 @@ class FakeManager:
         """Whether attempts that are complete are closed."""
         self.address: str | None = None
         self._connections: list[Connection] = []
-        self._receivers: dict[AttemptKey, Receiver] = {}
-        self._uncommitted: list[tuple[Commit, bytes]] = []
+        self._receivers: dict[AttemptKey, AttemptIngest] = {}
+        self._uncommitted: list[tuple[StreamWrite, bytes]] = []
         self._arrived: dict[tuple[AttemptKey, Stream], bytearray] = {}
         self._server: KeeperServer | None = None
         self._changed = threading.Condition()
@@ -150,9 +156,7 @@ class FakeManager:
 
     def start(self) -> None:
         """Listen at a new address."""
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port_pair()
         _LoopThread.get().call(self._start(port))
         self.address = f"127.0.0.1:{port}"
         self.write_document()
@@ -192,7 +196,7 @@ class FakeManager:
     def wait_for(self, is_true: Callable[[], T], what: str) -> T:
         """Wait until something that happens here makes it true; what it returned."""
         with self._changed:
-            if not self._changed.wait_for(is_true, LONGEST_WAIT_S):
+            if not self._changed.wait_for(is_true, MAX_WAIT_S):
                 kinds = [type(message).__name__ for message in self.messages]
                 raise AssertionError(f"still not: {what}; messages: {kinds[-20:]}")
             return is_true()
@@ -226,6 +230,7 @@ class FakeManager:
 
     def admit(self, hello: Hello, job_id: str, token: str) -> Connection | ProbeSession:
         """Let a keeper in, or raise what the test wants."""
+        hello = replace(hello, attempts=tuple(map(self.numbers.spelled, hello.attempts)))
         with self._changed:
             self.hellos += 1
             self.messages.append(hello)
@@ -233,7 +238,7 @@ class FakeManager:
             if self.refuse_with is not None:
                 raise self.refuse_with
             if token != TOKEN or job_id != hello.job_id:
-                raise TokenWrong()
+                raise InvalidToken()
             if hello.is_probe:
                 return ProbeSession()
             connection = Connection(self, hello)
@@ -244,6 +249,8 @@ class FakeManager:
 
     def take(self, connection: Connection, message: KeeperMessage) -> None:
         """A message arrived."""
+        if isinstance(message, TrialStarted | Chunk | TrialEnded | Usage):
+            message = replace(message, key=self.numbers.spelled(message.key))
         with self._changed:
             if connection not in self._connections:
                 return
@@ -265,7 +272,7 @@ class FakeManager:
                         (commit, self._raw(commit)) for commit in receiver.end(message.final_sizes)
                     ]
                     self._commit(message.key)
-                case TrialStarted() | Usage() | Idle() | TrialReturned():
+                case TrialStarted() | Usage() | Idle() | TrialRevoked():
                     pass
                 case _:
                     raise AssertionError(f"no keeper says {message} here")
@@ -296,6 +303,9 @@ class FakeManager:
             self._server = None
 
     def _send(self, message: ManagerMessage | None) -> None:
+        if isinstance(message, Ack):
+            own = replace(message.attempt, key=self.numbers.real(message.attempt.key))
+            message = replace(message, attempt=own)
         with self._changed:
             for connection in list(self._connections):
                 if message is None:
@@ -317,7 +327,7 @@ class FakeManager:
         self._uncommitted += [(commit, self._raw(commit)) for commit in commits]
         self._commit(chunk.key)
 
-    def _raw(self, commit: Commit) -> bytes:
+    def _raw(self, commit: StreamWrite) -> bytes:
         return bytes(self._arrived[commit.key, commit.stream][commit.offset : commit.new_offset])
 
     def _commit(self, key: AttemptKey) -> None:
@@ -337,15 +347,16 @@ class FakeManager:
         self._uncommitted.clear()
         if self.closes and receiver.is_complete:
             self.store.closed.add(key)
-        self._send(Durable(self._offsets(key)))
+        self._send(Ack(self._offsets(key)))
 
     def _offsets(self, key: AttemptKey) -> AttemptOffsets:
-        return AttemptOffsets(key, dict(self._receiver(key).durable), key in self.store.closed)
+        durable = dict(self._receiver(key).durable)
+        return AttemptOffsets(self.numbers.real(key), durable, key in self.store.closed)
 
-    def _receiver(self, key: AttemptKey) -> Receiver:
+    def _receiver(self, key: AttemptKey) -> AttemptIngest:
         receiver = self._receivers.get(key)
         if receiver is None:
-            receiver = self._receivers[key] = Receiver.restored(key, self.store.offsets(key))
+            receiver = self._receivers[key] = AttemptIngest.restored(key, self.store.offsets(key))
         return receiver
 
 
@@ -387,7 +398,7 @@ class KeeperProcess:
 
     def wait(self) -> int:
         """Its exit code, once it has ended."""
-        return self.process.wait(LONGEST_WAIT_S)
+        return self.process.wait(MAX_WAIT_S)
 
     @property
     def stderr(self) -> str:
@@ -467,7 +478,16 @@ class Site:
 
     def attempt(self, key: AttemptKey = KEY) -> AttemptFolder:
         """The folder of an attempt."""
-        return self.workspace.attempt(key)
+        return self.manager.numbers.folder(key)
+
+    def has_ended(self, key: AttemptKey = KEY) -> bool:
+        """True once exit.json is there."""
+        return self.attempt(key).exit_json.exists()
+
+    def exit(self, key: AttemptKey = KEY) -> TrialEnded:
+        """What exit.json says, which the keeper has signed."""
+        ended = exit_from_bytes(self.attempt(key).exit_json.read_bytes(), TOKEN)
+        return replace(ended, key=self.manager.numbers.spelled(ended.key))
 
     def file(self, stream: Stream = Stream.METRICS, key: AttemptKey = KEY) -> bytes:
         """What the trial wrote."""

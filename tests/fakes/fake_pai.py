@@ -17,14 +17,21 @@ import time
 from collections import Counter, deque
 from pathlib import Path
 
+import anyio
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import (
+    HTMLResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
 from starlette.routing import Route
 
 from nni_manager.training_services.openpai.export import without_secrets
-from nni_manager.training_services.openpai.mistakes import ProtocolInvalid
+from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import parse
 from nni_manager.training_services.openpai.render import render
 from trial_keeper.settings import without_settings
@@ -32,7 +39,7 @@ from trial_keeper.settings import without_settings
 USER, PASSWORD = "ada", "s3cret-passw0rd"
 STORAGE, VIRTUAL_CLUSTER = "confignfs-data", "default"
 _LIVE = ("WAITING", "RUNNING", "STOPPING")
-_PATIENCE_S = 20
+_TIMEOUT_S = 20
 
 
 class FakeJob:
@@ -120,6 +127,15 @@ class FakePai:
         self.run_jobs = run_jobs
         self.tasks_begin_with = tasks_begin_with
         self.is_hung = threading.Event()
+        self.virtual_clusters = [VIRTUAL_CLUSTER, "other"]
+        self.usable = {VIRTUAL_CLUSTER}
+        """The virtual clusters that the user may submit to."""
+        self.shows_rights = True
+        self.nodes: dict[str, dict] = {}
+        """As OpenPAI shows them; by default it shows none."""
+        self.log_server = "answers"
+        """Or "hangs", without a byte, or "trickles", a byte now and then."""
+        self.log_calls = 0
         self._faults: dict[tuple[str, str], deque] = {}
         self._job_was_made = threading.Condition()
         self._folder = tempfile.TemporaryDirectory()
@@ -141,6 +157,7 @@ class FakePai:
             ("GET", "/jobs/{name}/config", self._config),
             ("PUT", "/jobs/{name}/executionType", self._execute),
             ("PUT", "/jobs/{name}/tag", self._tag),
+            ("GET", "/users/{name}", self._user),
             ("GET", "/storages", self._storages),
             ("GET", "/virtual-clusters", self._virtual_clusters),
             (
@@ -170,7 +187,7 @@ class FakePai:
         """Nobody listens any more; jobs that run go on."""
         self.is_hung.set()
         self._server.should_exit = True
-        self._thread.join(_PATIENCE_S)
+        self._thread.join(_TIMEOUT_S)
         if self._listener is not None:
             self._listener.close()
 
@@ -188,13 +205,20 @@ class FakePai:
     # ---- what tests do to it
 
     def misbehave(self, how, times: int = 1, *, at: tuple[str, str] = ("", "")):
-        """The next so many calls (of this verb and path, where given) get `how`: a status, "drop" or "hang"."""
+        """The next so many calls (of this verb and path, where given) get `how`: a status, "drop" or "hang".
+
+        A status may come with a code and a message. "nothing": the call is answered well.
+        """
         self._faults.setdefault(at, deque()).extend([how] * times)
+
+    def stop_misbehaving(self, at: tuple[str, str]):
+        """Calls of this verb and path are answered well again."""
+        self._faults.pop(at, None)
 
     def wait_for_job(self, count: int = 1) -> FakeJob:
         """The newest job, once there are so many."""
         with self._job_was_made:
-            assert self._job_was_made.wait_for(lambda: len(self.jobs) >= count, _PATIENCE_S)
+            assert self._job_was_made.wait_for(lambda: len(self.jobs) >= count, _TIMEOUT_S)
             return list(self.jobs.values())[-1]
 
     def counted(self) -> Counter:
@@ -207,8 +231,8 @@ class FakePai:
             self.asked.append((request.method, path))
             for at in ((request.method, path), ("", "")):
                 faults = self._faults.get(at)
-                if faults:
-                    return await self._fault(faults.popleft())
+                if faults and (how := faults.popleft()) != "nothing":
+                    return await self._fault(how)
             needs_token = path not in ("/info", "/authn/basic/login")
             token = request.headers.get("Authorization", "").removeprefix("Bearer ")
             if needs_token and token not in self.tokens:
@@ -218,16 +242,16 @@ class FakePai:
         return guarded
 
     async def _fault(self, how):
+        if isinstance(how, tuple):
+            return _error(*how)
         if how == 429:
             page = "<html><body><h1>Too many requests</h1>, please try again later.</body></html>"
             return HTMLResponse(page, 429, headers={"Retry-After": "0"})
         if how == 401:
             return _error(401, "UnauthorizedUserError", "Your token is invalid.")
         if how in ("hang", "drop"):
-            import anyio
-
             if how == "hang":
-                await anyio.to_thread.run_sync(self.is_hung.wait, _PATIENCE_S)
+                await anyio.to_thread.run_sync(self.is_hung.wait, _TIMEOUT_S)
             # No answer: the connection is closed behind half of one.
             return Response(b"x", headers={"Content-Length": "1000"})
         return JSONResponse({"code": "UnknownError", "message": "somewhere something failed"}, how)
@@ -271,10 +295,12 @@ class FakePai:
             return _error(400, "InvalidProtocolError", error.response_message())
         if f"{USER}~{job.name}" in self.jobs:
             return _error(409, "ConflictJobError", f"Job {USER}~{job.name} already exists.")
-        if job.protocol.virtual_cluster not in (VIRTUAL_CLUSTER, "other"):
-            return _error(
-                404, "NoVirtualClusterError", f"Virtual cluster {job.protocol.virtual_cluster} is not found."
-            )
+        virtual_cluster = job.protocol.virtual_cluster
+        if virtual_cluster not in self.virtual_clusters:
+            return _error(404, "NoVirtualClusterError", f"Virtual cluster {virtual_cluster} is not found.")
+        if virtual_cluster not in self.usable:
+            message = f"User {USER} is not allowed to do operation in {virtual_cluster}"
+            return _error(403, "ForbiddenUserError", message)
         with self._job_was_made:
             self.jobs[f"{USER}~{job.name}"] = job
             self._job_was_made.notify_all()
@@ -320,7 +346,16 @@ class FakePai:
         return JSONResponse({"storages": [{"name": STORAGE, "share": True, "default": True}]})
 
     async def _virtual_clusters(self, request):
-        return JSONResponse({VIRTUAL_CLUSTER: {"capacity": 100}})
+        if "nodes" in request.query_params:
+            return JSONResponse(self.nodes)
+        return JSONResponse({name: {"capacity": 50} for name in self.virtual_clusters})
+
+    async def _user(self, request):
+        if not self.shows_rights:
+            return _error(404, "NoApiError", "API is not found.")
+        if request.path_params["name"] != USER:
+            return _error(400, "NoUserError", f"User {request.path_params['name']} is not found.")
+        return JSONResponse({"username": USER, "admin": False, "virtualCluster": sorted(self.usable)})
 
     async def _log_locations(self, request):
         job = self.jobs.get(request.path_params["name"])
@@ -338,6 +373,11 @@ class FakePai:
         )
 
     async def _log(self, request):
+        self.log_calls += 1
+        if self.log_server == "hangs":
+            await anyio.to_thread.run_sync(self.is_hung.wait, 2 * _TIMEOUT_S)
+        elif self.log_server == "trickles":
+            return StreamingResponse(self._trickle(), media_type="text/plain")
         job = self.jobs[f"{USER}~{request.path_params['name']}"]
         stream = request.path_params["stream"]
         written = {name: text + self._written(job, name) for name, text in job.logs.items()}
@@ -346,6 +386,10 @@ class FakePai:
         if since and since >= len(content):
             return PlainTextResponse("", 416)
         return Response(content[since:], 206 if since else 200, media_type="text/plain")
+
+    def _trickle(self):
+        while not self.is_hung.wait(0.2):
+            yield b"x"
 
     # ---- jobs as processes
 

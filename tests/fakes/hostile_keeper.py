@@ -5,10 +5,11 @@ import struct
 from collections.abc import Iterable, Iterator
 
 import grpc
+from attempts import attempt_id
 from real_experiment import RealExperiment
 
 from nni_manager.engine.tokens import token_of
-from nni_manager.store.store import StoreReader
+from nni_manager.store.reader import StoreReader
 from trial_keeper import __version__
 from trial_keeper.wire.convert import CONNECT_METHOD, keeper_messages_to_pb
 from trial_keeper.wire.messages import AttemptKey, Hello, KeeperMessage
@@ -34,7 +35,7 @@ END_STREAM, END_HEADERS = 1, 4
 
 
 def words(*messages: KeeperMessage) -> bytes:
-    """What a keeper says in one breath, as it goes over the wire."""
+    """A batch of a keeper's messages, as it goes over the wire."""
     return keeper_messages_to_pb(messages).SerializeToString()
 
 
@@ -44,7 +45,7 @@ class HostileKeeper:
     def __init__(self, experiment: RealExperiment, job_id: str, task: str = "hostile-0") -> None:
         self.address = f"127.0.0.1:{experiment.port + 1}"
         self.job_id = job_id
-        self.key = AttemptKey(job_id, 0, task)
+        self.key = AttemptKey(job_id, attempt_id(0), task)
         self.hello = Hello(__version__, experiment.folder.experiment_id, job_id, task)
         with StoreReader(experiment.folder.database) as reader:
             self.token = token_of(reader.experiment().secret, job_id)

@@ -36,6 +36,7 @@ _PATCHES = {
     "application/strategic-merge-patch+json": strategically_merged,
     "application/json-patch+json": operated,
 }
+_MAX_HANG_S = 60
 _REVIEWS = ("authorization.k8s.io", "selfsubjectaccessreviews")
 
 
@@ -50,6 +51,7 @@ class KubeApi:
         self.denied: set[tuple[str, str]] = set()
         self.logs = lambda namespace, name: ""
         self._faults: dict[tuple[str, str], deque] = {}
+        self.is_hung = threading.Event()
         self._connections: set[socket.socket] = set()
         self._watch_epoch = 0
         self._is_closed = False
@@ -76,6 +78,7 @@ class KubeApi:
 
     def close(self):
         self._is_closed = True
+        self.is_hung.set()
         self.stop()
 
     @property
@@ -102,8 +105,15 @@ class KubeApi:
     # ---- what tests do to it
 
     def misbehave(self, how, times=1, *, at=("", ""), retry_after=None):
-        """The next so many calls (of this verb and plural, where given) get `how`: a status, "drop" or "conflict"."""
+        """The next so many calls (of this verb and plural, where given) get `how`: a status, "drop", "conflict" or "hang".
+
+        A status may come with a reason and a message. What hangs does so until `is_hung` is set.
+        """
         self._faults.setdefault(at, deque()).extend([(how, retry_after)] * times)
+
+    def stop_misbehaving(self, at):
+        """Calls of this verb and plural are answered well again."""
+        self._faults.pop(at, None)
 
     def drop_watches(self):
         """The connections of all watches are cut."""
@@ -473,7 +483,11 @@ class _Answering(BaseHTTPRequestHandler):
         self._send(201, body | {"status": {"allowed": allowed}})
 
     def _fault(self, how, retry_after):
-        if how == "drop":
+        if isinstance(how, tuple):
+            raise Refused(*how)
+        if how == "hang":
+            self.server.api.is_hung.wait(_MAX_HANG_S)
+        if how in ("drop", "hang"):
             self.close_connection = True
             self.connection.shutdown(socket.SHUT_RDWR)
             return

@@ -10,7 +10,7 @@ import signal
 import subprocess
 
 from kube_kubelet import Pod, expanded
-from real_containers import STEP_WITHIN_S
+from real_containers import STEP_TIMEOUT_S
 
 
 class ContainerPod(Pod):
@@ -94,7 +94,7 @@ class RealContainer:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                timeout=STEP_WITHIN_S,
+                timeout=STEP_TIMEOUT_S,
                 check=False,
             )
         self._code = int(said)
@@ -107,6 +107,6 @@ class RealContainer:
             env=self._podman.environ,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=STEP_WITHIN_S,
+            timeout=STEP_TIMEOUT_S,
             check=False,
         )

@@ -1,7 +1,7 @@
 """The controllers of a cluster: deletion of what has lost its owner, FrameworkController, and those of kube_operators.
 
-Each looks at what happened, and makes one step at a time towards what is wanted, so that whoever watches is told the story that
-the real ones tell (tests/golden/kubernetes has recordings of those).
+Each reacts to changes, and makes one step at a time towards the desired state. So a watch receives the same sequence of changes
+as from the real ones (tests/golden/kubernetes has recordings of those).
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The operators of Kubeflow, Kubernetes' own controller of Jobs, and Kueue: each makes one step at a time, from what there is.
 
-Each step writes the status that follows from the pods, so that whoever watches is told the story that the real ones tell
-(tests/golden/kubernetes has recordings of TFJobs and PyTorchJobs; the others are as their documentation has them).
+Each step writes the status that follows from the pods. So a watch receives the same sequence of changes as from the real ones.
+TFJobs and PyTorchJobs follow the recordings in tests/golden/kubernetes, the others their documentation.
 """
 
 import copy

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from attempts import AttemptNumbers, attempt_id
 from kube_api import KubeCluster
 from kube_controllers import FRAMEWORKS
 from kube_definitions import FRAMEWORK, OF_KUBEFLOW, TORCH_DISTRIBUTED
@@ -202,4 +203,5 @@ def trials_of(workspace):
 
 def output_of(workspace, trial_id, task="worker-0"):
     """What a trial has printed."""
-    return workspace.attempt(AttemptKey(trial_id, 0, task)).stream(Stream.STDOUT).read_text()
+    folder = AttemptNumbers(workspace).folder(AttemptKey(trial_id, attempt_id(0), task))
+    return folder.stream(Stream.STDOUT).read_text()

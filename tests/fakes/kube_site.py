@@ -10,19 +10,19 @@ from kube_store import CONFIG_MAPS, DEFINITIONS, PODS, SECRETS
 from real_experiment import until
 
 from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
-from nni_manager.services import operator_of
-from nni_manager.training_services.kubernetes import service as service_module
+from nni_manager.training_service_factory import operator_of
+from nni_manager.training_services.kubernetes import resource_calls
 from nni_manager.training_services.kubernetes import watch as watch_module
 from nni_manager.training_services.kubernetes.api import Kubernetes
-from nni_manager.training_services.kubernetes.service import KubernetesService
+from nni_manager.training_services.kubernetes.backend import KubernetesService
 from nni_manager.training_services.kubernetes.storage import SharedStorage
-from nni_manager.training_services.patience import Patience
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.workspace import Workspace
 
-QUICK = Patience(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
+QUICK = ClientRetryPolicy(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
 NAME = "nniexpexpttrialtrial1"
-WITHIN_S = 90
+TIMEOUT_S = 90
 
 
 class KubeSite:
@@ -74,17 +74,17 @@ class KubeSite:
         return not any(self.store.list(kind, "default") for kind in (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS))
 
     async def has_ended(self, count=1):
-        await until(lambda: len(self.ends) >= count, "the end is told", WITHIN_S)
+        await until(lambda: len(self.ends) >= count, "the end is told", TIMEOUT_S)
         return self.ends[-1]
 
     async def is_running(self, name=NAME):
-        await until(lambda: self.state(name) == "AttemptRunning", "it runs", WITHIN_S)
+        await until(lambda: self.state(name) == "AttemptRunning", "it runs", TIMEOUT_S)
 
 
 @contextlib.contextmanager
 def a_site(folder, monkeypatch, runs=None):
     """A cluster that has FrameworkController and an export. `runs`: see Kubelet. What is asked again is asked soon."""
-    monkeypatch.setattr(service_module, "_FIRST_AGAIN_S", 0.05)
+    monkeypatch.setattr(resource_calls, "_FIRST_RETRY_DELAY_S", 0.05)
     monkeypatch.setattr(watch_module, "_FIRST_PAUSE_S", 0.05)
     node = folder / "node"
     node.mkdir()

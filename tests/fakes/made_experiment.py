@@ -16,17 +16,19 @@ import requests
 from real_experiment import RealExperiment
 
 from nni_manager.client.manager_client import session_with
-from nni_manager.domain.events import Begun, Event
+from nni_manager.domain.events import Event, ManagerReady
 from nni_manager.domain.experiment import Experiment, ExperimentState
 from nni_manager.domain.limits import Limits
 from nni_manager.domain.trial import Trial, TrialState
-from nni_manager.engine.picture import Picture
-from nni_manager.engine.view import View
-from nni_manager.serving import HttpServer, listen
+from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.engine.stored_experiment import StoredExperimentReader
+from nni_manager.http_server import HttpServer, listen
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
-from nni_manager.store.store import ExperimentRow, Store, StoreReader, TrialRow
-from nni_manager.web.api import Api
-from nni_manager.web.entrance import Entrance
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import ExperimentRow, TrialRow
+from nni_manager.store.writer import Store
+from nni_manager.web.api import ManagerApi
+from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 from trial_keeper.wire.reasons import ExitReason
 
@@ -40,7 +42,7 @@ def made_trial(number: int, now_s: float) -> Trial:
         trial_id=f"{number:05d}",
         sequence_id=number,
         parameters=dict.fromkeys(NUMBERS, value),
-        memo={f"/{name}": value for name in NUMBERS},
+        metadata={f"/{name}": value for name in NUMBERS},
         created_at_s=now_s,
         job_id=f"{number:05d}",
         state=TrialState.SUCCEEDED,
@@ -68,7 +70,7 @@ def made_experiment(
     write(
         experiment.folder,
         *(TrialRow.of(make_trial(number, now_s)) for number in range(trials)),
-        ExperimentRow(ExperimentState.DONE, "", 60.0, now_s, keeper_has_matched=True),
+        ExperimentRow(ExperimentState.DONE, "", 60.0, now_s, any_compatible_keeper=True),
     )
     return experiment
 
@@ -82,15 +84,23 @@ def write(folder: ExperimentFolder, *rows: Any) -> None:
 class ServedView:
     """A view of an experiment, or what a test plays, served from a thread of this process."""
 
-    def __init__(self, folder: ExperimentFolder, view: "View | Played | None" = None) -> None:
+    def __init__(
+        self, folder: ExperimentFolder, view: "StoredExperimentReader | Played | None" = None
+    ) -> None:
         self.folder = folder
         listener = listen("127.0.0.1", 0, "")
         self.port = listener.getsockname()[1]
         with StoreReader(folder.database) as reader:
-            self.entrance = Entrance(reader.experiment().secret, folder.experiment_id, folder.ended_sessions)
-        self.process = ManagerProcess(os.getpid(), "127.0.0.1", self.port, __version__, self.entrance.token)
-        self.view: Any = View(folder) if view is None else view
-        self.server = HttpServer(Api(self.view, "127.0.0.1", self.port, self.entrance, lambda: None).app())
+            self.session_auth = SessionAuth(
+                reader.experiment().secret, folder.experiment_id, folder.ended_sessions
+            )
+        self.process = ManagerProcess(
+            os.getpid(), "127.0.0.1", self.port, __version__, self.session_auth.token
+        )
+        self.view: Any = StoredExperimentReader(folder) if view is None else view
+        self.server = HttpServer(
+            ManagerApi(self.view, "127.0.0.1", self.port, self.session_auth, lambda: None).app()
+        )
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve(listener)))
         self._thread.start()
 
@@ -105,7 +115,7 @@ class ServedView:
 
     def link(self) -> str:
         """What lets one browser in, once."""
-        return f"{self.origin}/enter#{self.entrance.new_code()}"
+        return f"{self.origin}/enter#{self.session_auth.new_login_code()}"
 
     def ask(self, verb: str, path: str, **options: Any) -> requests.Response:
         """What the HTTP API answers to the experiment's owner."""
@@ -151,17 +161,18 @@ class Played:
     def __init__(self, folder: ExperimentFolder) -> None:
         """`folder`: of an experiment without trials."""
         self.folder = folder
-        stored = Picture.stored(folder)
+        stored = ExperimentSnapshot.stored(folder)
         self.experiment = Experiment("TESTEXPT", Limits(100, None, 20_000, None, 0), maximize=True)
-        self.experiment.handle(Begun(), time.monotonic())
+        self.experiment.handle(ManagerReady(), time.monotonic())
         self._picture = dataclasses.replace(stored, experiment=self.experiment)
 
-    def picture(self) -> Picture:
+    def snapshot(self) -> ExperimentSnapshot:
         """The experiment at this moment."""
         now_s = time.monotonic()
-        return dataclasses.replace(self._picture, duration_s=self.experiment.duration_s(now_s), now_s=now_s)
+        duration_s = self.experiment.budget.duration_s(now_s)
+        return dataclasses.replace(self._picture, duration_s=duration_s, now_s=now_s)
 
-    def happened(self, *events: Event) -> None:
+    def apply(self, *events: Event) -> None:
         """Say what happens, on the loop that serves it."""
         for event in events:
             self.experiment.handle(event, time.monotonic())

@@ -8,12 +8,12 @@ import threading
 import requests
 from real_experiment import wait_until
 
+from nni_manager.http_server import OWN_NAMES, HttpServer, listen
 from nni_manager.local_openpai.accounts import Accounts, new_user
-from nni_manager.local_openpai.api import Api
+from nni_manager.local_openpai.api import OpenPaiApi
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.jobs import ResourceCounts
 from nni_manager.local_openpai.settings import ClusterSettings, StorageSettings
-from nni_manager.serving import OWN_NAMES, HttpServer, listen
 
 JOBS = "/rest-server/api/v2/jobs"
 PASSWORDS = {"ada": "ada's password", "bob": "bob's password"}
@@ -61,7 +61,7 @@ class OpenPaiHere:
         listener = listen("127.0.0.1", 0, "")
         self.address = f"127.0.0.1:{listener.getsockname()[1]}"
         self.url = f"http://{self.address}"
-        api = Api(
+        api = OpenPaiApi(
             cluster,
             self.accounts,
             lambda accounts: self.stored.append(accounts.to_json()),

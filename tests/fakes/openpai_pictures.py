@@ -5,12 +5,12 @@ import hashlib
 from nni_manager.local_openpai.core.states import ExecutionType, State, SubState
 from nni_manager.local_openpai.jobs import (
     AttemptSummary,
-    Exit,
     JobDetail,
     JobSummary,
     RetryCounts,
     TaskAttempt,
     TaskDetail,
+    TaskExit,
     TaskRoleDetail,
     Trigger,
 )
@@ -45,7 +45,7 @@ def a_summary(**changes):
 
 def a_failed_job(**changes):
     """All there is to tell of a job that failed."""
-    end = Exit(255, 255, 3, "the commands ended with 3", "Traceback")
+    end = TaskExit(255, 255, 3, "the commands ended with 3", "Traceback")
     times = {"created_at_s": 1.5, "launched_at_s": 2.0, "completed_at_s": 3.25}
     job = a_summary(
         state=State.FAILED, sub_state=SubState.COMPLETED, exit_code=255, tags=("a",), **times, **changes

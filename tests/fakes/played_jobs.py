@@ -2,15 +2,15 @@
 
 from itertools import count
 
-from nni_manager.local_openpai.core.exits import Exit
+from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.job import (
+    Allocation,
     ContainerEnded,
     ContainerStarted,
-    Job,
-    Place,
+    Notify,
+    PaiJob,
     Placed,
     Submitted,
-    Tell,
 )
 from nni_manager.local_openpai.core.plan import JobPlan, RolePlan, StorageMount
 from nni_manager.local_openpai.core.policies import CompletionPolicy, RetryPolicy
@@ -59,7 +59,7 @@ class Played:
 
     def __init__(self, plan, most_platform_retries=3):
         numbers = count()
-        self.job = Job(1, plan, 0.0, lambda: f"id{next(numbers)}", most_platform_retries)
+        self.job = PaiJob(1, plan, 0.0, lambda: f"id{next(numbers)}", most_platform_retries)
         self.effects = []
         self.now_s = 0.0
 
@@ -84,7 +84,7 @@ class Played:
             for task in self.job.tasks.values()
             if task.sub_state is SubState.ATTEMPT_CREATION_PENDING
         ]
-        return self.happens(Placed({each: Place("127.0.0.1", {"http": (1,)}, ()) for each in waiting}))
+        return self.happens(Placed({each: Allocation("127.0.0.1", {"http": (1,)}, ()) for each in waiting}))
 
     def start_all(self):
         for task in list(self.job.tasks.values()):
@@ -96,11 +96,11 @@ class Played:
         return self.job.tasks[role, index].container_id
 
     def ends(self, index, code, role="worker"):
-        return self.happens(ContainerEnded(self.container(index, role), Exit(code)))
+        return self.happens(ContainerEnded(self.container(index, role), TaskExit(code)))
 
     def states(self):
         return [state_of(task.sub_state, task.code) for task in self.job.tasks.values()]
 
     @property
     def changes(self):
-        return [effect.change for effect in self.of(Tell)]
+        return [effect.change for effect in self.of(Notify)]

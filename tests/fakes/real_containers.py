@@ -18,10 +18,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).parents[2]
 # Debian 12's; wheels for the images are made by the Python that runs the tests.
 BASE_PYTHON = (3, 11)
-BUILD_WITHIN_S = 400
-STEP_WITHIN_S = 60
+BUILD_TIMEOUT_S = 400
+STEP_TIMEOUT_S = 60
 # A container whose test was killed ends by itself.
-LONGEST_LIFE_S = 120
+MAX_LIFE_S = 120
 
 _CONTAINERS_CONF = """\
 [containers]
@@ -80,7 +80,7 @@ class Podman:
             "PYTHON": sys.executable,
         }
 
-    def run(self, *command: str, within_s: float = STEP_WITHIN_S, **environ: str) -> str:
+    def run(self, *command: str, within_s: float = STEP_TIMEOUT_S, **environ: str) -> str:
         """What the command printed; its failure is the test's."""
         result = subprocess.run(
             command,
@@ -112,7 +112,7 @@ class Podman:
             base = self._base()
             tag = f"localhost/trial-keeper-test-{kind}:{_digest(sources, base + sys.version)}"
             if not self._has(tag):
-                self.run(str(REPOSITORY / "images" / "build.sh"), kind, tag, base, within_s=BUILD_WITHIN_S)
+                self.run(str(REPOSITORY / "images" / "build.sh"), kind, tag, base, within_s=BUILD_TIMEOUT_S)
                 self._remove_older("trial-keeper" if kind == "keeper" else f"trial-keeper-{kind}")
         return tag
 
@@ -126,7 +126,7 @@ class Podman:
         tag = f"localhost/trial-keeper-test-base:{_digest([script])}"
         if not self._has(tag):
             tar_file = self.folder / "base.tar"
-            self.run(str(script), str(tar_file), within_s=BUILD_WITHIN_S)
+            self.run(str(script), str(tar_file), within_s=BUILD_TIMEOUT_S)
             # As python:3.11-slim has them; the keeper's image must inherit the one and not the other.
             like_python = ("--change", "CMD python3", "--change", f"ENV PATH={os.defpath}:/usr/sbin:/sbin")
             self.run("podman", "import", "--quiet", *like_python, str(tar_file), tag)
@@ -140,7 +140,7 @@ class Podman:
 
     def _has(self, tag: str) -> bool:
         exists = ["podman", "image", "exists", tag]
-        return subprocess.run(exists, env=self.environ, timeout=STEP_WITHIN_S).returncode == 0
+        return subprocess.run(exists, env=self.environ, timeout=STEP_TIMEOUT_S).returncode == 0
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -166,7 +166,7 @@ class Container:
         self.name = f"trial-keeper-test-{secrets.token_hex(4)}"
         self._podman = podman
         self._stdout, self._stderr = folder / f"{self.name}-stdout", folder / f"{self.name}-stderr"
-        options = ("--rm", "--pull", "never", "--name", self.name, "--timeout", str(LONGEST_LIFE_S))
+        options = ("--rm", "--pull", "never", "--name", self.name, "--timeout", str(MAX_LIFE_S))
         with self._stdout.open("wb") as stdout, self._stderr.open("wb") as stderr:
             self._process = subprocess.Popen(
                 ["podman", "run", *options, *arguments],
@@ -179,7 +179,7 @@ class Container:
 
     def wait(self) -> int:
         """Its exit code, once it has ended."""
-        return self._process.wait(STEP_WITHIN_S)
+        return self._process.wait(STEP_TIMEOUT_S)
 
     @property
     def stdout(self) -> str:

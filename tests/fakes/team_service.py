@@ -84,10 +84,13 @@ class TeamService(TrainingService):
                 keeper.send_signal(signal.SIGTERM)
         return job_id in self.keepers
 
+    def removal_command(self, job_id):
+        return f"end {job_id}"
+
     async def adopt(self, job_id):
         return JobPresence.UNKNOWN
 
-    async def end_leftovers(self, job_id, trial_id):
+    async def reap_orphans(self, job_id, trial_id):
         """Each keeper's guard has."""
 
     async def close(self):

@@ -84,10 +84,10 @@ class Terminal:
         return int(found[1]), said
 
     def _read_until(self, pattern: re.Pattern[str]) -> re.Match[str]:
-        gives_up_at_s = time.monotonic() + self._within_s
+        deadline_s = time.monotonic() + self._within_s
         raw = b""
         while (found := pattern.search(self._screen)) is None:
-            ready, _, _ = select.select([self._main], [], [], max(0.0, gives_up_at_s - time.monotonic()))
+            ready, _, _ = select.select([self._main], [], [], max(0.0, deadline_s - time.monotonic()))
             assert ready, f"after {self._within_s:g} s still not: {pattern.pattern}\n{self.told}"
             raw += os.read(self._main, 65536)
             # A letter, or an escape sequence, may come in two pieces.

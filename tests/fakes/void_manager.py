@@ -6,20 +6,20 @@ from pathlib import Path
 
 from void_service import Void
 
-from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.model import ExperimentSpec
 from nni_manager.engine.engine import Engine
-from nni_manager.service.servicer import KeeperServer
+from nni_manager.grpc_server.servicer import KeeperServer
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import StoreReader
+from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.registry import make_tuner
 
 
 async def serve(folder: ExperimentFolder, port: int) -> None:
     """Until somebody ends this process."""
     with StoreReader(folder.database) as reader:
-        config = ExperimentConfig.from_json(reader.experiment().config)
+        config = ExperimentSpec.from_json(reader.experiment().config)
     engine = Engine(config, folder, Void, make_tuner)
-    server = KeeperServer(engine.keepers)
+    server = KeeperServer(engine.admission)
     await engine.restore()
     await server.start("127.0.0.1", port)
     await engine.start((f"127.0.0.1:{port}",))

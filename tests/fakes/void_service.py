@@ -36,13 +36,16 @@ class Void(TrainingService):
     async def stop(self, job_id):
         return False
 
+    def removal_command(self, job_id):
+        return f"end {job_id}"
+
     async def adopt(self, job_id):
         return self.state
 
     def release(self, job_id):
         self.released.append(job_id)
 
-    async def end_leftovers(self, job_id, trial_id):
+    async def reap_orphans(self, job_id, trial_id):
         self.swept.append(trial_id)
 
     async def close(self):

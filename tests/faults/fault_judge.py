@@ -11,7 +11,9 @@ from pathlib import Path
 
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import MetricRow, StoreReader, log_path
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import MetricRow
+from nni_manager.store.writer import log_path
 from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
@@ -19,6 +21,8 @@ from trial_keeper.wire.workspace import Workspace
 
 TASK = "main-0"
 BEGUN, MADE, REFUSED, ENDED, GAVE_UP = "?", "+", "-", "end", "gave up"
+# Each run of a command reports numbers of its own, so that rows of two runs are told apart.
+RUN_STRIDE = 10_000
 # A trial that storage keeps from starting, or from going on.
 _STORAGE_REASONS = (ExitReason.MOUNT, ExitReason.COULD_NOT_START, ExitReason.NONZERO_EXIT)
 
@@ -81,6 +85,10 @@ class Harm:
     keepers_killed: Collection[str] = ()
     """Jobs."""
     storage_failed: bool = False
+    attempts_removed: Collection[str] = ()
+    """Trials that ran in a directory which was removed."""
+    stopped: Collection[str] = ()
+    """Trials that a stop of the experiment may have cancelled."""
     manager_was_away: bool = False
     """Then a job's exit code is known to nobody: what its keeper said of the storage has to do."""
 
@@ -93,6 +101,8 @@ class Verdict:
     refused: int = 0
     lost: int = 0
     doubled: int = 0
+    removed: int = 0
+    """Reports that went with the directory of their attempt before they were replicated."""
     states: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
 
@@ -102,16 +112,25 @@ class Verdict:
 
     def lines(self) -> list[str]:
         states = ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
+        removed = [f"{self.removed} reports were removed with their attempt's directory"] * bool(self.removed)
         return [
             f"{self.reports} reports made, {self.lost} lost, {self.doubled} doubled; {self.refused} were refused by the storage",
+            *removed,
             f"trials: {states or 'none'}",
             *(f"wrong: {each}" for each in self.wrong),
         ]
 
 
-def ledger_path(ledgers: Path, trial_id: str, attempt: int) -> Path:
-    """Where an attempt notes what it does."""
-    return ledgers / f"{trial_id}.{attempt}"
+def ledger_path(ledgers: Path, trial_id: str, attempt: int | str, run: int) -> Path:
+    """Where a run notes what it does. An attempt has one run; `attempt`: the name of its directory."""
+    return ledgers / f"{trial_id}.{attempt}.{run}"
+
+
+def _ledgers_of(ledgers: Path, trial: Trial, attempt_id: str | None) -> dict[int, Ledger]:
+    """What the runs of the attempt that counts noted, the earliest first; of a trial without one, what any run noted."""
+    attempt = attempt_id or "*"
+    paths = sorted(ledgers.glob(f"{trial.trial_id}.{attempt}.*"), key=lambda path: path.stat().st_mtime_ns)
+    return {int(path.suffix[1:]): Ledger.read(path) for path in paths}
 
 
 def judge(
@@ -143,7 +162,7 @@ def judge(
     verdict.wrong += [
         f"{path.name} reported, and no such trial is known"
         for path in ledgers.iterdir()
-        if path.stem not in known
+        if path.name.partition(".")[0] not in known
     ]
     return verdict
 
@@ -158,23 +177,36 @@ def _judge_trial(
     trial: Trial,
 ) -> None:
     rows = reader.metrics_of(trial.trial_id)
-    counts = 0 if trial.attempt is None else trial.attempt
-    path = ledger_path(ledgers, trial.trial_id, counts)
-    ledger = Ledger.read(path) if path.exists() else Ledger()
-    differences = ledger.differences([row.value for row in rows])
+    registered = reader.attempts(trial.trial_id)
+    counts = next(
+        (each.key for each in registered if (each.number, each.key.task) == (trial.attempt, TASK)), None
+    )
+    runs = _ledgers_of(ledgers, trial, counts and counts.attempt_id)
+    stored_runs = {int(float(row.value)) // RUN_STRIDE for row in rows}
+    ledger = next((runs[run] for run in (*stored_runs, *reversed(runs)) if run in runs), Ledger())
+    stored = [row.value for row in rows]
+    differences = ledger.differences(stored)
+    if trial.trial_id in harm.attempts_removed and stored == ledger.made[: len(stored)]:
+        verdict.removed += differences.lost
+        differences = Differences()
     verdict.reports += len(ledger.made)
     verdict.refused += len(ledger.refused)
     verdict.lost += differences.lost
     verdict.doubled += differences.doubled
     wrong = []
+    if len(stored_runs) > 1:
+        wrong.append(f"its rows are those of {len(stored_runs)} runs")
+    if trial.attempt is not None and len(runs) > 1:
+        wrong.append(f"its attempt {trial.attempt} ran {len(runs)} times")
     if not differences.is_in_order:
         wrong.append("its rows are not in the order of its reports")
     if differences.lost or differences.doubled:
         wrong.append(f"{differences.lost} reports lost, {differences.doubled} doubled")
-    key = AttemptKey(trial.trial_id, counts, TASK)
-    wrong += _offsets_that_differ(storage, key, reader.offsets(key))
-    wrong += _logs_that_differ(folder, storage, key)
-    wrong += _results_that_differ(trial, ledger, rows)
+    if trial.trial_id not in harm.attempts_removed:
+        if counts is not None:
+            wrong += _offsets_that_differ(storage, counts, reader.offsets(counts))
+            wrong += _logs_that_differ(folder, storage, counts)
+        wrong += _results_that_differ(trial, ledger, rows)
     wrong += state_that_is_false(trial, ledger, harm)
     verdict.wrong += [f"trial {trial.trial_id} ({trial.sequence_id}): {each}" for each in wrong]
 
@@ -230,9 +262,16 @@ def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
     told = f"it is {trial.state.value} ({trial.reason and trial.reason.value}, exit code {trial.exit_code}: {trial.message!r})"
     if trial.state is TrialState.SUCCEEDED:
         return [] if ledger.has_ended else [f"{told}, and its command never came to its end"]
+    if trial.trial_id in harm.stopped and trial.state in (TrialState.USER_CANCELED, TrialState.EARLY_STOPPED):
+        return []
     if trial.state is not TrialState.FAILED:
         return [f"{told}, and nobody stopped it"]
+    if trial.trial_id in harm.attempts_removed:
+        return []
     match trial.reason:
+        # What could not be recorded of a stop is found out after it.
+        case ExitReason.KEEPER_LOST | ExitReason.JOB_LOST if trial.trial_id in harm.stopped:
+            return []
         case ExitReason.SIGNAL if was_killed and not keeper_was_killed:
             return [] if trial.exit_code == 137 else [f"{told}, and it was killed by signal 9"]
         case ExitReason.SIGNAL if was_killed:

@@ -5,6 +5,7 @@ list of all kinds in turn, so that a few seeds in a row meet every kind; the res
 """
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -14,7 +15,7 @@ class Need(Enum):
 
     ROOT = "root"
     NETWORKS = "network namespaces and iptables"
-    FUSE = "FUSE and mfusepy"
+    FUSE = "FUSE, libfuse and mfusepy"
     CLOCK = "gcc"
     NOTHING = "nothing"
 
@@ -42,6 +43,13 @@ class Kind(Enum):
     WORKSPACE_READ_ONLY = "workspace read-only"
     JOBS_CLOCK = "jobs' clock stepped"
     MANAGER_ENDED = "manager told to end"
+    ATTEMPT_FORGED = "attempt forged"
+    STOP_ON_FULL_DISK = "stop on a full disk"
+    GUARD_STOPPED = "guard stopped"
+    STATE_TORN = "state file torn"
+    ATTEMPT_REMOVED = "attempt removed"
+    STOP_WITH_FROZEN_KEEPER = "stop with a frozen keeper"
+    STOP_WITH_FROZEN_GUARD = "stop with a frozen guard"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,17 @@ SORTS: dict[Kind, _Sort] = {
     Kind.STORAGE_SLOW: _Sort("storage", Need.FUSE, 0.5, 2, 20),
     Kind.STORAGE_STALE: _Sort("storage", Need.FUSE, 2, 3, 20),
     Kind.JOBS_CLOCK: _Sort("jobs' clock", Need.CLOCK, 0, 0, 0),
+    # The forger keeps the keepers from the manager meanwhile, where the suite can cut the link.
+    Kind.ATTEMPT_FORGED: _Sort("link", Need.NOTHING, 1, 3, 60),
+    Kind.ATTEMPT_REMOVED: _Sort("attempts", Need.NOTHING, 0, 0, 0),
+    Kind.STATE_TORN: _Sort("manager", Need.NOTHING, 0.1, 1, 10),
+    Kind.GUARD_STOPPED: _Sort("guard", Need.NOTHING, 0.2, 2, 40),
+    Kind.STOP_ON_FULL_DISK: _Sort("manager", Need.ROOT, 0.5, 2, 10),
+    Kind.STOP_WITH_FROZEN_KEEPER: _Sort("manager", Need.NOTHING, 0.5, 2, 10),
+    Kind.STOP_WITH_FROZEN_GUARD: _Sort("manager", Need.NOTHING, 0.5, 2, 10),
 }
+STOPS = frozenset({Kind.STOP_ON_FULL_DISK, Kind.STOP_WITH_FROZEN_KEEPER, Kind.STOP_WITH_FROZEN_GUARD})
+"""Last until the experiment is stopped, which they must not prevent. After the stop it is resumed."""
 NEEDS_ROAD = frozenset({Kind.LINK_SLOW, Kind.LINK_BROKEN, Kind.LINK_RESET})
 """What the proxy does."""
 
@@ -121,6 +139,8 @@ class Plan:
     reuses_jobs: bool
     faults: tuple[Fault, ...]
     left_out: tuple[tuple[Kind, Need], ...]
+    among: tuple[Kind, ...] = tuple(Kind)
+    """The kinds that it was drawn from."""
 
     @property
     def kinds(self) -> frozenset[Kind]:
@@ -150,10 +170,33 @@ class Plan:
         ]
 
 
-def plan_of(seed: int, *, is_short: bool, missing: frozenset[Need] = frozenset()) -> Plan:
-    """The plan of a seed on a machine without what is `missing`; other faults are the same with and without it."""
+def kinds_named(words: str) -> tuple[Kind, ...]:
+    """The kinds in whose names one of the words occurs; words are separated by commas.
+
+    Raises:
+        ValueError: a word occurs in none.
+    """
+    named = [[kind for kind in Kind if word.strip() in kind.value] for word in words.split(",")]
+    if not all(named):
+        raise ValueError(
+            f"cannot find {words!r} among the kinds of faults: {', '.join(k.value for k in Kind)}"
+        )
+    return tuple(kind for kind in Kind if any(kind in group for group in named))
+
+
+def plan_of(
+    seed: int,
+    *,
+    is_short: bool,
+    missing: frozenset[Need] = frozenset(),
+    kinds: Sequence[Kind] = tuple(Kind),
+) -> Plan:
+    """The plan of a seed on a machine without what is `missing`; other faults are the same with and without it.
+
+    `kinds`: those that it is drawn from.
+    """
     dice = random.Random(seed)
-    kinds, first = list(Kind), 2 * (seed - 1)
+    first = 2 * (seed - 1)
     wanted = [kinds[first % len(kinds)], kinds[(first + 1) % len(kinds)]]
     wanted += dice.choices(kinds, k=dice.randint(_FEWEST, _MOST) - len(wanted))
     horizon_s = 4.0 if is_short else 20.0
@@ -181,4 +224,5 @@ def plan_of(seed: int, *, is_short: bool, missing: frozenset[Need] = frozenset()
         bool(seed % 2),
         tuple(fault for fault in faults if SORTS[fault.kind].need not in missing),
         tuple((fault.kind, SORTS[fault.kind].need) for fault in faults if SORTS[fault.kind].need in missing),
+        tuple(kinds),
     )

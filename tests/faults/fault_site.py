@@ -20,9 +20,9 @@ from pathlib import Path
 
 import psutil
 from fault_plan import DELAY_S, LOSS_SHARE, SLOW_STORAGE_S, STALE_STORAGE_S, Fault, Kind, Need, Plan
-from real_experiment import free_port_pair
-from road_proxy import RoadProcess
+from free_ports import free_port_pair
 from stepping_clock import Clock, build_clock, can_step_clocks
+from transport_proxy import ProxyProcess
 
 RUN = "FAULTS_RUN"
 """The variable by which all processes of a run are found: its value is the run's name."""
@@ -30,9 +30,9 @@ SUITE = "FAULTS_SUITE"
 """The variable that the suite's own processes have beside it."""
 _FAKES = Path(__file__).parent.parent / "fakes"
 _DISK_BYTES = 192 * 1024 * 1024
-_STEP_WITHIN_S = 30
-_LOOK_AGAIN_S = 0.05
-# The addresses of the manager, between which it moves, and that of the jobs. Both networks have no way out.
+_STEP_TIMEOUT_S = 30
+_RETRY_DELAY_S = 0.05
+# The addresses of the manager, between which it moves, and that of the jobs. Neither network has a route to any other.
 _MANAGER_ADDRESSES = ("10.77.0.1", "10.77.0.3")
 _JOBS_ADDRESS = "10.77.0.2"
 _HERE = "127.0.0.1"
@@ -50,7 +50,7 @@ def run(*command: str | Path) -> str:
         check=True,
         capture_output=True,
         text=True,
-        timeout=_STEP_WITHIN_S,
+        timeout=_STEP_TIMEOUT_S,
         stdin=subprocess.DEVNULL,
     )
     return done.stdout
@@ -65,11 +65,16 @@ def missing_here() -> frozenset[Need]:
         missing.add(Need.ROOT)
     if not is_root or not _works(_try_networks):
         missing.add(Need.NETWORKS)
-    if Need.ROOT in missing or not os.path.exists("/dev/fuse") or not _works(_try_fuse):
+    if Need.ROOT in missing or not has_fuse():
         missing.add(Need.FUSE)
     if not can_step_clocks():
         missing.add(Need.CLOCK)
     return frozenset(missing)
+
+
+def has_fuse() -> bool:
+    """Whether this user can mount folders that a program of ours serves."""
+    return os.access("/dev/fuse", os.W_OK) and _works(_try_fuse)
 
 
 def _works(attempt: Callable[[], None]) -> bool:
@@ -110,7 +115,7 @@ def _try_networks() -> None:
 
 
 def _try_fuse() -> None:
-    import mfusepy  # noqa: F401 - raises where libfuse3 is not
+    import mfusepy  # noqa: F401 - raises OSError where libfuse is missing
 
     if shutil.which("fusermount3") is None:
         raise FileNotFoundError("fusermount3")
@@ -149,9 +154,9 @@ def clean_up(name: str, folder: Path) -> None:
     with contextlib.suppress(TimeoutError):
         wait_until(lambda: not _killed(name), "all of its processes are gone", 10)
     for mounted in mounts_of(folder):
-        subprocess.run(["umount", "-l", mounted], check=False, timeout=_STEP_WITHIN_S)
+        subprocess.run(["umount", "-l", mounted], check=False, timeout=_STEP_TIMEOUT_S)
     for network in networks_of(name):
-        subprocess.run(["ip", "netns", "del", network], check=False, timeout=_STEP_WITHIN_S)
+        subprocess.run(["ip", "netns", "del", network], check=False, timeout=_STEP_TIMEOUT_S)
 
 
 def _killed(name: str) -> list[psutil.Process]:
@@ -205,11 +210,11 @@ class Disk:
                         pass
 
     def empty(self) -> None:
-        self._filler.unlink()
+        self._filler.unlink(missing_ok=True)  # two faults may have filled it
 
 
 class Site:
-    """The place of one run. What is broken is mended by `heal`; all of it is removed by `close`."""
+    """The place of one run. What is broken is fixed by `heal`; all of it is removed by `close`."""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.name = f"tkf-{os.getpid():x}-{plan.seed}-{int(time.time() * 1000) % 0xFFFFF:x}"
@@ -219,11 +224,11 @@ class Site:
         self.has_networks = Need.NETWORKS not in missing
         self._plan = plan
         self._lives = 0
-        self._road: RoadProcess | None = None
+        self._proxy: ProxyProcess | None = None
         self._storage_servers: list[subprocess.Popen[bytes]] = []
-        self._road_delay_s = 0.0
+        self._proxy_delay_s = 0.0
         self.environ = os.environ | {RUN: self.name}
-        self._suite_environ = self.environ | {SUITE: "yes"}
+        self.suite_environ = self.environ | {SUITE: "yes"}
         self.ledgers = folder / "ledgers"
         self.ledgers.mkdir()
         self.manager_disk = Disk(folder / "manager", Need.ROOT not in missing)
@@ -242,11 +247,11 @@ class Site:
             self.jobs_clock = Clock(library, folder / "jobs-clock")
 
     def close(self) -> None:
-        if self._road is not None:
-            self._road.close()
+        if self._proxy is not None:
+            self._proxy.close()
         self._janitor.clean_up()
         for server in self._storage_servers:
-            server.wait(_STEP_WITHIN_S)
+            server.wait(_STEP_TIMEOUT_S)
 
     # ---- storage
 
@@ -262,7 +267,7 @@ class Site:
         with (self.folder / f"{view.name}.log").open("wb") as log:
             server = subprocess.Popen(
                 [sys.executable, _FAKES / "far_storage.py", self.storage.path, view, self._faults_file(view)],
-                env=self._suite_environ,
+                env=self.suite_environ,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -285,10 +290,15 @@ class Site:
         new.replace(file)
 
     def _make_read_only(self, side: str) -> None:
-        # Another mount over it: a mount that is written to right now cannot turn read-only. Files that are open stay so.
+        # A mount that is written to cannot turn read-only, so another one is laid over it that was read-only before
+        # anybody saw it. Files that are open stay writable.
         view = self._view(side)
-        run("mount", "--bind", view, view)
-        run("mount", "-o", "remount,bind,ro", view)
+        unseen = self.folder / f"{view.name}-read-only"
+        unseen.mkdir(exist_ok=True)
+        run("mount", "--bind", view, unseen)
+        run("mount", "-o", "remount,bind,ro", unseen)
+        run("mount", "--bind", unseen, view)
+        run("umount", unseen)
 
     # ---- networks
 
@@ -335,7 +345,7 @@ class Site:
             run(*_inside(network), "iptables", "-w", "-A", "INPUT", "-i", "there", *matches, "-j", "DROP")
 
     def _drop_nothing(self) -> None:
-        for network in self._networks:
+        for network in self._networks if self.has_networks else ():
             run(*_inside(network), "iptables", "-w", "-F", "INPUT")
 
     # ---- where the manager is
@@ -355,27 +365,27 @@ class Site:
             announced = _ROAD_HERE[has_moved] if self._plan.has_road else _HERE
         if not self._plan.has_road:
             return announced, "0.0.0.0" if self.has_networks else _HERE
-        if self._road is not None:
-            self._road.close()
+        if self._proxy is not None:
+            self._proxy.close()
         at, to = f"{announced}:{port + 1}", f"{_HERE}:{port + 1}"
-        self._road = RoadProcess(at, to, self.manager_prefix, self._suite_environ)
-        self._road.order(f"delay {self._road_delay_s}")
+        self._proxy = ProxyProcess(at, to, self.manager_prefix, self.suite_environ)
+        self._proxy.order(f"delay {self._proxy_delay_s}")
         return announced, _HERE
 
     def _set_delay(self, delay_s: float) -> None:
-        self._road_delay_s = delay_s
+        self._proxy_delay_s = delay_s
         self._order(f"delay {delay_s}")
 
     def _order(self, text: str) -> int:
-        assert self._road is not None
-        return self._road.order(text)
+        assert self._proxy is not None
+        return self._proxy.order(text)
 
     # ---- faults
 
     def begin(self, fault: Fault) -> bool:
         """What is not done to a process; whether there was anything that it hit."""
         match fault.kind:
-            case Kind.MANAGER_DISK_FULL:
+            case Kind.MANAGER_DISK_FULL | Kind.STOP_ON_FULL_DISK:
                 self.manager_disk.fill()
             case Kind.WORKSPACE_FULL:
                 self.storage.fill()
@@ -385,7 +395,7 @@ class Site:
                 self._set_storage(fault.side, {"slow_s": SLOW_STORAGE_S})
             case Kind.STORAGE_STALE:
                 self._set_storage(fault.side, {"stale_s": STALE_STORAGE_S})
-            case Kind.LINK_DOWN:
+            case Kind.LINK_DOWN | Kind.ATTEMPT_FORGED:
                 self._drop()
             case Kind.LINK_LOSSY:
                 self._drop("-m", "statistic", "--mode", "random", "--probability", str(LOSS_SHARE))
@@ -408,7 +418,7 @@ class Site:
     def heal(self, fault: Fault) -> None:
         """The end of what `begin` began and that lasts."""
         match fault.kind:
-            case Kind.MANAGER_DISK_FULL:
+            case Kind.MANAGER_DISK_FULL | Kind.STOP_ON_FULL_DISK:
                 self.manager_disk.empty()
             case Kind.WORKSPACE_FULL:
                 self.storage.empty()
@@ -416,7 +426,7 @@ class Site:
                 run("umount", "-l", self._view(fault.side))
             case Kind.STORAGE_SLOW | Kind.STORAGE_STALE:
                 self._set_storage(fault.side, {})
-            case Kind.LINK_DOWN | Kind.LINK_LOSSY:
+            case Kind.LINK_DOWN | Kind.LINK_LOSSY | Kind.ATTEMPT_FORGED:
                 self._drop_nothing()
             case Kind.LINK_SLOW:
                 self._set_delay(0)
@@ -437,12 +447,12 @@ def wait_until(is_true: Callable[[], object], what: str, timeout_s: float) -> No
     Raises:
         TimeoutError: it never was.
     """
-    gives_up_at_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + timeout_s
     never = threading.Event()
     while not is_true():
-        if time.monotonic() > gives_up_at_s:
+        if time.monotonic() > deadline_s:
             raise TimeoutError(f"after {timeout_s:g} s still not: {what}")
-        never.wait(_LOOK_AGAIN_S)
+        never.wait(_RETRY_DELAY_S)
 
 
 @contextlib.contextmanager

@@ -41,6 +41,7 @@ def assert_durations_are_true(experiment, began_s):
     assert profile["endTime"] >= profile["startTime"]
 
 
+@pytest.mark.any_machine
 @STEPS
 @pytest.mark.parametrize("reuse", [False, True], ids=["a job per trial", "reused jobs"])
 def test_an_experiment_goes_on_when_the_clock_is_set_and_its_manager_is_killed(

@@ -2,28 +2,34 @@
 
 import contextlib
 import dataclasses
+import json
+import os
 import shutil
 
 import pytest
-from fault_judge import TASK, Harm, Ledger, judge, ledger_path, state_that_is_false
-from fault_plan import Fault, Kind, Need, plan_of
+from attempts import RegisteringStore, attempt_id
+from fault_files import FORGED_VALUE, forge_attempts, remove_attempt, state_files, tear
+from fault_judge import RUN_STRIDE, TASK, Harm, Ledger, judge, ledger_path, state_that_is_false
+from fault_plan import Fault, Kind, Need, kinds_named, plan_of
 from fault_run import _table, run_plan
 from fault_site import clean_up, missing_here, mounts_of, networks_of, processes_of
+from strangers import NOBODY
 
 from nni_manager.domain.experiment import ExperimentState
-from nni_manager.domain.receiving import Commit
+from nni_manager.domain.ingest import StreamWrite
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import ExperimentRow, Store, TrialRow
+from nni_manager.store.rows import ExperimentRow, TrialRow
 from nni_sdk.records import decode, encode
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import AttemptFolder
 
 # A minute on an idle machine; other tests may be running.
 pytestmark = pytest.mark.timeout(900)
 
 # Together these meet every kind of fault.
-SEEDS = (9, 14, 18, 31, 40)
+SEEDS = (38, 56, 188, 365)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -56,6 +62,7 @@ def test_the_suite_sees_what_a_manager_does_that(tmp_path, planted, faults, seen
     assert not seen or getattr(verdict, seen) > 0, verdict.lines()
 
 
+@pytest.mark.any_machine
 def test_a_fault_that_comes_when_all_is_over_has_hit_nothing_and_the_report_says_so(tmp_path):
     late = Fault(6.0, Kind.MANAGER_KILLED, 0.1, 0.0)
     plan = dataclasses.replace(plan_of(2, is_short=True), faults=(late,), left_out=())
@@ -87,7 +94,74 @@ def test_a_plan_says_what_it_leaves_out_and_keeps_the_rest():
         plan_of(2, is_short=True, missing=missing) for missing in (frozenset(), frozenset({Need.FUSE}))
     )
     assert set(reduced.faults) < set(whole.faults)
-    assert "left out, needs FUSE and mfusepy: storage slow" in reduced.lines()
+    assert "left out, needs FUSE, libfuse and mfusepy: storage slow" in reduced.lines()
+
+
+def test_a_plan_can_be_drawn_from_some_kinds_alone():
+    frozen = (Kind.STOP_WITH_FROZEN_KEEPER, Kind.STOP_WITH_FROZEN_GUARD)
+    assert kinds_named("frozen") == frozen
+    assert kinds_named("torn, forged") == (Kind.ATTEMPT_FORGED, Kind.STATE_TORN)
+    plan = plan_of(17, is_short=True, kinds=frozen)
+    assert plan.kinds == {*frozen}
+    assert len(plan.faults) >= 3
+    assert plan.among == frozen
+
+
+def test_a_kind_that_there_is_not_is_refused_with_those_there_are():
+    with pytest.raises(ValueError, match=r"cannot find 'torn,froze n' among .*manager killed, "):
+        kinds_named("torn,froze n")
+
+
+# ---- what faults do to files
+
+
+@pytest.fixture
+def a_trial_folder(tmp_path):
+    folder = ExperimentFolder(tmp_path / "FAULTS")
+    folder.make()
+    attempt = folder.workspace.attempt(AttemptKey("trial1", attempt_id(0), TASK))
+    attempt.stream(Stream.METRICS).parent.mkdir(parents=True)
+    attempt.stream(Stream.METRICS).write_bytes(b"one")
+    return folder, attempt
+
+
+def test_an_attempt_is_removed_under_the_hands_of_whoever_writes(a_trial_folder, tmp_path):
+    folder, attempt = a_trial_folder
+    with attempt.stream(Stream.METRICS).open("ab") as writing:
+        assert remove_attempt(folder.workspace, "trial1", attempt.path.parent.name, tmp_path / "aside")
+        writing.write(b"two")
+    assert list(folder.workspace.trial("trial1").attempts.iterdir()) == []
+    assert not (tmp_path / "aside").exists()
+    assert not remove_attempt(folder.workspace, "trial1", attempt.path.parent.name, tmp_path / "aside")
+
+
+def test_forged_attempts_are_those_of_another_user_and_claim_a_result(a_trial_folder):
+    folder, attempt = a_trial_folder
+    assert forge_attempts(folder.workspace, "trial1") == ""
+    forged = [path for path in attempt.path.parent.parent.iterdir() if path != attempt.path.parent]
+    assert len(forged) == 2
+    for path in forged:
+        made = AttemptFolder(path / TASK)
+        assert path.stat().st_uid == (os.geteuid() or NOBODY)
+        (record,) = decode(made.stream(Stream.METRICS).read_bytes(), 0).records
+        assert (record.value, record.type) == (str(FORGED_VALUE), "FINAL")
+        assert json.loads(made.exit_json.read_bytes())["reason"] == ExitReason.SUCCEEDED.value
+
+
+@pytest.mark.parametrize(
+    ("pick", "left", "done"),
+    [(0.0, b"", "emptied"), (0.26, b'{"pi', "cut in half"), (0.99, b'{"addr', "cut in half")],
+)
+def test_one_state_file_is_torn(a_trial_folder, pick, left, done):
+    folder, _ = a_trial_folder
+    (folder.jobs / "job1.json").write_bytes(b'{"pid":1}')
+    folder.workspace.manager_json.write_bytes(b'{"addresses"}')
+    files = state_files(folder, folder.workspace)
+    assert [path.name for path in files] == ["job1.json", "manager.json"]
+    said = tear(files, pick)
+    torn = files[pick > 0.5]
+    assert torn.read_bytes() == left
+    assert said == f"{torn.parent.name}/{torn.name} was {done}"
 
 
 # ---- the judge
@@ -138,6 +212,20 @@ def a_trial(state, reason, exit_code):
         (TrialState.FAILED, ExitReason.MOUNT, 112, [], Harm(storage_failed=True), True),
         (TrialState.FAILED, ExitReason.MOUNT, 112, [], Harm(), False),
         (TrialState.USER_CANCELED, ExitReason.STOPPED_BY_USER, 143, [], Harm(), False),
+        (TrialState.USER_CANCELED, ExitReason.STOPPED_BY_USER, 143, [], Harm(stopped={"trial1"}), True),
+        (TrialState.FAILED, ExitReason.JOB_LOST, None, [], Harm(stopped={"trial1"}), True),
+        (TrialState.FAILED, ExitReason.NONZERO_EXIT, 1, [], Harm(stopped={"trial1"}), False),
+        (TrialState.FAILED, ExitReason.JOB_LOST, None, [], Harm(stopped={"trial2"}), False),
+        (TrialState.FAILED, ExitReason.NONZERO_EXIT, 1, [], Harm(attempts_removed={"trial1"}), True),
+        (TrialState.SUCCEEDED, ExitReason.SUCCEEDED, 0, [], Harm(attempts_removed={"trial1"}), False),
+        (
+            TrialState.USER_CANCELED,
+            ExitReason.STOPPED_BY_USER,
+            1,
+            [],
+            Harm(attempts_removed={"trial1"}),
+            False,
+        ),
     ],
 )
 def test_a_state_is_held_against_what_was_done(tmp_path, state, reason, exit_code, ledger, harm, is_true):
@@ -145,11 +233,14 @@ def test_a_state_is_held_against_what_was_done(tmp_path, state, reason, exit_cod
     assert (not wrong) == is_true
 
 
+NO_HARM, REMOVED = Harm(), Harm(attempts_removed={"trial1"})
+
+
 @pytest.fixture
 def a_run(tmp_path):
     """A run of one trial that reported 0, 1 and at last 2, and wrote a line; what is wrong when `changes` are stored of it."""
 
-    def judged(final_at=2, log=b"a line\n", **changes):
+    def judged(final_at=2, log=b"a line\n", reported=(0, 1, 2), runs=(0,), harm=NO_HARM, **changes):
         folder, ledgers = ExperimentFolder(tmp_path / "FAULTS"), tmp_path / "ledgers"
         folder.make()
         ledgers.mkdir()
@@ -157,28 +248,31 @@ def a_run(tmp_path):
         trial.attempt, trial.reporter, trial.final, trial.value = 0, TASK, "2", 2.0
         for name, value in changes.items():
             setattr(trial, name, value)
-        key = AttemptKey(trial.trial_id, 0, TASK)
-        ledger_path(ledgers, trial.trial_id, 0).write_text("? 0\n+ 0\n? 1\n+ 1\n? 2\n+ 2\nend\n")
+        key = AttemptKey(trial.trial_id, attempt_id(0), TASK)
+        for run in runs:
+            values = (run * RUN_STRIDE + value for value in range(3))
+            lines = "".join(f"? {value}\n+ {value}\n" for value in values)
+            ledger_path(ledgers, trial.trial_id, attempt_id(0), run).write_text(f"{lines}end\n")
         metrics = b"".join(
             encode(0, trial.trial_id, "FINAL" if value == final_at else "PERIODICAL", value, value)
-            for value in range(3)
+            for value in reported
         )
         written = {Stream.METRICS: metrics, Stream.STDOUT: b"a line\n"}
         for stream, content in written.items():
             file = folder.workspace.attempt(key).stream(stream)
             file.parent.mkdir(parents=True)
             file.write_bytes(content)
-        store = Store.create(folder.database, folder.collected_logs, "FAULTS", "{}", b"", 0.0)
+        store = RegisteringStore.create(folder.database, folder.collected_logs, "FAULTS", "{}", b"", 0.0)
         with contextlib.closing(store):
             rows = tuple(decode(metrics, 0).records)
             writes = [
                 TrialRow.of(trial),
-                Commit(key, Stream.METRICS, 0, len(metrics), records=rows),
-                Commit(key, Stream.STDOUT, 0, len(log), data=log),
-                ExperimentRow(ExperimentState.DONE, "", 1.0, 2.0, keeper_has_matched=True),
+                StreamWrite(key, Stream.METRICS, 0, len(metrics), records=rows),
+                StreamWrite(key, Stream.STDOUT, 0, len(log), data=log),
+                ExperimentRow(ExperimentState.DONE, "", 1.0, 2.0, any_compatible_keeper=True),
             ]
             store.commit(writes, 1.0)
-        return judge(folder, folder.workspace, ledgers, Harm(), 1, 2.0).wrong
+        return judge(folder, folder.workspace, ledgers, harm, 1, 2.0).wrong
 
     return judged
 
@@ -203,11 +297,36 @@ def test_what_is_stored_of_a_trial_is_held_against_what_it_wrote(a_run, stored, 
     assert wrong in " ".join(a_run(**stored))
 
 
+def test_rows_of_two_runs_are_never_those_of_one_attempt(a_run):
+    second = 3 * RUN_STRIDE
+    wrong = " ".join(a_run(reported=(0, 1, second, second + 1), runs=(0, 3), harm=REMOVED))
+    assert "its rows are those of 2 runs" in wrong
+    assert "its attempt 0 ran 2 times" in wrong
+    assert "1 reports lost, 2 doubled" in wrong
+
+
+def test_reports_of_a_trial_of_which_no_attempt_is_known_are_lost(a_run):
+    assert "3 reports lost" in " ".join(a_run(reported=(), attempt=None, state=TrialState.FAILED))
+
+
+def test_a_forged_row_is_of_no_run(a_run):
+    assert "2 doubled" in " ".join(a_run(reported=(FORGED_VALUE, FORGED_VALUE), harm=REMOVED))
+
+
+def test_a_removed_attempt_may_lose_its_end_and_nothing_else(a_run):
+    assert a_run(reported=(0,), harm=REMOVED) == []
+
+
+@pytest.mark.parametrize("reported", [(1, 2), (0, 2), (0, 0), (1, 0)])
+def test_a_removed_attempt_keeps_the_order_of_its_reports(a_run, reported):
+    assert a_run(reported=reported, harm=REMOVED) != []
+
+
 # ---- the site
 
 
+@pytest.mark.any_machine
 def test_a_suite_that_is_killed_leaves_nothing(tmp_path):
-    import os
     import signal
     import subprocess
     import sys

@@ -10,13 +10,13 @@ import kube_definitions as definitions
 import pytest
 from kube_controllers import FRAMEWORKS
 from kube_operators import RUNTIMES, STEPS
-from kube_site import NAME, WITHIN_S, a_site, run
+from kube_site import NAME, TIMEOUT_S, a_site, run
 from kube_store import CONFIG_MAPS, DEFINITIONS, NAMESPACES, PODS, QUOTAS, SECRETS
 from real_experiment import until
 
 pytest.importorskip("kubernetes")
 
-from nni_manager.errors import TryAgain
+from nni_manager.errors import RetryableError
 from trial_keeper.wire.reasons import ExitReason
 
 POD = f"{NAME}-worker-0"
@@ -47,7 +47,7 @@ async def gone(site):
     """Everything was cleared away."""
     kinds = (FRAMEWORKS, SECRETS, PODS, CONFIG_MAPS)
     await until(
-        lambda: not any(site.store.list(kind) for kind in kinds), "nothing is left on the cluster", WITHIN_S
+        lambda: not any(site.store.list(kind) for kind in kinds), "nothing is left on the cluster", TIMEOUT_S
     )
 
 
@@ -65,15 +65,15 @@ def test_jobs_that_end_while_the_server_is_away_are_told_with_their_own_codes(si
             site.cluster.api.stop()
             # Until the watches have noticed, it is the last that they told of the jobs.
             told = ("the connection to ", "does not answer")
-            await until(lambda: any(part in service.problem for part in told), "it is told", WITHIN_S)
+            await until(lambda: any(part in service.problem for part in told), "it is told", TIMEOUT_S)
             end(site, "trial1", 7)
-            await until(lambda: site.state() == "Completed", "one has ended meanwhile", WITHIN_S)
+            await until(lambda: site.state() == "Completed", "one has ended meanwhile", TIMEOUT_S)
             assert site.ends == [], "nobody could know"
             site.cluster.api.start()
             end(site, "trial2")
             await site.has_ended(2)
             assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 7, "trial2": 0}
-            await until(lambda: not service.problem, "all is well", WITHIN_S)
+            await until(lambda: not service.problem, "all is well", TIMEOUT_S)
             await gone(site)
 
     run(work())
@@ -106,7 +106,7 @@ def test_a_storm_of_refusals_costs_no_job_and_doubles_none(site, how):
         async with site.manager() as service:
             for job_id in ("trial1", "trial2"):
                 for _ in range(20):  # the engine does so, with pauses
-                    with contextlib.suppress(TryAgain):
+                    with contextlib.suppress(RetryableError):
                         await service.submit(site.settings(job_id))
                         break
             await site.is_running()
@@ -130,17 +130,17 @@ def test_an_expired_login_is_told_and_what_happened_meanwhile_is_known_once_it_i
             site.cluster.api.drop_watches()
             await until(
                 lambda: "does not accept the login; renew it in your kubeconfig file" in service.problem,
-                *("it is told", WITHIN_S),
+                *("it is told", TIMEOUT_S),
             )
-            with pytest.raises(TryAgain, match="does not accept the login"):
+            with pytest.raises(RetryableError, match="does not accept the login"):
                 await service.submit(site.settings("trial3"))
             end(site, "trial1", 7)
             assert await service.stop("trial2")
-            await until(lambda: site.state() == "Completed", "one has ended meanwhile", WITHIN_S)
+            await until(lambda: site.state() == "Completed", "one has ended meanwhile", TIMEOUT_S)
             (site.folder / "kubeconfig").write_text(site.cluster.api.kubeconfig("newer"))
             await site.has_ended(2)
             assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 7, "trial2": None}
-            await until(lambda: not service.problem, "all is well", WITHIN_S)
+            await until(lambda: not service.problem, "all is well", TIMEOUT_S)
             # What could not be told of the third: it was never made.
             assert not await service.stop("trial4")
             assert await service.stop("trial3")
@@ -156,13 +156,13 @@ def test_a_namespace_that_is_deleted_takes_its_jobs_along_and_is_gone(site):
     async def work():
         async with site.manager() as service:
             await service.submit(site.settings())
-            await until(lambda: site.store.list(PODS), "it has a pod", WITHIN_S)
+            await until(lambda: site.store.list(PODS), "it has a pod", TIMEOUT_S)
             site.store.delete(NAMESPACES, "", "team")
             ended = await site.has_ended()
             assert (ended.exit_code, ended.reason) == (None, ExitReason.JOB_LOST)
             assert f"Framework {NAME} in namespace team is gone: somebody has deleted it" in ended.message
-            await until(lambda: not site.store.find(NAMESPACES, "", "team"), "it is gone", WITHIN_S)
-            with pytest.raises(TryAgain, match='namespaces "team" not found'):
+            await until(lambda: not site.store.find(NAMESPACES, "", "team"), "it is gone", TIMEOUT_S)
+            with pytest.raises(RetryableError, match='namespaces "team" not found'):
                 await service.submit(site.settings("trial2"))
             assert await service.stop("trial2")
             await gone(site)
@@ -178,16 +178,19 @@ def test_a_lost_node_ends_the_job_with_what_kubernetes_says_of_it(site):
             site.cluster.node.lose()
             await until(
                 lambda: "deletionTimestamp" in site.store.get(PODS, "default", POD)["metadata"],
-                *("the pod is given up", WITHIN_S),
+                *("the pod is given up", TIMEOUT_S),
             )
             assert site.ends == [], "it may come back"
+            # Events have a watch of their own, which may be later than that of the job.
+            warnings = service._observed.warnings
+            await until(lambda: warnings.of(POD, has_node=True), "the warning has arrived", TIMEOUT_S)
             site.cluster.node.bury()
             ended = await site.has_ended()
             assert (ended.exit_code, ended.reason) == (None, ExitReason.JOB_LOST)
             assert "PodExternalDeleted, code -101" in ended.message
             assert ended.message.endswith("\nKubernetes warned: NodeNotReady: Node is not ready")
             await service.submit(site.settings("trial2"))
-            await until(lambda: "node.kubernetes.io/unreachable" in service.problem, "no node", WITHIN_S)
+            await until(lambda: "node.kubernetes.io/unreachable" in service.problem, "no node", TIMEOUT_S)
             assert await service.stop("trial2")
             await site.has_ended(2)
             await gone(site)
@@ -218,8 +221,8 @@ def test_an_image_that_cannot_be_pulled_keeps_the_job_waiting_until_it_can_or_it
                 await service.submit(site.settings(job_id))
             why = 'ImagePullBackOff: Back-off pulling image "me/train:1": not found'
             await until(
-                lambda: [service.why_it_waits(job_id) for job_id in ("trial1", "trial2")] == [why, why],
-                *("both say why", WITHIN_S),
+                lambda: [service.pending_reason(job_id) for job_id in ("trial1", "trial2")] == [why, why],
+                *("both say why", TIMEOUT_S),
             )
             assert service.problem.startswith("Kubernetes has not started 2 of 2 jobs; ")
             assert await service.stop("trial2")
@@ -229,8 +232,8 @@ def test_an_image_that_cannot_be_pulled_keeps_the_job_waiting_until_it_can_or_it
             site.cluster.node.look_again()
             await site.is_running()
             await until(
-                lambda: (service.problem, service.why_it_waits("trial1")) == ("", ""),
-                *("nothing is told any more", WITHIN_S),
+                lambda: (service.problem, service.pending_reason("trial1")) == ("", ""),
+                *("nothing is told any more", TIMEOUT_S),
             )
             end(site, "trial1")
             assert (await site.has_ended(2)).exit_code == 0
@@ -258,21 +261,21 @@ def test_a_quota_that_is_full_is_what_a_job_without_pods_waits_for(site, word, v
     async def work():
         async with site.manager() as service:
             await service.submit(site.settings("trial1"))
-            await until(lambda: site.store.count(PODS) == 1, "the first has a pod", WITHIN_S)
+            await until(lambda: site.store.count(PODS) == 1, "the first has a pod", TIMEOUT_S)
             await service.submit(site.settings("trial2"))
-            await until(lambda: service.why_it_waits("trial2"), "the second waits", WITHIN_S)
-            why = service.why_it_waits("trial2")
+            await until(lambda: service.pending_reason("trial2"), "the second waits", TIMEOUT_S)
+            why = service.pending_reason("trial2")
             assert "is forbidden: exceeded quota: of-the-team, requested: pods=1, used: pods=1" in why
             # Each try has a pod of another name.
             told = f'{said}Error creating: pods "nni-exp-expt-trial-trial2-'
-            await until(lambda: told in service.problem, "and the first runs", WITHIN_S)
+            await until(lambda: told in service.problem, "and the first runs", TIMEOUT_S)
             end(site, "trial1")
             end(site, "trial2", 7)
             await site.has_ended(2)
             assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 0, "trial2": 7}
             of_jobs = [kind for kind in site.store.kinds.values() if (kind.group, kind.plural) in STEPS]
             kinds = [*of_jobs, SECRETS, PODS]
-            await until(lambda: not any(map(site.store.count, kinds)), "nothing is left", WITHIN_S)
+            await until(lambda: not any(map(site.store.count, kinds)), "nothing is left", TIMEOUT_S)
 
     run(work())
 
@@ -283,7 +286,7 @@ def test_a_manager_that_dies_in_the_middle_of_all_this_leaves_nothing_that_the_n
             await both_run(site, first)
             first.on_job_ended = lambda ended: None
         end(site, "trial1", 7)
-        await until(lambda: site.state() == "Completed", "one ends while nobody looks", WITHIN_S)
+        await until(lambda: site.state() == "Completed", "one ends while nobody looks", TIMEOUT_S)
         site.cluster.api.forget_history()
         async with site.manager() as second:
             found = [(await second.adopt(job_id)).value for job_id in ("trial1", "trial2")]

@@ -14,10 +14,11 @@ from cluster_process import ClusterProcess
 from real_cluster import commands, end_processes_of, log, over, processes_of, roles, running, settings, until
 
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.core.job import Job
+from nni_manager.local_openpai.core.job import PaiJob
+from nni_manager.local_openpai.core.states import ExecutionType
 from nni_manager.local_openpai.errors import ClusterClosed, StateBusy
 from nni_manager.local_openpai.jobs import ResourceCounts, RetryCounts, State
-from nni_manager.local_openpai.store import Store
+from nni_manager.local_openpai.store import JobStore
 
 
 @pytest.fixture
@@ -27,9 +28,9 @@ def folder(tmp_path):
 
 
 def wait_for(what, within_s=90):
-    gives_up_at_s = time.monotonic() + within_s
+    deadline_s = time.monotonic() + within_s
     while not (found := what()):
-        assert time.monotonic() < gives_up_at_s, "it did not come"
+        assert time.monotonic() < deadline_s, "it did not come"
         time.sleep(0.01)
     return found
 
@@ -195,7 +196,7 @@ def test_500_jobs_at_once_are_neither_lost_nor_doubled_and_memory_is_flat(folder
 def test_a_full_disk_is_waited_for_and_nothing_is_forgotten(folder, monkeypatch):
     """The database refuses for a while, as one on a full disk does."""
     is_full = False
-    commit, add_job = Store.commit, Store.add_job
+    commit, add_job = JobStore.commit, JobStore.add_job
 
     def refuse(self, *arguments):
         if is_full:
@@ -209,8 +210,8 @@ def test_a_full_disk_is_waited_for_and_nothing_is_forgotten(folder, monkeypatch)
         refuse(self)
         return add_job(self, *arguments)
 
-    monkeypatch.setattr(Store, "commit", commit_or_refuse)
-    monkeypatch.setattr(Store, "add_job", add_or_refuse)
+    monkeypatch.setattr(JobStore, "commit", commit_or_refuse)
+    monkeypatch.setattr(JobStore, "add_job", add_or_refuse)
 
     async def scenario():
         nonlocal is_full
@@ -234,12 +235,60 @@ def test_a_full_disk_is_waited_for_and_nothing_is_forgotten(folder, monkeypatch)
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
 
+def test_a_full_disk_keeps_no_job_from_being_stopped_and_each_is_stopped_once(folder, monkeypatch):
+    """One job ends while the disk is full, so that its end waits for room; two are stopped after that."""
+    is_full = False
+    commit = JobStore.commit
+
+    def commit_or_refuse(self, writes):
+        if is_full:
+            raise StateBusy("cannot write: database or disk is full; free some space")
+        commit(self, writes)
+
+    monkeypatch.setattr(JobStore, "commit", commit_or_refuse)
+    # A second SIGTERM would end the grace, and with it the sleep.
+    saves = (
+        f"trap 'sleep 1; echo $PAI_JOB_NAME >> {folder}/saved; exit 0' TERM; while true; do sleep 0.02; done"
+    )
+
+    def exits():
+        return list((folder / "state/containers").glob("*/exit.json"))
+
+    async def scenario():
+        nonlocal is_full
+        async with running(settings(folder)) as cluster:
+            await cluster.submit(
+                "alice", commands(f"until [ -e {folder}/go ]; do sleep 0.02; done", name="ends")
+            )
+            for name in ("first", "second"):
+                await cluster.submit("alice", commands(saves, name=name))
+
+            async def run():
+                return [job.state for job in await cluster.jobs()] == [State.RUNNING] * 3
+
+            await until(run)
+            is_full = True
+            (folder / "go").touch()
+            await asyncio.to_thread(wait_for, lambda: len(exits()) == 1)
+            for name in ("first", "second", "first"):
+                stop = cluster.set_execution_type("alice", "alice", name, ExecutionType.STOP)
+                await asyncio.wait_for(stop, 30)
+            await asyncio.to_thread(wait_for, lambda: len(exits()) == 3)
+            assert sorted(lines_of(folder / "saved")) == ["alice~first", "alice~second"]
+            is_full = False
+            assert (await over(cluster, "ends")).job.state is State.SUCCEEDED
+            for name in ("first", "second"):
+                assert (await over(cluster, name)).job.state is State.STOPPED
+
+    asyncio.run(asyncio.wait_for(scenario(), 120))
+
+
 def test_a_bug_breaks_the_cluster_and_the_next_one_goes_on(folder, monkeypatch, caplog):
     async def broken():
         cluster = Cluster(settings(folder))
         await cluster.start()
         with monkeypatch.context() as patched:
-            patched.setattr(Job, "_start", lambda *_: 1 / 0)
+            patched.setattr(PaiJob, "_start", lambda *_: 1 / 0)
             await cluster.submit("alice", commands("sleep 0.3; echo ran"))
             await asyncio.wait_for(cluster.wait_until_broken(), 90)
         with pytest.raises(ClusterClosed):

@@ -3,22 +3,23 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
+from attempts import AttemptNumbers, attempt_id, sign_attempt
+from fault_plan import Need
+from fault_site import has_fuse
+from jobs_here import JobsHere
 from real_experiment import a_manager_here, assert_rows_are_what_was_written, until, values
 from void_service import an_engine, start
 
-from nni_manager.domain import roads as roads_module
-from nni_manager.engine import mount_road, storage_threads, views
+from nni_manager.domain import transports as transports_module
+from nni_manager.engine import serializers, storage_executor, storage_poller
 from nni_manager.training_services.base import JobEnded
-from nni_manager.training_services.local.client import LocalTrainingService
 from nni_sdk.records import encode
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
@@ -66,29 +67,15 @@ while True:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    """Minutes of roads in seconds."""
-    monkeypatch.setattr(roads_module, "PATIENCE_S", 0.5)
-    monkeypatch.setattr(roads_module, "LOOK_EVERY_S", 0.2)
-
-
-class JobsHere(LocalTrainingService):
-    """Its keepers may outlive an engine of this process, and are waited for when the test is over."""
-
-    keepers: ClassVar[list[subprocess.Popen[bytes]]] = []
-
-    async def submit(self, settings):
-        await super().submit(settings)
-        self.keepers.append(self._children[settings.job_id])
+    """Minutes of transports in seconds."""
+    monkeypatch.setattr(transports_module, "RECONNECT_GRACE_S", 0.5)
+    monkeypatch.setattr(transports_module, "POLL_INTERVAL_S", 0.2)
 
 
 @pytest.fixture(autouse=True)
 def ended_keepers():
     yield
-    while JobsHere.keepers:
-        keeper = JobsHere.keepers.pop()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(keeper.pid, signal.SIGTERM)
-        keeper.wait(30)
+    JobsHere.end_keepers()
 
 
 class NoSignals(JobsHere):
@@ -107,16 +94,16 @@ def trial_of(engine, sequence_id):
     return next((trial for trial in trials if trial.sequence_id == sequence_id), None)
 
 
-def roads(engine):
+def transports(engine):
     return {
-        trial.sequence_id: views.road_view(engine.picture(), trial)["road"]
+        trial.sequence_id: serializers.transport_view(engine.snapshot(), trial)["transport"]
         for trial in engine.experiment.trials.values()
     }
 
 
 def exit_of(experiment, trial):
-    key = AttemptKey(trial.trial_id, 0, "main-0")
-    return exit_from_bytes(experiment.folder.workspace.attempt(key).exit_json.read_bytes())
+    key = AttemptKey(trial.trial_id, attempt_id(0), "main-0")
+    return exit_from_bytes(AttemptNumbers(experiment.folder.workspace).folder(key).exit_json.read_bytes())
 
 
 def test_a_whole_experiment_comes_over_the_shared_storage_while_it_runs(a_real_experiment):
@@ -131,9 +118,9 @@ def test_a_whole_experiment_comes_over_the_shared_storage_while_it_runs(a_real_e
             )
             first = trial_of(engine, 0)
             assert len(experiment.rows(first.trial_id)) == 200
-            assert (first.state.value, roads(engine)[0]) == ("RUNNING", "mount")
-            shown = views.profile_view(engine.picture())["trialRoads"][first.trial_id]
-            assert shown["road"] == "mount"
+            assert (first.state.value, transports(engine)[0]) == ("RUNNING", "shared_storage")
+            shown = serializers.profile_view(engine.snapshot())["trialTransports"][first.trial_id]
+            assert (shown["transport"], shown["road"]) == ("shared_storage", "mount")
             assert 0 <= shown["lastContactAgoS"] < 60
             assert len(engine.keepers) == 0
             with (experiment.code / "gate").open("w"):
@@ -161,7 +148,7 @@ def test_another_manager_goes_on_where_the_first_one_stopped_reading(a_real_expe
         async with a_manager_here(experiment, jobs_here(experiment), told=NOBODY):
             await until(lambda: experiment.row_count() == 200, "half of it")
         async with a_manager_here(experiment, jobs_here(experiment), told=NOBODY) as engine:
-            await until(lambda: roads(engine) == {0: "mount"}, "the next one has found it")
+            await until(lambda: transports(engine) == {0: "shared_storage"}, "the next one has found it")
             with (experiment.code / "gate").open("w"):
                 pass
             await until(engine.finished.is_set, "the experiment is over")
@@ -229,21 +216,23 @@ def test_a_link_that_comes_and_goes_changes_the_road_in_the_middle_of_a_trial(a_
         told = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
         async with a_manager_here(experiment, jobs_here(experiment), told=told) as engine, proxy:
             way.to = experiment.port
-            for road in ("mount", "stream", "mount", "stream", "mount"):
+            for transport in ("shared_storage", "grpc", "shared_storage", "grpc", "shared_storage"):
                 before = experiment.row_count()
-                way.is_open = road == "stream"
+                way.is_open = transport == "grpc"
                 if not way.is_open:
                     way.shut()
-                await until(lambda road=road: set(roads(engine).values()) == {road}, f"both are on {road}")
+                await until(
+                    lambda each=transport: set(transports(engine).values()) == {each}, f"both use {transport}"
+                )
                 await until(lambda before=before: experiment.row_count() > before + 50, "rows come by it")
-                seen.append(road)
+                seen.append(transport)
             way.is_open = True
             await until(engine.finished.is_set, "the experiment is over")
             way.shut()
             return list(engine.experiment.trials.values())
 
     trials = asyncio.run(play())
-    assert seen == ["mount", "stream", "mount", "stream", "mount"]
+    assert seen == ["shared_storage", "grpc", "shared_storage", "grpc", "shared_storage"]
     for trial in trials:
         assert (trial.state.value, trial.attempt) == ("SUCCEEDED", 0)
         assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == [*range(3000), 3000]
@@ -260,8 +249,9 @@ class Shown:
     """The files of an attempt as the manager's machine is shown them. The test is the keeper's machine."""
 
     def __init__(self, experiment, trial_id, attempt=0):
-        self.key = AttemptKey(trial_id, attempt, "main-0")
+        self.key = AttemptKey(trial_id, attempt_id(attempt), "main-0")
         self.folder = experiment.folder.workspace.attempt(self.key)
+        self.token = sign_attempt(experiment.folder, self.key)
         for path in (self.folder.stream(Stream.METRICS).parent, self.folder.output):
             path.mkdir(parents=True)
         for stream in Stream:
@@ -272,7 +262,7 @@ class Shown:
 
     def end(self, size):
         ended = TrialEnded(self.key, ExitReason.SUCCEEDED, 0, 10.0, 20.0, {Stream.METRICS: size})
-        replace_file(self.folder.exit_json, exit_to_bytes(ended))
+        replace_file(self.folder.exit_json, exit_to_bytes(ended, self.token))
 
 
 async def a_trial(engine, service):
@@ -313,12 +303,12 @@ def test_an_end_that_is_shown_before_its_bytes_is_no_end_yet(a_real_experiment):
             for size in (len(frames(1)) + 9, len(frames(1, 2))):
                 shown.show(whole[:size])
                 await until(
-                    lambda size=size: engine.keepers.received(shown.key, Stream.METRICS) == size, "taken"
+                    lambda size=size: engine.ingest.received(shown.key, Stream.METRICS) == size, "taken"
                 )
             await some_looks()
             assert trial.state.value == "CLOSING"
             shown.show(whole)
-            await until(lambda: trial.state.is_final, "it is over")
+            await until(lambda: trial.state.is_terminal, "it is over")
             return trial
 
     trial = asyncio.run(play())
@@ -351,16 +341,18 @@ def test_a_job_that_is_gone_is_given_time_to_show_what_it_left(a_real_experiment
         async with no_keepers(experiment) as (engine, service):
             monkeypatch.setattr(type(service), "uses_snapshot", True)
             trial = await a_trial(engine, service)
-            monkeypatch.setattr(roads_module, "PATIENCE_S", 1e6)  # the job is over before anybody looks
+            monkeypatch.setattr(
+                transports_module, "RECONNECT_GRACE_S", 1e6
+            )  # the job is over before anybody looks
             service.on_job_ended(JobEnded(trial.job_id, 0, ""))
             await some_looks()
-            assert not trial.state.is_final
+            assert not trial.state.is_terminal
             shown = Shown(experiment, trial.trial_id)
             shown.end(len(frames(1, 2)))
             await some_looks()
-            assert not trial.state.is_final
+            assert not trial.state.is_terminal
             shown.show(frames(1, 2))
-            await until(lambda: trial.state.is_final, "it is over")
+            await until(lambda: trial.state.is_terminal, "it is over")
             return trial
 
     trial = asyncio.run(play())
@@ -380,9 +372,8 @@ mfusepy.FUSE(Empty(), sys.argv[1], foreground=True, nothreads=True)
 @pytest.fixture
 def hang():
     """Makes a folder whose storage does not answer."""
-    pytest.importorskip("mfusepy", reason="needs mfusepy")
-    if not os.access("/dev/fuse", os.W_OK) or shutil.which("fusermount3") is None:
-        pytest.skip("needs FUSE")
+    if not has_fuse():
+        pytest.skip(f"needs {Need.FUSE.value}")
     mounted: list[tuple[Path, subprocess.Popen[bytes]]] = []
 
     async def make(folder: Path) -> None:
@@ -399,8 +390,9 @@ def hang():
         subprocess.run(["fusermount3", "-u", "-z", folder], check=True)
 
 
+@pytest.mark.any_machine
 def test_a_folder_that_hangs_stops_neither_other_trials_nor_the_manager(a_real_experiment, hang, monkeypatch):
-    monkeypatch.setattr(storage_threads, "HANGS_AFTER_S", 1.0)
+    monkeypatch.setattr(storage_executor, "STALL_TIMEOUT_S", 1.0)
     experiment = a_real_experiment(TRAIN, maxTrialNum=3, trialConcurrency=2)
     os.mkfifo(experiment.code / "gate")
 
@@ -415,13 +407,13 @@ def test_a_folder_that_hangs_stops_neither_other_trials_nor_the_manager(a_real_e
             await hang(experiment.folder.workspace.trial(first.trial_id).attempts / "1")
             # Before it hangs, it may have been asked for what it cannot do.
             await until(
-                lambda: "shared storage has not answered" in (engine.picture().problem or ""),
+                lambda: "shared storage has not answered" in (engine.snapshot().problem or ""),
                 "the problem is told",
             )
-            await until(lambda: (third := trial_of(engine, 2)) and third.state.is_final, "the others end")
+            await until(lambda: (third := trial_of(engine, 2)) and third.state.is_terminal, "the others end")
             others = [trial_of(engine, number) for number in (1, 2)]
             assert [trial.state.value for trial in others] == ["SUCCEEDED"] * 2
-            assert not first.state.is_final
+            assert not first.state.is_terminal
             return others
 
     for trial in asyncio.run(asyncio.wait_for(play(), 120)):
@@ -431,7 +423,7 @@ def test_a_folder_that_hangs_stops_neither_other_trials_nor_the_manager(a_real_e
 
 
 def test_storage_that_fails_is_told_and_asked_again_and_nothing_is_lost(a_real_experiment, monkeypatch):
-    monkeypatch.setattr(mount_road, "_FAILED_LOOK_AGAIN_S", 0.1)
+    monkeypatch.setattr(storage_poller, "_FAILED_LOOK_RETRY_DELAY_S", 0.1)
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
 
     async def play():
@@ -441,17 +433,17 @@ def test_storage_that_fails_is_told_and_asked_again_and_nothing_is_lost(a_real_e
             attempts = experiment.folder.workspace.trial(trial.trial_id).attempts
             away = attempts.rename(attempts.with_name("away"))
             os.symlink(attempts.name, attempts)  # a loop: every look is an error
-            await until(lambda: "cannot read" in engine.picture().problem, "the problem is told")
+            await until(lambda: "cannot read" in engine.snapshot().problem, "the problem is told")
             service.on_job_ended(JobEnded(trial.job_id, 1, ""))
             await some_looks()
-            assert not trial.state.is_final
-            assert "check the shared storage" in engine.picture().problem
+            assert not trial.state.is_terminal
+            assert "check the shared storage" in engine.snapshot().problem
             attempts.unlink()
             away.rename(attempts)
             shown.show(frames(1, 2))
             shown.end(len(frames(1, 2)))
-            await until(lambda: trial.state.is_final, "it is over")
-            assert engine.picture().problem == ""
+            await until(lambda: trial.state.is_terminal, "it is over")
+            assert engine.snapshot().problem == ""
             return trial
 
     trial = asyncio.run(play())

@@ -16,7 +16,7 @@ import pytest
 from openpai_here import an_openpai_here
 from real_experiment import values, wait_until
 
-from nni_manager.store.store import StoreReader
+from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.registry import make_tuner
 from nni_sdk.records import decode
 from trial_keeper.wire.messages import Stream
@@ -95,15 +95,15 @@ if "-m" in sys.orig_argv and "nni_manager" in sys.orig_argv:
 JOBS, TUNER, STORE = (
     "nni_manager.engine.cluster_jobs",
     "nni_manager.tuner.optuna_backed",
-    "nni_manager.store.store",
+    "nni_manager.store.writer",
 )
-LOCAL, KEEPERS = "nni_manager.training_services.local.client", "nni_manager.engine.keepers"
+LOCAL, INGEST = "nni_manager.training_services.local.client", "nni_manager.engine.keeper_ingest"
 MOMENTS = {
     "the tuner has answered and nobody knows": (TUNER, "OptunaTuner", "ask", "after", 2),
     "a trial is about to be handed in": (JOBS, "ClusterJobs", "_write_trial", "before", 2),
     "a keeper runs and is not noted": (LOCAL, None, "replace_file", "before", 2),
     "a keeper runs and is noted": (LOCAL, "LocalTrainingService", "submit", "after", 1),
-    "a trial has ended and its end is not known": (KEEPERS, "Keepers", "end", "before", 1),
+    "a trial has ended and its end is not known": (INGEST, "KeeperIngest", "end", "before", 1),
     "a trial is over and the tuner has not heard": (TUNER, "OptunaTuner", "tell", "before", 2),
     "something was stored and nobody acted on it": (STORE, "Store", "commit", "after", 5),
 }

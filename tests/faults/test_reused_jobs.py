@@ -9,7 +9,7 @@ import psutil
 import pytest
 from real_experiment import assert_rows_are_what_was_written, values, wait_until
 
-from nni_manager.store.store import StoreReader
+from nni_manager.store.reader import StoreReader
 from trial_keeper.wire.messages import Stream
 
 pytestmark = pytest.mark.timeout(180)
@@ -158,7 +158,7 @@ def test_what_was_given_ahead_to_a_job_whose_trial_takes_long_is_run_by_the_othe
     assert {trial["jobId"] for trial in later} == {"env-0", "env-1"} - {long["jobId"]}
     for trial in trials:
         attempts = experiment.folder.workspace.trial(trial["id"]).attempts
-        assert [attempt.name for attempt in attempts.iterdir()] == ["0"]
+        assert len(list(attempts.iterdir())) == 1
         assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [1, 2]
 
 
@@ -244,11 +244,11 @@ def test_a_job_that_died_after_its_trial_had_ended_takes_no_other_trial_with_it(
     ended_how = {
         trial["sequenceId"]: (trial["status"], trial["reason"]) for trial in experiment.get("/trial-jobs")
     }
-    # Given ahead: over, or running, or not yet begun by the time of the kill. The job runs one at a time.
+    # Prefetched: ended, running or not yet started at the time of the kill. The job runs one at a time.
     ahead = [ended_how.pop(number) for number in (2, 3, 4)]
     assert set(ahead) <= {("SUCCEEDED", "succeeded"), ("FAILED", "keeper lost")}
     assert ahead.count(("FAILED", "keeper lost")) <= 1
-    # Given to the job when it was dead already.
+    # Assigned to the job when it was dead already.
     assert ended_how == dict.fromkeys((0, 1, 5), ("SUCCEEDED", "succeeded"))
 
 

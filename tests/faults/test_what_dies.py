@@ -192,7 +192,7 @@ def test_a_stopped_experiment_cancels_its_trials_and_leaves_no_process(a_real_ex
     experiment.close()
     assert experiment.manager.returncode == 0
     assert not [pid for pid in pids if not is_zombie(pid)]
-    from nni_manager.store.store import StoreReader
+    from nni_manager.store.reader import StoreReader
 
     with StoreReader(experiment.folder.database) as reader:
         assert reader.experiment().state.value == "STOPPED"

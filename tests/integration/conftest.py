@@ -1,9 +1,11 @@
 """Fixtures of the tests that start real keepers."""
 
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from another_user import keepers_of_nobody
 from fake_manager import Site
 
 
@@ -22,3 +24,10 @@ def site(silent_site: Site) -> Site:
     """A workspace whose manager listens."""
     silent_site.manager.start()
     return silent_site
+
+
+@pytest.fixture(scope="session")
+def as_nobody() -> Iterator[tuple[str, ...]]:
+    """What starts a keeper's command as another user."""
+    with tempfile.TemporaryDirectory(prefix="keeper-of-nobody-") as folder:
+        yield keepers_of_nobody(Path(folder))

@@ -2,12 +2,13 @@
 
 import grpc
 import pytest
+from attempts import attempt_id
 from real_experiment import wait_until
 
-from nni_manager.domain.refusals import ProtocolBroken
+from nni_manager.domain.admission_errors import ProtocolError
 from nni_manager.engine.probe import ProbeSession
 from nni_manager.engine.tokens import token_of
-from nni_manager.store.store import StoreReader
+from nni_manager.store.reader import StoreReader
 from trial_keeper import __version__
 from trial_keeper.wire.convert import keeper_message_to_pb, manager_message_from_pb
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Stream, Welcome
@@ -55,7 +56,7 @@ def refusal(stranger, *messages, **metadata):
 
 
 def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
-    key = AttemptKey(stranger.job, 0, "main-0")
+    key = AttemptKey(stranger.job, attempt_id(0), "main-0")
     hello = stranger.hello(attempts=(key,))
     code = grpc.StatusCode
     cases = [
@@ -70,13 +71,13 @@ def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
         ((stranger.hello(experiment_id="OTHEREXP"),), {}, code.NOT_FOUND, "job"),
         ((stranger.hello(version="0.5.9"),), {}, code.FAILED_PRECONDITION, "0.5.9"),
         (
-            (stranger.hello(attempts=(AttemptKey("other", 0, "main-0"),)),),
+            (stranger.hello(attempts=(AttemptKey("other", attempt_id(0), "main-0"),)),),
             {},
             code.INVALID_ARGUMENT,
             "not that job's",
         ),
         (
-            (stranger.hello(attempts=(AttemptKey(stranger.job, 0, "../.."),)),),
+            (stranger.hello(attempts=(AttemptKey(stranger.job, attempt_id(0), "../.."),)),),
             {},
             code.INVALID_ARGUMENT,
             "../..",
@@ -84,7 +85,7 @@ def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
         ((Chunk(key, Stream.METRICS, 0, b"x"),), {}, code.INVALID_ARGUMENT, "before Hello"),
         ((hello, hello), {}, code.INVALID_ARGUMENT, "second Hello"),
         (
-            (hello, Chunk(AttemptKey("other", 0, "main-0"), Stream.METRICS, 0, b"x")),
+            (hello, Chunk(AttemptKey("other", attempt_id(0), "main-0"), Stream.METRICS, 0, b"x")),
             {},
             code.INVALID_ARGUMENT,
             "not that job's",
@@ -113,13 +114,13 @@ def test_a_probe_is_let_in_and_leaves_the_real_keeper_where_it_is(stranger):
 
 
 def test_nothing_may_follow_the_hello_of_a_probe():
-    chunk = Chunk(AttemptKey("abcde", 0, "main-0"), Stream.METRICS, 0, b"x")
-    with pytest.raises(ProtocolBroken, match="cannot take Chunk from a probe"):
+    chunk = Chunk(AttemptKey("abcde", attempt_id(0), "main-0"), Stream.METRICS, 0, b"x")
+    with pytest.raises(ProtocolError, match="cannot take Chunk from a probe"):
         ProbeSession().receive(chunk)
 
 
 def test_a_keeper_with_its_token_is_told_what_is_durable(stranger):
-    key = AttemptKey(stranger.job, 0, "main-0")
+    (key,) = stranger.experiment.folder.workspace.attempts_of(stranger.job)
     (welcome,) = stranger.say(stranger.hello(attempts=(key,)))
     assert isinstance(welcome, Welcome)
     assert welcome.version == __version__

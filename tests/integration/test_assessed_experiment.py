@@ -6,7 +6,7 @@ import pytest
 from void_service import Void
 
 from nni_manager.engine.engine import Engine
-from nni_manager.store.store import StoreReader
+from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 

@@ -14,7 +14,9 @@ from real_experiment import RealExperiment, a_manager_here, until
 pytest.importorskip("kubernetes")
 pytest.importorskip("azure.storage.fileshare")
 
-from nni_manager import services
+from attempts import AttemptNumbers, attempt_id
+
+from nni_manager import training_service_factory
 from nni_manager.domain.experiment import ExperimentState
 from nni_sdk.records import decode
 from trial_keeper.wire.messages import AttemptKey, Stream
@@ -66,10 +68,12 @@ def test_no_job_without_its_files_and_no_metric_is_lost_without_a_network(tmp_pa
     azure.refuses, azure.refuses_at = (403, "AuthorizationFailure"), "/trial.json"
 
     async def play():
-        make_service = await asyncio.to_thread(services.make_service, experiment.config, experiment.folder)
+        make_service = await asyncio.to_thread(
+            training_service_factory.make_service, experiment.config, experiment.folder
+        )
         async with a_manager_here(experiment, make_service, told=NOWHERE) as engine:
-            await until(lambda: engine.picture().problem, "the upload fails")
-            told = engine.picture().problem
+            await until(lambda: engine.snapshot().problem, "the upload fails")
+            told = engine.snapshot().problem
             assert "cannot upload TESTEXPT/trials/" in told
             assert "let this machine's address through the firewall" in told
             assert azure.key not in told
@@ -84,7 +88,9 @@ def test_no_job_without_its_files_and_no_metric_is_lost_without_a_network(tmp_pa
             return trial.trial_id
 
     trial_id = asyncio.run(asyncio.wait_for(play(), 150))
-    left = Workspace(azure.share / "TESTEXPT").attempt(AttemptKey(trial_id, 0, "worker-0"))
+    left = AttemptNumbers(Workspace(azure.share / "TESTEXPT")).folder(
+        AttemptKey(trial_id, attempt_id(0), "worker-0")
+    )
     written = decode(left.stream(Stream.METRICS).read_bytes(), 0).records
     rows = experiment.rows(trial_id)
     assert len(written) == 501
@@ -92,5 +98,5 @@ def test_no_job_without_its_files_and_no_metric_is_lost_without_a_network(tmp_pa
     asyncio.run(asyncio.wait_for(until(lambda: not cluster.store.list(FRAMEWORKS), "it is cleared away"), 60))
     assert not cluster.store.list(SECRETS)
     assert not cluster.store.list(PODS)
-    assert services.remove_from_share(experiment.config, experiment.folder.workspace) == ""
+    assert training_service_factory.remove_from_share(experiment.config, experiment.folder.workspace) == ""
     assert list(azure.share.iterdir()) == []

@@ -10,21 +10,26 @@ from azure_here import ACCOUNT, FILE_HOST, SECRET, SHARE, VAULT, Azure, new_key
 
 pytest.importorskip("azure.storage.fileshare")
 
+from attempts import attempt_id
+
 from nni_manager.config.model import AzureStorage
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.shared_files import SharedFiles
+from nni_manager.engine.trial_files import Signer
 from nni_manager.training_services.base import Placement
 from nni_manager.training_services.kubernetes.azure_share import AzureShare
-from nni_manager.training_services.kubernetes.errors import KeyUnreadable, VaultAway
-from nni_manager.training_services.patience import Patience
-from nni_manager.training_services.share import ShareAway
+from nni_manager.training_services.kubernetes.errors import KeyUnreadable, VaultUnavailable
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
+from nni_manager.training_services.share import StorageUnavailable
 from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import ManagerDocument, Workspace, exit_to_bytes
+from trial_keeper.wire.workspace import AttemptDocument, ManagerDocument, Workspace, exit_to_bytes
 
 STORAGE = AzureStorage(ACCOUNT, SHARE, VAULT, SECRET)
-QUICK = Patience(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
-KEY = AttemptKey("trial", 0, "worker-0")
+QUICK = ClientRetryPolicy(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
+KEY = AttemptKey("trial", attempt_id(0), "worker-0")
+TOKEN = "f00d"
+SIGNER = Signer("EXPT", "job", lambda _: TOKEN)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +46,7 @@ def site(tmp_path_factory):
 @pytest.fixture
 def azure(site):
     azure, share = site
-    azure.lets_in, azure.refuses, azure.fails_with = True, None, []
+    azure.is_authenticated, azure.refuses, azure.fails_with = True, None, []
     azure.key = azure.vault_key = share._key
     if azure.share.exists():
         share.remove(share._root)
@@ -124,10 +129,11 @@ def test_folders_that_somebody_removed_are_made_again(azure, share, workspace):
 def test_what_keepers_leave_is_read_by_ranges_with_the_same_offsets_as_from_a_mount(azure, share, workspace):
     there = Workspace(azure.share / "EXPT").attempt(KEY)
     files, mounted = SharedFiles(workspace, share), SharedFiles(Workspace(azure.share / "EXPT"))
-    assert files.newest_attempts("trial") == []
-    assert not files.see_attempt(KEY, {Stream.METRICS: 0}).has_begun
+    assert files.find_attempts("trial", SIGNER).newest == []
+    assert not files.see_attempt(KEY, {Stream.METRICS: 0}, SIGNER).has_begun
     there.stream(Stream.METRICS).parent.mkdir(parents=True)
     there.output.mkdir()
+    there.attempt_json.write_bytes(AttemptDocument("EXPT", "job", KEY, 1.0).to_bytes(TOKEN))
     there.stream(Stream.METRICS).write_bytes(b"metrics" * 50_000)
     there.stream(Stream.KEEPER).write_bytes(b"it runs\n")
     there.stream(Stream.STDERR).write_bytes(b"")
@@ -140,13 +146,15 @@ def test_what_keepers_leave_is_read_by_ranges_with_the_same_offsets_as_from_a_mo
     for ended in (False, True):
         if ended:
             end = TrialEnded(KEY, ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 349_999})
-            there.exit_json.write_bytes(exit_to_bytes(end))
-        assert files.newest_attempts("trial") == mounted.newest_attempts("trial") == [KEY]
+            there.exit_json.write_bytes(exit_to_bytes(end, TOKEN))
+        found = files.find_attempts("trial", SIGNER)
+        assert found == mounted.find_attempts("trial", SIGNER)
+        assert (found.newest, found.rejected) == ([KEY], ())
         for offsets, is_over in looks:
-            seen = files.see_attempt(KEY, offsets, is_over=is_over)
-            assert seen == mounted.see_attempt(KEY, offsets, is_over=is_over)
+            seen = files.see_attempt(KEY, offsets, SIGNER, is_over=is_over)
+            assert seen == mounted.see_attempt(KEY, offsets, SIGNER, is_over=is_over)
     assert not any(
-        call.startswith("GET nni/EXPT/trials/trial/attempts/0/worker-0/output/stderr?")
+        call.startswith(f"GET nni/EXPT/trials/trial/attempts/{KEY.attempt_id}/worker-0/output/stderr?")
         for call in azure.asked
     )
     assert not workspace.trial("trial").path.exists(), "nothing is kept here"
@@ -224,7 +232,7 @@ def test_an_upload_that_goes_on_failing_says_why_and_what_to_do(azure, share, wo
     before = len(azure.writes())
     azure.refuses = fault
     with pytest.raises(
-        ShareAway, match=r"cannot upload EXPT/run\.sh to the share nni of storage account mystorage"
+        StorageUnavailable, match=r"cannot upload EXPT/run\.sh to the share nni of storage account mystorage"
     ) as raised:
         share.send(workspace.run_sh)
     assert told in str(raised.value)
@@ -234,7 +242,7 @@ def test_an_upload_that_goes_on_failing_says_why_and_what_to_do(azure, share, wo
 def test_how_often_an_upload_is_made_again_is_what_the_experiment_file_says(azure, workspace):
     again = AzureStorage(ACCOUNT, SHARE, VAULT, SECRET, upload_tries_again=4)
     with contextlib.closing(AzureShare(again, workspace.root)) as share:
-        assert share._patience.tries == 5
+        assert share._retry_policy.tries == 5
 
 
 def test_a_key_that_was_changed_is_read_anew_and_jobs_get_the_new_one(azure, share, workspace):
@@ -249,10 +257,10 @@ def test_a_key_that_nobody_put_into_the_vault_is_told_and_never_shown(azure, sha
     caplog.set_level(logging.DEBUG)
     workspace.run_sh.write_text("echo\n")
     azure.key = new_key("second")
-    with pytest.raises(ShareAway, match="put the account's key of today into the vault") as raised:
+    with pytest.raises(StorageUnavailable, match="put the account's key of today into the vault") as raised:
         share.send(workspace.run_sh)
-    azure.lets_in = False
-    with pytest.raises(ShareAway, match="may not read secret storage-key of the vault my-vault"):
+    azure.is_authenticated = False
+    with pytest.raises(StorageUnavailable, match="may not read secret storage-key of the vault my-vault"):
         share.send(workspace.run_sh)
     told = f"{raised.value} {share!r} {share.secrets()!r} {caplog.text}"
     for secret in (
@@ -266,7 +274,7 @@ def test_a_key_that_nobody_put_into_the_vault_is_told_and_never_shown(azure, sha
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"lets_in": False}, "ask its owner for the role Key Vault Secrets User"),
+        ({"is_authenticated": False}, "ask its owner for the role Key Vault Secrets User"),
         ({"vault_key": "no key"}, "put one of the account's two keys there"),
         ({"vault_key": ""}, "put one of the account's two keys there"),
     ],
@@ -294,7 +302,7 @@ def test_a_secret_that_is_not_there_is_no_key(azure, workspace):
 
 
 def test_a_vault_that_does_not_answer_is_asked_later(azure, workspace):
-    with pytest.raises(VaultAway, match=r"see to the network, and that keyVault\.vaultName is right"):
+    with pytest.raises(VaultUnavailable, match=r"see to the network, and that keyVault\.vaultName is right"):
         AzureShare(AzureStorage(ACCOUNT, SHARE, "elsewhere", SECRET), workspace.root, QUICK)
 
 
@@ -302,6 +310,6 @@ def test_a_share_need_not_be_there_to_be_looked_for(azure, share):
     share.check()
     assert azure.asked == ["GET nni?restype=share"]
     azure.key = new_key("second")
-    with pytest.raises(ShareAway, match=f"cannot reach the share nni of storage account {ACCOUNT}"):
+    with pytest.raises(StorageUnavailable, match=f"cannot reach the share nni of storage account {ACCOUNT}"):
         share.check()
     assert FILE_HOST.startswith(ACCOUNT)

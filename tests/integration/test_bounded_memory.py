@@ -10,11 +10,13 @@ import grpc
 import psutil
 import pytest
 import void_manager
-from real_experiment import free_port_pair, wait_until
+from attempts import attempt_id
+from free_ports import free_port_pair
+from real_experiment import wait_until
 
-from nni_manager.engine.commits import MOST_BYTES
-from nni_manager.engine.keepers import token_of
-from nni_manager.store.store import StoreReader
+from nni_manager.engine.commits import MAX_BYTES
+from nni_manager.engine.tokens import token_of
+from nni_manager.store.reader import StoreReader
 from nni_sdk.records import encode
 from trial_keeper import __version__
 from trial_keeper.wire.convert import keeper_message_to_pb
@@ -24,9 +26,9 @@ from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 
 KEEPERS = 16
 CHUNK_BYTES = 256 * 1024
-MOST_CHUNKS = 200
+MAX_CHUNKS = 200
 # Of each stream: a message in the hands of the servicer, and what gRPC has read ahead.
-MOST_OF_A_STREAM_BYTES = 1 << 20
+MAX_OF_A_STREAM_BYTES = 1 << 20
 # The manager's estimate of what waits, less what Python's allocator keeps.
 SLACK_BYTES = 16 << 20
 STANDS_STILL_LOOKS = 20
@@ -36,7 +38,7 @@ class Flood:
     """A keeper that heeds no window: it sends as fast as the stream takes it."""
 
     def __init__(self, port, secret, job_id, stream):
-        self.key = AttemptKey(job_id, 0, "main-0")
+        self.key = AttemptKey(job_id, attempt_id(0), "main-0")
         self.sent_chunks = 0
         self.may_send = threading.Event()
         self.is_over = threading.Event()
@@ -53,7 +55,7 @@ class Flood:
         yield keeper_message_to_pb(Hello(__version__, "TESTEXPT", self.key.trial_id, "main-0"))
         yield keeper_message_to_pb(TrialStarted(self.key, 1.0))
         self.may_send.wait()
-        while self.sent_chunks < MOST_CHUNKS and not self.is_over.is_set():
+        while self.sent_chunks < MAX_CHUNKS and not self.is_over.is_set():
             offset = self.sent_chunks * len(self._data)
             yield keeper_message_to_pb(Chunk(self.key, self._stream, offset, self._data))
             self.sent_chunks += 1
@@ -110,8 +112,8 @@ def test_a_manager_holds_no_more_than_it_may_however_much_keepers_send(manager):
             grown_bytes = process.memory_info().rss - before_bytes
         finally:
             blocker.close()
-        assert sent_bytes < KEEPERS * MOST_CHUNKS * CHUNK_BYTES / 2
-        assert grown_bytes < MOST_BYTES + KEEPERS * MOST_OF_A_STREAM_BYTES + SLACK_BYTES
+        assert sent_bytes < KEEPERS * MAX_CHUNKS * CHUNK_BYTES / 2
+        assert grown_bytes < MAX_BYTES + KEEPERS * MAX_OF_A_STREAM_BYTES + SLACK_BYTES
         # When the disk is back all goes on, and nothing was lost.
         held = [flood.sent_chunks for flood in floods]
         wait_until(

@@ -1,4 +1,4 @@
-"""Changes to an experiment that runs, over the HTTP API in this process; the next manager goes on with them."""
+"""Changes to an experiment that runs, over the HTTP API in this process; the next manager keeps them."""
 
 import asyncio
 import contextlib
@@ -7,9 +7,10 @@ import sqlite3
 
 import httpx
 import pytest
+from attempts import attempt_id, sign_attempt
 from void_service import Void, an_engine, start
 
-from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.events import (
     AttemptDelivered,
     AttemptEnded,
@@ -18,23 +19,23 @@ from nni_manager.domain.events import (
     TaskReported,
 )
 from nni_manager.engine import engine as engine_module
-from nni_manager.engine.view import View
-from nni_manager.errors import TryAgain
-from nni_manager.store.store import StoreReader
+from nni_manager.engine.stored_experiment import StoredExperimentReader
+from nni_manager.errors import RetryableError
+from nni_manager.store.reader import StoreReader
 from nni_manager.training_services.base import JobEnded, JobPresence
-from nni_manager.tuner.base import Suggestion, Tuner
+from nni_manager.tuner.base import BaseTuner, Suggestion
 from nni_manager.tuner.registry import make_tuner
-from nni_manager.web.api import API_ROOT, MOST_CHANGE_BYTES, Api
-from nni_manager.web.entrance import Entrance
-from nni_manager.web.gate import MOST_BODY_BYTES
+from nni_manager.web.api import API_ROOT, MAX_CHANGE_BYTES, ManagerApi
+from nni_manager.web.auth_middleware import MAX_BODY_BYTES
+from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 from trial_keeper.wire.messages import (
+    Ack,
     AttemptKey,
     AttemptOffsets,
     Chunk,
-    Durable,
     Hello,
-    Leave,
+    Shutdown,
     Stream,
     TrialEnded,
     TrialStarted,
@@ -67,7 +68,7 @@ class Jobs(Void):
         self.job_ids.append(settings.job_id)
         if settings.job_id in self.unanswered:
             self.unanswered.remove(settings.job_id)
-            raise TryAgain("cannot hear the cluster's answer; wait")
+            raise RetryableError("cannot hear the cluster's answer; wait")
 
     async def adopt(self, job_id):
         return self.state
@@ -119,7 +120,7 @@ class Live:
         return [trial.parameters["x"] for trial in trials.values()]
 
     def begin(self, sequence_id):
-        key = AttemptKey(self.trial(sequence_id).trial_id, 0, "main-0")
+        key = AttemptKey(self.trial(sequence_id).trial_id, attempt_id(0), "main-0")
         self.engine.post(AttemptStarted(key, 10.0))
         return key
 
@@ -133,9 +134,9 @@ class Live:
 
 @contextlib.asynccontextmanager
 async def served(engine, service=None):
-    entrance = Entrance(b"secret", "TESTEXPT", engine.folder.ended_sessions)
-    transport = httpx.ASGITransport(Api(engine, "127.0.0.1", 1, entrance, lambda: None).app())
-    headers = {"Authorization": f"Bearer {entrance.token}"}
+    session_auth = SessionAuth(b"secret", "TESTEXPT", engine.folder.ended_sessions)
+    transport = httpx.ASGITransport(ManagerApi(engine, "127.0.0.1", 1, session_auth, lambda: None).app())
+    headers = {"Authorization": f"Bearer {session_auth.token}"}
     async with httpx.AsyncClient(
         transport=transport, base_url="http://127.0.0.1", headers=headers, trust_env=False
     ) as client:
@@ -145,7 +146,7 @@ async def served(engine, service=None):
 @contextlib.asynccontextmanager
 async def a_manager(experiment, presence=JobPresence.RUNNING, make_tuner=make_tuner):
     with StoreReader(experiment.folder.database) as reader:  # as a manager's process does
-        experiment.config = ExperimentConfig.from_json(reader.experiment().config)
+        experiment.config = ExperimentSpec.from_json(reader.experiment().config)
     engine, service = an_engine(experiment, presence, kind=Jobs, make_tuner=make_tuner)
     await start(engine)
     async with served(engine, service) as live:
@@ -184,7 +185,7 @@ def test_every_limit_that_is_changed_holds_at_once_and_after_a_resume(a_real_exp
                 params[key]
                 for key in ("trialConcurrency", "maxTrialNum", "maxExecDuration", "maxTrialDuration")
             ] == [3, 3, 7200.0, 90.0]
-            assert live.engine.experiment.limits.max_trial_duration_s == 90
+            assert live.engine.experiment.budget.limits.max_trial_duration_s == 90
             assert live.state == "NO_MORE_TRIAL"
             assert params == (await live.ask("GET", "/experiment"))["params"]
             # As NNI's own clients do: the whole profile comes back with one value changed.
@@ -193,7 +194,7 @@ def test_every_limit_that_is_changed_holds_at_once_and_after_a_resume(a_real_exp
                 "/experiment?update_type=MAX_TRIAL_NUM",
                 json={"params": params | {"maxTrialNum": 4}, "id": "x"},
             )
-            assert live.engine.experiment.limits.max_trials == 4
+            assert live.engine.experiment.budget.limits.max_trials == 4
 
     play(scenario)
 
@@ -292,8 +293,8 @@ def test_only_what_needs_room_has_room(a_real_experiment):
     async def scenario():
         async with a_manager(experiment) as live:
             for path, most in (
-                ("/trial-jobs", MOST_BODY_BYTES),
-                ("/experiment/import-data", MOST_CHANGE_BYTES),
+                ("/trial-jobs", MAX_BODY_BYTES),
+                ("/experiment/import-data", MAX_CHANGE_BYTES),
             ):
                 await live.ask("POST", path, 400, content=b" " * most)
                 await live.ask("POST", path, 413, content=b" " * (most + 1))
@@ -308,7 +309,7 @@ def test_a_view_changes_nothing(a_real_experiment):
         async with a_manager(experiment) as live:
             await live.made(1)
             trial_id = live.trial(0).trial_id
-        with contextlib.closing(View(experiment.folder)) as view:
+        with contextlib.closing(StoredExperimentReader(experiment.folder)) as view:
             async with served(view) as live:
                 for verb, path, body in (
                     ("PUT", "/experiment?update_type=MAX_TRIAL_NUM", {"params": {"maxTrialNum": 5}}),
@@ -460,7 +461,7 @@ def test_imported_results_are_stored_all_or_none_and_known_after_a_resume(a_real
     play(scenario)
 
 
-class Pupil(Tuner):
+class Pupil(BaseTuner):
     """Proposes its own numbers, and remembers what it was taught."""
 
     def __init__(self, config):
@@ -537,8 +538,9 @@ def test_a_job_that_is_lost_is_made_again_also_by_the_next_manager(a_real_experi
             await live.until(lambda: len(live.service.job_ids) == 2)
             assert live.service.job_ids == [trial.trial_id, f"{trial.trial_id}-1"]
             # The keeper of this one begins an attempt, which is lost as well.
-            folder = experiment.folder.workspace.attempt(AttemptKey(trial.trial_id, 0, "main-0"))
-            folder.output.mkdir(parents=True)
+            sign_attempt(
+                experiment.folder, AttemptKey(trial.trial_id, attempt_id(0), "main-0"), f"{trial.trial_id}-1"
+            )
             live.begin(0)
             live.service.lose(f"{trial.trial_id}-1")
             await live.until(lambda: len(live.service.job_ids) == 3)
@@ -547,7 +549,8 @@ def test_a_job_that_is_lost_is_made_again_also_by_the_next_manager(a_real_experi
             assert "begun again, 2 of 2" in shown["warning"]
         async with a_manager(experiment, JobPresence.UNKNOWN) as live:
             trial = live.trial(0)
-            assert (trial.retries, trial.first_attempts) == (2, {"main-0": 1})
+            lost = [(int(each.key.attempt_id), each.is_lost) for each in trial.registered.registered]
+            assert (trial.retries, lost) == (2, [(0, True)])
             # The one before died before it had handed the job in: that costs no try.
             await live.until(lambda: live.service.job_ids == [f"{trial.trial_id}-2"])
             live.begin(0)
@@ -570,24 +573,22 @@ def test_a_keeper_whose_job_is_only_said_to_be_lost_lets_go_of_the_trial_that_is
     async def scenario():
         async with a_manager(experiment) as live:
             await live.until(lambda: live.service.job_ids)
-            trial, keepers = live.trial(0), live.engine.keepers
-            job_id, key = trial.job_id, AttemptKey(trial.trial_id, 0, "main-0")
+            trial, admission = live.trial(0), live.engine.admission
+            job_id, key = trial.job_id, AttemptKey(trial.trial_id, attempt_id(0), "main-0")
 
             def hello(*attempts):
                 said_first = Hello(__version__, experiment.folder.experiment_id, job_id, "main-0", attempts)
-                return keepers.admit(said_first, job_id, keepers.token(job_id))
+                return admission.admit(said_first, job_id, admission.token(job_id))
 
             session = hello()
             session.receive(TrialStarted(key, 10.0))
             session.receive(Chunk(key, Stream.KEEPER, 0, b"begun\n"))
-            experiment.folder.workspace.attempt(key).output.mkdir(parents=True)
+            sign_attempt(experiment.folder, key)
             said(session)
             live.service.lose(job_id)
             await live.until(lambda: len(live.service.job_ids) == 2)
             closed = [
-                each.attempt.key
-                for each in said(session)
-                if isinstance(each, Durable) and each.attempt.closed
+                each.attempt.key for each in said(session) if isinstance(each, Ack) and each.attempt.closed
             ]
             assert closed == [key]
             session.receive(Chunk(key, Stream.KEEPER, 6, b"stopped\n"))
@@ -597,7 +598,7 @@ def test_a_keeper_whose_job_is_only_said_to_be_lost_lets_go_of_the_trial_that_is
             session.closed()
             # The same over a link that was lost meanwhile.
             welcome, leave = said(hello(key))
-            assert (welcome.attempts, type(leave)) == ((AttemptOffsets(key, {}, closed=True),), Leave)
+            assert (welcome.attempts, type(leave)) == ((AttemptOffsets(key, {}, closed=True),), Shutdown)
             assert (trial.state.value, trial.retries, trial.attempt) == ("WAITING", 1, None)
             live.service.lose(trial.job_id)
             await live.engine.finished.wait()

@@ -17,9 +17,9 @@ from nvml_driver import build_driver
 from real_experiment import wait_until
 from strangers import give_away
 
-from nni_manager.domain.refusals import JobUnknown, VersionRefused
+from nni_manager.domain.admission_errors import UnknownJob, VersionRefused
 from nni_manager.engine.tokens import token_of
-from nni_manager.store.store import StoreReader
+from nni_manager.store.reader import StoreReader
 from trial_keeper import __version__
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.messages import Hello, TrialStarted
@@ -210,11 +210,11 @@ def test_a_mount_that_is_full(site, examine):
     assert "tmpfs" in report.words("mount")
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
-def test_a_mount_of_another_user(site, examine, open_way):
+@pytest.mark.any_machine
+def test_a_mount_of_another_user(site, examine, open_way, as_nobody):
     site.workspace.root.chmod(0o711)
     site.workspace.manager_json.chmod(0o600)
-    report = examine(prefix=("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"))
+    report = examine(prefix=as_nobody)
     assert report.failed == ["manager", "mount", "write"]
     assert "Permission denied for user 65534 of this container (a keeper ends with 113)" in report.words(
         "write"
@@ -357,7 +357,7 @@ def test_a_wrong_token_is_refused_and_not_shown(site, examine):
     ("refusal", "words"),
     [
         (VersionRefused("cannot work with keeper 0.1; install 0.6"), "the version is refused"),
-        (JobUnknown(), "the job is refused"),
+        (UnknownJob(), "the job is refused"),
     ],
     ids=["version", "job"],
 )

@@ -3,17 +3,19 @@
 import asyncio
 
 import pytest
+from attempts import attempt_id
 from void_service import Void, an_engine, start
 
+from nni_manager.domain.admission_errors import NotAccepting, ProtocolError
 from nni_manager.domain.events import AttemptStarted, MetricsStored, TaskReported
-from nni_manager.domain.experiment import Experiment
-from nni_manager.domain.refusals import NotOpen, ProtocolBroken
-from nni_manager.engine import cluster_jobs, commits, views
+from nni_manager.domain.trial_lifecycle import TrialLifecycle
+from nni_manager.engine import cluster_jobs, commits, serializers
 from nni_manager.engine import engine as engine_module
 from nni_manager.engine.code_snapshot import CodeUnusable
-from nni_manager.engine.keepers import OPEN_ATTEMPTS
-from nni_manager.errors import TryAgain, UserMistake
-from nni_manager.store.store import StoreReader, TrialRow
+from nni_manager.engine.keeper_ingest import MAX_ATTEMPTS
+from nni_manager.errors import RetryableError, UserError
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import TrialRow
 from nni_manager.training_services.base import JobEnded, Placement
 from nni_manager.tuner.assessors import Medianstop
 from trial_keeper import __version__
@@ -23,11 +25,11 @@ from trial_keeper.wire.messages import (
     Chunk,
     Hello,
     Idle,
-    ReturnTrial,
+    RevokeTrial,
     RunTrial,
     Stream,
     TrialEnded,
-    TrialReturned,
+    TrialRevoked,
     TrialStarted,
 )
 from trial_keeper.wire.reasons import ExitReason
@@ -62,9 +64,9 @@ def test_a_bug_while_an_event_is_handled_ends_the_engine_whoever_posted_it(
         engine, service = an_engine(experiment)
         await start(engine)
         await service.submitted.wait()
-        monkeypatch.setattr(Experiment, "_note_start", lambda *_: 1 / 0)
-        monkeypatch.setattr(Experiment, "_note_metrics", lambda *_: 1 / 0)
-        key = AttemptKey(next(iter(engine.experiment.trials)), 0, "main-0")
+        monkeypatch.setattr(TrialLifecycle, "note_started", lambda *_, **__: 1 / 0)
+        monkeypatch.setattr(TrialLifecycle, "note_metrics", lambda *_: 1 / 0)
+        key = AttemptKey(next(iter(engine.experiment.trials)), attempt_id(0), "main-0")
         engine.post(
             AttemptStarted(key, 1.0) if event is AttemptStarted else MetricsStored(key, ((False, "1"),))
         )
@@ -85,7 +87,7 @@ def test_an_assessor_that_fails_is_shown_and_what_runs_goes_on(a_real_experiment
         engine, service = an_engine(experiment)
         await start(engine)
         await service.submitted.wait()
-        key = AttemptKey(next(iter(engine.experiment.trials)), 0, "main-0")
+        key = AttemptKey(next(iter(engine.experiment.trials)), attempt_id(0), "main-0")
         for event in (AttemptStarted(key, 1.0), TaskReported(key), MetricsStored(key, ((False, "1"),))):
             engine.post(event)
         await until(lambda: engine.experiment.state.value == "ERROR")
@@ -156,7 +158,10 @@ class Faltering(Void):
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
-        self.failures = [TryAgain("cannot start a keeper: no memory"), OSError(28, "No space left on device")]
+        self.failures = [
+            RetryableError("cannot start a keeper: no memory"),
+            OSError(28, "No space left on device"),
+        ]
 
     async def submit(self, settings):
         if self.failures:
@@ -173,7 +178,7 @@ def test_what_fails_for_the_moment_is_tried_again_and_shown_and_costs_no_trial(
     async def scenario():
         engine, service = an_engine(experiment, kind=Faltering)
         await start(engine)
-        await until(lambda: "no memory" in engine.picture().problem)
+        await until(lambda: "no memory" in engine.snapshot().problem)
         await service.submitted.wait()
         await until(lambda: not engine.jobs.problem)
         assert states(engine) == ["WAITING"]
@@ -210,7 +215,7 @@ def test_a_keeper_that_is_there_before_its_job_is_known_to_be_submitted_goes_on(
         await start(engine)
         await service.submitted.wait()
         (trial,) = engine.experiment.trials.values()
-        engine.post(AttemptStarted(AttemptKey(trial.trial_id, 0, "main-0"), 1.0))
+        engine.post(AttemptStarted(AttemptKey(trial.trial_id, attempt_id(0), "main-0"), 1.0))
         service.may_answer.set()
         await service.has_answered.wait()
         await engine.commits.add([])
@@ -224,7 +229,7 @@ class Refusing(Void):
     """Will never take a job."""
 
     async def submit(self, settings):
-        raise UserMistake("cannot submit: the image does not exist; name another")
+        raise UserError("cannot submit: the image does not exist; name another")
 
 
 def test_what_will_never_work_fails_the_trial_with_its_reason(a_real_experiment):
@@ -340,14 +345,19 @@ def test_a_store_without_room_is_a_problem_that_every_view_shows_until_there_is_
         (trial,) = engine.experiment.trials.values()
         trial.message = "x" * 100_000  # more than the pages there are
         stored = engine.commits.add([TrialRow.of(trial)])
-        await until(lambda: engine.picture().problem)
-        picture = engine.picture()
-        for view in (views.status_view, views.profile_view, views.metadata_view, views.summary_view):
-            assert "free some space there" in view(picture)["problem"]
+        await until(lambda: engine.snapshot().problem)
+        snapshot = engine.snapshot()
+        for view in (
+            serializers.status_view,
+            serializers.profile_view,
+            serializers.metadata_view,
+            serializers.summary_view,
+        ):
+            assert "free some space there" in view(snapshot)["problem"]
         connection.execute("PRAGMA max_page_count = 1000000")
         await stored
-        picture = engine.picture()
-        assert "problem" not in views.status_view(picture) | views.metadata_view(picture)
+        snapshot = engine.snapshot()
+        assert "problem" not in serializers.status_view(snapshot) | serializers.metadata_view(snapshot)
         await engine.close()
 
     play(scenario)
@@ -359,8 +369,8 @@ def test_a_store_without_room_is_a_problem_that_every_view_shows_until_there_is_
 
 
 def hello_of(engine, trial, *attempts):
-    keys = tuple(AttemptKey(trial.trial_id, number, "main-0") for number in attempts)
-    token = engine.keepers.token(trial.job_id)
+    keys = tuple(AttemptKey(trial.trial_id, attempt_id(number), "main-0") for number in attempts)
+    token = engine.admission.token(trial.job_id)
     hello = Hello(__version__, engine.experiment.experiment_id, trial.job_id, "main-0", keys)
     return hello, trial.job_id, token
 
@@ -378,14 +388,14 @@ def test_keepers_are_let_in_from_when_the_experiment_goes_on_until_it_is_let_go_
         engine, _ = an_engine(experiment)
         await engine.restore()
         words = hello_of(engine, trial, 0)
-        with pytest.raises(NotOpen):
-            engine.keepers.admit(*words)
+        with pytest.raises(NotAccepting):
+            engine.admission.admit(*words)
         await engine.start(("127.0.0.1:1",))
-        session = engine.keepers.admit(*words)
+        session = engine.admission.admit(*words)
         session.receive(TrialStarted(words[0].attempts[0], 10.0))
         await engine.close()
-        with pytest.raises(NotOpen):
-            engine.keepers.admit(*words)
+        with pytest.raises(NotAccepting):
+            engine.admission.admit(*words)
         # What is still on its way finds no closed store.
         session.receive(Chunk(words[0].attempts[0], Stream.STDOUT, 0, b"late"))
         assert not engine.failed.is_set()
@@ -401,10 +411,10 @@ def test_a_keeper_that_is_refused_at_the_last_moment_leaves_no_session_behind(a_
         await start(engine)
         await service.submitted.wait()
         (trial,) = engine.experiment.trials.values()
-        with pytest.raises(ProtocolBroken):
-            engine.keepers.admit(*hello_of(engine, trial, *range(OPEN_ATTEMPTS + 1)))
+        with pytest.raises(ProtocolError):
+            engine.admission.admit(*hello_of(engine, trial, *range(MAX_ATTEMPTS + 1)))
         assert len(engine.keepers) == 0
-        assert not engine.keepers.leave(trial.job_id, "there are no more trials")
+        assert not engine.keepers.shut_down(trial.job_id, "there are no more trials")
         await engine.close()
 
     play(scenario)
@@ -419,7 +429,7 @@ def test_a_keeper_that_says_again_and_again_that_it_is_idle_is_told_once(a_real_
         await service.submitted.wait()
         (job_id,) = engine.experiment.jobs.live
         hello = Hello(__version__, engine.experiment.experiment_id, job_id, "main-0")
-        session = engine.keepers.admit(hello, job_id, engine.keepers.token(job_id))
+        session = engine.admission.admit(hello, job_id, engine.admission.token(job_id))
         for _ in range(1000):
             session.receive(Idle())
         assert len(asyncio.all_tasks()) < 50
@@ -438,8 +448,8 @@ class Linked:
     """A keeper that says what a test wants, and notes what it is told."""
 
     def __init__(self, engine, job_id):
-        hello = Hello(__version__, engine.experiment.experiment_id, job_id, "main-0", returns_trials=True)
-        self.session = engine.keepers.admit(hello, job_id, engine.keepers.token(job_id))
+        hello = Hello(__version__, engine.experiment.experiment_id, job_id, "main-0", supports_revoke=True)
+        self.session = engine.admission.admit(hello, job_id, engine.admission.token(job_id))
 
     def say(self, *messages):
         for message in messages:
@@ -447,7 +457,7 @@ class Linked:
 
     def run(self, trial_id):
         """A trial of half a second that writes nothing."""
-        key = AttemptKey(trial_id, 0, "main-0")
+        key = AttemptKey(trial_id, attempt_id(0), "main-0")
         ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 10.5, dict.fromkeys(Stream, 0))
         self.say(TrialStarted(key, 10.0), ended, Idle())
 
@@ -456,7 +466,7 @@ class Linked:
         told = []
         while not (told and isinstance(told[-1], kind)):
             message = await self.session.outgoing.get()
-            if isinstance(message, RunTrial | ReturnTrial):
+            if isinstance(message, RunTrial | RevokeTrial):
                 told.append(message)
         return told
 
@@ -490,17 +500,19 @@ def test_a_trial_is_asked_back_after_its_keeper_was_told_of_it_and_no_answer_of_
         second.say(Idle())
         (given,) = await second.hears(RunTrial)
         second.run(given.trial_id)
-        await until(lambda: jobs.live["env-0"].asked_ids)
+        await until(lambda: jobs.live["env-0"].revoking_ids)
         *_, last = trial_ids = jobs.live["env-0"].trial_ids
         may_write.set()
-        assert await first.hears(ReturnTrial) == [*map(RunTrial, trial_ids), ReturnTrial(last)]
+        *given, returned = await first.hears(RevokeTrial)
+        assert ([each.trial_id for each in given], returned) == ([*trial_ids], RevokeTrial(last))
 
         again = Linked(engine, "env-0")
-        first.say(TrialReturned(last))
+        first.say(TrialRevoked(last))
         assert jobs.live["env-0"].trial_ids == trial_ids
-        assert await again.hears(ReturnTrial) == [ReturnTrial(last)]
-        again.say(TrialReturned(last))
-        assert await second.hears(RunTrial) == [RunTrial(last)]
+        assert await again.hears(RevokeTrial) == [RevokeTrial(last)]
+        again.say(TrialRevoked(last))
+        (given,) = await second.hears(RunTrial)
+        assert given.trial_id == last
         await engine.durable()
         with StoreReader(experiment.folder.database) as reader:
             (trial,) = (trial for trial in reader.trials() if trial.trial_id == last)
@@ -519,8 +531,8 @@ def test_a_keeper_of_the_same_version_that_cannot_return_trials_hears_nothing_of
         jobs = engine.experiment.jobs
         await until(lambda: jobs.live)
         hello = Hello(__version__, engine.experiment.experiment_id, "env-0", "main-0")
-        session = engine.keepers.admit(hello, "env-0", engine.keepers.token("env-0"))
-        assert (jobs.live["env-0"].is_linked, jobs.live["env-0"].returns_trials) == (True, False)
+        session = engine.admission.admit(hello, "env-0", engine.admission.token("env-0"))
+        assert (jobs.live["env-0"].is_linked, jobs.live["env-0"].supports_revoke) == (True, False)
         session.closed()
         assert not jobs.live["env-0"].is_linked
         await engine.close()

@@ -3,11 +3,16 @@ import sqlite3
 import threading
 
 import pytest
+from attempts import RegisteringStore, attempt_id
 
-from nni_manager.domain.receiving import Commit, Receiver
+from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.domain.trial import Trial
 from nni_manager.engine import commits
-from nni_manager.store.store import Store, StoreBusy, StoreReader, TrialRow, UsageRow
+from nni_manager.store.errors import StoreBusy
+from nni_manager.store.lease import LeaseLost
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import TrialRow, UsageRow
+from nni_manager.store.writer import Store
 from nni_sdk.records import encode
 from trial_keeper.wire.messages import AttemptKey, GpuUsage, Stream, Usage
 
@@ -22,7 +27,7 @@ def database(tmp_path):
 
 
 def open_store(database, tmp_path):
-    return Store.create(database, tmp_path, "EXPERIMT", "{}", b"secret", 0.0)
+    return RegisteringStore.create(database, tmp_path, "EXPERIMT", "{}", b"secret", 0.0)
 
 
 class Counting:
@@ -48,6 +53,24 @@ def counting(database, tmp_path):
     return Counting(open_store(database, tmp_path))
 
 
+def test_nothing_that_waits_is_stored_once_another_writer_has_begun_the_next_epoch(database, tmp_path):
+    failures = []
+
+    async def run():
+        group = commits.GroupCommit(open_store(database, tmp_path), failures.append)
+        await group.add([row(0)])
+        Store(database, tmp_path).close()
+        waiting = [group.add([row(number)]) for number in range(1, 100)]
+        for each in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(each, LeaseLost)
+        assert group.add([row(100)]) is not None  # and nothing more comes of it
+
+    asyncio.run(run())
+    assert [type(failure) for failure in failures] == [LeaseLost]
+    with StoreReader(database) as reader:
+        assert [trial.trial_id for trial in reader.trials()] == ["t0"]
+
+
 def test_what_comes_while_a_transaction_is_written_shares_the_next_one(database, counting):
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
@@ -67,7 +90,12 @@ def test_what_comes_while_a_transaction_is_written_shares_the_next_one(database,
         (TrialRow.of(Trial("t", 0, {"x": "p" * 100_000}, {}, 0.0, "t")), 100_000),
         (TrialRow.of(Trial("t", 0, {}, {}, 0.0, "t", message="ä€" * 50_000)), 200_000),
         (TrialRow.of(Trial("t", 0, {}, {}, 0.0, "t", final="1" * 100_000)), 100_000),
-        (UsageRow(Usage(AttemptKey("t", 0, "main-0"), 0, 0, 0, (GpuUsage(0, 0.5, 1),) * 1000), 0.0), 200_000),
+        (
+            UsageRow(
+                Usage(AttemptKey("t", attempt_id(0), "main-0"), 0, 0, 0, (GpuUsage(0, 0.5, 1),) * 1000), 0.0
+            ),
+            200_000,
+        ),
     ],
     ids=["parameters", "message", "result", "gpus"],
 )
@@ -87,7 +115,7 @@ def test_what_nobody_waits_for_goes_along_with_what_somebody_does(counting):
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
         for number in range(10):
-            group.add_unhurried([row(number)])
+            group.add_deferred([row(number)])
         await group.add([row(10)])
         await group.close()
 
@@ -96,12 +124,12 @@ def test_what_nobody_waits_for_goes_along_with_what_somebody_does(counting):
 
 
 def test_what_nobody_waits_for_is_stored_soon_and_together(counting, monkeypatch):
-    monkeypatch.setattr(commits, "LONGEST_REST_S", 0.05)
+    monkeypatch.setattr(commits, "MAX_REST_S", 0.05)
 
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
         for number in range(10):
-            group.add_unhurried([row(number)])
+            group.add_deferred([row(number)])
         assert counting.batches == []
         await asyncio.to_thread(counting.committed.wait, 20)
         await group.close()
@@ -111,11 +139,11 @@ def test_what_nobody_waits_for_is_stored_soon_and_together(counting, monkeypatch
 
 
 def test_the_end_stores_also_what_nobody_waits_for(counting, monkeypatch):
-    monkeypatch.setattr(commits, "LONGEST_REST_S", 3600)
+    monkeypatch.setattr(commits, "MAX_REST_S", 3600)
 
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
-        group.add_unhurried([row(1)])
+        group.add_deferred([row(1)])
         await group.close()
 
     asyncio.run(run())
@@ -184,13 +212,13 @@ def test_a_disk_that_stays_full_keeps_no_manager_from_its_end(database, tmp_path
         assert reader.trials() == []
 
 
-FLOOD, QUIET, OTHER = (AttemptKey(name, 0, "main-0") for name in ("flood", "quiet", "other"))
+FLOOD, QUIET, OTHER = (AttemptKey(name, attempt_id(0), "main-0") for name in ("flood", "quiet", "other"))
 
 
 def metrics(key, count, *, after=0):
     """What a chunk of so many records becomes, in a file with so many before it."""
     record = encode(0, key.trial_id, "PERIODICAL", 0, 0.5)
-    receiver = Receiver.restored(key, {Stream.METRICS: after * len(record)})
+    receiver = AttemptIngest.restored(key, {Stream.METRICS: after * len(record)})
     return receiver.take(Stream.METRICS, after * len(record), record * count)
 
 
@@ -215,7 +243,7 @@ class Gate:
         return next(
             number
             for number, batch in enumerate(self.batches)
-            if any(isinstance(write, Commit) and write.key == key for write in batch)
+            if any(isinstance(write, StreamWrite) and write.key == key for write in batch)
         )
 
 
@@ -298,8 +326,10 @@ def test_who_waits_for_room_and_is_gone_is_forgotten(database, tmp_path):
 
         for key in (FLOOD, QUIET):
             number = 0
-            while group.has_room(group.waiting_bytes_of(key)):
-                group.add([Commit(key, Stream.STDOUT, number << 18, (number + 1) << 18, data=bytes(2**18))])
+            while group.has_capacity(group.waiting_bytes_of(key)):
+                group.add(
+                    [StreamWrite(key, Stream.STDOUT, number << 18, (number + 1) << 18, data=bytes(2**18))]
+                )
                 number += 1
         waiting = [asyncio.ensure_future(come_again(key)) for key in (FLOOD, QUIET)]
         await asyncio.sleep(0)
@@ -308,7 +338,7 @@ def test_who_waits_for_room_and_is_gone_is_forgotten(database, tmp_path):
         await asyncio.wait_for(waiting[1], 60)
         await group.add([])
         assert looks[FLOOD] == 1
-        assert group.has_room()
+        assert group.has_capacity()
 
     play(scenario, database, tmp_path)
 
@@ -346,11 +376,11 @@ def test_of_a_row_that_changes_while_the_disk_hangs_only_the_newest_waits(databa
 def test_who_has_brought_enough_waits_and_others_need_not(database, tmp_path):
     async def scenario(group, gate):
         offset = 0
-        while group.has_room(group.waiting_bytes_of(FLOOD)):
-            group.add([Commit(FLOOD, Stream.STDOUT, offset, offset + 2**18, data=bytes(2**18))])
+        while group.has_capacity(group.waiting_bytes_of(FLOOD)):
+            group.add([StreamWrite(FLOOD, Stream.STDOUT, offset, offset + 2**18, data=bytes(2**18))])
             offset += 2**18
-        assert offset <= commits.MOST_OF_ONE_BYTES
-        assert group.has_room(group.waiting_bytes_of(QUIET))
+        assert offset <= commits.MAX_OF_ONE_BYTES
+        assert group.has_capacity(group.waiting_bytes_of(QUIET))
         waiting = asyncio.ensure_future(group.room(lambda: group.waiting_bytes_of(FLOOD)))
         await asyncio.sleep(0)
         assert not waiting.done()
@@ -365,12 +395,12 @@ def test_who_has_brought_enough_waits_and_others_need_not(database, tmp_path):
 def test_many_floods_leave_room_for_those_who_have_nothing_waiting(database, tmp_path):
     async def scenario(group, gate):
         for number in range(1000):
-            key = AttemptKey(f"flood{number}", 0, "main-0")
-            if group.has_room(1):
-                group.add([Commit(key, Stream.STDOUT, 0, 2**18, data=bytes(2**18))])
-        assert not group.has_room(1)
-        assert group.has_room(0)
-        assert group.waiting_bytes < commits.MOST_BYTES
+            key = AttemptKey(f"flood{number}", attempt_id(0), "main-0")
+            if group.has_capacity(1):
+                group.add([StreamWrite(key, Stream.STDOUT, 0, 2**18, data=bytes(2**18))])
+        assert not group.has_capacity(1)
+        assert group.has_capacity(0)
+        assert group.waiting_bytes < commits.MAX_BYTES
         gate.opened.set()
 
     play(scenario, database, tmp_path)

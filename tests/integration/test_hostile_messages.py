@@ -3,18 +3,18 @@
 import asyncio
 import contextlib
 
+from attempts import attempt_id
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from void_service import Void, an_engine, start
 
-from nni_manager.service.servicer import STATUS_OF
-from nni_manager.store.store import StoreReader
+from nni_manager.grpc_server.servicer import STATUS_OF
+from nni_manager.store.reader import StoreReader
 from trial_keeper import __version__
 from trial_keeper.wire.convert import keeper_messages_from_bytes, keeper_messages_to_pb
 from trial_keeper.wire.messages import (
-    LARGEST_SIZE,
     LATEST_S,
-    MOST_ATTEMPTS,
+    MAX_SIZE,
     AttemptKey,
     Chunk,
     GpuUsage,
@@ -32,7 +32,7 @@ TASK, FRAME = (
     b'ME000089{"parameter_id": 0, "trial_job_id": "x", "type": "FINAL", "sequence": 0, "value": "1.5"}\n',
 )
 TIMES = st.sampled_from([0.0, 1.5, LATEST_S])
-SIZES = st.sampled_from([0, 1, len(FRAME), 10_000, LARGEST_SIZE])
+SIZES = st.sampled_from([0, 1, len(FRAME), 10_000, MAX_SIZE])
 DATA = st.sampled_from([b"", b"\n", b"x" * 5000, FRAME, FRAME * 3, FRAME[:40], b"\xff\0\n", b"ME999999{"])
 STREAMS = st.sampled_from(Stream)
 OFFSETS = st.dictionaries(STREAMS, SIZES)
@@ -53,7 +53,7 @@ def messages(own, other):
     keys = st.builds(
         AttemptKey,
         st.sampled_from([own, own, own, other, "nobody"]),
-        st.sampled_from([0, 0, 1, 2, MOST_ATTEMPTS - 1]),
+        st.sampled_from([0, 0, 1, 2, 10**26 - 1]).map(attempt_id),
         st.sampled_from([TASK, TASK, TASK, "main-1"]),
     )
     return st.one_of(
@@ -78,13 +78,13 @@ def messages(own, other):
             st.sampled_from([0.0, -1.0, 1e308]),
             SIZES,
             SIZES,
-            st.just((GpuUsage(7, 1e308, LARGEST_SIZE),)),
+            st.just((GpuUsage(7, 1e308, MAX_SIZE),)),
         ),
         st.just(Idle()),
     )
 
 
-@settings(max_examples=40, suppress_health_check=list(HealthCheck))
+@settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_whatever_a_keeper_says_the_engine_goes_on_and_other_trials_are_as_they_were(a_real_experiment, data):
     experiment = a_real_experiment("pass\n", trialConcurrency=2, maxTrialNum=2)
@@ -95,11 +95,11 @@ def test_whatever_a_keeper_says_the_engine_goes_on_and_other_trials_are_as_they_
         while service.jobs < 2:
             await asyncio.sleep(0.005)
         own, other = engine.experiment.trials
-        other_key = AttemptKey(other, 0, TASK)
+        other_key = AttemptKey(other, attempt_id(0), TASK)
 
         def admitted(job_id):
-            hello = Hello(__version__, "TESTEXPT", job_id, TASK, (AttemptKey(job_id, 0, TASK),))
-            return engine.keepers.admit(hello, job_id, engine.keepers.token(job_id))
+            hello = Hello(__version__, "TESTEXPT", job_id, TASK, (AttemptKey(job_id, attempt_id(0), TASK),))
+            return engine.admission.admit(hello, job_id, engine.admission.token(job_id))
 
         honest = admitted(other)
         honest.receive(TrialStarted(other_key, 1.0))

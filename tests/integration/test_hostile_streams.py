@@ -3,21 +3,23 @@
 import asyncio
 import contextlib
 import logging
+import threading
+from pathlib import Path
 
 import grpc
 import grpc.aio
 import pytest
+from free_ports import free_port_pair
 from hostile_keeper import METHOD, OPENING, PREFACE, connected, is_let_go, words
-from real_experiment import free_port_pair
 
-from nni_manager.domain.refusals import TokenWrong
-from nni_manager.service import servicer
-from nni_manager.service.servicer import STATUS_OF, KeeperServer
-from trial_keeper.wire.messages import Hello, Idle, Leave
+from nni_manager.domain.admission_errors import InvalidToken
+from nni_manager.grpc_server import connections, servicer
+from nni_manager.grpc_server.servicer import STATUS_OF, KeeperServer
+from trial_keeper.wire.messages import Hello, Idle, Shutdown
 
 HELLO = Hello("1.0", "EXPERIMT", "aBcDe", "main-0")
 # How long what is tested may take on a machine with other work.
-PATIENCE_S = 60
+TIMEOUT_S = 60
 
 
 class OpenSession:
@@ -28,7 +30,7 @@ class OpenSession:
         self.outgoing = asyncio.Queue()
         self.is_closed = asyncio.Event()
         for _ in range(gate.words):
-            self.outgoing.put_nowait(Leave("x" * gate.word_characters))
+            self.outgoing.put_nowait(Shutdown("x" * gate.word_characters))
 
     async def ready(self):
         pass
@@ -54,7 +56,7 @@ class OpenGate:
 
     def check_token(self, job_id, token):
         if token == "wrong":
-            raise TokenWrong()
+            raise InvalidToken()
 
     def admit(self, hello, job_id, token):
         if self.bug == "admit":
@@ -70,7 +72,7 @@ def play(scenario, gate=None):
         server = KeeperServer(made := gate or OpenGate())
         await server.start("127.0.0.1", port)
         try:
-            await asyncio.wait_for(scenario(made, f"127.0.0.1:{port}"), PATIENCE_S)
+            await asyncio.wait_for(scenario(made, f"127.0.0.1:{port}"), TIMEOUT_S)
         finally:
             await server.stop()
 
@@ -92,7 +94,7 @@ async def ending(call):
 
 
 def test_a_keeper_that_never_says_hello_is_let_go(monkeypatch):
-    monkeypatch.setattr(servicer, "HELLO_WITHIN_S", 0.2)
+    monkeypatch.setattr(servicer, "HELLO_TIMEOUT_S", 0.2)
 
     async def scenario(gate, address):
         async with a_call(address) as call:
@@ -107,7 +109,7 @@ def test_a_keeper_that_never_says_hello_is_let_go(monkeypatch):
 
 
 def test_a_keeper_that_reads_nothing_is_let_go_and_frees_its_session(monkeypatch):
-    monkeypatch.setattr(servicer, "TAKEN_WITHIN_S", 0.5)
+    monkeypatch.setattr(servicer, "TAKEN_TIMEOUT_S", 0.5)
 
     async def scenario(gate, address):
         async with a_call(address) as call:
@@ -154,7 +156,7 @@ def test_a_bug_ends_its_stream_and_tells_the_peer_nothing_of_it(place, caplog):
     with caplog.at_level(logging.ERROR):
         play(scenario, OpenGate(bug=place))
     assert "a secret of the manager" in caplog.text
-    assert [record.name for record in caplog.records] == ["nni_manager.service.servicer"]
+    assert [record.name for record in caplog.records] == ["nni_manager.grpc_server.servicer"]
 
 
 @pytest.mark.parametrize(
@@ -177,8 +179,21 @@ def test_a_connection_that_never_makes_a_call_is_let_go(monkeypatch, said):
     play(scenario)
 
 
+def patient_with_silence(monkeypatch):
+    """gRPC itself lets no silent connection go while the test runs."""
+    silent = {
+        "grpc.server_handshake_timeout_ms": 600_000,
+        "grpc.http2.settings_timeout": 600_000,
+        "grpc.max_connection_idle_ms": 600_000,
+    }
+    monkeypatch.setattr(servicer, "_SERVER_OPTIONS", list((dict(servicer._SERVER_OPTIONS) | silent).items()))
+
+
 def test_connections_beyond_the_bound_are_let_go_and_others_go_on(monkeypatch):
-    monkeypatch.setattr(servicer, "MOST_CONNECTIONS", 10)
+    patient_with_silence(monkeypatch)
+    monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 10)
+    # Only gRPC's own bound, as where no process can list its files.
+    monkeypatch.setattr(connections, "_FILES", Path("/nowhere"))
 
     async def scenario(gate, address):
         async with a_call(address) as call:
@@ -188,21 +203,85 @@ def test_connections_beyond_the_bound_are_let_go_and_others_go_on(monkeypatch):
             with contextlib.ExitStack() as stack:
                 peers = [stack.enter_context(connected(address, OPENING)) for _ in range(20)]
                 assert await asyncio.to_thread(is_let_go, peers[-1])
-                session.outgoing.put_nowait(Leave("still here"))
+                session.outgoing.put_nowait(Shutdown("still here"))
                 assert isinstance(await call.read(), bytes)
 
     play(scenario)
 
 
+async def until_let_in(address):
+    """Call until a call is answered, as a keeper does that looks for its manager."""
+    while True:
+        async with a_call(address) as call:
+            with contextlib.suppress(grpc.aio.AioRpcError):
+                await call.write(words(HELLO))
+                if isinstance(await call.read(), bytes):
+                    return
+        await asyncio.sleep(0.05)
+
+
+def test_a_keeper_gets_in_though_strangers_hold_every_connection(monkeypatch):
+    patient_with_silence(monkeypatch)
+    monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 40)
+    monkeypatch.setattr(connections, "POLL_INTERVAL_S", 2.0)  # they fill all of it first
+
+    async def scenario(gate, address):
+        async with a_call(address) as call:  # older than any stranger
+            await call.write(words(HELLO))
+            assert isinstance(await call.read(), bytes)
+            session = await gate.sessions.get()
+            with contextlib.ExitStack() as stack:
+                peers = [stack.enter_context(connected(address, OPENING)) for _ in range(60)]
+                await until_let_in(address)
+                assert await asyncio.to_thread(is_let_go, peers[0])
+                session.outgoing.put_nowait(Shutdown("still here"))
+                assert isinstance(await call.read(), bytes)
+
+    play(scenario)
+
+
+def test_a_keeper_gets_in_while_strangers_take_every_place_that_they_lose(monkeypatch):
+    patient_with_silence(monkeypatch)
+    monkeypatch.setattr(servicer, "MAX_CONNECTIONS", 400)
+    over = threading.Event()
+
+    def storm(address):
+        peers = []
+        while not over.is_set():
+            with contextlib.suppress(OSError):
+                peers.append(connected(address, OPENING))
+            if len(peers) > 1000:
+                peers.pop(0).close()
+        for peer in peers:
+            peer.close()
+
+    async def scenario(gate, address):
+        strangers = asyncio.create_task(asyncio.to_thread(storm, address))
+        try:
+            async with a_call(address) as call:
+                await call.write(words(HELLO))
+                assert isinstance(await call.read(), bytes)
+                session = await gate.sessions.get()
+                for _ in range(10):
+                    await until_let_in(address)
+                    session.outgoing.put_nowait(Shutdown("still here"))
+                    assert isinstance(await call.read(), bytes)
+        finally:
+            over.set()
+            await strangers
+
+    play(scenario)
+
+
 def test_files_are_left_for_all_the_rest(monkeypatch):
-    for limit, connections in [
-        (20_000, 4096),
+    for limit, most in [
+        (20_000, 12_288),
         (1024, 768),
         (256, 128),
-        (servicer.resource.RLIM_INFINITY, 4096),
+        (servicer.resource.RLIM_INFINITY, 12_288),
     ]:
         monkeypatch.setattr(servicer.resource, "getrlimit", lambda _, limit=limit: (limit, limit))
-        assert servicer.most_connections() == connections
+        assert servicer.most_connections() == most
 
 
 def test_every_refusal_has_a_status_and_none_is_a_secret_bug():
@@ -212,6 +291,6 @@ def test_every_refusal_has_a_status_and_none_is_a_secret_bug():
 
 def test_refusals_are_logged_up_to_a_budget_that_grows_again():
     budget = servicer._LogBudget(at_once=3, per_s=1)
-    assert [budget.has_room(100.0) for _ in range(5)] == [True, True, True, False, False]
-    assert [budget.has_room(101.5) for _ in range(2)] == [True, False]
-    assert [budget.has_room(1000.0) for _ in range(4)] == [True, True, True, False]
+    assert [budget.has_capacity(100.0) for _ in range(5)] == [True, True, True, False, False]
+    assert [budget.has_capacity(101.5) for _ in range(2)] == [True, False]
+    assert [budget.has_capacity(1000.0) for _ in range(4)] == [True, True, True, False]

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from attempts import AttemptNumbers, attempt_id
 
-from nni_manager.store.store import log_path
+from nni_manager.store.writer import log_path
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
@@ -67,7 +68,9 @@ def test_what_a_trial_put_in_place_of_its_files_is_not_collected_and_the_manager
     (trial,) = experiment.get("/trial-jobs")
     assert (trial["state"], trial["reason"]) == ("FAILED", ExitReason.KEEPER_LOST.value), trial
     assert summary["errors"] == []
-    key = AttemptKey(trial["id"], trial["attempt"] or 0, "main-0")
+    key = AttemptNumbers(experiment.folder.workspace).real(
+        AttemptKey(trial["id"], attempt_id(trial["attempt"] or 0), "main-0")
+    )
     for stream in Stream:
         collected = log_path(experiment.folder.collected_logs, key, stream)
         assert not collected.exists() or SECRET not in collected.read_text(), stream

@@ -31,22 +31,23 @@ def done(a_real_experiment):
     return experiment
 
 
-def test_the_road_of_a_trial_that_runs_is_told_and_of_one_that_is_over_no_more(a_real_experiment):
+def test_a_running_trial_has_a_transport_and_a_terminal_one_has_none(a_real_experiment):
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "it reports")
     (trial,) = experiment.get("/trial-jobs")
-    assert trial["road"] == "stream"
+    assert (trial["transport"], trial["road"]) == ("grpc", "stream")
     assert 0 <= trial["lastContactAgoS"] < 60
-    shown = experiment.get("/experiment")["trialRoads"]
-    assert shown == {
-        trial["id"]: {"road": "stream", "lastContactAgoS": shown[trial["id"]]["lastContactAgoS"]}
-    }
+    profile = experiment.get("/experiment")
+    shown = profile["trialTransports"]
+    ago_s = shown[trial["id"]]["lastContactAgoS"]
+    assert shown == {trial["id"]: {"transport": "grpc", "road": "stream", "lastContactAgoS": ago_s}}
+    assert profile["trialRoads"] == shown
     experiment.delete(f"/trial-jobs/{trial['id']}")
     experiment.wait_for_status("DONE")
     (trial,) = experiment.get("/trial-jobs")
-    assert (trial["road"], trial["lastContactAgoS"]) == (None, None)
-    assert experiment.get("/experiment")["trialRoads"] == {}
+    assert (trial["transport"], trial["lastContactAgoS"]) == (None, None)
+    assert experiment.get("/experiment")["trialTransports"] == {}
 
 
 def test_nnis_paths_tell_the_whole_story(done):

@@ -14,13 +14,13 @@ from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from nni_manager import serving
-from nni_manager.client.manager_client import ManagerClient, ManagerSilent, session_with
-from nni_manager.serving import HttpServer, Patience, is_loopback, listen
+from nni_manager import http_server
+from nni_manager.client.manager_client import ManagerClient, ManagerUnresponsive, session_with
+from nni_manager.http_server import HttpServer, LingeringCloseMiddleware, is_loopback, listen
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.folders import ManagerProcess
-from nni_manager.web.entrance import Entrance
-from nni_manager.web.gate import MOST_BODY_BYTES, Gate
+from nni_manager.web.auth_middleware import MAX_BODY_BYTES, AuthMiddleware
+from nni_manager.web.session_auth import SessionAuth
 
 pytestmark = pytest.mark.timeout(60)
 TOKEN = "the-right-token"
@@ -28,9 +28,9 @@ TOKEN = "the-right-token"
 
 def an_entrance():
     """One that knows the token; where it notes ended sessions there is no folder."""
-    entrance = Entrance(b"secret", "TESTEXPT", Path("/nonexistent/ended"))
-    entrance.token = TOKEN
-    return entrance
+    session_auth = SessionAuth(b"secret", "TESTEXPT", Path("/nonexistent/ended"))
+    session_auth.token = TOKEN
+    return session_auth
 
 
 class Guarded:
@@ -41,7 +41,10 @@ class Guarded:
         self._answer = answer
         app = Starlette(
             routes=[Route("/{path:path}", self._do, methods=["GET", "DELETE", "PUT"])],
-            middleware=[Middleware(Patience), Middleware(Gate, entrance=an_entrance(), host=host)],
+            middleware=[
+                Middleware(LingeringCloseMiddleware),
+                Middleware(AuthMiddleware, session_auth=an_entrance(), host=host),
+            ],
         )
         listener = listen(host, 0, "")
         self.port = listener.getsockname()[1]
@@ -182,10 +185,10 @@ def test_what_another_web_page_asks_for_is_refused_even_with_the_token(server, v
 
 def test_the_address_it_was_told_to_listen_at_is_its_own(a_server):
     for host, name in (("127.0.0.2", "127.0.0.2"), ("127.0.0.2", "127.0.0.2:8080"), ("::1", "[::1]")):
-        gate = Gate(None, an_entrance(), host)
+        gate = AuthMiddleware(None, an_entrance(), host)
         assert gate._is_own(name), host
         assert not gate._is_own("127.0.0.3"), host
-    assert Gate(None, an_entrance(), "0:0:0:0:0:0:0:1")._is_own("[0:0:0:0:0:0:0:1]:8080")
+    assert AuthMiddleware(None, an_entrance(), "0:0:0:0:0:0:0:1")._is_own("[0:0:0:0:0:0:0:1]:8080")
     server = a_server("127.0.0.2")
     process = ManagerProcess(1, "127.0.0.2", server.port, "0.6.0", TOKEN)
     with session_with(process) as session:
@@ -224,7 +227,7 @@ def test_nnictl_speaks_https_to_the_owner_of_the_certificate_and_to_nobody_else(
     with session_with(process) as session:
         assert session.get(f"https://127.0.0.1:{server.port}/", timeout=20).text == "done"
     wrong = ManagerProcess(1, "0.0.0.0", server.port, "0.6.0", TOKEN, other.sha256)
-    with pytest.raises(ManagerSilent, match="what answers there has not its certificate"):
+    with pytest.raises(ManagerUnresponsive, match="what answers there has not its certificate"):
         ManagerClient("TESTEXPT", wrong).get("/summary")
     with pytest.raises(requests.ConnectionError):
         server.ask()  # HTTP
@@ -236,8 +239,8 @@ def test_nnictl_speaks_https_to_the_owner_of_the_certificate_and_to_nobody_else(
 
 
 def test_bodies_are_bounded(server):
-    assert server.ask("PUT", data=b"x" * MOST_BODY_BYTES).status_code == 200
-    assert server.ask("PUT", data=b"x" * (MOST_BODY_BYTES + 1)).status_code == 413
+    assert server.ask("PUT", data=b"x" * MAX_BODY_BYTES).status_code == 200
+    assert server.ask("PUT", data=b"x" * (MAX_BODY_BYTES + 1)).status_code == 413
     assert server.ask("PUT", data=iter([b"x"])).status_code == 411
     assert server.done == 1
 
@@ -266,14 +269,14 @@ def test_a_client_that_goes_on_sending_one_header_after_another_is_let_go(server
     ],
 )
 def test_a_request_that_does_not_end_is_let_go(server, monkeypatch, beginning):
-    monkeypatch.setattr(serving, "REQUEST_WITHIN_S", 0.3)
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.3)
     with server.connect() as connection:
         connection.sendall(beginning)
         assert is_let_go(connection)
 
 
 def test_a_second_request_that_does_not_end_is_let_go_as_well(server, monkeypatch):
-    monkeypatch.setattr(serving, "REQUEST_WITHIN_S", 0.5)
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.5)
     whole = b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n"
     with server.connect() as connection:
         connection.sendall(whole)
@@ -286,7 +289,7 @@ def test_a_second_request_that_does_not_end_is_let_go_as_well(server, monkeypatc
 
 def test_a_slow_answer_is_waited_for(server, monkeypatch):
     """The time is for the request alone."""
-    monkeypatch.setattr(serving, "REQUEST_WITHIN_S", 0.3)
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.3)
     never = asyncio.Event
 
     async def slow(_):
@@ -299,7 +302,7 @@ def test_a_slow_answer_is_waited_for(server, monkeypatch):
 
 
 def test_who_does_not_read_an_answer_is_let_go(a_server, monkeypatch):
-    monkeypatch.setattr(serving, "READ_WITHIN_S", 1.0)
+    monkeypatch.setattr(http_server, "READ_TIMEOUT_S", 1.0)
     server = a_server(answer=b"x" * 100_000_000)
     with server.connect() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -307,9 +310,9 @@ def test_who_does_not_read_an_answer_is_let_go(a_server, monkeypatch):
             b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n"
         )
         connection.recv(1)
-        gives_up_at_s = time.monotonic() + 40
+        deadline_s = time.monotonic() + 40
         while server._server.server_state.connections:
-            assert time.monotonic() < gives_up_at_s, "the server still holds its answer"
+            assert time.monotonic() < deadline_s, "the server still holds its answer"
             threading.Event().wait(0.05)
 
 
@@ -319,7 +322,7 @@ WHOLE = b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-t
 def test_more_connections_than_there_is_room_for_are_closed_and_those_that_showed_the_token_stay(
     server, monkeypatch
 ):
-    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 5)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:
         connections = [stack.enter_context(server.connect()) for _ in range(5)]
         for connection in connections:
@@ -334,7 +337,7 @@ def test_more_connections_than_there_is_room_for_are_closed_and_those_that_showe
 
 
 def test_strangers_who_take_all_the_room_do_not_keep_out_the_owner(server, monkeypatch):
-    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 5)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(server.connect()) for _ in range(5)]
         for stranger in strangers:
@@ -386,8 +389,8 @@ def secret_server(a_server, tmp_path):
 
 def test_who_never_shakes_hands_makes_room_for_the_owner(secret_server, monkeypatch):
     server, ask = secret_server
-    monkeypatch.setattr(serving, "REQUEST_WITHIN_S", 1000.0)  # it is not the time that lets them go
-    monkeypatch.setattr(serving, "MOST_CONNECTIONS", 5)
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 1000.0)  # it is not the time that lets them go
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 5)
     with contextlib.ExitStack() as stack:
         strangers = [stack.enter_context(server.connect()) for _ in range(30)]
         assert all(is_let_go(stranger) for stranger in strangers[:25])
@@ -398,7 +401,7 @@ def test_who_never_shakes_hands_makes_room_for_the_owner(secret_server, monkeypa
 
 def test_who_never_shakes_hands_is_let_go_in_time(secret_server, monkeypatch):
     server, ask = secret_server
-    monkeypatch.setattr(serving, "REQUEST_WITHIN_S", 0.3)
+    monkeypatch.setattr(http_server, "REQUEST_TIMEOUT_S", 0.3)
     for beginning in (b"", b"\x16\x03\x01"):
         with server.connect() as stranger:
             stranger.sendall(beginning)
@@ -416,9 +419,9 @@ def test_who_speaks_no_tls_or_goes_away_costs_nothing(secret_server):
         assert is_let_go(stranger)
     server.connect().close()
     assert ask() == "done"
-    gives_up_at_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 30
     while server._server.server_state.connections:
-        assert time.monotonic() < gives_up_at_s, "one is still counted"
+        assert time.monotonic() < deadline_s, "one is still counted"
         threading.Event().wait(0.05)
 
 
@@ -426,9 +429,9 @@ def test_a_server_ends_at_once_while_somebody_shakes_hands(a_server, tmp_path):
     server = a_server("0.0.0.0", Certificate.of(tmp_path / "own.pem", []))
     with server.connect() as stranger:
         stranger.sendall(b"\x16")
-        gives_up_at_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 30
         while not server._server.server_state.connections:
-            assert time.monotonic() < gives_up_at_s, "nobody was accepted"
+            assert time.monotonic() < deadline_s, "nobody was accepted"
             threading.Event().wait(0.01)
         server.close()
         assert is_let_go(stranger)

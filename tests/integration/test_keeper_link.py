@@ -6,27 +6,28 @@ import signal
 import time
 
 import pytest
+from attempts import attempt_id
 from fake_manager import KEY, TRIAL
-from real_experiment import free_port_pair, wait_until
-from road_proxy import RoadProcess
+from free_ports import free_port_pair
+from real_experiment import wait_until
 from strangers import NOBODY, give_away
+from transport_proxy import ProxyProcess
 
-from nni_manager.domain.receiving import StreamBroken
-from nni_manager.domain.refusals import JobUnknown, ProtocolBroken, TokenWrong, VersionRefused
+from nni_manager.domain.admission_errors import InvalidToken, ProtocolError, UnknownJob, VersionRefused
+from nni_manager.domain.ingest import OffsetGap
 from nni_sdk.records import decode
 from trial_keeper.core.replication import LOG_WINDOW_BYTES, METRICS_WINDOW_BYTES
 from trial_keeper.wire.messages import (
     Chunk,
     Hello,
-    Leave,
     RunTrial,
+    Shutdown,
     StopTrial,
     Stream,
     TrialEnded,
     TrialStarted,
 )
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import exit_from_bytes
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -47,7 +48,7 @@ for i in range({RECORDS}):
 
 
 def exit_of(site):
-    return exit_from_bytes(site.attempt().exit_json.read_bytes())
+    return site.exit()
 
 
 def assert_all_is_stored_once(site, *streams):
@@ -84,7 +85,7 @@ def test_bytes_that_got_lost_on_the_way_are_asked_for_again(site, caplog):
     assert keeper.wait() == 0
     assert_all_is_stored_once(site)
     # The manager's word: a keeper that writes just then hears from gRPC only that the stream is gone.
-    assert "cannot take metrics of trial1/0/main-0 from offset" in caplog.text
+    assert f"cannot take metrics of {KEY} from offset" in caplog.text
     assert site.manager.hellos == 2
 
 
@@ -92,12 +93,12 @@ def test_a_connection_that_died_while_something_between_still_takes_the_bytes_is
     site.gate("gate")
     site.add_python_trial(GATED)
     port = free_port_pair()
-    road = RoadProcess(f"127.0.0.1:{port}", site.manager.address)
+    proxy = ProxyProcess(f"127.0.0.1:{port}", site.manager.address)
     try:
         site.manager.write_document(f"127.0.0.1:{port}")
         keeper = site.start_keeper()
         site.manager.wait_for(site.manager.stored, "something is committed")
-        road.order("break")
+        proxy.order("break")
         broke_at_s = time.monotonic()
         site.open_gate("gate")
         assert keeper.wait() == 0
@@ -107,7 +108,7 @@ def test_a_connection_that_died_while_something_between_still_takes_the_bytes_is
         assert_all_is_stored_once(site)
         assert site.manager.all_of(TrialEnded) == [exit_of(site)]
     finally:
-        road.close()
+        proxy.close()
 
 
 def test_a_manager_that_returns_elsewhere_gets_everything_from_its_last_commit_on(site):
@@ -160,7 +161,7 @@ def test_a_manager_that_comes_late_gets_all(silent_site):
     site.add_python_trial(GATED)
     keeper = site.start_keeper(collect_logs=True)
     site.open_gate("gate")
-    wait_until(site.attempt().exit_json.exists, "the trial has ended")
+    wait_until(site.has_ended, "the trial has ended")
     site.manager.start()
     assert keeper.wait() == 0
     assert_all_is_stored_once(site, *Stream)
@@ -201,7 +202,7 @@ def test_a_manager_that_stops_acknowledging_gets_no_more_than_a_window(site):
         "    print('y' * 999)\n"
     )
     keeper = site.start_keeper(collect_logs=True)
-    wait_until(site.attempt().exit_json.exists, "the trial has ended")
+    wait_until(site.has_ended, "the trial has ended")
     site.manager.wait_for(lambda: site.manager.all_of(TrialEnded), "TrialEnded")
     site.manager.wait_for(
         lambda: (
@@ -218,7 +219,7 @@ def test_a_manager_that_stops_acknowledging_gets_no_more_than_a_window(site):
 
 def test_metrics_go_ahead_of_the_logs_written_before_them(site):
     site.gate("gate")
-    site.manager.refuse_with = StreamBroken("cannot take anything yet; come again")
+    site.manager.refuse_with = OffsetGap("cannot take anything yet; come again")
     site.add_python_trial(
         "import nni_sdk as nni\nnni.get_next_parameter()\nprint('y' * 400_000)\nnni.report_final_result(1)\nopen('gate').read()\n"
     )
@@ -238,10 +239,10 @@ def test_metrics_go_ahead_of_the_logs_written_before_them(site):
 @pytest.mark.parametrize(
     "refusal",
     [
-        TokenWrong(),
-        JobUnknown(),
+        InvalidToken(),
+        UnknownJob(),
         VersionRefused("cannot work with this keeper: too old; pip install"),
-        ProtocolBroken(),
+        ProtocolError(),
     ],
     ids=lambda refusal: type(refusal).__name__,
 )
@@ -260,7 +261,7 @@ def test_a_refused_keeper_asks_once_and_finishes_its_trial(site, refusal):
 
 
 def test_another_manager_may_think_otherwise(site):
-    site.manager.refuse_with = TokenWrong()
+    site.manager.refuse_with = InvalidToken()
     site.gate("gate")
     site.add_python_trial(GATED)
     keeper = site.start_keeper()
@@ -283,7 +284,7 @@ def test_a_wrong_token_is_refused_without_showing_it(site):
 
 
 def test_a_manager_that_wants_another_try_gets_it_later_each_time(site):
-    site.manager.refuse_with = StreamBroken("cannot take anything yet; come again")
+    site.manager.refuse_with = OffsetGap("cannot take anything yet; come again")
     site.gate("gate")
     site.add_python_trial(GATED)
     began_at_s = time.monotonic()
@@ -302,7 +303,7 @@ def test_a_second_trial_is_more_than_this_keeper_can_take(site):
     site.add_python_trial(GATED)
     keeper = site.start_keeper(linger_s=0.5)
     site.manager.wait_for(site.manager.stored, "something is committed")
-    site.manager.send(RunTrial("trial2"))
+    site.manager.send(RunTrial("trial2", attempt_id(0)))
     wait_until(lambda: "trial trial2 is not begun: this job is leaving" in keeper.stderr, "it says so")
     site.open_gate("gate")
     assert keeper.wait() == 0
@@ -326,7 +327,7 @@ def test_a_manager_may_send_a_keeper_away(site):
     site.add_python_trial(WAITING)
     keeper = site.start_keeper()
     site.manager.wait_for_bytes(b"ready")
-    site.manager.send(Leave("the experiment is over"))
+    site.manager.send(Shutdown("the experiment is over"))
     assert keeper.wait() == 128 + signal.SIGTERM
     assert exit_of(site).reason is ExitReason.JOB_LOST
     assert "the manager asks to leave: the experiment is over" in keeper.stderr

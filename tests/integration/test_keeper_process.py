@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from attempts import attempt_id
 from fake_manager import EXPERIMENT, KEY, TOKEN, TRIAL
 from real_experiment import wait_until
 
@@ -20,7 +21,6 @@ from nni_sdk.records import decode
 from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey, Hello, StopTrial, Stream, TrialEnded, TrialStarted
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import exit_from_bytes
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -63,7 +63,7 @@ while True:
 
 
 def exit_of(site, key=KEY):
-    return exit_from_bytes(site.attempt(key).exit_json.read_bytes())
+    return site.exit(key)
 
 
 def run_keeper(*arguments, environ):
@@ -206,6 +206,16 @@ def test_a_trial_starts_in_its_code_folder_with_nothing_on_stdin(site):
     assert site.attempt().parameter_cfg.read_bytes() == parameters
 
 
+def test_what_bash_sources_first_runs_once_for_a_trial_and_may_read_stdin(site, tmp_path):
+    sourced = tmp_path / "sourced.sh"
+    sourced.write_text("cat; echo sourced; FOUND=by-the-command\n")
+    site.environ["BASH_ENV"] = str(sourced)
+    site.add_trial("echo $FOUND\nno-such-command")
+    assert site.start_keeper().wait() == 127
+    assert site.file(Stream.STDOUT).decode() == "sourced\nby-the-command\n"
+    assert "line 2: no-such-command" in site.file(Stream.STDERR).decode()
+
+
 @pytest.mark.parametrize(
     ("indices", "container", "visible"),
     [((), "0,1,2", "-1"), ((0, 2), None, "0,2"), (None, "1", "1"), (None, None, None)],
@@ -238,7 +248,7 @@ def test_the_clusters_name_of_the_task_is_the_name_of_its_folder(site, recorded,
     site.environ |= cluster
     site.add_trial(DUMP)
     assert site.start_keeper().wait() == 0
-    key = AttemptKey(TRIAL, 0, task)
+    key = AttemptKey(TRIAL, attempt_id(0), task)
     assert exit_of(site, key).reason is ExitReason.SUCCEEDED
     assert site.manager.all_of(TrialEnded)[0].key == key
     assert site.manager.all_of(Hello)[0].task == task
@@ -254,8 +264,11 @@ def test_what_a_trial_reports_after_the_polite_signal_arrives(site):
     keeper.signal(signal.SIGTERM)
     assert keeper.wait() == 0
     assert site.manager.stored() == site.file()
-    assert site.manager.store.records[KEY][-1].value == '"last words"'
+    ready, first_after, *_, last = site.manager.store.records[KEY]
+    assert last.value == '"last words"'
     assert exit_of(site).reason is ExitReason.JOB_LOST
+    assert exit_of(site).metrics_size_at_stop == ready.offset + ready.size == first_after.offset
+    assert site.manager.all_of(TrialEnded)[-1] == exit_of(site)
 
 
 @pytest.mark.parametrize("command", ["true; {} ; true", "{} | cat", "({})& wait"])
@@ -463,8 +476,8 @@ def test_an_end_that_the_workspace_does_not_take_is_written_once_it_does(silent_
     assert f"cannot write in the workspace {site.workspace.root}" in keeper.stderr
     assert not site.attempt().exit_json.exists()
     (site.attempt().path / ".exit.json.new").rmdir()
-    wait_until(site.attempt().exit_json.exists, "the end is recorded")
-    ended = exit_from_bytes(site.attempt().exit_json.read_bytes())
+    wait_until(site.has_ended, "the end is recorded")
+    ended = site.exit()
     assert (ended.reason, ended.exit_code) == (ExitReason.NONZERO_EXIT, 3)
 
 
@@ -570,7 +583,7 @@ def test_a_job_that_is_started_again_makes_a_second_attempt(site):
     site.add_trial('echo "$NNI_SYS_DIR"')
     for _ in range(2):
         assert site.start_keeper(collect_logs=True).wait() == 0
-    keys = [AttemptKey(TRIAL, number, "main-0") for number in (0, 1)]
+    keys = [AttemptKey(TRIAL, attempt_id(number), "main-0") for number in (0, 1)]
     assert [ended.key for ended in site.manager.all_of(TrialEnded)] == keys
     for key in keys:
         assert site.manager.stored(Stream.STDOUT, key).decode() == f"{site.attempt(key).path}\n"
@@ -581,8 +594,8 @@ def test_two_keepers_at_the_same_moment_get_different_attempts(site):
     keepers = [site.start_keeper() for _ in range(3)]
     # A newer attempt ends what runs of an older one beside it.
     assert {keeper.wait() for keeper in keepers} <= {0, 128 + signal.SIGKILL}
-    keys = [AttemptKey(TRIAL, number, "main-0") for number in range(3)]
-    assert site.workspace.attempts_of(TRIAL) == keys
+    keys = [AttemptKey(TRIAL, attempt_id(number), "main-0") for number in range(3)]
+    assert site.manager.numbers.keys(TRIAL) == keys
     for key in keys:
         assert site.manager.stored(key=key) == site.file(key=key)
     assert len(site.manager.store.records[keys[-1]]) == 301

@@ -163,5 +163,5 @@ def test_a_replica_that_its_operator_restarts_is_a_new_attempt_of_the_trial(plac
     workspace = place.workspace(done)
     (trial,) = trials_of(workspace)
     attempts = workspace.trials / trial / "attempts"
-    assert sorted(path.name for path in attempts.iterdir()) == ["0", "1"]
+    assert len(list(attempts.iterdir())) == 2
     assert re.search(rf"{trial} +2 ", done.stdout), "the result is that of the attempt that ended"

@@ -5,17 +5,17 @@ from dataclasses import replace
 import kube_definitions as definitions
 import pytest
 from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, RUNTIMES, TF_JOBS, TRAIN_JOBS
-from kube_site import QUICK, WITHIN_S, a_site, run
+from kube_site import QUICK, TIMEOUT_S, a_site, run
 from kube_store import DEFINITIONS, JOBS, PODS, QUOTAS, SECRETS
 from real_experiment import until
 
 pytest.importorskip("kubernetes")
 
 from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
-from nni_manager.services import operator_of
+from nni_manager.training_service_factory import operator_of
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.kubernetes.api import Kubernetes
-from nni_manager.training_services.kubernetes.errors import ClusterLacks
+from nni_manager.training_services.kubernetes.errors import MissingCapability
 from nni_manager.training_services.kubernetes.preflight import check, needs_of
 from trial_keeper.wire.reasons import ExitReason
 
@@ -60,7 +60,7 @@ async def until_pods_run(site, count=1):
     def running():
         return [pod for pod in site.store.list(PODS) if pod["status"]["phase"] == "Running"]
 
-    await until(lambda: len(running()) == count, "they run", WITHIN_S)
+    await until(lambda: len(running()) == count, "they run", TIMEOUT_S)
     return [pod["metadata"]["name"] for pod in running()]
 
 
@@ -74,7 +74,7 @@ def test_a_job_ends_with_the_command_that_decides_and_leaves_nothing(site, word)
             await service.submit(site.settings())
             end = await site.has_ended()
             assert (end.job_id, end.exit_code, end.message) == ("trial1", 0, "")
-            await until(lambda: not left(site), "nothing is left", WITHIN_S)
+            await until(lambda: not left(site), "nothing is left", TIMEOUT_S)
             assert len(site.ends) == 1
             assert not service.problem
 
@@ -95,7 +95,7 @@ def test_a_job_that_fails_brings_its_exit_code_and_its_last_words(site, word):
             assert f" {NAME}: " in end.message
             # Whether a container's last lines are kept is a matter of the runtime, and those of Trainer leave them out.
             assert end.message.endswith("\nno mount") is (word != "trainjob")
-            await until(lambda: not left(site), "nothing is left", WITHIN_S)
+            await until(lambda: not left(site), "nothing is left", TIMEOUT_S)
 
     run(work())
 
@@ -110,7 +110,7 @@ def test_a_stopped_job_is_asked_to_end_and_a_deleted_one_is_lost(site, word):
         async with site.manager() as service:
             await service.submit(site.settings())
             name, *_ = await until_pods_run(site, tasks)
-            await until((site.folder / "EXPT" / name).exists, "it will hear", WITHIN_S)
+            await until((site.folder / "EXPT" / name).exists, "it will hear", TIMEOUT_S)
             (process,) = site.cluster.node.processes("default", name)
             assert await service.stop("trial1")
             end = await site.has_ended()
@@ -145,7 +145,7 @@ def test_a_job_that_its_cluster_restarts_has_not_ended(site):
                 found = site.store.find(PODS, "default", f"{NAME}-master-0")
                 return found and found["metadata"]["uid"] != before
 
-            await until(is_another, "it is made anew", WITHIN_S)
+            await until(is_another, "it is made anew", TIMEOUT_S)
             await until_pods_run(site, 2)
             said = [
                 each["type"]
@@ -171,7 +171,9 @@ def test_a_quota_that_lets_no_pod_be_made_is_why_a_job_waits(site, word):
     async def work():
         async with site.manager() as service:
             await service.submit(site.settings())
-            await until(lambda: "exceeded quota: small" in service.why_it_waits("trial1"), "told", WITHIN_S)
+            await until(
+                lambda: "exceeded quota: small" in service.pending_reason("trial1"), "told", TIMEOUT_S
+            )
             site.store.delete(QUOTAS, "default", "small")
             assert (await site.has_ended()).exit_code == 0
 
@@ -187,8 +189,8 @@ def test_a_queue_that_has_no_room_is_why_a_job_waits(site):
     async def work():
         async with site.manager() as service:
             await service.submit(site.settings())
-            await until(lambda: "Kueue has not let it begin" in service.problem, "it is told", WITHIN_S)
-            assert "kubectl describe localqueue team" in service.why_it_waits("trial1")
+            await until(lambda: "Kueue has not let it begin" in service.problem, "it is told", TIMEOUT_S)
+            assert "kubectl describe localqueue team" in service.pending_reason("trial1")
             site.store.change(
                 LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="None")
             )
@@ -207,7 +209,7 @@ def test_a_later_manager_finds_the_jobs_of_an_earlier_one(site):
             assert await second.adopt("trial2") is JobPresence.UNKNOWN
             assert await second.stop("trial1")
             await site.has_ended()
-            await until(lambda: not left(site), "nothing is left", WITHIN_S)
+            await until(lambda: not left(site), "nothing is left", TIMEOUT_S)
 
     run(work())
 
@@ -235,11 +237,11 @@ def test_what_the_cluster_lacks_is_told_before_anything_is_made(site, config, la
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     for each in CONFIGS.values():
         check(kubernetes, needs_of(operator_of(each), "default"))
-    with pytest.raises(ClusterLacks) as caught:
+    with pytest.raises(MissingCapability) as caught:
         check(kubernetes, needs_of(operator_of(config), "default"))
     assert lacks in str(caught.value)
     site.cluster.api.denied.add(("create", KINDS[config.operator].plural))
-    with pytest.raises(ClusterLacks, match=f"may not create {KINDS[config.operator].plural}"):
+    with pytest.raises(MissingCapability, match=f"may not create {KINDS[config.operator].plural}"):
         check(kubernetes, needs_of(operator_of(CONFIGS[config.operator]), "default"))
     kubernetes.close()
 
@@ -255,7 +257,7 @@ def test_a_release_that_drops_what_jobs_add_to_their_pods_is_refused(site):
     site.store.delete(DEFINITIONS, "", "trainjobs.trainer.kubeflow.org")
     site.store.create(DEFINITIONS, "", definitions.train_job("2.0"))
     with pytest.raises(
-        ClusterLacks, match="its Kubeflow Trainer is too old: trainjobs have no podTemplateOv"
+        MissingCapability, match="its Kubeflow Trainer is too old: trainjobs have no podTemplateOv"
     ):
         check(kubernetes, needs)
     site.cluster.api.misbehave(404, 1, at=("get", f"/openapi/v3{needs.jobs.root}"))
@@ -289,7 +291,7 @@ def test_an_operator_that_is_not_installed_is_named(site):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     for kind in (TF_JOBS, LOCAL_QUEUES):
         site.store.delete(DEFINITIONS, "", f"{kind.plural}.{kind.group}")
-    with pytest.raises(ClusterLacks) as caught:
+    with pytest.raises(MissingCapability) as caught:
         check(kubernetes, needs_of(operator_of(replace(CONFIGS["tf-operator"], queue="team")), "default"))
     assert "it has no tfjobs.kubeflow.org; install Kubeflow's training operator there" in str(caught.value)
     assert "it has no localqueues.kueue.x-k8s.io; install Kueue there" in str(caught.value)

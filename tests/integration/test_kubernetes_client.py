@@ -23,11 +23,17 @@ from nni_manager.training_services.kubernetes.login import log_in
 from nni_manager.training_services.kubernetes.preflight import Needs, check
 from nni_manager.training_services.kubernetes.resources import CLAIMS, PODS, SERVICE_ACCOUNTS, Resource
 from nni_manager.training_services.kubernetes.resources import SECRETS as OUR_SECRETS
-from nni_manager.training_services.kubernetes.watch import Denied, Gone, Seen, Trouble, Watch
-from nni_manager.training_services.patience import Patience
+from nni_manager.training_services.kubernetes.watch import (
+    Deleted,
+    Upserted,
+    Watch,
+    WatchFailed,
+    WatchForbidden,
+)
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
-QUICK = Patience(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
-WITHIN_S = 90.0
+QUICK = ClientRetryPolicy(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
+TIMEOUT_S = 90.0
 
 
 @pytest.fixture
@@ -71,11 +77,11 @@ class Told:
         self.watch.join()
 
     def next(self):
-        change = self._queue.get(timeout=WITHIN_S)
+        change = self._queue.get(timeout=TIMEOUT_S)
         match change:
-            case Seen(document) | Gone(document):
+            case Upserted(document) | Deleted(document):
                 return type(change).__name__, document["metadata"]["name"]
-            case Trouble(message) | Denied(message):
+            case WatchFailed(message) | WatchForbidden(message):
                 return type(change).__name__, message
         return (type(change).__name__,)
 
@@ -131,12 +137,12 @@ def test_objects_are_made_read_listed_and_deleted(cluster, server):
     found, version = cluster.objects(OUR_SECRETS, "default", "app=t")
     assert [each["metadata"]["name"] for each in found] == ["a"]
     assert int(version) >= int(made["metadata"]["resourceVersion"])
-    with pytest.raises(errors.NotThere):
+    with pytest.raises(errors.NotFound):
         cluster.delete(OUR_SECRETS, "default", "c")
-    with pytest.raises(errors.NotThere, match="another has that name now"):
+    with pytest.raises(errors.NotFound, match="another has that name now"):
         cluster.delete(OUR_SECRETS, "default", "a", uid="another")
     cluster.delete(OUR_SECRETS, "default", "a", uid=made["metadata"]["uid"])
-    with pytest.raises(errors.NotThere):
+    with pytest.raises(errors.NotFound):
         cluster.get(OUR_SECRETS, "default", "a")
 
 
@@ -154,13 +160,13 @@ def test_what_is_of_the_moment_is_asked_again_and_not_for_ever(cluster, server, 
     server.api.misbehave(how, 2)
     cluster.create(OUR_SECRETS, "default", a_secret("a"))
     server.api.misbehave(how, 3)
-    with pytest.raises((errors.ClusterAway, errors.Conflict)):
+    with pytest.raises((errors.ApiServerUnavailable, errors.Conflict)):
         cluster.get(OUR_SECRETS, "default", "a")
     assert server.api.counted()["get", "secrets"] == 3
 
 
 def test_a_server_that_wants_to_be_left_alone_for_a_while_is(server, tmp_path):
-    patient = Kubernetes(tmp_path / "kubeconfig", Patience(tries=2, first_s=0.001, longest_s=5.0))
+    patient = Kubernetes(tmp_path / "kubeconfig", ClientRetryPolicy(tries=2, first_s=0.001, longest_s=5.0))
     server.api.misbehave(429, 1, retry_after=1)
     began_at_s = time.monotonic()
     patient.version()
@@ -170,7 +176,9 @@ def test_a_server_that_wants_to_be_left_alone_for_a_while_is(server, tmp_path):
 
 def test_a_server_that_does_not_listen_is_named_with_its_address(cluster, server):
     server.api.stop()
-    with pytest.raises(errors.ClusterAway, match=rf"{server.api.url} does not answer \(Connection refused\)"):
+    with pytest.raises(
+        errors.ApiServerUnavailable, match=rf"{server.api.url} does not answer \(Connection refused\)"
+    ):
         cluster.version()
     server.api.start()
     assert cluster.version().startswith("v1.")
@@ -179,8 +187,8 @@ def test_a_server_that_does_not_listen_is_named_with_its_address(cluster, server
 @pytest.mark.parametrize(
     ("document", "kind", "told"),
     [
-        (a_secret("Bad_Name"), errors.Refused, "RFC 1123"),
-        (a_secret("a"), errors.AlreadyThere, 'secrets "a" already exists'),
+        (a_secret("Bad_Name"), errors.RequestInvalid, "RFC 1123"),
+        (a_secret("a"), errors.AlreadyExists, 'secrets "a" already exists'),
     ],
 )
 def test_what_the_server_refuses_is_told_in_its_words(cluster, server, document, kind, told):
@@ -197,7 +205,7 @@ def test_what_this_login_may_not_do_is_told(cluster, server):
 
 def test_a_login_that_has_expired_is_read_anew(cluster, server, tmp_path):
     server.api.tokens = {"newer"}
-    with pytest.raises(errors.LoginRefused, match="renew it in your kubeconfig file"):
+    with pytest.raises(errors.CredentialsRejected, match="renew it in your kubeconfig file"):
         cluster.version()
     (tmp_path / "kubeconfig").write_text(server.api.kubeconfig("newer"))
     assert cluster.version().startswith("v1.")
@@ -206,7 +214,7 @@ def test_a_login_that_has_expired_is_read_anew(cluster, server, tmp_path):
 def test_no_token_is_shown(cluster, server, caplog):
     caplog.set_level("DEBUG")
     server.api.misbehave(500, 3)
-    with pytest.raises(errors.ClusterAway) as failure:
+    with pytest.raises(errors.ApiServerUnavailable) as failure:
         cluster.version()
     for text in (str(failure.value), repr(cluster), repr(cluster._login), caplog.text):
         assert TOKEN not in text
@@ -218,24 +226,24 @@ def test_no_token_is_shown(cluster, server, caplog):
 def test_a_watch_tells_what_is_there_and_then_what_changes(cluster, server):
     server.store.create(SECRETS, "default", a_secret("a"))
     with Told(cluster) as told:
-        assert [told.next(), told.next()] == [("Seen", "a"), ("Listed",)]
+        assert [told.next(), told.next()] == [("Upserted", "a"), ("Synced",)]
         server.store.create(SECRETS, "default", a_secret("b"))
         server.store.create(SECRETS, "default", a_secret("other", app="other"))
         server.store.delete(SECRETS, "default", "a")
-        assert [told.next(), told.next()] == [("Seen", "b"), ("Gone", "a")]
+        assert [told.next(), told.next()] == [("Upserted", "b"), ("Deleted", "a")]
     assert server.api.counted()["list", "secrets"] == 1
 
 
 def test_a_connection_that_breaks_is_taken_up_where_it_was_and_nothing_is_told_twice(cluster, server):
     with Told(cluster) as told:
-        assert told.next() == ("Listed",)
+        assert told.next() == ("Synced",)
         for number in range(3):
             server.api.drop_watches()
             server.store.create(SECRETS, "default", a_secret(f"s{number}"))
             seen = [told.next()]
-            while seen[-1] != ("Seen", f"s{number}"):
+            while seen[-1] != ("Upserted", f"s{number}"):
                 seen.append(told.next())
-            assert {each[0] for each in seen[:-1]} <= {"Trouble"}
+            assert {each[0] for each in seen[:-1]} <= {"WatchFailed"}
     assert server.api.counted()["list", "secrets"] == 1
 
 
@@ -243,29 +251,29 @@ def test_after_410_all_is_listed_again_and_what_was_removed_meanwhile_is_told(cl
     server.store.create(SECRETS, "default", a_secret("a"))
     server.store.create(SECRETS, "default", a_secret("b"))
     with Told(cluster) as told:
-        assert [told.next() for _ in range(3)] == [("Seen", "a"), ("Seen", "b"), ("Listed",)]
+        assert [told.next() for _ in range(3)] == [("Upserted", "a"), ("Upserted", "b"), ("Synced",)]
         with server.store.changed:  # nobody hears of the one before the other
             server.store.delete(SECRETS, "default", "a")
             server.store.create(SECRETS, "default", a_secret("c"))
             server.api.forget_history()
-        assert [told.next() for _ in range(3)] == [("Gone", "a"), ("Seen", "c"), ("Listed",)]
+        assert [told.next() for _ in range(3)] == [("Deleted", "a"), ("Upserted", "c"), ("Synced",)]
         server.store.delete(SECRETS, "default", "b")
-        assert told.next() == ("Gone", "b")
+        assert told.next() == ("Deleted", "b")
 
 
 def test_a_server_that_is_away_is_told_once_and_so_is_its_return(cluster, server):
     with Told(cluster) as told:
-        assert told.next() == ("Listed",)
+        assert told.next() == ("Synced",)
         server.api.stop()
         kind, message = told.next()
-        assert kind == "Trouble"
+        assert kind == "WatchFailed"
         assert "secrets in namespace default" in message
         server.store.create(SECRETS, "default", a_secret("a"))
         server.api.start()
         seen = [told.next()]
-        while seen[-1] != ("Seen", "a"):
+        while seen[-1] != ("Upserted", "a"):
             seen.append(told.next())
-        assert ("Trouble", "") in seen
+        assert ("WatchFailed", "") in seen
     assert server.api.counted()["list", "secrets"] == 1
 
 
@@ -275,52 +283,52 @@ def test_a_watch_that_ends_by_itself_goes_on_from_its_bookmark(cluster, server, 
     def watches(more):
         wanted = server.api.counted()["watch", "secrets"] + more
         wait_until(
-            lambda: server.api.counted()["watch", "secrets"] >= wanted, "it is watched again", WITHIN_S
+            lambda: server.api.counted()["watch", "secrets"] >= wanted, "it is watched again", TIMEOUT_S
         )
 
     with Told(cluster) as told:
-        assert told.next() == ("Listed",)
+        assert told.next() == ("Synced",)
         # Of another kind: only a bookmark brings the watch past it, and beyond what the server forgets.
         server.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
         watches(2)
         server.store.oldest = server.store.version
         watches(1)
         server.store.create(SECRETS, "default", a_secret("a"))
-        assert told.next() == ("Seen", "a")
+        assert told.next() == ("Upserted", "a")
     assert server.api.counted()["list", "secrets"] == 1
 
 
 def test_a_watch_goes_on_with_a_login_that_was_renewed(cluster, server, tmp_path):
     with Told(cluster) as told:
-        assert told.next() == ("Listed",)
+        assert told.next() == ("Synced",)
         server.api.tokens = {"newer"}
         server.api.drop_watches()
         kind, message = told.next()
         while "does not accept the login; renew it in your kubeconfig file" not in message:
             kind, message = told.next()
-        assert kind == "Trouble"
+        assert kind == "WatchFailed"
         (tmp_path / "kubeconfig").write_text(server.api.kubeconfig("newer"))
-        assert told.next() == ("Trouble", "")
+        assert told.next() == ("WatchFailed", "")
         server.store.create(SECRETS, "default", a_secret("a"))
-        assert told.next() == ("Seen", "a")
+        assert told.next() == ("Upserted", "a")
 
 
 def test_a_watch_outlives_an_answer_that_is_none(cluster, server):
     server.api.misbehave(200, 1, at=("list", "secrets"))  # a Status in place of the objects
     with Told(cluster) as told:
         kind, message = told.next()
-        assert kind == "Trouble"
+        assert kind == "WatchFailed"
         assert message.startswith(f"cannot watch secrets: the answer of {cluster.address} is not understood ")
-        assert told.next() == ("Listed",)
-        assert told.next() == ("Trouble", "")
+        assert told.next() == ("Synced",)
+        assert told.next() == ("WatchFailed", "")
 
 
 def test_a_server_that_ends_watches_at_once_is_not_hurried(cluster, server, monkeypatch):
     monkeypatch.setattr(watching, "_FIRST_PAUSE_S", 0.5)
     server.api.misbehave(500, 100, at=("watch", "secrets"))
     with Told(cluster) as told:
-        assert told.next() == ("Listed",)
-        assert told.next()[0] == "Trouble"
+        assert told.next() == ("Synced",)
+        assert told.next()[0] == "WatchFailed"
         with server.store.changed:
             server.store.changed.wait(1.0)
         assert server.api.counted()["watch", "secrets"] <= 4
@@ -333,10 +341,10 @@ def test_a_watch_may_choose_by_fields_and_by_what_concerns_it(cluster, server):
         fields="metadata.name!=a",
         concerns=lambda document: document["metadata"]["name"] != "b",
     ) as told:
-        assert [told.next(), told.next()] == [("Seen", "c"), ("Listed",)]
+        assert [told.next(), told.next()] == [("Upserted", "c"), ("Synced",)]
         for each in made:
             server.store.delete(SECRETS, "default", each)
-        assert told.next() == ("Gone", "c")
+        assert told.next() == ("Deleted", "c")
         assert told.watch._known == {}
 
 
@@ -345,9 +353,9 @@ def test_a_watch_that_one_can_do_without_says_once_that_it_is_denied_and_ends(cl
     server.api.denied.add((verb, "secrets"))
     with Told(cluster, is_optional=True) as told:
         if verb == "watch":
-            assert told.next() == ("Listed",)
+            assert told.next() == ("Synced",)
         kind, message = told.next()
-        assert kind == "Denied"
+        assert kind == "WatchForbidden"
         assert f'cannot {verb} resource "secrets"' in message
         told.watch.join()
     assert server.api.counted()[verb, "secrets"] == 1
@@ -376,8 +384,8 @@ def test_a_server_that_is_away_for_a_minute_is_asked_ever_more_seldom_and_heard_
         server.store.create(SECRETS, "default", a_secret("a"))
         server.api.stop()
         stack.enter_context(told)
-        assert told.next()[0] == "Trouble"
-        assert told.next() == ("Seen", "a")
+        assert told.next()[0] == "WatchFailed"
+        assert told.next() == ("Upserted", "a")
     assert minutes.waits_s[:7] == [0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 20.0]
     assert max(minutes.waits_s) <= 20.0
     assert len(minutes.waits_s) <= 10
@@ -387,7 +395,7 @@ def test_a_call_to_a_server_that_is_away_gives_up_in_time_and_others_may_ask_aga
     patient = Kubernetes(tmp_path / "kubeconfig")
     minutes = patient._is_closed = Minutes(None)
     server.api.stop()
-    with pytest.raises(errors.ClusterAway, match="does not answer"):
+    with pytest.raises(errors.ApiServerUnavailable, match="does not answer"):
         patient.get(OUR_SECRETS, "default", "a")
     assert minutes.waits_s == [0.5, 1.0, 2.0, 4.0]
     server.api.start()
@@ -417,7 +425,7 @@ def test_a_login_that_may_not_see_events_passes_with_a_word(cluster, server):
 
 def test_all_that_a_cluster_lacks_is_told_at_once(cluster, server):
     server.api.denied |= {("create", "frameworks"), ("watch", "pods")}
-    with pytest.raises(errors.ClusterLacks) as failure:
+    with pytest.raises(errors.MissingCapability) as failure:
         check(cluster, needs(things=((SERVICE_ACCOUNTS, "fc"), (CLAIMS, "data"))))
     for words in (
         "it has no frameworks.frameworkcontroller.microsoft.com; install FrameworkController there",
@@ -432,13 +440,15 @@ def test_all_that_a_cluster_lacks_is_told_at_once(cluster, server):
 def test_another_version_of_an_operator_is_told_with_those_that_are_served(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     newer = Resource(FRAMEWORKS.group, "v2", FRAMEWORKS.plural, FRAMEWORKS.kind, FRAMEWORKS.operator)
-    with pytest.raises(errors.ClusterLacks, match=r"/v2 \(served: v1\); install FrameworkController for v2"):
+    with pytest.raises(
+        errors.MissingCapability, match=r"/v2 \(served: v1\); install FrameworkController for v2"
+    ):
         check(cluster, needs(jobs=newer))
 
 
 def test_a_namespace_that_is_not_there_is_told_and_one_that_may_not_be_read_passes(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
-    with pytest.raises(errors.ClusterLacks, match="there is no namespace team; correct it"):
+    with pytest.raises(errors.MissingCapability, match="there is no namespace team; correct it"):
         check(cluster, needs(namespace="team"))
     server.api.denied.add(("get", "namespaces"))
     check(cluster, needs())

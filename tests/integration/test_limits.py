@@ -13,9 +13,9 @@ METRICS_BYTES, LOG_BYTES = 5000, 3000
 SMALL_LIMITS = f"""
 import sys
 if "-m" in sys.orig_argv and {{"nni_manager", "trial_keeper"}} & set(sys.orig_argv):
-    from trial_keeper.wire.limits import COLLECTED_BYTES
+    from trial_keeper.wire.limits import QUOTA_BYTES
     from trial_keeper.wire.messages import Stream
-    COLLECTED_BYTES.update({{Stream.METRICS: {METRICS_BYTES}, Stream.STDOUT: {LOG_BYTES}}})
+    QUOTA_BYTES.update({{Stream.METRICS: {METRICS_BYTES}, Stream.STDOUT: {LOG_BYTES}}})
 """
 WORDY = """
 import nni_sdk as nni
@@ -57,7 +57,7 @@ def test_a_trial_that_writes_too_much_ends_well_and_says_where_all_of_it_is(a_re
     assert f"all of it is in {written[Stream.METRICS]};" in metrics_line
     assert stdout_line.startswith(f"its stdout is cut at {LOG_BYTES} bytes")
 
-    (collected,) = experiment.folder.collected_logs.glob("*/0/*/stdout")
+    (collected,) = experiment.folder.collected_logs.glob("*/*/*/stdout")
     beginning, end = collected.read_bytes()[:LOG_BYTES], collected.read_bytes()[LOG_BYTES:]
     assert beginning == written[Stream.STDOUT].read_bytes()[:LOG_BYTES]
     assert end == f"\n[trial-keeper] {stdout_line}\n".encode()
@@ -78,7 +78,7 @@ def test_a_flood_of_reports_and_of_tiny_writes_is_stored_whole_beside_a_quiet_tr
     assert (first["value"], first["warning"], flood["warning"]) == (7, "", "")
     rows = assert_rows_are_what_was_written(experiment, flood["id"])
     assert values(rows) == [*range(REPORTS), 1]
-    (collected,) = experiment.folder.collected_logs.glob(f"{flood['id']}/0/*/stdout")
+    (collected,) = experiment.folder.collected_logs.glob(f"{flood['id']}/*/*/stdout")
     assert collected.read_bytes() == b"x" * WRITES
     # Page by page, as one document.
     assert len(experiment.get(f"/metric-data/{flood['id']}")) == REPORTS + 1

@@ -3,10 +3,13 @@
 import asyncio
 import contextlib
 import time
+from dataclasses import replace
 
 import grpc.aio
 import pytest
+from attempts import attempt_id
 
+from nni_manager.grpc_server.servicer import _SERVER_OPTIONS
 from trial_keeper.core.events import LinkLost, LinkOpened
 from trial_keeper.host import link as link_module
 from trial_keeper.host.link import (
@@ -15,6 +18,7 @@ from trial_keeper.host.link import (
     LOG_BYTES_PER_S,
     MESSAGES_AT_ONCE,
     ManagerLink,
+    within,
 )
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import keeper_message_from_pb, keeper_messages_from_pb, manager_message_to_pb
@@ -24,7 +28,7 @@ from trial_keeper.wire.messages import (
     Hello,
     Stream,
     TrialEnded,
-    TrialReturned,
+    TrialRevoked,
     Welcome,
 )
 from trial_keeper.wire.reasons import ExitReason
@@ -38,7 +42,7 @@ ROUNDS = 30
 @contextlib.asynccontextmanager
 async def a_link_to(servicer, folder):
     """A keeper's link to a server of its own, and the events it posts."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=_SERVER_OPTIONS)
     add_KeeperServiceServicer_to_server(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -78,7 +82,7 @@ def test_a_stream_that_dies_under_a_flow_of_messages_takes_nothing_from_the_next
 async def talk(folder, reads_before_break, size):
     servicer = Forgetful(reads_before_break)
     async with a_link_to(servicer, folder) as (link, events):
-        chunk = Chunk(AttemptKey("aBcDe", 0, "main-0"), Stream.METRICS, 0, bytes(size))
+        chunk = Chunk(AttemptKey("aBcDe", attempt_id(0), "main-0"), Stream.METRICS, 0, bytes(size))
         for _ in range(ROUNDS):
             link.open(HELLO)
             assert isinstance(await events.get(), LinkOpened)
@@ -92,9 +96,10 @@ async def talk(folder, reads_before_break, size):
 
 
 class Recording(KeeperServiceServicer):
-    """Says Welcome and keeps all that each stream brings."""
+    """Says Welcome and keeps all that each stream brings. `open_streams`: how many have not ended."""
 
     def __init__(self):
+        self.open_streams = 0
         self.streams = []
         self.requests = []
         self.most_at_once = self.most_bytes = 0
@@ -102,6 +107,8 @@ class Recording(KeeperServiceServicer):
     async def Connect(self, request_iterator, context):  # noqa: N802
         brought = []
         self.streams.append(brought)
+        self.open_streams += 1
+        context.add_done_callback(self._count_end)
         async for request in request_iterator:
             messages = keeper_messages_from_pb(request)
             self.requests.append(messages)
@@ -110,6 +117,9 @@ class Recording(KeeperServiceServicer):
             brought.extend(messages)
             if len(brought) == 1:
                 await context.write(manager_message_to_pb(Welcome("1.0")))
+
+    def _count_end(self, _):
+        self.open_streams -= 1
 
 
 @pytest.mark.parametrize("ticks", [0, 1, 3, 10, 30, 100, 300])
@@ -121,25 +131,73 @@ async def reopen(folder, ticks):
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
         chunks = [
-            Chunk(AttemptKey("aBcDe", 0, "main-0"), Stream.METRICS, number, b"x") for number in range(50)
+            Chunk(AttemptKey("aBcDe", attempt_id(0), "main-0"), Stream.METRICS, number, b"x")
+            for number in range(50)
         ]
         for _ in range(ROUNDS):
-            link.open(HELLO)
+            link.open(replace(HELLO, task="given-up"))
             for _ in range(ticks):
                 await asyncio.sleep(0)
             while not events.empty():
                 events.get_nowait()
             link.open(HELLO)  # the manager moved, just now
-            while not isinstance(await events.get(), LinkOpened):
-                pass
+            assert isinstance(await events.get(), LinkOpened)
             for chunk in chunks:
                 link.send(chunk)
                 await asyncio.sleep(0)
-            brought = servicer.streams[-1]
-            while len(brought) < 1 + len(chunks):
+            brought = next(stream for stream in reversed(servicer.streams) if HELLO in stream)
+            while len(brought) < 1 + len(chunks) or servicer.open_streams > 1:
                 await asyncio.sleep(0)
             assert brought == [HELLO, *chunks]
             link.drop("enough")
+
+
+def test_a_link_that_is_closed_while_it_opens_leaves_no_stream(tmp_path):
+    asyncio.run(asyncio.wait_for(close_early(tmp_path), 60))
+
+
+async def close_early(folder):
+    servicer = Recording()
+    async with a_link_to(servicer, folder) as (link, _):
+        for ticks in range(10 * ROUNDS):
+            link.open(HELLO)
+            for _ in range(ticks % ROUNDS):
+                await asyncio.sleep(0)
+            await link.close()
+        while servicer.open_streams:
+            await asyncio.sleep(0)
+
+
+# Every order in which work may end and be given up. The first step of each is a tick of its own.
+TICKS = range(1, 10)
+
+
+@pytest.mark.parametrize("given_up_after", TICKS)
+@pytest.mark.parametrize("done_after", TICKS)
+def test_a_wait_that_is_cancelled_never_returns(done_after, given_up_after):
+    async def work():
+        for _ in range(done_after):
+            await asyncio.sleep(0)
+
+    async def play():
+        waiting = asyncio.create_task(within(60, work()))
+        for _ in range(given_up_after):
+            await asyncio.sleep(0)
+        is_under_way = waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert waiting.cancelled() == is_under_way
+        assert len(asyncio.all_tasks()) == 1, "its work has ended as well"
+
+    asyncio.run(play())
+
+
+def test_work_that_comes_too_late_is_ended():
+    async def play():
+        with pytest.raises(TimeoutError):
+            await within(0.01, asyncio.Event().wait())
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(play())
 
 
 def test_messages_and_metrics_go_ahead_of_logs_that_wait(tmp_path):
@@ -151,7 +209,7 @@ async def overtake(folder):
     async with a_link_to(servicer, folder) as (link, events):
         link.open(HELLO)
         assert isinstance(await events.get(), LinkOpened)
-        key = AttemptKey("aBcDe", 0, "main-0")
+        key = AttemptKey("aBcDe", attempt_id(0), "main-0")
         logs = [
             Chunk(key, stream, number * 64 * 1024, bytes(64 * 1024))
             for number in range(8)
@@ -180,7 +238,7 @@ async def say_much(folder):
         link.open(HELLO)
         assert isinstance(await events.get(), LinkOpened)
         (brought,) = servicer.streams
-        key = AttemptKey("aBcDe", 0, "main-0")
+        key = AttemptKey("aBcDe", attempt_id(0), "main-0")
         small = [Chunk(key, Stream.METRICS, number, b"x") for number in range(3 * MESSAGES_AT_ONCE)]
         large = [Chunk(key, Stream.METRICS, number, bytes(BYTES_AT_ONCE * 2 // 5)) for number in range(8)]
         for message in (*small, *large):
@@ -192,11 +250,11 @@ async def say_much(folder):
         assert servicer.most_bytes < BYTES_AT_ONCE * 1.1
 
 
-LOG = Chunk(AttemptKey("aBcDe", 0, "main-0"), Stream.STDOUT, 0, b"a line of a log")
+LOG = Chunk(AttemptKey("aBcDe", attempt_id(0), "main-0"), Stream.STDOUT, 0, b"a line of a log")
 
 
 def metric(number, size=1):
-    return Chunk(AttemptKey("aBcDe", 0, "main-0"), Stream.METRICS, number, bytes(size))
+    return Chunk(AttemptKey("aBcDe", attempt_id(0), "main-0"), Stream.METRICS, number, bytes(size))
 
 
 @contextlib.asynccontextmanager
@@ -218,7 +276,7 @@ async def until(servicer, requests):
 @pytest.fixture
 def for_ever(monkeypatch):
     """What is gathered goes only for another reason than that its time has come."""
-    monkeypatch.setattr(link_module, "GATHER_S", 1000.0)
+    monkeypatch.setattr(link_module, "COALESCE_S", 1000.0)
 
 
 def test_what_nobody_waits_for_is_gathered_until_somebody_does(tmp_path, for_ever):
@@ -244,9 +302,9 @@ def test_that_a_trial_is_given_back_is_told_at_once_with_all_that_was_gathered(t
                 for message in (metric(1), LOG, metric(2)):
                     link.send(message)
                     await asyncio.sleep(0 if at_once else 0.001)
-                link.send(TrialReturned(trial_id))
+                link.send(TrialRevoked(trial_id))
                 await until(servicer, len(servicer.requests) + 1)
-                assert servicer.requests[-1] == [metric(1), metric(2), TrialReturned(trial_id), LOG]
+                assert servicer.requests[-1] == [metric(1), metric(2), TrialRevoked(trial_id), LOG]
 
     asyncio.run(asyncio.wait_for(work(), 60))
 
@@ -273,7 +331,7 @@ def test_what_was_gathered_for_a_moment_goes_by_itself(tmp_path, monkeypatch):
             for number in range(
                 1, 4
             ):  # with the first a timer begins, and the last comes when that is long over
-                monkeypatch.setattr(link_module, "GATHER_S", 0.001 if number == 3 else 0.05)
+                monkeypatch.setattr(link_module, "COALESCE_S", 0.001 if number == 3 else 0.05)
                 link.send(metric(number))
                 await until(servicer, 1 + number)
             assert servicer.requests == [[HELLO], [metric(1)], [metric(2)], [metric(3)]]
@@ -288,11 +346,11 @@ def test_logs_of_a_running_trial_rest_after_a_burst_and_hold_up_no_metric(tmp_pa
 async def pace(folder):
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
-        link.pace_logs(are_paced=True)
+        link.limit_log_rate(are_paced=True)
         link.open(HELLO)
         assert isinstance(await events.get(), LinkOpened)
         (brought,) = servicer.streams
-        key = AttemptKey("aBcDe", 0, "main-0")
+        key = AttemptKey("aBcDe", attempt_id(0), "main-0")
 
         async def arrived(count):
             while len(brought) < count:
@@ -310,7 +368,7 @@ async def pace(folder):
         link.send(metric)
         await arrived(1 + 3 + 1)
         assert brought == [HELLO, *logs[:3], metric]
-        link.pace_logs(are_paced=False)  # the trial has ended
+        link.limit_log_rate(are_paced=False)  # the trial has ended
         await arrived(1 + len(logs) + 1)
         assert time.monotonic() - began_s < 0.5 * len(logs) * LOG_BURST_BYTES / LOG_BYTES_PER_S
 
@@ -325,13 +383,13 @@ async def next_trial(folder):
         link.open(HELLO)
         assert isinstance(await events.get(), LinkOpened)
         (brought,) = servicer.streams
-        key = AttemptKey("aBcDe", 0, "main-0")
+        key = AttemptKey("aBcDe", attempt_id(0), "main-0")
         rest = [Chunk(key, Stream.STDOUT, n * LOG_BURST_BYTES, bytes(LOG_BURST_BYTES)) for n in range(200)]
         for chunk in rest:  # at the paced rate: twenty seconds
             link.send(chunk)
         while len(brought) < 1 + len(rest):
             await asyncio.sleep(0)
-        link.pace_logs(are_paced=True)
+        link.limit_log_rate(are_paced=True)
         began_s = time.monotonic()
         line = Chunk(key, Stream.STDOUT, 0, b"the first line of the next trial")
         link.send(line)

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from nni_manager.local_openpai.starter import NotStarted, Starter, program
+from nni_manager.local_openpai.fork_server import ForkServer, ProcessNotStarted, program
 from nni_manager.local_openpai.supervisor import BEGUN, FORKS, claim
 
 SETPRIV = shutil.which("setpriv")
@@ -50,9 +50,9 @@ def container(tmp_path):
         }
         (folder / "spec.json").write_text(json.dumps(document))
         assert forked(folder, before) == BEGUN
-        gives_up_at_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 30
         while not (folder / "exit.json").exists():
-            assert time.monotonic() < gives_up_at_s
+            assert time.monotonic() < deadline_s
             time.sleep(0.01)
         assert (folder / "supervisor.stderr").read_text() == ""
         return json.loads((folder / "exit.json").read_text())
@@ -109,20 +109,20 @@ def test_nothing_starts_in_a_folder_that_was_claimed(container, tmp_path):
 
 
 def test_a_supervisor_that_cannot_begin_says_why(tmp_path):
-    starter = Starter()
-    with pytest.raises(NotStarted, match=r"No such file or directory: .*spec\.json"):
+    starter = ForkServer()
+    with pytest.raises(ProcessNotStarted, match=r"No such file or directory: .*spec\.json"):
         starter.start(tmp_path)
-    with pytest.raises(NotStarted, match="could not be forked"):
+    with pytest.raises(ProcessNotStarted, match="could not be forked"):
         starter.start(tmp_path / "nowhere")
     starter.close()
 
 
 def test_when_the_process_that_forks_is_killed_there_is_another_one(tmp_path):
-    starter = Starter()
+    starter = ForkServer()
     for number in range(2):
         (tmp_path / str(number)).mkdir()
         if number == 0:
-            with pytest.raises(NotStarted, match="spec"):
+            with pytest.raises(ProcessNotStarted, match="spec"):
                 starter.start(tmp_path / "0")
         else:
             assert starter.start(tmp_path / "1")["pid"] is not None

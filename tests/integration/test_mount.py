@@ -12,6 +12,7 @@ import time
 
 import psutil
 import pytest
+from attempts import attempt_id
 from fake_manager import EXPERIMENT, KEY, TRIAL
 from real_experiment import wait_until
 
@@ -20,11 +21,10 @@ from trial_keeper.errors import CodeDamaged
 from trial_keeper.host.mount import unpack_code
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import Workspace, exit_from_bytes
+from trial_keeper.wire.workspace import Workspace
 
 pytestmark = pytest.mark.timeout(90)
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to become another user")
-NOBODY = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
 
 
 @pytest.fixture
@@ -200,25 +200,25 @@ def test_storage_with_no_room_for_the_code_fails_the_trial_with_that_reason(stor
     assert "No space left on device; free some space there" in one_line(keeper)
 
 
-@as_root
-def test_storage_that_another_user_may_not_read(storage, open_way):
+@pytest.mark.any_machine
+def test_storage_that_another_user_may_not_read(storage, open_way, as_nobody):
     storage.add_trial("touch ran")
     mount_here(storage)
     storage.mount.chmod(0o700)
-    keeper = storage.start_on_mount(prefix=NOBODY)
+    keeper = storage.start_on_mount(prefix=as_nobody)
     assert keeper.wait() == 106
     line = one_line(keeper)
     assert "Permission denied; let user 65534 of this container read there" in line
     assert f"run the container as user 0, who owns {storage.mount} (drwx------)" in line
 
 
-@as_root
-def test_storage_where_another_user_may_not_write_as_when_root_is_squashed(storage, open_way):
+@pytest.mark.any_machine
+def test_storage_where_another_user_may_not_write_as_when_root_is_squashed(storage, open_way, as_nobody):
     storage.add_trial("touch ran")
     mount_here(storage)
     attempts = storage.mount / EXPERIMENT / "trials" / TRIAL / "attempts"
     attempts.mkdir(mode=0o755)
-    keeper = storage.start_on_mount(prefix=NOBODY)
+    keeper = storage.start_on_mount(prefix=as_nobody)
     assert keeper.wait() == 113
     line = one_line(keeper)
     assert (
@@ -247,6 +247,7 @@ sys.exit(main([]))
 """
 
 
+@pytest.mark.any_machine
 @as_root
 def test_root_that_the_storage_takes_for_another_user_is_told_of_squashing(storage, open_way):
     storage.add_trial("touch ran")
@@ -264,14 +265,14 @@ def test_root_that_the_storage_takes_for_another_user_is_told_of_squashing(stora
     )
 
 
-@as_root
-def test_another_user_who_may_write_runs_the_trial(storage, open_way):
+@pytest.mark.any_machine
+def test_another_user_who_may_write_runs_the_trial(storage, open_way, as_nobody):
     with_snapshot(storage, "id -u; cat train.py", {"train.py": "print(1)"})
     mount_here(storage)
     attempts = storage.mount / EXPERIMENT / "trials" / TRIAL / "attempts"
     attempts.mkdir()
     attempts.chmod(0o777)
-    keeper = storage.start_on_mount(prefix=NOBODY, collect_logs=True)
+    keeper = storage.start_on_mount(prefix=as_nobody, collect_logs=True)
     assert keeper.wait() == 0, keeper.stderr
     assert storage.manager.stored(Stream.STDOUT) == b"65534\nprint(1)"
 
@@ -293,14 +294,14 @@ def test_each_attempt_runs_in_a_fresh_copy_of_its_own(site):
     with_snapshot(site, "pwd; echo $NNI_CODE_DIR; ls; touch left-over", {"train.py": "print(1)"})
     for attempt in (0, 1):
         assert site.start_keeper().wait() == 0
-        key = AttemptKey(TRIAL, attempt, "main-0")
+        key = AttemptKey(TRIAL, attempt_id(attempt), "main-0")
         code = site.attempt(key).path / "code"
         assert site.file(Stream.STDOUT, key).decode().splitlines() == [str(code), str(code), "train.py"]
         assert sorted(path.name for path in code.iterdir()) == ["left-over", "train.py"]
 
 
 def ended_of(site):
-    return exit_from_bytes(site.attempt(KEY).exit_json.read_bytes())
+    return site.exit(KEY)
 
 
 def test_a_snapshot_that_is_damaged_is_told_to_the_manager_and_runs_nothing(site):

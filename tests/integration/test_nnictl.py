@@ -9,14 +9,17 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
-from real_experiment import free_port_pair
+from free_ports import free_port_pair
 from user_home import BIN, environ_of, left_in, processes_of
 
-from nni_manager.serving import MOST_CONNECTIONS
+from nni_manager.http_server import MAX_CONNECTIONS
+from nni_manager.store.folders import ExperimentFolder
+from trial_keeper import __version__
 
 CONFIG = """\
 authorName: ada
@@ -160,11 +163,17 @@ def test_an_experiment_in_the_background_can_be_looked_at_and_stopped(place, nni
     )
 
 
+def test_the_module_is_nnictl_where_another_package_owns_the_command():
+    asked = [sys.executable, "-m", "nni_manager.cli", "--version"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"nnictl {__version__}\n", "")
+
+
 def test_strangers_on_every_connection_do_not_keep_nnictl_from_stopping_the_experiment(place, nnictl):
     created(place, nnictl)
     (listed,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     with contextlib.ExitStack() as stack:
-        for _ in range(MOST_CONNECTIONS + 20):
+        for _ in range(MAX_CONNECTIONS + 20):
             address = ("127.0.0.1", listed["port"])
             stack.enter_context(socket.create_connection(address, timeout=30)).sendall(b"GET / HTTP/1.1\r\n")
         stopped = nnictl("stop")
@@ -194,6 +203,79 @@ def test_what_is_said_of_trials_is_the_same_with_and_without_a_manager(place, nn
         k: v for k, v in live_line.items() if k not in running
     }
     assert (live[0][0]["intermediateCount"], live[0][0]["state"]) == (1, "SUCCEEDED")
+
+
+LOCK = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+connection.execute("BEGIN EXCLUSIVE")
+print("locked", flush=True)
+time.sleep(600)
+"""
+
+
+def a_manager_of(folder):
+    """The manager's process, and the folder of its experiment."""
+    for process in processes_of(folder):
+        with contextlib.suppress(psutil.Error):  # nnictl itself may just have ended
+            words = process.cmdline()
+            if "nni_manager" in words:
+                return process, Path(words[words.index("--folder") + 1])
+    raise AssertionError("no manager runs")
+
+
+def test_trials_of_a_dead_manager_whose_database_is_torn_can_be_stopped(place, nnictl):
+    experiment_id = created(place, nnictl)
+    manager, folder = a_manager_of(place)
+    manager.kill()
+    manager.wait(20)
+    for path in (folder / "db").iterdir():
+        path.write_bytes(b"")
+    assert processes_of(place), "its keepers and trials run on"
+    done = nnictl("experiment", "delete", experiment_id)
+    assert done.returncode == 1
+    assert "of its trials run, and nothing can be read of it" in done.stderr
+    assert f"`nnictl stop {experiment_id}` first" in done.stderr
+    done = nnictl("stop", experiment_id)
+    assert done.returncode == 1
+    assert f"cannot record that experiment {experiment_id} was stopped" in done.stderr
+    assert "; ended " in done.stderr
+    assert not left_in(place)
+    done = nnictl("stop", experiment_id)
+    assert "nothing of it runs on this machine" in done.stderr
+    assert nnictl("experiment", "delete", experiment_id, "--force", "--yes").returncode == 0
+
+
+def test_trials_of_a_dead_manager_go_on_when_its_database_is_only_busy(place, nnictl):
+    experiment_id = created(place, nnictl)
+    manager, folder = a_manager_of(place)
+    manager.kill()
+    manager.wait(20)
+    before = processes_of(place)
+    # Killed, so that it leaves the write-ahead log as it is.
+    other = subprocess.Popen(
+        [sys.executable, "-c", LOCK, ExperimentFolder(folder).database], stdout=subprocess.PIPE
+    )
+    with other:
+        assert other.stdout.readline() == b"locked\n"
+        done = nnictl("stop", experiment_id)
+        other.kill()
+    assert done.returncode == 1
+    assert "database is locked" in done.stderr
+    assert processes_of(place) == before
+    assert nnictl("resume", experiment_id).returncode == 0
+    assert nnictl("stop", experiment_id).returncode == 0
+    assert not left_in(place)
+
+
+def test_a_manager_that_is_frozen_stops_its_trials_all_the_same(place, nnictl):
+    experiment_id = created(place, nnictl)
+    manager, _ = a_manager_of(place)
+    manager.suspend()
+    done = nnictl("stop", experiment_id)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert not left_in(place)
 
 
 def test_an_experiment_in_the_foreground_runs_to_the_end_and_leaves_no_process(place, nnictl):
@@ -413,7 +495,7 @@ def test_an_experiment_can_be_viewed_and_a_resume_takes_the_place_of_the_view(pl
     manager.kill()
     manager.wait(30)
 
-    # Of a pair that nobody finds who looks for free ports from 8080 on.
+    # A pair of ports that no search for free ports from 8080 on finds.
     viewed = nnictl("view", name[:4], "--port", str(free_port_pair()))
     assert (viewed.returncode, viewed.stderr) == (0, "")
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)

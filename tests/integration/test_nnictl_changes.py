@@ -12,11 +12,11 @@ from void_service import Void, an_engine, start
 
 from nni_manager.cli import main
 from nni_manager.engine import engine as engine_module
-from nni_manager.serving import HttpServer, listen
+from nni_manager.http_server import HttpServer, listen
 from nni_manager.store.folders import ManagerProcess, Registry
 from nni_manager.training_services.base import JobEnded
-from nni_manager.web.api import Api
-from nni_manager.web.entrance import Entrance
+from nni_manager.web.api import ManagerApi
+from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 
 pytestmark = pytest.mark.timeout(120)
@@ -32,7 +32,7 @@ class Manager:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self._thread.start()
         assert self._ready.wait(60)
-        port, token = self._listener.getsockname()[1], self._entrance.token
+        port, token = self._listener.getsockname()[1], self._session_auth.token
         experiment.folder.write_process(ManagerProcess(os.getpid(), "127.0.0.1", port, __version__, token))
 
     async def _run(self):
@@ -40,8 +40,10 @@ class Manager:
         self.engine, self.service = an_engine(self.experiment, kind=Void)
         await start(self.engine)
         port = self._listener.getsockname()[1]
-        self._entrance = Entrance(self.engine.stored.secret, "TESTEXPT", self.engine.folder.ended_sessions)
-        web = HttpServer(Api(self.engine, "127.0.0.1", port, self._entrance, lambda: None).app())
+        self._session_auth = SessionAuth(
+            self.engine.stored.secret, "TESTEXPT", self.engine.folder.ended_sessions
+        )
+        web = HttpServer(ManagerApi(self.engine, "127.0.0.1", port, self._session_auth, lambda: None).app())
         serving = self._loop.create_task(web.serve(sockets=[self._listener]))
         self._ready.set()
         await self._must_end.wait()
@@ -56,7 +58,7 @@ class Manager:
 
     @property
     def limits(self):
-        return self.engine.experiment.limits
+        return self.engine.experiment.budget.limits
 
     @property
     def states(self):

@@ -23,7 +23,7 @@ def server():
 
 @pytest.fixture
 def nnictl(capsys, monkeypatch, tmp_path, server):
-    """Runs a command line for somebody who has the cluster in the environment; gives exit code, stdout and stderr."""
+    """Runs a command line with the cluster in the environment; returns exit code, stdout and stderr."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("OPENPAI_HOST", server.host)
     monkeypatch.setenv("OPENPAI_USER", USER)
@@ -105,7 +105,7 @@ def test_a_job_that_failed_says_why(nnictl, job_file, server):
 
 
 def test_logs_are_followed_to_the_end_of_the_job(nnictl, job_file, tmp_path, server, monkeypatch):
-    monkeypatch.setattr("nni_manager.cli.openpai_jobs._FOLLOW_EVERY_S", 0.05)
+    monkeypatch.setattr("nni_manager.cli.openpai_jobs._FOLLOW_INTERVAL_S", 0.05)
     go_on = tmp_path / "go on"
     nnictl(
         "submit",

@@ -343,7 +343,7 @@ def test_no_name_of_a_log_leads_out_of_its_folder_even_if_the_link_were_good(her
         return asyncio.run_coroutine_threadsafe(reading, here.loop).result(10)
 
     @given(st.sampled_from(HOSTILE) | st.text().filter(lambda name: name not in known))
-    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @settings(suppress_health_check=list(HealthCheck))
     def is_refused(name):
         with pytest.raises(LogUnknown):
             read(name)

@@ -7,19 +7,18 @@ import re
 import shutil
 import socket
 import stat
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 
 import psutil
 import pytest
+from attempts import AttemptNumbers, attempt_id
 from fake_pai import USER, FakePai
+from openpai_place import make_place, run_nnictl, workspace_of
 from real_experiment import wait_until
 
 from trial_keeper.wire.messages import AttemptKey, Stream
-from trial_keeper.wire.workspace import ManagerDocument, Workspace
+from trial_keeper.wire.workspace import ManagerDocument
 
-BIN = Path(sys.executable).parent
 TRAIN = """\
 import os
 import helper
@@ -31,7 +30,7 @@ nni_sdk.report_final_result(x)
 """
 
 
-# Code of a trial that connects to its manager as somebody does who speaks no TLS; the manager closes the connection.
+# Code of a trial that connects to its manager without TLS; the manager closes the connection.
 STRANGER = """
 import glob, json, socket
 [document] = glob.glob("{storage}/*/manager.json")
@@ -60,72 +59,13 @@ def server(request):
 @pytest.fixture
 def place(tmp_path, server):
     """A home with an experiment for the server, whose storage is a folder of this machine at its own path."""
-    folder = tmp_path / "work"
-    folder.mkdir()
-    storage = tmp_path / "storage"
-    storage.mkdir(mode=0o755)
-    (folder / "train.py").write_text(TRAIN)
-    (folder / "helper.py").write_text("")
-    (folder / "big.bin").write_bytes(bytes(1000))
-    (folder / ".nniignore").write_text("*.bin\n")
-    (folder / "search_space.json").write_text('{"x": {"_type": "uniform", "_value": [0, 1]}}')
-    (folder / "config.yml").write_text(
-        f"""\
-authorName: ada
-experimentName: on openpai
-trialConcurrency: 2
-maxTrialNum: 3
-trainingServicePlatform: pai
-searchSpacePath: search_space.json
-logDir: ../experiments
-useAnnotation: false
-tuner: {{builtinTunerName: Random, classArgs: {{optimize_mode: maximize}}}}
-trial:
-  command: python3 train.py
-  codeDir: .
-  gpuNum: 0
-  cpuNum: 1
-  memoryMB: 512
-  image: anything
-  nniManagerNFSMountPath: {storage}
-  containerNFSMountPath: {storage}
-  paiStorageConfigName: confignfs-data
-paiConfig:
-  userName: {USER}
-  token: token-of-the-profile-page
-  host: {server.host}
-"""
-    )
-    return folder
+    return make_place(tmp_path, server, TRAIN)
 
 
 @pytest.fixture
 def nnictl(place):
     """Runs nnictl to its end, for a user whose files nobody else may read by default."""
-
-    def run(*arguments, replace=()):
-        config = place / "config.yml"
-        for old, new in dict(replace).items():
-            assert old in config.read_text()
-            config.write_text(config.read_text().replace(old, new))
-        outside = {name: value for name, value in os.environ.items() if not name.startswith("NNI_")}
-        return subprocess.run(
-            ["bash", "-c", 'umask 077; exec "$@"', "bash", str(BIN / "nnictl"), *arguments],
-            cwd=place,
-            env=outside | {"HOME": str(place.parent), "XDG_STATE_HOME": str(place.parent / "state")},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return run
-
-
-def workspace_of(place, done):
-    (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
-    return Workspace(place.parent / "storage" / experiment_id)
+    return partial(run_nnictl, place)
 
 
 def trials_of(workspace):
@@ -133,7 +73,8 @@ def trials_of(workspace):
 
 
 def output_of(workspace, trial_id, task="taskrole-0"):
-    return workspace.attempt(AttemptKey(trial_id, 0, task)).stream(Stream.STDOUT).read_text()
+    folder = AttemptNumbers(workspace).folder(AttemptKey(trial_id, attempt_id(0), task))
+    return folder.stream(Stream.STDOUT).read_text()
 
 
 def test_an_experiment_runs_one_job_per_trial_and_leaves_what_other_users_may_read(nnictl, place, server):
@@ -147,7 +88,7 @@ def test_an_experiment_runs_one_job_per_trial_and_leaves_what_other_users_may_re
     assert len(trials) == 3
     assert {job.state for job in server.jobs.values()} == {"SUCCEEDED"}
     for trial in trials:
-        code = workspace.attempt(AttemptKey(trial, 0, "taskrole-0")).code
+        code = AttemptNumbers(workspace).folder(AttemptKey(trial, attempt_id(0), "taskrole-0")).code
         assert f"in {code} of process {USER}~nni_exp_{experiment_id}_trial_{trial}" in output_of(
             workspace, trial
         )
@@ -234,15 +175,17 @@ def test_reused_jobs_run_many_trials(nnictl, place, server):
     assert set(told) <= names
 
 
-def test_a_cluster_that_refuses_and_stumbles_costs_no_trial(nnictl, place, server):
-    server.misbehave(403, 3, at=("POST", "/jobs"))
+def test_a_cluster_that_is_full_and_stumbles_costs_no_trial(nnictl, place, server):
+    quota = (403, "ForbiddenUserError", "the quota of ada in default is used up")
+    for how in (quota, 408, 429, 500, "drop", quota):
+        server.misbehave(how, 1, at=("POST", "/jobs"))
     for at in (("GET", "/jobs"), ("GET", "/jobs/{name}")):
         for how in (429, "drop", 500):
             server.misbehave(how, 2, at=at)
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground")
     assert done.returncode == 0, done.stderr
     assert (
-        "and tries again: cannot submit the job: OpenPAI says somewhere something failed; ask an admin"
+        "and tries again: cannot submit the job: OpenPAI says the quota of ada in default is used up; it is tried"
         in done.stderr
     )
     assert {job.state for job in server.jobs.values()} == {"SUCCEEDED"}
@@ -282,6 +225,7 @@ def kill_all_of(process):
             each.kill()
 
 
+@pytest.mark.any_machine
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None,
     reason="only root can start processes of another user",
@@ -296,7 +240,8 @@ def test_containers_of_another_user_can_use_the_workspace(nnictl, place, server,
     assert done.returncode == 0, done.stderr
     workspace = workspace_of(place, done)
     for trial in trials_of(workspace):
-        assert (workspace.trial(trial).attempts / "0").stat().st_uid == 65534
+        (attempt,) = workspace.trial(trial).attempts.iterdir()
+        assert attempt.stat().st_uid == 65534
 
 
 def test_every_role_of_a_job_file_runs_its_own_command_beside_the_others(nnictl, place, server):
@@ -358,6 +303,17 @@ extras:
             "there is no virtual cluster 'none' that ada may use; correct",
         ),
         (
+            "  image: a",
+            "  virtualCluster: other\n  image: a",
+            "there is no virtual cluster 'other' that ada may use; correct it in config.yml (known: default)",
+        ),
+        (
+            "gpuNum: 0",
+            "gpuNum: 99",
+            "a task of role taskrole asks for 99 GPUs, 1 CPUs, 512 MB of memory, and no node has that much (the most that "
+            "a node has: 4 GPUs); ask for less in config.yml",
+        ),
+        (
             "userName: ada",
             "userName: Ada",
             "cannot use paiConfig.userName Ada of config.yml: the token is ada's; write userName: ada",
@@ -377,6 +333,7 @@ extras:
 def test_what_the_cluster_does_not_have_is_said_before_anything_is_made(
     nnictl, place, server, old, new, told
 ):
+    server.nodes = {name: {"gpuTotal": gpus, "gpuUsed": gpus} for name, gpus in (("a", 1), ("b", 4))}
     done = nnictl("create", "--config", "config.yml", "--port", "auto", replace={old: new})
     assert done.returncode == 1
     assert told in done.stderr

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,12 +17,14 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import requests
 import yaml
+from free_ports import free_port_pair
 from openpai_here import JOBS, Client, refused
 from openpai_jobs import WORKER, a_job, text_of
 from real_experiment import wait_until
 from strangers import give_away
 
-from nni_manager.local_openpai import service
+from nni_manager.local_openpai import daemon
+from nni_manager.local_openpai.daemon import FolderUnusable, ServiceFailed, StateFolder
 from nni_manager.local_openpai.options import (
     OptionInvalid,
     Options,
@@ -29,19 +32,12 @@ from nni_manager.local_openpai.options import (
     storage_of,
     virtual_cluster_of,
 )
-from nni_manager.local_openpai.service import FolderUnusable, ServiceFailed, StateFolder
 
 NNICTL = "import sys; from nni_manager.cli.main import main; sys.argv[0] = 'nnictl'; main()"
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def at_hand(state):
-    return service.running(state) or service.start(state)
+    return daemon.running(state) or daemon.start(state)
 
 
 @pytest.fixture
@@ -58,7 +54,7 @@ def state(tmp_path):
             client.put(f"{JOBS}/{job['username']}~{job['name']}/executionType", json={"value": "STOP"})
         going_on = {"state": "WAITING,RUNNING,STOPPING"}
         wait_until(lambda: not client.get(JOBS, params=going_on).json(), "all jobs have ended")
-        service.stop(state)
+        daemon.stop(state)
         assert not state.is_owned()
 
 
@@ -91,14 +87,14 @@ def a_job_of(command, **top):
 
 
 def start(state, **options):
-    return service.start(state, Options(**{"port": free_port(), **options}))
+    return daemon.start(state, Options(**{"port": free_port_pair(), **options}))
 
 
 # ---- nnictl
 
 
 def test_a_user_starts_it_pastes_what_it_prints_and_stops_it(nnictl, state):
-    port = free_port()
+    port = free_port_pair()
     code, out, err = nnictl("start", "--port", str(port))
     assert (code, err) == (0, "")
     assert f"host   http://127.0.0.1:{port}\n" in out
@@ -190,7 +186,7 @@ def test_a_folder_of_something_else_is_left_alone(nnictl, state):
 def test_options_are_kept_and_change_what_there_is(nnictl, state, tmp_path):
     (tmp_path / "data").mkdir()
     told = tmp_path / "told"
-    options = ("--port", str(free_port()), "--storage", "data", "--virtual-cluster", "big=8,32768,2")
+    options = ("--port", str(free_port_pair()), "--storage", "data", "--virtual-cluster", "big=8,32768,2")
     assert nnictl("start", *options, "--notification-file", str(told))[0] == 0
     assert nnictl("stop-service")[0] == 0
     there = at_hand(state)
@@ -212,7 +208,7 @@ def test_a_storage_whose_folder_is_gone_keeps_nothing_else_from_running(state, t
     gone = tmp_path / "gone"
     gone.mkdir()
     there = start(state, storages={"gone": str(gone)})
-    service.stop(state)
+    daemon.stop(state)
     gone.rmdir()
     client = client_of(at_hand(state))
     assert client.submit(a_job_of("true")).status_code == 202
@@ -247,22 +243,42 @@ def test_its_folder_is_closed_and_has_no_token_but_the_owners(state):
     credentials = state.path / "credentials.json"
     for path in (credentials, state.accounts):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    login = {"username": there.credentials.user, "password": there.credentials.password}
-    guest = Client(f"http://{there.process.address}", None)
-    token = guest.post("/rest-server/api/v1/token", json=login).json()["token"]
-    admin = Client(guest.root, token)
+    admin = client_of(there)
     assert (
         admin.post("/api/v2/users", json={"username": "bob", "password": "bob's password"}).status_code == 201
     )
     assert admin.submit(a_job_of("true")).status_code == 202
-    assert admin.delete(f"/api/v2/tokens/{token}").status_code == 200
+    guest = Client(f"http://{there.process.address}", None)
+    login = {"username": "bob", "password": "bob's password"}
+    token = guest.post("/rest-server/api/v1/token", json=login).json()["token"]
+    bob = Client(guest.root, token)
+    assert bob.delete(f"/api/v2/tokens/{token}").status_code == 200
     secrets = (token, token.rpartition(".")[2], there.credentials.token.rpartition(".")[2], "bob's password")
+    assert json.loads(credentials.read_text()).keys() == {"user", "token"}
     for path in state.path.rglob("*"):
         if path.is_file() and path != credentials:
             content = path.read_bytes()
-            assert not [
-                secret for secret in (*secrets, there.credentials.password) if secret.encode() in content
-            ]
+            assert not [secret for secret in secrets if secret.encode() in content]
+
+
+def test_the_password_that_an_earlier_version_kept_is_removed_by_the_next_start(state):
+    there = start(state)
+    daemon.stop(state)
+    # As version 0.22 wrote them.
+    credentials, accounts = state.path / "credentials.json", json.loads(state.accounts.read_text())
+    earlier = {"user": there.credentials.user, "password": "in plain text", "token": there.credentials.token}
+    credentials.write_text(json.dumps(earlier))
+    for token in accounts["tokens"]:
+        del token["is_owners"]
+    state.accounts.write_text(json.dumps(accounts))
+    again = at_hand(state)
+    assert again.credentials == there.credentials
+    assert [
+        path for path in state.path.rglob("*") if path.is_file() and b"in plain text" in path.read_bytes()
+    ] == []
+    assert stat.S_IMODE(credentials.stat().st_mode) == 0o600
+    new = {"username": "bob", "password": "bob's password"}
+    assert client_of(again).post("/api/v2/users", json=new).status_code == 201
 
 
 def test_an_owner_whose_token_was_revoked_gets_another_with_the_next_start(state):
@@ -270,10 +286,10 @@ def test_an_owner_whose_token_was_revoked_gets_another_with_the_next_start(state
     client = client_of(there)
     assert client.delete(f"/api/v2/tokens/{there.credentials.token}").status_code == 200
     refused(client.get(JOBS), 401, "UnauthorizedUserError")
-    service.stop(state)
+    daemon.stop(state)
     again = at_hand(state)
     assert again.credentials.token != there.credentials.token
-    assert again.credentials.password == there.credentials.password
+    assert again.credentials.user == there.credentials.user
     assert client_of(again).get(JOBS).status_code == 200
 
 
@@ -282,11 +298,11 @@ def test_an_owner_whose_token_was_revoked_gets_another_with_the_next_start(state
 
 def test_many_that_want_it_at_the_same_moment_get_the_same_one(state):
     state.make()
-    state.write_process(service.ServiceProcess(1, 0, "", "127.0.0.1", "0", Options(port=free_port())))
+    state.write_process(daemon.ServiceProcess(1, 0, "", "127.0.0.1", "0", Options(port=free_port_pair())))
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: at_hand(state), range(4)))
     assert len({each.process.pid for each in found}) == 1
-    assert service.running(state) == found[0]
+    assert daemon.running(state) == found[0]
 
 
 def test_jobs_go_on_without_it_and_are_found_again(state, tmp_path):
@@ -302,8 +318,8 @@ def test_jobs_go_on_without_it_and_are_found_again(state, tmp_path):
         return {each["name"]: each["state"] for each in client.get(JOBS).json()}
 
     wait_until(lambda: set(states().values()) == {"RUNNING"}, "both run")
-    service.stop(state)
-    assert service.running(state) is None
+    daemon.stop(state)
+    assert daemon.running(state) is None
     go_on.touch()
     assert at_hand(state).process.pid != there.process.pid
     wait_until(lambda: states() == {"ends": "SUCCEEDED", "stays": "RUNNING"}, "one ended and one runs")
@@ -328,13 +344,13 @@ def test_a_stranger_at_its_port_is_not_taken_for_it_and_is_not_given_the_token(s
             pass
 
     state.path.mkdir()
-    state.write_credentials(service.Credentials("ada", "password", "token"))
+    state.write_credentials(daemon.Credentials("ada", "token"))
     with HTTPServer(("127.0.0.1", 0), Handler) as serving:
-        state.write_process(service.ServiceProcess.here("127.0.0.1", Options(port=serving.server_port)))
+        state.write_process(daemon.ServiceProcess.here("127.0.0.1", Options(port=serving.server_port)))
         give_away(serving.server_port)
         with state.owned(), concurrent.futures.ThreadPoolExecutor(1) as pool:
             pool.submit(serving.handle_request)
-            assert service.running(state) is None
+            assert daemon.running(state) is None
     assert asked == []
     shutil.rmtree(state.path)  # nothing to end
 
@@ -343,9 +359,48 @@ def test_after_kill_9_it_is_known_to_be_gone_and_comes_back(state):
     there = start(state)
     os.kill(there.process.pid, signal.SIGKILL)
     wait_until(lambda: not state.is_owned(), "it has gone")
-    assert service.running(state) is None
-    assert service.stop(state) is None
+    assert daemon.running(state) is None
+    assert daemon.stop(state) is None
     assert at_hand(state).credentials == there.credentials
+
+
+def test_a_torn_state_file_is_named_with_the_remedy_or_is_no_obstacle_and_no_job_is_forgotten(
+    state, tmp_path
+):
+    there = start(state)
+    client_of(there).submit(a_job_of("true", name="ended"))
+    wait_until(lambda: client_of(there).get(JOBS).json()[0]["state"] == "SUCCEEDED", "a job has ended")
+    os.kill(there.process.pid, signal.SIGKILL)
+    wait_until(lambda: not state.is_owned(), "it has gone")
+    whole = tmp_path / "whole"
+    shutil.copytree(state.path, whole)
+    names = [
+        str(path.relative_to(whole))
+        for path in sorted(whole.rglob("*"))
+        if path.is_file() and path.stat().st_size and path.suffix != ".log" and "logs" not in path.parts
+    ]
+    assert {"service.json", "accounts.json", "cluster/cluster.sqlite", "cluster/cluster.sqlite-wal"} <= set(
+        names
+    )
+    for name in names:
+        for part in (0, 0.5):
+            shutil.rmtree(state.path)
+            shutil.copytree(whole, state.path)
+            content = (whole / name).read_bytes()
+            (state.path / name).write_bytes(content[: int(len(content) * part)])
+            told = ""
+            try:
+                found = daemon.start(state, Options(port=free_port_pair()))
+            except (FolderUnusable, ServiceFailed) as refused:
+                told = str(refused)
+            else:
+                assert [job["name"] for job in client_of(found).get(JOBS).json()] == ["ended"], name
+                os.kill(found.process.pid, signal.SIGKILL)
+            named = rf"cannot .*{re.escape(name.rpartition('/')[2])}.*; .*(remove|restore) "
+            assert not told or re.match(named, told), told
+            wait_until(lambda: not state.is_owned(), "it has gone")
+    shutil.rmtree(state.path)
+    shutil.copytree(whole, state.path)
 
 
 def test_a_service_whose_cluster_is_broken_ends_instead_of_standing_still(state):
@@ -364,10 +419,10 @@ def test_a_service_whose_cluster_is_broken_ends_instead_of_standing_still(state)
 def test_a_number_that_is_another_process_by_now_gets_no_signal(state):
     state.make()
     with subprocess.Popen(["sleep", "600"]) as bystander:
-        state.write_process(service.ServiceProcess(bystander.pid, 0, "", "127.0.0.1", "0", Options()))
+        state.write_process(daemon.ServiceProcess(bystander.pid, 0, "", "127.0.0.1", "0", Options()))
         with concurrent.futures.ThreadPoolExecutor(1) as pool:
             with state.owned():
-                stopping = pool.submit(service.stop, state)
+                stopping = pool.submit(daemon.stop, state)
                 # It waits for an owner that says who it is.
                 assert concurrent.futures.wait([stopping], timeout=0.3).not_done
             assert stopping.result(10) is None
@@ -376,11 +431,11 @@ def test_a_number_that_is_another_process_by_now_gets_no_signal(state):
 
 
 def test_it_can_be_run_in_the_foreground_and_stopped_from_elsewhere(nnictl, state):
-    arguments = ["--state-dir", state.path.name, "--port", str(free_port())]
+    arguments = ["--state-dir", state.path.name, "--port", str(free_port_pair())]
     with subprocess.Popen(
         [sys.executable, "-m", "nni_manager.local_openpai", *arguments], cwd=state.path.parent
     ) as server:
-        wait_until(lambda: service.running(state), "it answers")
+        wait_until(lambda: daemon.running(state), "it answers")
         assert nnictl("stop-service")[0] == 0
         assert server.wait(30) == 0
 
@@ -393,7 +448,7 @@ def test_a_second_service_on_the_same_folder_is_refused(state):
             "-m",
             "nni_manager.local_openpai",
             f"--state-dir={state.path}",
-            f"--port={free_port()}",
+            f"--port={free_port_pair()}",
         ],
         capture_output=True,
         text=True,
@@ -408,7 +463,7 @@ def test_what_cannot_be_read_is_named(state):
     state.make()
     (state.path / "service.json").write_text("{")
     with pytest.raises(FolderUnusable, match=r"service\.json"):
-        service.start(state)
+        daemon.start(state)
     (state.path / "service.json").unlink()
     state.accounts.write_text("[]")
     with pytest.raises(ServiceFailed, match=r"accounts\.json"):

@@ -8,19 +8,21 @@ from fake_pai import USER, FakePai
 from real_experiment import until
 
 from nni_manager.config.model import PaiConfig
-from nni_manager.errors import TryAgain
+from nni_manager.errors import RetryableError, UserError
 from nni_manager.training_services.base import JobPresence
-from nni_manager.training_services.openpai import client
+from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
+from nni_manager.training_services.openpai import client, termination
 from nni_manager.training_services.openpai.client import OpenPaiService
 from nni_manager.training_services.openpai.job import template_of
-from nni_manager.training_services.openpai.rest import OpenPai
-from nni_manager.training_services.patience import Patience
+from nni_manager.training_services.openpai.protocol import parse
+from nni_manager.training_services.openpai.rest import ClusterUnavailable, JobAlreadyExists, OpenPai
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
 
 MOUNT = "/mnt/confignfs-data"
-QUICK = Patience(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=2.0, answer_within_s=5.0)
+QUICK = ClientRetryPolicy(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=2.0, answer_within_s=5.0)
 TRIAL = f"{USER}~nni_exp_EXPT_trial_trial1"
 
 
@@ -40,7 +42,7 @@ class Site:
         pai = PaiConfig(
             *(self.server.host, USER, "t", None, self.folder, MOUNT), gpu=0, cpu=1, memory_mb=100, **described
         )
-        cluster = OpenPai(pai.host, USER, token="token-of-the-profile-page", patience=QUICK)
+        cluster = OpenPai(pai.host, USER, token="token-of-the-profile-page", retry_policy=QUICK)
         workspace = Workspace(self.folder / "EXPT")
         service = OpenPaiService(cluster, template_of(pai), MOUNT, workspace, self.ends.append, poll_s=0.05)
         try:
@@ -220,7 +222,7 @@ def test_a_submission_that_fails_for_the_moment_may_be_repeated(site):
     async def work():
         async with site.manager() as service:
             site.server.misbehave(503, 2, at=("POST", "/jobs"))
-            with pytest.raises(TryAgain):
+            with pytest.raises(RetryableError):
                 await service.submit(site.settings("trial1", "trial1"))
             await service.submit(site.settings("trial1", "trial1"))
             await service.submit(site.settings("trial1", "trial1"))  # as after an answer that was lost
@@ -234,7 +236,7 @@ def test_a_job_that_never_came_to_be_can_be_stopped(site):
         async with site.manager() as service:
             assert not await service.stop("trial1")
             site.server.misbehave(503, 2, at=("POST", "/jobs"))
-            with pytest.raises(TryAgain):
+            with pytest.raises(RetryableError):
                 await service.submit(site.settings("trial1", "trial1"))
             assert await service.stop("trial1")
             await until(lambda: site.ends, "the end is told")
@@ -244,13 +246,130 @@ def test_a_job_that_never_came_to_be_can_be_stopped(site):
     run(work())
 
 
-def test_what_openpai_refuses_is_no_end_of_one_trial_since_it_would_be_the_end_of_all(site):
+SUBMIT = ("POST", "/jobs")
+QUOTA = (403, "ForbiddenUserError", "exceeds the quota of ada")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ((400, "InvalidProtocolError", "no such image"), "no such image; fix what it names"),
+        ((403, "ForbiddenUserError", "not in this one"), "not in this one; ask an administrator"),
+        ((403, "ForbiddenUserError", "bob may not use low-quota, nor quota"), "ask an administrator"),
+        ((404, "NoVirtualClusterError", "no such cluster"), "no such cluster; correct virtualCluster"),
+        ((404, "NoStorageError", "no such storage"), "no such storage; correct paiStorageConfigName"),
+        ((422, "Unprocessable", "not so many GPUs"), "not so many GPUs; fix what it names"),
+    ],
+)
+def test_what_openpai_refuses_for_good_is_said_once_and_leaves_no_job(site, answer, says):
     async def work():
-        async with site.manager(virtual_cluster="none") as service:
-            with pytest.raises(TryAgain, match="correct virtualCluster"):
+        async with site.manager() as service:
+            site.server.misbehave(answer, 1, at=SUBMIT)
+            with pytest.raises(UserError, match=says):
                 await service.submit(site.settings("trial1", "trial1"))
-            assert await service.stop("trial1")
+            assert site.server.counted()[SUBMIT] == 1
+            assert not await service.stop("trial1"), "there is no such job"
+        assert not site.server.jobs
+        assert not site.ends
+
+    run(work())
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (QUOTA, QuotaExceeded),
+        ((401, "UnauthorizedUserError", "Your token is invalid."), Unauthenticated),
+        (408, ClusterUnavailable),
+        (429, ClusterUnavailable),
+        (500, ClusterUnavailable),
+        (503, ClusterUnavailable),
+        ("drop", ClusterUnavailable),
+        ((404, "NoApiError", "a gateway whose server starts"), RetryableError),
+    ],
+)
+def test_what_may_pass_is_tried_again(site, answer, kind):
+    async def work():
+        async with site.manager() as service:
+            site.server.misbehave(answer, QUICK.tries, at=SUBMIT)
+            with pytest.raises(RetryableError) as raised:
+                await service.submit(site.settings("trial1", "trial1"))
+            assert isinstance(raised.value, kind)
+            site.server.stop_misbehaving(SUBMIT)
+            await service.submit(site.settings("trial1", "trial1"))
+            assert list(site.server.jobs) == [TRIAL]
+
+    run(work())
+
+
+def test_a_job_that_was_made_by_a_try_whose_answer_got_lost_is_not_refused_afterwards(site):
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings("trial1", "trial1"))
+        async with site.manager() as another:
+            site.server.misbehave((403, "ForbiddenUserError", "not any more"), 1, at=SUBMIT)
+            await another.submit(site.settings("trial1", "trial1"))
+            site.server.wait_for_job().end("SUCCEEDED", 0)
             await until(lambda: site.ends, "the end is told")
+
+    run(work())
+
+
+def test_a_job_of_others_that_has_the_name_is_a_refusal_and_is_left_alone(site):
+    async def work():
+        async with site.manager() as first:
+            await first.submit(site.settings("trial1", "trial1"))
+            theirs = site.server.jobs[TRIAL]
+            theirs.text = theirs.text.replace("WORKSPACE=/mnt", "WORKSPACE=/another")
+            theirs.protocol = parse(theirs.text)
+        async with site.manager() as service:
+            with pytest.raises(JobAlreadyExists, match="already exists; choose another name"):
+                await service.submit(site.settings("trial1", "trial1"))
+            assert not await service.stop("trial1")
+        assert theirs.state == "WAITING"
+
+    run(work())
+
+
+@pytest.mark.parametrize("how", ["hangs", "trickles"])
+def test_a_log_server_that_hangs_delays_neither_the_poll_nor_the_end_of_another_job(site, how, monkeypatch):
+    # Far longer than a poll, and shorter than the test waits.
+    monkeypatch.setattr(termination, "TIMEOUT_S", 3.0)
+    site.server.log_server = how
+
+    async def work():
+        async with site.manager() as service:
+            for number in range(3):
+                await service.submit(site.settings(f"trial{number}", f"trial{number}"))
+            jobs = list(site.server.jobs.values())
+            for job in jobs:
+                job.state = "RUNNING"
+            jobs[0].end("FAILED", 1)
+            jobs[1].end("FAILED", 2)
+            await until(lambda: site.server.log_calls == 2, "both messages are asked for at once", 20)
+            await site.looked(3)
+            jobs[2].end("SUCCEEDED", 0)
+            await until(lambda: site.ends, "the other's end is told")
+            assert [end.job_id for end in site.ends] == ["trial2"]
+            await until(lambda: len(site.ends) == 3, "the time-out ends the wait", 20)
+            assert site.server.log_calls == 2, "once for each"
+        assert {end.exit_code for end in site.ends} == {0, 1, 2}
+        assert all("OpenPAI says of job" in end.message for end in site.ends if end.exit_code)
+
+    run(work())
+
+
+def test_a_job_that_ends_with_a_hanging_log_can_be_stopped_meanwhile(site):
+    site.server.log_server = "hangs"
+
+    async def work():
+        async with site.manager() as service:
+            await service.submit(site.settings("trial1", "trial1"))
+            site.server.wait_for_job().end("FAILED", 1)
+            await until(lambda: site.server.log_calls, "the message is asked for", 20)
+            assert await service.stop("trial1")
+            await until(lambda: site.ends, "the end is told", 20)
+        assert len(site.ends) == 1
 
     run(work())
 
@@ -323,7 +442,7 @@ def test_while_the_cluster_is_away_jobs_of_before_pass_for_running_and_are_looke
 
 
 def test_a_job_that_waits_for_long_is_what_people_are_told(site, monkeypatch):
-    monkeypatch.setattr(client, "_LONGEST_QUEUE_S", 0.0)
+    monkeypatch.setattr(client, "_MAX_QUEUE_S", 0.0)
 
     async def work():
         async with site.manager() as service:

@@ -18,7 +18,7 @@ for number in range({BLOCKS}):
         block = block[os.write(1, block):]
 """
 WARM_BYTES = 50 * BLOCK_BYTES
-LONGEST_GROWTH_KB = 16 * 1024
+MAX_GROWTH_KB = 16 * 1024
 
 
 def digest_of(path):
@@ -42,7 +42,7 @@ def test_a_keeper_needs_no_more_memory_for_a_gigabyte_of_output_and_delivers_all
     experiment = a_real_experiment(FLOOD, trialConcurrency=1, maxTrialNum=1, logCollection="http")
     experiment.start()
     (stored,) = wait_until(
-        lambda: list(experiment.folder.collected_logs.glob("*/0/*/stdout")), "some of it is stored"
+        lambda: list(experiment.folder.collected_logs.glob("*/*/*/stdout")), "some of it is stored"
     )
     wait_until(lambda: stored.stat().st_size >= WARM_BYTES, "the keeper is warm")
     (pid,) = experiment.keeper_pids()
@@ -58,7 +58,7 @@ def test_a_keeper_needs_no_more_memory_for_a_gigabyte_of_output_and_delivers_all
     wait_until(keeper_is_gone, "all of it is delivered", 150)
     peak_kb, seen_bytes = peaks_kb[-1]
     assert seen_bytes > BLOCKS * BLOCK_BYTES * 0.9
-    assert peak_kb - warm_kb < LONGEST_GROWTH_KB
+    assert peak_kb - warm_kb < MAX_GROWTH_KB
     experiment.wait_for_status("DONE")
     (trial,) = experiment.get("/trial-jobs")
     written = experiment.stream(trial["trialJobId"], Stream.STDOUT)

@@ -66,7 +66,7 @@ def test_the_cookie_is_no_scripts_and_no_other_pages(served, browser):
     assert cookie.startswith("trial-keeper-TESTEXPT=")
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(cookie.split("; "))
     assert "Secure" not in cookie  # it is HTTP, on loopback: browsers would not keep it
-    assert served.entrance.token not in cookie
+    assert served.session_auth.token not in cookie
     assert browser.key not in cookie
 
 

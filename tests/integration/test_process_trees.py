@@ -19,6 +19,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from attempts import attempt_id
 from fake_manager import KEY, TRIAL, Site
 from real_experiment import wait_until
 
@@ -26,15 +27,14 @@ from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.wire.messages import (
     AttemptKey,
     Idle,
-    Leave,
     RunTrial,
+    Shutdown,
     StopTrial,
     Stream,
     TrialEnded,
     TrialStarted,
 )
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import exit_from_bytes
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -218,7 +218,7 @@ def finish(site, keeper, *, in_namespace=False):
     code = keeper.wait()
     assert stragglers() == []
     assert site.manager.all_of(TrialEnded) == [ended]
-    assert exit_from_bytes(site.attempt().exit_json.read_bytes()) == ended
+    assert site.exit() == ended
     assert ended.exit_code == code
     return code, ended.reason
 
@@ -533,14 +533,14 @@ def test_of_trials_in_turn_only_the_one_that_fills_the_memory_is_told_so(program
     keeper = programs.start_keeper(trial_id=None, job_id="env-0", options={"prefix": memory_limit})
     manager.wait_for(lambda: manager.all_of(Idle), "the keeper is idle")
     for trial_id in commands:  # two of them wait for the end of the one before
-        manager.send(RunTrial(trial_id))
+        manager.send(RunTrial(trial_id, attempt_id(0)))
     manager.wait_for(lambda: len(manager.all_of(TrialEnded)) == len(commands), "all have ended")
     assert [(ended.key.trial_id, ended.exit_code, ended.reason) for ended in manager.all_of(TrialEnded)] == [
         ("first", 3, ExitReason.NONZERO_EXIT),
         ("second", 3, ExitReason.OUT_OF_MEMORY),
         ("third", 3, ExitReason.NONZERO_EXIT),
     ]
-    manager.send(Leave("the test is over"))
+    manager.send(Shutdown("the test is over"))
     assert keeper.wait() == 0
 
 
@@ -561,12 +561,8 @@ def test_a_failure_beside_a_strangers_full_memory_is_the_trials_own(programs, me
 
 
 @pytest.fixture
-def open_site():
+def open_site(as_nobody):
     """A site that any user may enter, and a command that runs as nobody. It has a program that makes anybody root."""
-    as_nobody = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    importing = [*as_nobody, sys.executable, "-c", "import trial_keeper, grpc"]
-    if os.geteuid() != 0 or subprocess.run(importing, capture_output=True).returncode:
-        pytest.skip("needs root, setpriv, and a checkout and an environment that nobody may read")
     folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
     folder.chmod(0o755)
     site = Site(folder)
@@ -594,13 +590,14 @@ def add_trial_of_nobody(site, command):
         os.chown(path, NOBODY, NOBODY)
 
 
+@pytest.mark.any_machine
 def test_a_job_that_runs_many_trials_leaves_when_it_cannot_clear_one_away(open_site):
     site, as_nobody = open_site
     add_trial_of_nobody(site, BECOMES_ROOT)
     keeper = site.start_keeper(trial_id=None, job_id="env-0", options={"prefix": as_nobody})
     site.manager.wait_for_message(Idle)
-    site.manager.send(RunTrial(TRIAL))
-    assert keeper.wait() == KeeperExit.POISONED
+    site.manager.send(RunTrial(TRIAL, attempt_id(0)))
+    assert keeper.wait() == KeeperExit.TAINTED
     (left,) = stragglers()
     left.kill()
     left.wait()
@@ -609,6 +606,7 @@ def test_a_job_that_runs_many_trials_leaves_when_it_cannot_clear_one_away(open_s
     assert [ended.exit_code for ended in site.manager.all_of(TrialEnded)] == [4]
 
 
+@pytest.mark.any_machine
 def test_a_process_that_cannot_be_ended_is_named_and_keeps_no_trial_from_its_end(open_site):
     site, as_nobody = open_site
     add_trial_of_nobody(site, f"sleep 1000 & {BECOMES_ROOT}")
@@ -643,6 +641,7 @@ def delegated_group():
     folder.rmdir()
 
 
+@pytest.mark.any_machine
 def test_where_control_groups_can_be_made_another_users_process_is_ended_too(open_site, delegated_group):
     site, as_nobody = open_site
     look = "until grep '/trial-[0-9]' /proc/self/cgroup; do :; done"  # it is moved soon after its start
@@ -678,6 +677,21 @@ def test_a_keeper_that_is_killed_takes_its_trial_with_it(silent_site):
     wait_until(lambda: not stragglers() and not guards(), "the trial and the guard have ended", timeout_s=10)
 
 
+def test_where_control_groups_can_be_made_a_killed_keeper_leaves_not_even_a_daemon(
+    silent_site, delegated_group
+):
+    site = silent_site
+    equip(site)
+    look = "until grep -q '/trial-[0-9]' /proc/self/cgroup; do :; done"
+    site.add_trial(f"{look}; {PYTHON} daemon.py; echo > ready; exec sleep 1000")
+    keeper = site.start_keeper(options={"prefix": entering(delegated_group)})
+    wait_until_ready(site)
+    keeper.signal(KILL)
+    assert keeper.wait() == -KILL
+    wait_until(lambda: not stragglers() and not guards(), "the trial and the guard have ended", timeout_s=10)
+    assert [path for path in delegated_group.iterdir() if path.is_dir()] == []
+
+
 def test_what_a_killed_keeper_and_its_guard_have_left_ends_before_the_next_attempt_begins(
     silent_site, tmp_path
 ):
@@ -687,7 +701,8 @@ def test_what_a_killed_keeper_and_its_guard_have_left_ends_before_the_next_attem
     # Another task of this trial, as containers have it that share a machine.
     other = subprocess.Popen(
         ["sleep", "1000"],
-        env=os.environ | {"NNI_SYS_DIR": str(site.attempt(AttemptKey(TRIAL, 0, f"{KEY.task}1")).path)},
+        env=os.environ
+        | {"NNI_SYS_DIR": str(site.attempt(AttemptKey(TRIAL, attempt_id(0), f"{KEY.task}1")).path)},
     )
     try:
         keeper = site.start_keeper()
@@ -705,7 +720,7 @@ def test_what_a_killed_keeper_and_its_guard_have_left_ends_before_the_next_attem
         site.workspace.trial(TRIAL).trial_json.write_text(json.dumps(document | {"command": look}))
         second = site.start_keeper(linger_s=0)
         assert second.wait() == 0
-        states = site.file(Stream.STDOUT, AttemptKey(TRIAL, 1, KEY.task)).decode()
+        states = site.file(Stream.STDOUT, AttemptKey(TRIAL, attempt_id(1), KEY.task)).decode()
         assert set(states.split("\n")) <= {"", "State:\tZ (zombie)"}
         # Some go by themselves when others do.
         assert re.search(r"ended [1-9] processes that an earlier attempt", second.stderr)
@@ -743,12 +758,12 @@ ended = subprocess.Popen(["bash", "-c", "exit 7"], start_new_session=True)
 os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)  # nobody has waited for it
 warm = WarmInterpreter(sys.executable, ("random",), os.environ)
 assert warm.is_ready(20)
-spared = (helper.pid, ended.pid, warm.pid)
-kept = sorted(spared)
+exempt_sessions = (helper.pid, ended.pid, warm.pid)
+kept = sorted(exempt_sessions)
 said = {}
 
 command = "for i in {1..20}; do (true & true) & done; setsid sleep 1000 & (sleep 1000 &) ; exit 4"
-trial = TrialProcess.started(command, str(folder), environ, out, err, spared)
+trial = TrialProcess.started(command, str(folder), environ, out, err, exempt_sessions)
 said["plain"] = [end_of(trial), trial.leftovers(), children() == kept]
 
 (folder / "train.py").write_text(
@@ -758,27 +773,27 @@ said["plain"] = [end_of(trial), trial.leftovers(), children() == kept]
     "sys.exit(int(sys.argv[1]))\n"
 )
 start = WarmStart(WarmCommand("python", "train.py", ("5",)), str(folder), environ, out, err)
-trial = TrialProcess.of(warm.start(start), spared, sys_dir=str(folder))
+trial = TrialProcess.of(warm.start(start), exempt_sessions, sys_dir=str(folder))
 said["warm"] = [end_of(trial), trial.leftovers(), children() == kept]
 
 (folder / "train.py").write_text("import signal\nprint('ready', flush=True)\nsignal.pause()\n")
-trial = TrialProcess.of(warm.start(start), spared, sys_dir=str(folder))
+trial = TrialProcess.of(warm.start(start), exempt_sessions, sys_dir=str(folder))
 said["of_a_running_one"] = trial.poll()
 trial.signal(kill=True)
 said["killed"] = [end_of(trial), trial.leftovers(), children() == kept]
 
 ends = set()
 for _ in range(20):  # also in its first moment, before it leads a group
-    trial = TrialProcess.of(warm.start(start), spared, sys_dir=str(folder))
+    trial = TrialProcess.of(warm.start(start), exempt_sessions, sys_dir=str(folder))
     trial.signal(kill=False)
     ends.add(end_of(trial))
 said["stopped_at_once"] = [*ends, children() == kept]
 
 (folder / "train.py").write_text("import sys\nsys.exit(6)\n")
 warm.prepare(start)
-trial = TrialProcess.started("exit 4", str(folder), environ, out, err, spared)
+trial = TrialProcess.started("exit 4", str(folder), environ, out, err, exempt_sessions)
 said["beside_one_that_is_prepared"] = [end_of(trial), trial.leftovers(), children() == kept]
-trial = TrialProcess.of(warm.start(start), spared, sys_dir=str(folder))
+trial = TrialProcess.of(warm.start(start), exempt_sessions, sys_dir=str(folder))
 said["prepared"] = [end_of(trial), trial.leftovers(), children() == kept]
 
 said["ended"] = ended.wait()

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from real_experiment import free_port_pair, wait_until
+from free_ports import free_port_pair
+from real_experiment import wait_until
 from user_home import environ_of, left_in, processes_of
 
 from nni_manager.client.experiments import look
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 from nni_manager.experiment import Experiment, RunMode
 from nni_manager.store.folders import Registry
 
@@ -110,11 +111,11 @@ def test_an_experiment_runs_to_its_end_and_can_be_asked_then_and_after_it_was_st
             (lambda: experiment.update_search_space({"x": 1}), "cannot use x: "),
             (experiment.start, "it is served on port"),
         ):
-            with pytest.raises(UserMistake, match=said):
+            with pytest.raises(UserError, match=said):
                 wrong()
     assert everything() == told
     assert experiment.port is None
-    with pytest.raises(UserMistake, match=rf"does not run; Experiment.resume\('{experiment.id}'\) goes on"):
+    with pytest.raises(UserError, match=rf"does not run; Experiment.resume\('{experiment.id}'\) goes on"):
         experiment.update_max_trial_number(5)
     assert left_in(place) == []
 
@@ -144,9 +145,7 @@ def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys)
             wait_until(lambda: len(other.list_trial_jobs()) == 2, "two trials at a time")
             params = other.get_experiment_profile()["params"]
             assert (params["maxTrialNum"], params["maxExecDuration"]) == (3, 7200)
-            with pytest.raises(
-                UserMistake, match="the configuration of an experiment that was made elsewhere"
-            ):
+            with pytest.raises(UserError, match="the configuration of an experiment that was made elsewhere"):
                 other.config.trial_command = "python3 other.py"
         first, second = experiment.list_trial_jobs()
         assert second.parameters["x"] >= 5
@@ -167,7 +166,7 @@ def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys)
     assert resumed.has_checkpoint()
     assert resumed.run_or_resume("auto") is True  # the manager takes the place of the view
     nobodys = free_port_pair()
-    with pytest.raises(UserMistake, match=f"connect to port {nobodys}: no experiment of yours is there"):
+    with pytest.raises(UserError, match=f"connect to port {nobodys}: no experiment of yours is there"):
         Experiment.connect(nobodys)
     resumed.stop()
     viewed.stop()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from attempts import attempt_id
 from fake_manager import Site
 from real_experiment import wait_until
 
@@ -15,22 +16,21 @@ from trial_keeper.wire.messages import (
     AttemptKey,
     Hello,
     Idle,
-    Leave,
-    ReturnTrial,
+    RevokeTrial,
     RunTrial,
+    Shutdown,
     StopTrial,
     Stream,
     TrialEnded,
-    TrialReturned,
+    TrialRevoked,
 )
 from trial_keeper.wire.reasons import ExitReason
-from trial_keeper.wire.workspace import exit_from_bytes
 
 pytestmark = pytest.mark.timeout(120)
 
 
 def key_of(trial_id: str, attempt: int = 0) -> AttemptKey:
-    return AttemptKey(trial_id, attempt, "main-0")
+    return AttemptKey(trial_id, attempt_id(attempt), "main-0")
 
 
 class Job:
@@ -52,7 +52,7 @@ class Job:
         trial_id = f"trial{self.made}"
         self.made += 1
         self.site.add_trial(command, trial_id=trial_id, **fields)
-        self.site.manager.send(RunTrial(trial_id))
+        self.site.manager.send(RunTrial(trial_id, attempt_id(0)))
         return trial_id
 
     def end_of(self, trial_id: str, attempt: int = 0) -> TrialEnded:
@@ -69,7 +69,7 @@ class Job:
         return said
 
     def leave(self) -> int:
-        self.site.manager.send(Leave("the test is over"))
+        self.site.manager.send(Shutdown("the test is over"))
         return self.keeper.wait()
 
     @property
@@ -94,7 +94,7 @@ def test_two_hundred_trials_follow_each_other_in_one_keeper(site):
     for number in range(200):
         key = key_of(f"trial{number}")
         assert site.manager.stored(Stream.STDOUT, key) == f"trial {number}\n".encode()
-        ended = exit_from_bytes(site.attempt(key).exit_json.read_bytes())
+        ended = site.exit(key)
         assert ended.reason is ExitReason.SUCCEEDED
         assert ended.started_at_s <= ended.ended_at_s
 
@@ -118,17 +118,17 @@ def test_a_trial_that_is_stopped_leaves_its_place_to_the_next(job):
 
 def test_a_trial_that_waits_is_given_back_and_one_that_runs_is_not(job):
     manager = job.site.manager
-    assert manager.all_of(Hello)[0].returns_trials
+    assert manager.all_of(Hello)[0].supports_revoke
     os.mkfifo(job.site.code / "gate")
     running = job.give("read line < gate")
     next_one, last = job.give("echo next"), job.give("echo last")
     for trial_id in (running, last):
-        manager.send(ReturnTrial(trial_id))
-    manager.wait_for(lambda: manager.all_of(TrialReturned), "one of them is given back")
+        manager.send(RevokeTrial(trial_id))
+    manager.wait_for(lambda: manager.all_of(TrialRevoked), "one of them is given back")
     (job.site.code / "gate").write_text("go on\n")
     assert job.end_of(next_one).exit_code == 0
     job.await_idle()
-    assert manager.all_of(TrialReturned) == [TrialReturned(last)]
+    assert manager.all_of(TrialRevoked) == [TrialRevoked(last)]
     assert not job.site.attempt(key_of(last)).path.exists()
 
 
@@ -177,9 +177,9 @@ def test_a_trial_whose_folder_cannot_be_made_fails_and_the_job_leaves(site):
     trial_id = "trial0"
     site.add_trial("true", trial_id=trial_id)
     (site.workspace.trial(trial_id).path / "attempts").write_text("in the way")
-    site.manager.send(RunTrial(trial_id))
+    site.manager.send(RunTrial(trial_id, attempt_id(0)))
     assert job.end_of(trial_id).reason is ExitReason.MOUNT
-    assert job.keeper.wait() == KeeperExit.POISONED
+    assert job.keeper.wait() == KeeperExit.TAINTED
 
 
 def test_a_job_whose_manager_went_away_goes_on_with_the_next_manager(job):
@@ -401,7 +401,7 @@ def test_a_trial_that_cannot_be_claimed_leaves_the_end_of_its_earlier_attempt_al
     idles = len(site.manager.all_of(Idle))
     second = Job(site, linger_s=0.5)
     site.manager.wait_for(lambda: len(site.manager.all_of(Idle)) > idles, "the second keeper is there")
-    site.manager.send(RunTrial(trial_id))
-    assert second.keeper.wait() == KeeperExit.POISONED
+    site.manager.send(RunTrial(trial_id, attempt_id(0)))
+    assert second.keeper.wait() == KeeperExit.TAINTED
     assert "leaving: its trial could not be prepared" in second.log
     assert path.read_bytes() == before

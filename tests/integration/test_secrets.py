@@ -9,7 +9,7 @@ import requests
 from real_experiment import wait_until
 
 from nni_manager.engine.tokens import api_token_of, token_of
-from nni_manager.store.store import StoreReader
+from nni_manager.store.reader import StoreReader
 from trial_keeper.wire.messages import Stream
 
 TRAIN = """

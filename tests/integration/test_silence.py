@@ -5,15 +5,15 @@ import time
 
 from void_service import an_engine, start
 
-from nni_manager.domain.silence import LONGEST_SILENCE_S
-from nni_manager.engine import views
+from nni_manager.domain.connect_watchdog import MAX_SILENCE_S
+from nni_manager.engine import serializers
 from nni_manager.training_services.base import JobPresence
 from trial_keeper import __version__
 from trial_keeper.wire.messages import Hello
 
 
 def problem_in_a_minute(engine):
-    return engine.experiment.silence.problem(time.monotonic() + LONGEST_SILENCE_S)
+    return engine.experiment.scheduler.connect_watchdog.problem(time.monotonic() + MAX_SILENCE_S)
 
 
 def hello(settings, **fields):
@@ -30,16 +30,16 @@ def test_a_silent_job_is_a_problem_until_its_keeper_connects(a_real_experiment):
         await start(engine, ("192.0.2.1:8081",))
         await asyncio.wait_for(service.submitted.wait(), 90)
         settings = service.settings
-        assert views.summary_view(engine.picture())["problem"] == "", "a minute has not passed"
+        assert serializers.summary_view(engine.snapshot())["problem"] == "", "a minute has not passed"
         problem = problem_in_a_minute(engine)
         assert f"job {settings.job_id}" in problem
         assert "192.0.2.1:8081" in problem
 
-        engine.keepers.admit(hello(settings, is_probe=True), settings.job_id, settings.token)
+        engine.admission.admit(hello(settings, is_probe=True), settings.job_id, settings.token)
         assert problem_in_a_minute(engine) == problem, "a doctor is no keeper"
-        assert (len(engine.keepers), engine.experiment.keeper_has_matched) == (0, False)
+        assert (len(engine.keepers), engine.experiment.scheduler.any_compatible_keeper) == (0, False)
 
-        engine.keepers.admit(hello(settings), settings.job_id, settings.token)
+        engine.admission.admit(hello(settings), settings.job_id, settings.token)
         assert problem_in_a_minute(engine) == ""
         await engine.close()
 
@@ -54,10 +54,10 @@ def test_the_summary_shows_the_problem(a_real_experiment):
         await start(engine, ("192.0.2.1:8081",))
         await asyncio.wait_for(service.submitted.wait(), 90)
         # As if it had been submitted a minute ago.
-        silence = engine.experiment.silence
+        silence = engine.experiment.scheduler.connect_watchdog
         silence.broken(service.settings.job_id)
-        silence.submitted(service.settings.job_id, time.monotonic() - LONGEST_SILENCE_S)
-        assert "trial-keeper doctor" in views.summary_view(engine.picture())["problem"]
+        silence.submitted(service.settings.job_id, time.monotonic() - MAX_SILENCE_S)
+        assert "trial-keeper doctor" in serializers.summary_view(engine.snapshot())["problem"]
         await engine.close()
 
     asyncio.run(play())

@@ -53,6 +53,7 @@ def test_a_keeper_tells_what_the_whole_tree_of_its_trial_uses(site):
     assert usage.gpus == ()
 
 
+@pytest.mark.any_machine
 def test_a_keeper_tells_what_the_gpus_do(site, tmp_path):
     site.environ |= build_driver(tmp_path)
     assert greedy_usage(site).gpus == (GpuUsage(0, 40.0, 1024 * MIB), GpuUsage(1, 80.0, 2048 * MIB))

@@ -1,10 +1,10 @@
-"""A whole experiment with a tuner and an assessor of the user's own: one mistake in them, and on it goes when that is mended."""
+"""A whole experiment with a tuner and an assessor of the user's own: one mistake in them, and on it goes when that is fixed."""
 
 import json
 
 import pytest
 
-from nni_manager.store.store import StoreReader
+from nni_manager.store.reader import StoreReader
 
 pytestmark = pytest.mark.timeout(170)
 

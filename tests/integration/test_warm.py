@@ -15,7 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from real_experiment import wait_until
 
@@ -339,7 +339,6 @@ SHOW = "python() {{ printf '%s\\0' \"$@\"; }}; {}"
 
 
 @given(st.text(st.sampled_from("a.=-/ \t\n'\"\\$~*?[]{}!#&;|<>()`,%@^:+é\x01")))
-@settings(max_examples=150)
 def test_the_words_of_a_command_are_those_bash_makes_of_it(text):
     command = f"python train.py {text}"
     understood = warm_command(command)

@@ -43,19 +43,15 @@ test("an experiment that is over has no time left to tell", () => {
   assert.equal(format.timeLeft({ ...SUMMARY, status: "DONE" }), "");
 });
 
-test("a trial failed for the last line that it wrote", () => {
-  const trial = aRow({ reason: "non-zero exit", exitCode: 1, message: "Traceback:\n  line 1\nValueError: \u001b[31mnan\u001b[0m\n" });
-  assert.equal(format.why(trial), "exit code 1: ValueError: nan");
+test("why a trial ended is shown without what confuses the eye", () => {
+  assert.equal(format.why(aRow({ why: "exit code 1: ValueError: \u001b[31mnan\u001b[0m" })), "exit code 1: ValueError: nan");
 });
 
-test("what happened to a trial stands before what it wrote", () => {
-  assert.equal(format.why(aRow({ reason: "keeper lost", message: "its node is gone\nepoch 3" })), "keeper lost: its node is gone");
-  assert.equal(format.why(aRow({ reason: "signal", exitCode: 137, message: "" })), "signal 9");
-});
-
-test("a trial that succeeded needs no reason, unless something is missing", () => {
+test("a warning stands beside the reason, and alone where there is none", () => {
+  const warning = "its metrics file was truncated";
+  assert.equal(format.why(aRow({ why: "signal 9 (SIGKILL)", warning })), "signal 9 (SIGKILL); its metrics file was truncated");
+  assert.equal(format.why(aRow({ warning })), warning);
   assert.equal(format.why(aRow()), "");
-  assert.equal(format.why(aRow({ message: "it reported no final result" })), "it reported no final result");
 });
 
 test("a word that this page does not know is shown as it is", () => {

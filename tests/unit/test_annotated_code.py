@@ -5,14 +5,14 @@ import re
 import stat
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.client.manager_process import create_experiment
 from nni_manager.config import code_folder
 from nni_manager.config.annotated_code import CodeNotCopied, files_with_values, read_code, write_copy
 from nni_manager.config.code_folder import CodeUnusable
-from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.reader import read_experiment_file
 
 CONFIG = """\
@@ -62,7 +62,7 @@ def copied(code, *excluded):
     """The copy of a code folder, and its files as they were."""
     made, annotated = code.parent / "copy", code.parent / "annotated"
     found = read(code, *excluded)
-    assert found.mistakes == ()
+    assert found.diagnostics == ()
     write_copy(found, made, annotated)
     return made, annotated
 
@@ -84,7 +84,7 @@ def test_keys_have_the_dotted_path_of_their_file(code):
 
 def test_two_files_of_one_module_that_disagree_are_a_mistake(code):
     write(code, **{"a.b_dot_py": SIZE, "a__b_dot_py": SIZE.replace("32", "64")})
-    (mistake,) = read(code).mistakes
+    (mistake,) = read(code).diagnostics
     assert re.search(r"a\.b\.py: cannot use a\.b/size/choice: a/b\.py gives it other values, and both files are the module a\.b; "
                      "rename one of the files", str(mistake))  # fmt: skip
 
@@ -155,7 +155,6 @@ def test_a_secret_is_not_copied(code):
     assert [entry.path for entry in found.entries] == ["train.py"]
 
 
-@settings(max_examples=30)
 @given(
     st.dictionaries(st.sampled_from(["a.py", "b/c.py", "d.txt", "e.PY"]), st.binary(max_size=50), min_size=1)
 )
@@ -172,7 +171,7 @@ def test_files_without_annotations_are_copied_byte_for_byte(tmp_path_factory, fi
 
 
 def test_a_folder_that_is_somebodys_home_is_refused(code, monkeypatch):
-    monkeypatch.setattr(code_folder, "_MOST_LOOKED_AT", 5)
+    monkeypatch.setattr(code_folder, "_MAX_LOOKED_AT", 5)
     write(code, **{f"{number}_dot_py": SIZE for number in range(9)})
     with pytest.raises(
         CodeUnusable, match=r"cannot copy codeDir .*: it holds more than 5 files and folders; name what"

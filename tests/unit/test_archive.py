@@ -6,33 +6,22 @@ import pickle
 import shutil
 import sqlite3
 import tarfile
+from functools import partial
 from pathlib import Path
 
 import pytest
+from saved_archives import SECRET, a_member, move_to, repacked, save_an_experiment
 
 from nni_manager.cli import archive, main
-from nni_manager.config.model import ExperimentConfig, TunerConfig
-from nni_manager.config.reader import read_experiment_file
+from nni_manager.config.model import ExperimentSpec, TunerConfig
 from nni_manager.config.search_space import parse_search_space
 from nni_manager.domain.experiment import ExperimentState
-from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.tokens import api_token_of
 from nni_manager.store.folders import ExperimentFolder, Registry
-from nni_manager.store.store import ExperimentRow, Store, StoreReader, TrialRow
+from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.base import PastTrial
-from nni_manager.tuner.foreign_memo import without_programs
 from nni_manager.tuner.registry import make_tuner
-
-CONFIG = """\
-experimentName: digits
-authorName: ada
-trialConcurrency: 2
-trainingServicePlatform: local
-searchSpacePath: search_space.json
-tuner: {builtinTunerName: Random, classArgs: {seed: 1}}
-trial: {command: python3 train.py, codeDir: .}
-"""
-SECRET = b"the secret of keepers"
+from nni_manager.tuner.untrusted_metadata import strip_pickles
 
 
 @pytest.fixture
@@ -40,10 +29,7 @@ def move(monkeypatch, tmp_path):
     """From one machine to another: another home, with nothing in it."""
 
     def to(name):
-        monkeypatch.setenv("HOME", str(tmp_path / name))
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / name / "state"))
-        (tmp_path / name).mkdir(exist_ok=True)
-        return tmp_path / name
+        return move_to(monkeypatch, tmp_path / name)
 
     return to
 
@@ -54,42 +40,9 @@ def here(move):
 
 
 @pytest.fixture
-def saved(here, capsys):
+def saved(here):
     """Makes an experiment of one trial and saves it; the archive."""
-
-    def make(*options, memo=None, state=ExperimentState.DONE, **changes):
-        code = here / "code"
-        code.mkdir()
-        (code / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
-        (code / "train.py").write_text("print(1)\n")
-        (code / "config.yml").write_text(CONFIG)
-        config = read_experiment_file(code / "config.yml")
-        fields = json.loads(config.to_json()) | changes
-        folder = ExperimentFolder(config.log_dir / "abc11111")
-        folder.make()
-        store = Store.create(
-            folder.database, folder.collected_logs, "abc11111", json.dumps(fields), SECRET, 1.0
-        )
-        trial = Trial("aB3dE", 0, {"lr": 0.5}, memo or {"/lr": 0.5}, 1.0, "aB3dE", TrialState.SUCCEEDED, 0)
-        trial.final, trial.value = "0.25", 0.25
-        store.commit([TrialRow.of(trial), ExperimentRow(state, "", 9.0, 10.0, True)], 1.0)
-        store.close()
-        Registry.of_user().add(folder)
-        output = folder.workspace.trials / "aB3dE/attempts/0/main-0/output"
-        output.mkdir(parents=True)
-        (output / "stdout").write_text("hello\n")
-        (output / "latest").symlink_to("/etc/passwd")
-        (output / "folder").symlink_to("/etc")
-        (folder.workspace.root / "checkpoints/0").mkdir(parents=True)
-        (folder.workspace.root / "checkpoints/0/model").write_text("weights")
-        (output.parent / "code").mkdir()
-        (output.parent / "code/copy.py").write_text("of the code\n")
-        (folder.path / "tls.pem").write_text("a key")
-        folder.manager_log.write_text("decided\n")
-        assert main.run(["experiment", "save", "abc", "--path", str(here / "x.tar.gz"), *options]) == 0
-        return here / "x.tar.gz"
-
-    return make
+    return partial(save_an_experiment, here)
 
 
 def names_in(path):
@@ -119,9 +72,9 @@ def test_a_saved_experiment_is_the_same_on_another_machine(saved, move, capsys):
     )
     with StoreReader(folder.database) as reader:
         stored, (trial,) = reader.experiment(), reader.trials()
-    config = ExperimentConfig.from_json(stored.config)
+    config = ExperimentSpec.from_json(stored.config)
     assert (config.log_dir, config.config_path) == (there / "nni-experiments", config.code_dir / "config.yml")
-    assert (stored.state, stored.active_s, dict(trial.memo)) == (ExperimentState.DONE, 9.0, {"/lr": 0.5})
+    assert (stored.state, stored.active_s, dict(trial.metadata)) == (ExperimentState.DONE, 9.0, {"/lr": 0.5})
     # Whoever has the archive, or the machine it comes from, gets in nowhere.
     assert api_token_of(stored.secret) not in (api_token_of(SECRET), api_token_of(b""))
     assert folder.path.stat().st_mode & 0o777 == 0o700
@@ -157,7 +110,7 @@ def test_a_login_is_not_saved_and_is_asked_for_where_the_experiment_is_loaded(
     assert capsys.readouterr().out.endswith(", on OpenPAI http://pai.example\n")
     folder = ExperimentFolder(there / "nni-experiments/abc11111")
     with StoreReader(folder.database) as reader:
-        loaded = ExperimentConfig.from_json(reader.experiment().config).pai
+        loaded = ExperimentSpec.from_json(reader.experiment().config).pai
     assert (loaded.token, loaded.storage) == ("another", there / "storage")
     stdout = there / "storage/abc11111/trials/aB3dE/attempts/0/main-0/output/stdout"
     assert (stdout.read_text(), stdout.stat().st_mode & 0o777) == ("hello\n", 0o644)
@@ -178,7 +131,7 @@ def test_an_experiment_on_kubernetes_is_loaded_where_its_containers_look(saved, 
     stdout = there / "storage/abc11111/trials/aB3dE/attempts/0/main-0/output/stdout"
     assert (stdout.read_text(), stdout.stat().st_mode & 0o777) == ("hello\n", 0o644)
     with StoreReader(folder.database) as reader:
-        loaded = ExperimentConfig.from_json(reader.experiment().config).kubernetes
+        loaded = ExperimentSpec.from_json(reader.experiment().config).kubernetes
     assert loaded.storage.path == there / "storage"
 
 
@@ -244,33 +197,6 @@ def test_a_tuner_of_ones_own_is_looked_for_beside_the_code_or_where_it_was(saved
 # ---- archives of strangers
 
 
-def repacked(path, change=None, add=()):
-    """The archive with its database changed (a function of a connection) and members added."""
-    new = path.with_name("y.tar.gz")
-    with tarfile.open(path) as old, tarfile.open(new, "w:gz") as packed:
-        for member in old:
-            content = old.extractfile(member).read() if member.isreg() else b""
-            if change is not None and member.name == "experiment.sqlite":
-                database = path.with_name("changed.sqlite")
-                database.write_bytes(content)
-                connection = sqlite3.connect(database)
-                change(connection)
-                connection.commit()
-                connection.close()
-                content = database.read_bytes()
-                member.size = len(content)
-            packed.addfile(member, io.BytesIO(content))
-        for member in add:
-            packed.addfile(member, io.BytesIO(b"x" * member.size))
-    return new
-
-
-def a_member(name, kind=tarfile.REGTYPE, target="", size=0):
-    member = tarfile.TarInfo(name)
-    member.type, member.linkname, member.size = kind, target, size
-    return member
-
-
 @pytest.mark.parametrize(
     "member",
     [
@@ -309,8 +235,8 @@ def test_what_is_not_of_an_experiment_is_refused_and_nothing_is_left(saved, move
         "UPDATE trial SET job_id = 'a/b'",
         "UPDATE trial SET state = 'RUNNING'",
         "UPDATE trial SET parameters = 'no JSON'",
-        "UPDATE trial SET memo = '[]'",
-        "UPDATE trial SET memo = '{\"noted on the trial\": 5}'",
+        "UPDATE trial SET metadata = '[]'",
+        "UPDATE trial SET metadata = '{\"noted on the trial\": 5}'",
         "UPDATE experiment SET state = 'RUNNING'",
         "UPDATE experiment SET state = 'HAPPY'",
         "UPDATE experiment SET config = '{}'",
@@ -401,7 +327,7 @@ class Evil:
 
 def a_cma_es():
     space = {"x": {"_type": "uniform", "_value": [0, 1]}, "y": {"_type": "uniform", "_value": [0, 1]}}
-    config = object.__new__(ExperimentConfig)
+    config = object.__new__(ExperimentSpec)
     args = {"seed": 3, "popsize": 4, "optimize_mode": "minimize"}
     object.__setattr__(config, "tuner", TunerConfig("CmaEs", "minimize", 3, args))
     object.__setattr__(config, "search_space", parse_search_space(space))
@@ -414,7 +340,7 @@ def played(tuner, keys):
         suggestion = tuner.ask(key)
         value = sum((each - 0.3) ** 2 for each in suggestion.parameters.values())
         tuner.tell(key, value)
-        past.append(PastTrial(key, suggestion.parameters, suggestion.memo, value, True))
+        past.append(PastTrial(key, suggestion.parameters, suggestion.metadata, value, True))
     return past
 
 
@@ -422,21 +348,22 @@ def test_a_pickle_in_a_tuners_note_is_not_read_and_the_tuner_goes_on_without(tmp
     pytest.importorskip("cmaes")
     past = played(a_cma_es(), range(12))
 
-    def with_pickle(memo, hexadecimal):
-        noted = json.loads(memo.get("noted on the trial", "{}"))
+    def with_pickle(metadata, hexadecimal):
+        noted = json.loads(metadata.get("noted on the trial", "{}"))
         if any(name.startswith("cma:optimizer") for name in noted):
             noted = {name: each for name, each in noted.items() if not name.startswith("cma:optimizer")}
             noted["cma:optimizer:0"] = hexadecimal
-        return dict(memo) | {"noted on the trial": json.dumps(noted)}
+        return dict(metadata) | {"noted on the trial": json.dumps(noted)}
 
     evil = pickle.dumps(Evil(tmp_path / "ran")).hex()
     foreign = [
-        PastTrial(each.key, each.parameters, with_pickle(each.memo, evil), each.value, True) for each in past
+        PastTrial(each.key, each.parameters, with_pickle(each.metadata, evil), each.value, True)
+        for each in past
     ]
-    assert any(evil in str(each.memo) for each in foreign)
+    assert any(evil in str(each.metadata) for each in foreign)
     safe = [
         PastTrial(
-            each.key, each.parameters, json.loads(without_programs(json.dumps(each.memo))), each.value, True
+            each.key, each.parameters, json.loads(strip_pickles(json.dumps(each.metadata))), each.value, True
         )
         for each in foreign
     ]
@@ -450,18 +377,18 @@ def test_a_pickle_in_a_tuners_note_is_not_read_and_the_tuner_goes_on_without(tmp
 
 def test_a_pickle_is_left_behind_where_an_experiment_is_loaded(saved, move):
     path = saved(
-        "-s", memo={"/lr": 0.5, "noted on the trial": '{"cma:optimizer:0": "8004", "cma:generation": 2}'}
+        "-s", metadata={"/lr": 0.5, "noted on the trial": '{"cma:optimizer:0": "8004", "cma:generation": 2}'}
     )
     there = move("there")
     assert main.run(["experiment", "load", "-p", str(path)]) == 0
     with StoreReader(there / "nni-experiments/abc11111/db/experiment.sqlite") as reader:
-        assert reader.trials()[0].memo == {"/lr": 0.5, "noted on the trial": '{"cma:generation": 2}'}
+        assert reader.trials()[0].metadata == {"/lr": 0.5, "noted on the trial": '{"cma:generation": 2}'}
 
 
 def test_notes_that_are_no_programs_are_kept():
-    memo = {
+    metadata = {
         "/x": 0.5,
         "noted on the trial": '{"generation": 3, "parents": [1, 2]}',
         "noted on the study": "{}",
     }
-    assert json.loads(without_programs(json.dumps(memo))) == memo
+    assert json.loads(strip_pickles(json.dumps(metadata))) == metadata

@@ -1,8 +1,10 @@
 import errno
 import os
 import threading
+import time
 
 import pytest
+from attempts import attempt_id
 
 from trial_keeper.errors import (
     MountForbidden,
@@ -15,11 +17,23 @@ from trial_keeper.errors import (
 )
 from trial_keeper.host import attempt_files
 from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_shared, read_trial
-from trial_keeper.wire.messages import Stream
-from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace, replace_file
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.attempt_ids import is_attempt_id, new_attempt_id, sort_key, start_ms_of
+from trial_keeper.wire.file_changes import FileChange
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.workspace import (
+    AttemptDocument,
+    AttemptFolder,
+    TrialDocument,
+    Workspace,
+    replace_file,
+)
 
 TRIAL = TrialDocument("trial1", 0, "true", "/code")
 PARAMETERS = b'{"parameter_id": 0, "parameters": {}}'
+
+
+SETTINGS = KeeperSettings("EXPT", "job", "/unused", "f00d")
 
 
 @pytest.fixture
@@ -34,20 +48,20 @@ def workspace(tmp_path):
 
 @pytest.fixture
 def folder(workspace):
-    return claim_attempt(workspace, "trial1", "main-0")[1]
+    return claim_attempt(workspace, SETTINGS, "trial1", "main-0")[1]
 
 
 @pytest.fixture
 def quick_storage(monkeypatch):
     monkeypatch.setattr(attempt_files, "SHARED_STORAGE_LAG_S", 0.0)
-    monkeypatch.setattr(attempt_files, "_LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(attempt_files, "_RETRY_DELAY_S", 0.001)
 
 
 # ---- what the manager wrote
 
 
 def test_a_file_that_the_storage_shows_late_is_waited_for(tmp_path, monkeypatch):
-    monkeypatch.setattr(attempt_files, "_LOOK_AGAIN_S", 0.001)
+    monkeypatch.setattr(attempt_files, "_RETRY_DELAY_S", 0.001)
     path = tmp_path / "manager.json"
     writer = threading.Timer(0.1, replace_file, [path, b"late"])
     writer.start()
@@ -84,14 +98,18 @@ def test_an_id_that_leads_out_of_the_workspace_is_a_settings_error(workspace, tr
 # ---- claiming an attempt
 
 
-def test_each_claim_is_another_attempt_and_tasks_count_on_their_own(workspace):
-    keys = [claim_attempt(workspace, "trial1", task)[0] for task in ("main-0", "main-0", "main-1", "main-0")]
-    assert [(key.attempt, key.task) for key in keys] == [
-        (0, "main-0"),
-        (1, "main-0"),
-        (0, "main-1"),
-        (2, "main-0"),
+def test_each_claim_is_a_new_attempt_and_signed(workspace):
+    keys = [
+        claim_attempt(workspace, SETTINGS, "trial1", task)[0]
+        for task in ("main-0", "main-0", "main-1", "main-0")
     ]
+    assert len({key.attempt_id for key in keys}) == 4
+    assert all(is_attempt_id(key.attempt_id) for key in keys)
+    for key in keys:
+        content = workspace.attempt(key).attempt_json.read_bytes()
+        document = AttemptDocument.from_bytes(content, {"job": "f00d"}.__getitem__)
+        assert (document.experiment_id, document.key) == ("EXPT", key)
+        assert abs(document.started_at_s - time.time()) < 60
 
 
 def test_many_who_claim_at_once_get_different_attempts(workspace):
@@ -99,31 +117,51 @@ def test_many_who_claim_at_once_get_different_attempts(workspace):
 
     def claim():
         start.wait()
-        claimed.append(claim_attempt(workspace, "trial1", "main-0")[0].attempt)
+        claimed.append(claim_attempt(workspace, SETTINGS, "trial1", "main-0")[0].attempt_id)
 
     threads = [threading.Thread(target=claim) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(claimed) == list(range(8))
+    assert len(set(claimed)) == 8
 
 
-def test_a_link_that_another_user_put_there_is_no_attempt(workspace, tmp_path):
+def test_an_id_that_the_manager_chose_is_used_once(workspace, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     attempts = workspace.trial("trial1").attempts
     attempts.mkdir()
-    (attempts / "0").symlink_to(tmp_path / "elsewhere")
-    (attempts / "1").write_text("no folder")
-    (attempts / "2" / "main-0").mkdir(parents=True)
-    key, folder = claim_attempt(workspace, "trial1", "main-0")
-    assert key.attempt == 3
-    assert folder.output.is_dir()
+    (attempts / attempt_id(1)).symlink_to(tmp_path / "elsewhere")
+    (attempts / attempt_id(2)).write_text("no folder")
+    chosen = [0, 0, 1, 2]
+    ids = [
+        claim_attempt(workspace, SETTINGS, "trial1", "main-0", attempt_id(number))[0].attempt_id
+        for number in chosen
+    ]
+    assert ids[0] == attempt_id(0)
+    assert len({*ids, attempt_id(1), attempt_id(2)}) == 6, "what lies in the way is not used"
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
+def test_an_attempt_starts_after_the_one_before_also_when_the_clock_was_set_back(workspace):
+    later = new_attempt_id(time.time() + 3600)
+    before, _ = claim_attempt(workspace, SETTINGS, "trial1", "main-0", later)
+    key, _ = claim_attempt(workspace, SETTINGS, "trial1", "main-0")
+    assert sort_key(before.attempt_id) < sort_key(key.attempt_id)
+    assert start_ms_of(key.attempt_id) == start_ms_of(later) + 1
+
+
+def test_a_forged_attempt_of_the_future_changes_no_start(workspace):
+    forged = AttemptKey("trial1", new_attempt_id(time.time() + 3600), "main-0")
+    workspace.attempt(forged).path.mkdir(parents=True)
+    document = AttemptDocument("EXPT", "job", forged, 1.0)
+    workspace.attempt(forged).attempt_json.write_bytes(document.to_bytes("guessed"))
+    key, _ = claim_attempt(workspace, SETTINGS, "trial1", "main-0")
+    assert start_ms_of(key.attempt_id) <= time.time() * 1000
+
+
 def test_a_claimed_folder_is_ready_for_the_sdk(workspace):
-    key, folder = claim_attempt(workspace, "trial1", "main-0")
+    key, folder = claim_attempt(workspace, SETTINGS, "trial1", "main-0")
     assert folder == workspace.attempt(key)
     assert folder.parameter_cfg.read_bytes() == PARAMETERS
     assert all(folder.stream(stream).read_bytes() == b"" for stream in Stream)
@@ -132,7 +170,7 @@ def test_a_claimed_folder_is_ready_for_the_sdk(workspace):
 def test_parameters_that_are_not_there_claim_nothing(workspace, quick_storage):
     workspace.trial("trial1").parameter_cfg.unlink()
     with pytest.raises(WorkspaceMissing, match=r"cannot find \S+/parameter\.cfg"):
-        claim_attempt(workspace, "trial1", "main-0")
+        claim_attempt(workspace, SETTINGS, "trial1", "main-0")
     assert workspace.attempts_of("trial1") == []
 
 
@@ -141,7 +179,7 @@ def test_a_file_in_the_place_of_the_attempts_is_an_error_with_a_remedy(workspace
     with pytest.raises(
         WorkspaceNotWritable, match=r"cannot write in the workspace .*; check the storage's server"
     ):
-        claim_attempt(workspace, "trial1", "main-0")
+        claim_attempt(workspace, SETTINGS, "trial1", "main-0")
 
 
 @pytest.mark.parametrize(
@@ -227,12 +265,73 @@ def test_a_failed_read_gives_nothing_and_the_next_one_all(folder, tail):
 def test_a_file_that_somebody_cut_is_told_from_one_that_cannot_be_read_now(folder, tail):
     append(folder, Stream.STDOUT, b"abcdef")
     tail.sizes()
-    assert tail.cut_size(Stream.STDOUT, 6) is None
+    assert tail.truncated_size(Stream.STDOUT, 6) is None
     os.truncate(folder.stream(Stream.STDOUT), 2)
-    assert tail.cut_size(Stream.STDOUT, 6) == 2
+    assert tail.truncated_size(Stream.STDOUT, 6) == 2
     os.close(tail._descriptors[Stream.STDOUT])
-    assert tail.cut_size(Stream.STDOUT, 6) is None
-    assert tail.cut_size(Stream.STDOUT, 6) == 2
+    assert tail.truncated_size(Stream.STDOUT, 6) is None
+    assert tail.truncated_size(Stream.STDOUT, 6) == 2
+
+
+def test_files_that_only_grow_have_no_changes(folder, tail):
+    for number in range(10):
+        append(folder, Stream.METRICS, b"a record %d\n" % number * 10)
+        assert len(tail.read(Stream.METRICS, 110 * number, 1000)) == 110
+    tail.read(Stream.METRICS, 0, 100)  # sent again after a lost link
+    tail.check(Stream)
+    assert tail.changes == {}
+
+
+@pytest.mark.parametrize("is_read_on", [True, False])
+def test_a_file_that_was_rewritten_is_known_by_what_was_read_last(folder, tail, is_read_on):
+    append(folder, Stream.METRICS, b"one\ntwo\n")
+    assert tail.read(Stream.METRICS, 0, 8) == b"one\ntwo\n"
+    folder.stream(Stream.METRICS).write_bytes(b"two\nthree\nfour\n")
+    if is_read_on:
+        assert tail.read(Stream.METRICS, 8, 100) == b"e\nfour\n"
+    else:
+        tail.check((Stream.METRICS,))
+    assert tail.changes == {Stream.METRICS: FileChange.REWRITTEN}
+
+
+def test_a_file_with_a_hole_where_it_was_truncated_was_rewritten(folder, tail):
+    with folder.stream(Stream.STDOUT).open("wb") as file:
+        file.write(b"one\n")
+        file.flush()
+        assert tail.read(Stream.STDOUT, 0, 4) == b"one\n"
+        os.truncate(folder.stream(Stream.STDOUT), 0)
+        file.write(b"two\n")
+        file.flush()
+    assert tail.read(Stream.STDOUT, 4, 4) == b"two\n"
+    assert tail.changes == {Stream.STDOUT: FileChange.REWRITTEN}
+
+
+def test_a_file_that_is_only_shorter_was_not_rewritten(folder, tail):
+    append(folder, Stream.METRICS, b"one\ntwo\n")
+    tail.read(Stream.METRICS, 0, 8)
+    os.truncate(folder.stream(Stream.METRICS), 3)
+    tail.check((Stream.METRICS,))
+    assert tail.changes == {}
+
+
+def test_a_file_that_was_removed_or_replaced_is_known(folder, tail):
+    for stream in (Stream.METRICS, Stream.STDOUT):
+        append(folder, stream, b"one\n")
+    tail.sizes()
+    folder.stream(Stream.METRICS).unlink()
+    folder.stream(Stream.STDOUT).rename(folder.output / "old")
+    append(folder, Stream.STDOUT, b"another\n")
+    tail.check((Stream.METRICS, Stream.STDOUT, Stream.STDERR))
+    assert tail.changes == {Stream.METRICS: FileChange.REPLACED, Stream.STDOUT: FileChange.REPLACED}
+
+
+def test_a_copy_in_the_place_of_a_file_has_lost_nothing(folder, tail):
+    append(folder, Stream.STDOUT, b"one\n")
+    tail.sizes()
+    (folder.output / "copy").write_bytes(b"one\n")
+    (folder.output / "copy").replace(folder.stream(Stream.STDOUT))
+    tail.check((Stream.STDOUT,))
+    assert tail.changes == {}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nni_manager.store.certificate import Certificate
-from trial_keeper.host.trust import why_not_trusted
+from trial_keeper.host.trust import verify_certificate
 
 
 @pytest.fixture
@@ -79,25 +79,39 @@ def test_a_later_manager_has_the_same_one_whatever_its_address(certificate: Cert
 
 
 def test_its_owner_is_trusted_at_every_address(certificate: Certificate, serving) -> None:
-    assert why_not_trusted(serving(certificate), certificate.certificate_pem, 10) is None
+    assert verify_certificate(serving(certificate), certificate.certificate_pem, 10) is None
 
 
 def test_nobody_else_is_trusted(tmp_path: Path, certificate: Certificate, serving) -> None:
     other = Certificate.of(tmp_path / "other.pem", ["127.0.0.1", "localhost"])
     address = serving(other)
-    found = why_not_trusted(address, certificate.certificate_pem, 10)
+    found = verify_certificate(address, certificate.certificate_pem, 10)
     assert found is not None
     assert f"{address} has not the certificate that manager.json names" in found
 
 
 def test_who_speaks_no_tls_is_not_trusted(certificate: Certificate, serving) -> None:
-    assert "does not speak TLS" in str(why_not_trusted(serving(None), certificate.certificate_pem, 10))
+    assert "does not speak TLS" in str(verify_certificate(serving(None), certificate.certificate_pem, 10))
 
 
 def test_a_certificate_that_is_none_is_told_as_what_it_is() -> None:
-    assert "cannot be read" in str(why_not_trusted("127.0.0.1:9", "nonsense", 10))
+    assert "cannot be read" in str(verify_certificate("127.0.0.1:9", "nonsense", 10))
 
 
 def test_where_nobody_listens_nothing_is_said_of_trust(certificate: Certificate) -> None:
     with pytest.raises(ConnectionRefusedError):
-        why_not_trusted("127.0.0.1:9", certificate.certificate_pem, 10)
+        verify_certificate("127.0.0.1:9", certificate.certificate_pem, 10)
+
+
+@pytest.mark.parametrize("part", [0, 0.1, 0.5, 0.99])
+def test_a_torn_one_is_moved_aside_and_another_one_is_made(
+    tmp_path: Path, certificate: Certificate, serving, part
+) -> None:
+    content = certificate.path.read_bytes()
+    certificate.path.write_bytes(content[: int(len(content) * part)])
+    anew = Certificate.of(certificate.path, ["127.0.0.1"])
+    assert anew.sha256 != certificate.sha256
+    assert stat.S_IMODE(anew.path.stat().st_mode) == 0o600
+    assert Certificate.of(certificate.path, ["127.0.0.1"]).sha256 == anew.sha256
+    assert (tmp_path / "tls.pem.torn-1").exists()
+    assert verify_certificate(serving(anew), anew.certificate_pem, 10) is None

@@ -192,3 +192,11 @@ def test_a_group_that_cannot_be_made_is_done_without(a_machine):
     root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": {"cgroup.kill": ""}})
     (root / "sys/fs/cgroup" / "trial-7").write_text("in the way")
     assert TrialCgroup.around(7, root) is None
+
+
+def test_a_group_is_found_again_by_its_first_process(a_machine):
+    root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": {"cgroup.kill": ""}})
+    assert TrialCgroup.of(7, root) is None
+    assert TrialCgroup.around(7, root) is not None
+    assert TrialCgroup.of(7, root) is not None
+    assert TrialCgroup.of(8, root) is None

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import sqlite3
 import struct
 import subprocess
 import sys
@@ -16,21 +17,24 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import click
 import psutil
 import pytest
+from attempts import RegisteringStore, attempt_id
 from strangers import give_away
 
 from nni_manager.cli import main
 from nni_manager.client import manager_process
 from nni_manager.client.experiments import resolve
-from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerSilent
+from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerUnresponsive
+from nni_manager.client.remains import remains_of
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
-from nni_manager.domain.receiving import Receiver
+from nni_manager.domain.ingest import AttemptIngest
 from nni_manager.domain.trial import Trial, TrialState
-from nni_manager.engine.keepers import collection_ended
+from nni_manager.engine.keeper_ingest import quota_message
 from nni_manager.errors import NniManagerError
-from nni_manager.store import store as store_module
+from nni_manager.store import reader as reader_module
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from nni_manager.store.store import ExperimentRow, Store, TrialRow, log_path
+from nni_manager.store.rows import AttemptRow, ExperimentRow, TrialRow
+from nni_manager.store.writer import Store, log_path
 from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey, Stream
 
@@ -319,13 +323,13 @@ def test_stored_experiments_can_be_shown_without_a_manager(nnictl, an_experiment
 
 def test_a_list_reads_no_trial_and_the_log_of_a_trial_reads_no_other(nnictl, an_experiment, monkeypatch):
     folder = an_experiment("abc11111")
-    store = Store(folder.database, folder.collected_logs)
+    store = RegisteringStore(folder.database, folder.collected_logs)
     trials = [Trial(f"t{n}", n, {}, {}, 1.0, f"t{n}") for n in range(3)]
     store.commit([TrialRow.of(trial) for trial in trials], 1.0)
     store.close()
     # What costs time with ten thousand trials: rows that are turned into trials.
     made = []
-    monkeypatch.setattr(store_module, "Trial", lambda *values: (made.append(values[0]), Trial(*values))[1])
+    monkeypatch.setattr(reader_module, "Trial", lambda *values: (made.append(values[0]), Trial(*values))[1])
     assert nnictl("experiment", "list", "--all")[0] == 0
     assert made == []
     code, _, err = nnictl("log", "trial", "abc11111", "-T", "t1")
@@ -342,11 +346,11 @@ def test_a_list_reads_no_trial_and_the_log_of_a_trial_reads_no_other(nnictl, an_
 
 def test_what_is_cut_of_a_trial_is_told_where_it_is_listed_and_beside_its_log(nnictl, an_experiment):
     folder = an_experiment("abc11111")
-    cut = collection_ended(Stream.STDOUT, folder.path / "stdout")
-    store = Store(folder.database, folder.collected_logs)
+    cut = quota_message(Stream.STDOUT, folder.path / "stdout")
+    store = RegisteringStore(folder.database, folder.collected_logs)
     trial = Trial("t0", 0, {}, {}, 1.0, "t0", warning=f"{cut}\nanother line")
-    key = AttemptKey("t0", 0, "main-0")
-    store.commit([TrialRow.of(trial), *Receiver(key).take(Stream.STDOUT, 0, b"hello\n")], 1.0)
+    key = AttemptKey("t0", attempt_id(0), "main-0")
+    store.commit([TrialRow.of(trial), *AttemptIngest(key).take(Stream.STDOUT, 0, b"hello\n")], 1.0)
     store.close()
     assert f"{1 << 30} bytes (1 GiB)" in cut
     code, _, err = nnictl("trial", "ls", "abc11111")
@@ -357,11 +361,11 @@ def test_what_is_cut_of_a_trial_is_told_where_it_is_listed_and_beside_its_log(nn
 @pytest.mark.parametrize("where", ["workspace", "collected"])
 def test_a_log_that_a_trial_made_a_link_is_not_followed(nnictl, an_experiment, tmp_path, where):
     folder = an_experiment("abc11111")
-    store = Store(folder.database, folder.collected_logs)
-    store.commit([TrialRow.of(Trial("t0", 0, {}, {}, 1.0, "t0"))], 1.0)
+    store = RegisteringStore(folder.database, folder.collected_logs)
+    key = AttemptKey("t0", attempt_id(0), "main-0")
+    store.commit([TrialRow.of(Trial("t0", 0, {}, {}, 1.0, "t0")), AttemptRow(key, 0)], 1.0)
     store.close()
     (tmp_path / "secret").write_text("root:secret")
-    key = AttemptKey("t0", 0, "main-0")
     workspace = folder.workspace.attempt(key).stream(Stream.STDOUT)
     path = workspace if where == "workspace" else log_path(folder.collected_logs, key, Stream.STDOUT)
     path.parent.mkdir(parents=True)
@@ -373,10 +377,10 @@ def test_a_log_that_a_trial_made_a_link_is_not_followed(nnictl, an_experiment, t
 
 def test_bytes_of_a_trials_metrics_that_were_no_record_are_told(nnictl, an_experiment):
     folder = an_experiment("abc11111")
-    store = Store(folder.database, folder.collected_logs)
+    store = RegisteringStore(folder.database, folder.collected_logs)
     for name in ("t0", "t1"):
         store.commit([TrialRow.of(Trial(name, int(name[1]), {}, {}, 1.0, name))], 1.0)
-    receiver = Receiver(AttemptKey("t1", 0, "main"))
+    receiver = AttemptIngest(AttemptKey("t1", attempt_id(0), "main"))
     store.commit(receiver.take(Stream.METRICS, 0, b"loss is 0.5\n" * 2), 1.0)
     store.close()
     code, out, err = nnictl("trial", "ls", "abc11111")
@@ -397,7 +401,7 @@ def test_a_manager_that_does_not_answer_is_an_error_and_no_traceback(nnictl, an_
 
 def test_a_trial_is_meant_by_its_id_or_by_the_beginning_of_it(nnictl, an_experiment):
     folder = an_experiment("abc11111")
-    store = Store(folder.database, folder.collected_logs)
+    store = RegisteringStore(folder.database, folder.collected_logs)
     names = ["aB3dE", "aB3xx", "aB", "a_B"]
     store.commit([TrialRow.of(Trial(name, n, {}, {}, 1.0, name)) for n, name in enumerate(names)], 1.0)
     store.close()
@@ -418,7 +422,7 @@ def test_a_trial_is_meant_by_its_id_or_by_the_beginning_of_it(nnictl, an_experim
 
 def finished(folder, *results):
     """Gives the experiment a trial for each result, and an end."""
-    store = Store(folder.database, folder.collected_logs)
+    store = RegisteringStore(folder.database, folder.collected_logs)
     for number, result in enumerate(results):
         trial = Trial(
             f"t{number}", number, {"lr": number / 10}, {}, 1.0, f"t{number}", TrialState.SUCCEEDED, 0
@@ -426,7 +430,7 @@ def finished(folder, *results):
         trial.final, trial.value, trial.reporter = str(result), result, "main"
         record = json.dumps({"parameter_id": number, "trial_job_id": trial.trial_id, "type": "PERIODICAL",
                              "sequence": 0, "value": "0.1"}).encode() + b"\n"  # fmt: skip
-        receiver = Receiver(AttemptKey(trial.trial_id, 0, "main"))
+        receiver = AttemptIngest(AttemptKey(trial.trial_id, attempt_id(0), "main"))
         frame = b"ME%06d" % len(record) + record
         store.commit([TrialRow.of(trial), *receiver.take(Stream.METRICS, 0, frame)], 1.0)
     store.commit([ExperimentRow(ExperimentState.DONE, "", 9.0, 10.0, True)], 1.0)
@@ -477,6 +481,7 @@ def test_what_runs_or_may_run_is_not_deleted(nnictl, an_experiment):
     died = an_experiment("abd22222")
     done = an_experiment("abe33333")
     finished(done, 0.5)
+    trial = a_process_of(died)
     code, _, err = nnictl("experiment", "delete", "abc", "--yes", "--force")
     assert (code, err) == (
         1,
@@ -486,11 +491,55 @@ def test_what_runs_or_may_run_is_not_deleted(nnictl, an_experiment):
     assert code == 1
     assert err.startswith(
         "ERROR: cannot delete experiment abd22222: its manager died while it was INITIALIZED, "
+        f"and 1 process ({trial.pid}) of its trials run; "
     )
     code, out, err = nnictl("experiment", "delete", "--all", "--yes")
     assert (code, out, err.count("WARNING: cannot delete")) == (0, "INFO: Deleted experiment abe33333\n", 2)
     assert nnictl("experiment", "delete", "abd", "--yes", "--force")[0] == 0
     assert not died.path.exists()
+    trial.kill()
+    trial.wait()
+
+
+def a_process_of(folder):
+    """A process that a trial of this experiment has started."""
+    attempt = folder.workspace.root / "trials/aB3dE/attempts/0/main-0"
+    return subprocess.Popen(["sleep", "600"], env={"NNI_SYS_DIR": str(attempt), "PATH": os.environ["PATH"]})
+
+
+def test_what_a_manager_left_is_deleted_without_force_once_nothing_of_it_runs(nnictl, an_experiment):
+    died = an_experiment("abd22222")
+    trial, others = a_process_of(died), a_process_of(an_experiment("abd33333"))
+    assert nnictl("experiment", "delete", "abd22222", "--yes")[0] == 1
+    trial.kill()
+    trial.wait()
+    assert nnictl("experiment", "delete", "abd22222", "--yes") == (
+        0,
+        "INFO: Deleted experiment abd22222\n",
+        "",
+    )
+    assert not died.path.exists()
+    others.kill()
+    others.wait()
+
+
+def test_what_runs_on_a_cluster_that_cannot_be_asked_is_not_deleted(nnictl, an_experiment, tmp_path):
+    died = an_experiment("abd22222")
+    pai = {"host": "http://127.0.0.1:1", "user": "ada", "token": "t", "password": None, "mount": "/mnt"}
+    pai |= {"storage": str(tmp_path), "image": "i", "storage_name": "s", "virtual_cluster": None}
+    pai |= {"gpu": 0, "cpu": 1, "memory_mb": 100, "job_file": None, "job_text": None}
+    with contextlib.closing(sqlite3.connect(died.database)) as connection:
+        ((config,),) = connection.execute("SELECT config FROM experiment")
+        changed = json.dumps(json.loads(config) | {"training_service": "pai", "pai": pai})
+        connection.execute("UPDATE experiment SET config = ?", (changed,))
+        connection.commit()
+        # No job was ever submitted: nobody has to be asked.
+        assert remains_of(died) == ""
+        connection.execute("INSERT INTO job VALUES ('aB3dE', 1.0, NULL, 1)")
+        connection.commit()
+    code, _, err = nnictl("experiment", "delete", "abd", "--yes")
+    assert code == 1
+    assert "died while it was INITIALIZED, and 1 job (aB3dE) on its cluster may run; `nnictl resume" in err
 
 
 @pytest.mark.parametrize("spoilt", ["database", "entry", "lock"])
@@ -510,7 +559,7 @@ def test_what_cannot_be_read_is_deleted_with_force(nnictl, an_experiment, spoilt
 
 def test_a_list_of_ten_thousand_trials_costs_less_than_its_libraries_would(nnictl, an_experiment):
     folder = an_experiment("abc11111")
-    store = Store(folder.database, folder.collected_logs)
+    store = RegisteringStore(folder.database, folder.collected_logs)
     trials = [Trial(f"t{n:05}", n, {"lr": n / 10_000, "size": 32}, {}, 1.0, f"t{n}") for n in range(10_000)]
     store.commit([TrialRow.of(trial) for trial in trials], 1.0)
     store.close()
@@ -577,7 +626,7 @@ def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, m
             if len(lines) == 3:
                 owner.close()  # the manager ends
 
-        monkeypatch.setattr(manager_process, "_REPORT_EVERY_S", 0.0)
+        monkeypatch.setattr(manager_process, "_REPORT_INTERVAL_S", 0.0)
         manager_process.stop_experiment(resolve("abc11111"), report)
     assert lines == ["1 trial has not ended yet", "cannot write db: disk full", "2 trials have not ended yet"]
 
@@ -586,19 +635,19 @@ def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, m
 def test_a_process_that_only_has_the_managers_number_gets_no_signal_and_is_not_named(
     an_experiment, monkeypatch, looks_like
 ):
-    monkeypatch.setattr(manager_process, "_LEFT_WITHIN_S", 0.2)
+    monkeypatch.setattr(manager_process, "_LEFT_TIMEOUT_S", 0.2)
     folder = an_experiment("abc11111")
     arguments = ["600"] if looks_like == "another program" else ["600", str(folder.path), "--view"]
     sleep = "import sys, time; time.sleep(int(sys.argv[1]))"
     with (
-        folder.owned() as ownership,
+        folder.owned() as lease,
         subprocess.Popen([sys.executable, "-c", sleep, *arguments]) as bystander,
     ):
         try:
             folder.write_process(ManagerProcess(bystander.pid, "127.0.0.1", 9000, __version__))
             with pytest.raises(manager_process.ManagerStuck) as caught:
                 manager_process.leave(resolve("abc11111"))
-            assert str(ownership.owner) in str(caught.value)
+            assert str(lease.holder) in str(caught.value)
             assert "kill" not in str(caught.value)
             assert str(bystander.pid) not in str(caught.value)
             assert bystander.poll() is None
@@ -607,7 +656,7 @@ def test_a_process_that_only_has_the_managers_number_gets_no_signal_and_is_not_n
 
 
 def test_a_manager_that_ignores_the_word_to_end_is_named(an_experiment, monkeypatch):
-    monkeypatch.setattr(manager_process, "_LEFT_WITHIN_S", 0.2)
+    monkeypatch.setattr(manager_process, "_LEFT_TIMEOUT_S", 0.2)
     folder = an_experiment("abc11111")
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
     with (
@@ -630,7 +679,9 @@ def test_a_stranger_at_the_managers_port_is_not_given_the_token():
         assert client.summary() == {"id": "abc11111"}
         give_away(port)
         client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__, "secret"))
-        with pytest.raises(ManagerSilent, match=r"another user of this machine .* listens at .*; wait and"):
+        with pytest.raises(
+            ManagerUnresponsive, match=r"another user of this machine .* listens at .*; wait and"
+        ):
             client.summary()
     assert asked == [1]
 
@@ -659,7 +710,7 @@ def test_a_manager_that_had_no_room_is_asked_again_to_stop_and_not_ended_by_a_si
 def test_a_closed_connection_is_not_told_as_nobody_listening(an_experiment, unused_port):
     def said_on(port):
         client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__))
-        with pytest.raises(ManagerSilent) as caught:
+        with pytest.raises(ManagerUnresponsive) as caught:
             client.summary()
         return caught.value
 

@@ -5,7 +5,7 @@ import io
 import json
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.cli.export import to_csv, to_json
@@ -65,7 +65,6 @@ def test_intermediate_results_are_a_list_in_one_cell():
     assert row["intermediate"] == '[0.1, NaN, {"default": 1}]'
 
 
-@settings(max_examples=50)
 @given(st.lists(st.dictionaries(st.text(min_size=1), SCALARS, max_size=4), max_size=5))
 def test_every_parameter_is_found_again_in_its_column(spaces):
     records = [

@@ -9,16 +9,18 @@ from pathlib import Path
 
 import click
 import pytest
+from attempts import RegisteringStore, attempt_id
 
 from nni_manager.cli import main
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
-from nni_manager.domain.receiving import Receiver
+from nni_manager.domain.ingest import AttemptIngest
 from nni_manager.domain.trial import NO_FINAL_RESULT, Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder, Registry
-from nni_manager.store.store import ExperimentRow, Store, TrialRow
+from nni_manager.store.rows import ExperimentRow, TrialRow
 from nni_sdk.frame import encode
 from trial_keeper import __version__
+from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
@@ -91,7 +93,9 @@ def an_experiment(tmp_path):
     config = read_experiment_file(tmp_path / "config.yml")
     folder = ExperimentFolder(config.log_dir / "abc11111")
     folder.make()
-    store = Store.create(folder.database, folder.collected_logs, "abc11111", config.to_json(), b"s", NOW_S)
+    store = RegisteringStore.create(
+        folder.database, folder.collected_logs, "abc11111", config.to_json(), b"s", NOW_S
+    )
     Registry.of_user().add(folder)
     ends = [
         ("t0aaa", TrialState.SUCCEEDED, ExitReason.SUCCEEDED, 0, 0.5, ""),
@@ -99,13 +103,19 @@ def an_experiment(tmp_path):
         ("t2ccc", TrialState.FAILED, ExitReason.NONZERO_EXIT, 1, None, "Traceback\nKeyError: no module named 'torch'\n"),
         ("t3ddd", TrialState.USER_CANCELED, ExitReason.STOPPED_BY_USER, 143, None, ""),
         ("t4eee", TrialState.SUCCEEDED, ExitReason.SUCCEEDED, 0, None, NO_FINAL_RESULT),
+        ("t5fff", TrialState.EARLY_STOPPED, ExitReason.EARLY_STOPPED, 143, 0.75, ""),
+        ("t6ggg", TrialState.FAILED, ExitReason.SIGNAL, 139, None, ""),
+        ("t7hhh", TrialState.FAILED, ExitReason.NONZERO_EXIT, 1, None,
+         'Traceback (most recent call last):\n  File "train.py", line 3, in f\nValueError: nan\nsee <https://example.org>\n'),
     ]  # fmt: skip
     for number, (name, state, reason, code, value, message) in enumerate(ends):
         trial = Trial(name, number, {"lr": number / 8, "size": 16}, {}, NOW_S + number, name, state, 0)
         trial.started_at_s, trial.ended_at_s = NOW_S + number, NOW_S + 10 * number + 1
         trial.reason, trial.exit_code, trial.message, trial.reporter = reason, code, message, "main-0"
         trial.final, trial.value = value and str(value), value
-        written = Receiver(AttemptKey(name, 0, "main-0")).take(
+        if name == "t5fff":
+            trial.warn(file_warning(Stream.METRICS, FileChange.TRUNCATED))
+        written = AttemptIngest(AttemptKey(name, attempt_id(0), "main-0")).take(
             Stream.METRICS, 0, encode(number, name, "PERIODICAL", 0, 0.25)
         )
         store.commit([TrialRow.of(trial), *written], NOW_S + 5)

@@ -4,6 +4,7 @@ import io
 import threading
 
 import pytest
+from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +12,8 @@ from nni_manager.cli import log_commands, main
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder, Registry
-from nni_manager.store.store import Store, TrialRow
+from nni_manager.store.rows import AttemptRow, TrialRow
+from nni_manager.store.writer import Store
 from trial_keeper.wire.messages import AttemptKey, Stream
 
 CONFIG = """\
@@ -51,7 +53,8 @@ def a_trial(tmp_path, monkeypatch):
 
     def save(state):
         trial.state = state
-        store.commit([TrialRow.of(trial)], 1.0)
+        keys = [AttemptKey("aB3dE", attempt_id(number), "main-0") for number in range(3)]
+        store.commit([TrialRow.of(trial), *(AttemptRow(key, int(key.attempt_id)) for key in keys)], 1.0)
 
     save(TrialState.RUNNING)
     yield folder, save
@@ -59,7 +62,7 @@ def a_trial(tmp_path, monkeypatch):
 
 
 def written(folder, text, attempt=0, stream=Stream.STDOUT):
-    path = folder.workspace.attempt(AttemptKey("aB3dE", attempt, "main-0")).stream(stream)
+    path = folder.workspace.attempt(AttemptKey("aB3dE", attempt_id(attempt), "main-0")).stream(stream)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(text)

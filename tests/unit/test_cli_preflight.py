@@ -5,9 +5,9 @@ import socket
 
 import pytest
 
-from nni_manager.client.preflight import CommandMissing, PortTaken, check_command, check_ports, free_ports
+from nni_manager.client.preflight import CommandMissing, PortInUse, check_command, check_ports, free_ports
 from nni_manager.config.reader import read_experiment_file
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 
 CONFIG = """\
 authorName: ada
@@ -82,10 +82,10 @@ def test_a_port_that_is_taken_is_refused_and_so_is_the_keepers(tmp_path, monkeyp
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(
-            PortTaken, match=f"cannot use port {port}: another program uses it; .*--port auto"
+            PortInUse, match=f"cannot use port {port}: another program uses it; .*--port auto"
         ):
             check_ports(port)
-        with pytest.raises(PortTaken, match=f"cannot use port {port} .keepers connect"):
+        with pytest.raises(PortInUse, match=f"cannot use port {port} .keepers connect"):
             check_ports(port - 1)
 
 
@@ -102,7 +102,7 @@ def test_automatic_ports_are_free_pairs_that_do_not_overlap():
      ("ü..b", "cannot use --host ü..b: "), ("192.0.2.7", "cannot use --host 192.0.2.7: ")],
 )  # fmt: skip
 def test_a_host_that_is_no_address_of_this_machine_is_refused(check, host, says):
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         check(host)
     assert str(caught.value).startswith(says)
     assert str(caught.value).endswith("; write an address of this machine, or 0.0.0.0 for all it has")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+from attempts import attempt_id
 from made_experiment import served_view
 
 from nni_manager.cli import banner, main, tensorboard
@@ -16,7 +17,8 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from nni_manager.store.store import ExperimentRow, Store, TrialRow
+from nni_manager.store.rows import ExperimentRow, TrialRow
+from nni_manager.store.writer import Store
 from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey
 
@@ -173,16 +175,16 @@ def test_a_link_that_opens_the_page_is_printed_and_no_token(nnictl, viewed):
     assert (code, err) == (0, "")
     origin, _, secret = out.rstrip("\n").partition("/enter#")
     assert origin == viewed.origin
-    assert viewed.entrance.begin(secret) is not None
-    assert viewed.entrance.token not in out
+    assert viewed.session_auth.begin(secret) is not None
+    assert viewed.session_auth.token not in out
 
 
 def test_a_program_is_told_where_the_token_lies_and_how_long_the_link_works(nnictl, viewed):
     document = json.loads(nnictl("webui", "url", "abc", "--json")[1])
     assert (document["urls"], document["expiresInS"]) == ([viewed.origin], 600)
-    assert viewed.entrance.begin(document["links"][0].partition("#")[2]) is not None
+    assert viewed.session_auth.begin(document["links"][0].partition("#")[2]) is not None
     assert document["tokenFile"] == f"{viewed.folder.path}/view-process.json"
-    assert viewed.entrance.token not in str(document)
+    assert viewed.session_auth.token not in str(document)
 
 
 def test_a_manager_that_does_not_answer_gives_no_link(nnictl, an_experiment):
@@ -351,7 +353,7 @@ def test_without_tensorboard_it_is_said_how_to_have_it(nnictl, an_experiment, mo
 def test_tensorboard_shows_the_folders_of_trials_until_it_is_stopped(nnictl, an_experiment, installed):
     installed(PROGRAM)
     folder = an_experiment("abc11111")
-    written = folder.workspace.attempt(AttemptKey("aB3dE", 0, "main")).output / "tensorboard"
+    written = folder.workspace.attempt(AttemptKey("aB3dE", attempt_id(0), "main")).output / "tensorboard"
     written.mkdir(parents=True)
     # What runs annotated code is in the experiment's folder, and may be a stranger's: no module of it is to be run here.
     folder.generated_code.mkdir(exist_ok=True)

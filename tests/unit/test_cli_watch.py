@@ -104,7 +104,7 @@ def told_of(capsys, *counts):
     ids=["it begins in a moment", "it waits for long"],
 )
 def test_a_trial_that_takes_the_place_of_another_is_told_to_run(capsys, monkeypatch, within_s, between):
-    monkeypatch.setattr(watch, "_NEXT_BEGINS_WITHIN_S", within_s)
+    monkeypatch.setattr(watch, "_NEXT_BEGINS_TIMEOUT_S", within_s)
     waits = {"WAITING": 1, "SUCCEEDED": 1}
     assert told_of(capsys, {"RUNNING": 1}, waits, waits, {"RUNNING": 1, "SUCCEEDED": 1}) == [
         ["0/20 ended", "1 running"],
@@ -121,7 +121,14 @@ def test_a_warning_stands_beside_the_trial_it_is_about():
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"reason": "signal", "exitCode": 137, "message": ""}, "signal 9"),
+        ({"reason": "signal", "exitCode": 137, "message": ""}, "signal 9 (SIGKILL)"),
+        ({"reason": "signal", "exitCode": 139, "message": "gone\n"}, "signal 11 (SIGSEGV): gone"),
+        ({"reason": "signal", "exitCode": 128 + 40, "message": ""}, "signal 40"),
+        ({"reason": "non-zero exit", "exitCode": 139, "message": ""}, "exit code 139 (128 + SIGSEGV)"),
+        ({"reason": "non-zero exit", "exitCode": 255, "message": ""}, "exit code 255"),
+        ({"reason": "non-zero exit", "exitCode": 1,
+          "message": 'Traceback (most recent call last):\n  File "x.py", line 1, in f\nValueError: nan\n<https://a.b>\n'},
+         "exit code 1: ValueError: nan"),
         ({"reason": "out of memory", "exitCode": 137, "message": "Killed\n"}, "out of memory: Killed"),
         ({"reason": "non-zero exit", "exitCode": 3, "message": ""}, "exit code 3"),
         ({"reason": "could not start", "exitCode": None, "message": "cannot start"}, "could not start: cannot start"),

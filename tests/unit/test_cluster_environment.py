@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from trial_keeper.cluster_environment import (
     Address,
+    EnvironmentResources,
     FrameworkControllerEnvironment,
     PaiEnvironment,
-    Resources,
     TaskAddress,
     TaskIdentity,
     task_identity,
@@ -80,7 +80,9 @@ def test_a_single_task_knows_its_job_and_itself():
 
 
 def test_resources_are_read_with_their_units():
-    assert pai("openpai-single-task").resources == Resources(gpu=1, cpu=4, memory_mb=8192, shm_mb=0)
+    assert pai("openpai-single-task").resources == EnvironmentResources(
+        gpu=1, cpu=4, memory_mb=8192, shm_mb=0
+    )
 
 
 def test_own_ports_are_found_by_label():
@@ -114,7 +116,10 @@ def test_roles_keep_the_order_of_the_job_file():
         ("ps", 1, 1, 1),
         ("worker", 3, 1, 3),
     ]
-    assert [role.resources for role in roles] == [Resources(0, 2, 4096, 0), Resources(2, 8, 32768, 2048)]
+    assert [role.resources for role in roles] == [
+        EnvironmentResources(0, 2, 4096, 0),
+        EnvironmentResources(2, 8, 32768, 2048),
+    ]
 
 
 def test_only_tasks_with_an_address_are_listed_without_gang_allocation():
@@ -162,7 +167,7 @@ def test_addresses_of_a_mangled_role_are_found_under_its_name_in_the_job_file():
         ("Bert_Large", 1, "10.151.41.21"),
     ]
     assert found.own_role.hosts == (Address("10.151.41.20", 16400), Address("10.151.41.21", 27220))
-    assert found.resources == Resources(4, 16, 131072, 16384)
+    assert found.resources == EnvironmentResources(4, 16, 131072, 16384)
     assert found.ports == {"ssh": (21043,), "http": (27220,)}
 
 

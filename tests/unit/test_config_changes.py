@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from real_experiment import RealExperiment
 
 from nni_manager.config.changes import LIMITS, ChangeInvalid, changed
-from nni_manager.config.known_results import KnownResult, read_results, results_of
-from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid
-from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.prior_results import PriorResult, read_results, results_of
 from nni_manager.config.search_space import parse_search_space
 
 SPACE = parse_search_space(
@@ -23,7 +23,7 @@ PARAMETERS = {"lr": 0.5, "net": "a"}
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory: pytest.TempPathFactory) -> ExperimentConfig:
+def config(tmp_path_factory: pytest.TempPathFactory) -> ExperimentSpec:
     return RealExperiment(tmp_path_factory.mktemp("changes"), "pass\n").config
 
 
@@ -42,24 +42,23 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ExperimentConfig:
     ],
 )
 def test_a_limit_is_changed_under_each_of_its_names_and_nothing_else(
-    config: ExperimentConfig, update_type: str, params: dict[str, Any], field: str, value: Any
+    config: ExperimentSpec, update_type: str, params: dict[str, Any], field: str, value: Any
 ) -> None:
     after = changed(config, update_type, {"searchSpace": "not looked at", **params})
     assert after == replace(config, **{field: value})
-    assert ExperimentConfig.from_json(after.to_json()) == after
+    assert ExperimentSpec.from_json(after.to_json()) == after
 
 
 @pytest.mark.parametrize("update_type", sorted(LIMITS))
-@settings(max_examples=40)
 @given(value=st.one_of(st.text(), st.booleans(), st.integers(), st.floats(), st.lists(st.integers())))
 def test_any_other_value_of_a_limit_is_refused_and_a_right_one_can_be_stored(
-    config: ExperimentConfig, update_type: str, value: Any
+    config: ExperimentSpec, update_type: str, value: Any
 ) -> None:
     name = LIMITS[update_type].names[0]
     with contextlib.suppress(ChangeInvalid):
         after = changed(config, update_type, {name: value})
         assert not isinstance(value, bool | list)
-        assert ExperimentConfig.from_json(after.to_json()) == after
+        assert ExperimentSpec.from_json(after.to_json()) == after
 
 
 @pytest.mark.parametrize(
@@ -73,28 +72,28 @@ def test_any_other_value_of_a_limit_is_refused_and_a_right_one_can_be_stored(
     ],
 )
 def test_what_names_no_change_is_refused_with_the_way_out(
-    config: ExperimentConfig, update_type: str, params: dict[str, Any], words: str
+    config: ExperimentSpec, update_type: str, params: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ChangeInvalid, match=words):
         changed(config, update_type, params)
 
 
-def test_another_search_space_is_counted_and_the_same_one_changes_nothing(config: ExperimentConfig) -> None:
+def test_another_search_space_is_counted_and_the_same_one_changes_nothing(config: ExperimentSpec) -> None:
     raw = {"y": {"_type": "randint", "_value": [0, 3]}}
     after = changed(config, "SEARCH_SPACE", {"searchSpace": json.dumps(raw)})
     assert (after.search_space_raw, after.search_space_revision) == (raw, 1)
     assert after.search_space == parse_search_space(raw)
     assert changed(after, "SEARCH_SPACE", {"searchSpace": raw}) is after
-    assert ExperimentConfig.from_json(after.to_json()) == after
+    assert ExperimentSpec.from_json(after.to_json()) == after
 
 
 def test_all_mistakes_of_a_search_space_are_told_and_what_its_tuner_cannot_search(
-    config: ExperimentConfig,
+    config: ExperimentSpec,
 ) -> None:
     wrong = {"y": {"_type": "unifrm", "_value": [0, 3]}, "z": {"_type": "uniform", "_value": [3, 0]}}
     with pytest.raises(ConfigInvalid) as caught:
         changed(config, "SEARCH_SPACE", {"searchSpace": wrong})
-    assert len(caught.value.mistakes) == 2
+    assert len(caught.value.diagnostics) == 2
     on_a_grid = replace(config, tuner=replace(config.tuner, name="GridSearch"))
     with pytest.raises(ConfigInvalid, match="GridSearch tries every value"):
         changed(on_a_grid, "SEARCH_SPACE", {"searchSpace": {"y": {"_type": "uniform", "_value": [0, 3]}}})
@@ -107,7 +106,7 @@ def test_all_mistakes_of_a_search_space_are_told_and_what_its_tuner_cannot_searc
 def test_a_result_is_a_number_or_has_one_as_an_export_writes_it(value: Any) -> None:
     entry = {"parameter": PARAMETERS, "value": value, "trialJobId": "aB3dE"}
     assert results_of([entry], SPACE, "TPE") == [
-        KnownResult(PARAMETERS, 0.25, value if isinstance(value, str) else json.dumps(value))
+        PriorResult(PARAMETERS, 0.25, value if isinstance(value, str) else json.dumps(value))
     ]
 
 
@@ -120,7 +119,7 @@ def test_every_mistake_of_a_file_is_told_with_its_place() -> None:
         {},
     ]
     results, problems = read_results(raw, SPACE, "TPE")
-    assert results == [KnownResult(PARAMETERS, 1.0, "1")]
+    assert results == [PriorResult(PARAMETERS, 1.0, "1")]
     places = [place for place, _ in problems]
     assert places == [
         (1, "value"), (1, "parameter"), (1, "parameter"), (1, "parameter"), (2, "parmeter"), (2, "value"), (2, "parameter"), (3,),
@@ -129,7 +128,7 @@ def test_every_mistake_of_a_file_is_told_with_its_place() -> None:
     assert all(message.startswith("cannot ") for _, message in problems)
     with pytest.raises(ConfigInvalid) as caught:
         results_of(raw, SPACE, "TPE")
-    assert len(caught.value.mistakes) == len(problems)
+    assert len(caught.value.diagnostics) == len(problems)
 
 
 @pytest.mark.parametrize(
@@ -155,7 +154,7 @@ def test_what_is_no_list_of_results_is_refused(raw: Any) -> None:
 
 
 def test_of_very_many_mistakes_the_first_are_told() -> None:
-    assert len(read_results([{}] * 10_000, SPACE, "TPE")[1]) == MOST_MISTAKES
+    assert len(read_results([{}] * 10_000, SPACE, "TPE")[1]) == MAX_DIAGNOSTICS
 
 
 json_values = st.recursive(
@@ -168,7 +167,6 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=60)
 @given(raw=json_values)
 def test_whatever_is_sent_is_read_or_refused(raw: Any) -> None:
     results, problems = read_results(raw, SPACE, "TPE")

@@ -40,7 +40,7 @@ def nnictl(capsys):
 def test_a_right_file_is_said_to_be_right_with_what_it_means(nnictl):
     assert nnictl("config", "check", GOOD) == (
         0,
-        f"INFO: {GOOD} is right, in NNI's first schema\n"
+        f"INFO: {GOOD} is valid (NNI v1 schema)\n"
         "INFO: experiment example_mnist_pytorch on local, tuner TPE, search space of batch_size, lr, momentum\n",
         "",
     )
@@ -54,6 +54,8 @@ def test_a_right_file_as_json(nnictl, here):
     assert warning.startswith("trainingService.dockerImage is not set")
     assert found == {
         "file": "v2_openpai.yml",
+        "isValid": True,
+        "diagnostics": [],
         "isRight": True,
         "mistakes": [],
         "schema": "v2",
@@ -74,8 +76,9 @@ def test_every_mistake_of_a_wrong_file_is_told_and_the_exit_code_is_one(nnictl):
     ]
     code, out, err = nnictl("config", "check", "v1_local_wrong_space.yml", "--json")
     found = json.loads(out)
-    assert (code, err, found["isRight"]) == (1, "", False)
-    assert found["mistakes"][0] == {
+    assert (code, err, found["isValid"], found["isRight"]) == (1, "", False, False)
+    assert found["mistakes"] == found["diagnostics"]
+    assert found["diagnostics"][0] == {
         "file": "wrong_space.json",
         "line": 2,
         "column": 33,

@@ -13,8 +13,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nni_manager.config.document import MOST_BYTES, read_json, read_yaml
-from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid
+from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid
+from nni_manager.config.document import MAX_BYTES, read_json, read_yaml
 from nni_manager.config.reader import read_experiment_file
 
 V1 = """\
@@ -44,8 +44,8 @@ trainingService:
 """
 SPACE = {"x": {"_type": "uniform", "_value": [0, 1]}}
 # A machine with other work takes its time; what is not bounded takes minutes.
-LONGEST_S = 60
-MOST_MEMORY_BYTES = 1 << 30
+MAX_S = 60
+MAX_MEMORY_BYTES = 1 << 30
 
 
 @contextmanager
@@ -53,15 +53,13 @@ def in_bounds():
     """Ends what takes too long or too much memory."""
     assert threading.current_thread() is threading.main_thread()
     before = resource.getrlimit(resource.RLIMIT_AS)
-    resource.setrlimit(
-        resource.RLIMIT_AS, (psutil.Process().memory_info().vms + MOST_MEMORY_BYTES, before[1])
-    )
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + MAX_MEMORY_BYTES, before[1]))
 
     def too_long(*_):
-        raise AssertionError(f"after {LONGEST_S} s it is still being read")
+        raise AssertionError(f"after {MAX_S} s it is still being read")
 
     handler = signal.signal(signal.SIGALRM, too_long)
-    timer = signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
+    timer = signal.setitimer(signal.ITIMER_REAL, MAX_S)
     try:
         yield
     finally:
@@ -86,8 +84,8 @@ def outcome(folder, content):
         refusal = error
     else:
         return None
-    assert refusal.mistakes
-    for mistake in refusal.mistakes:
+    assert refusal.diagnostics
+    for mistake in refusal.diagnostics:
         assert mistake.message.startswith("cannot ")
         assert len(mistake.message) < 2000
     assert len(str(refusal)) < 500_000
@@ -158,7 +156,7 @@ HOSTILE = {
     "a day that is none": V1 + "x: 2024-99-99\n",
     "a thousand keys": V1 + "".join(f"key{number}: 1\n" for number in range(3000)),
     "one key, again and again": V1 + "key: 1\n" * 3000,
-    "too many bytes": V1 + f"x: {'y' * MOST_BYTES}\n",
+    "too many bytes": V1 + f"x: {'y' * MAX_BYTES}\n",
     "a long folder": V1.replace("codeDir: .", f"codeDir: {'d' * 300}"),
     "a long path": V1.replace("codeDir: .", f"codeDir: {'d/' * 5000}"),
     "a long search space": V1.replace("space.json", "s" * 300),
@@ -187,8 +185,8 @@ def test_the_files_that_the_hostile_ones_are_made_of_are_taken(folder):
 
 def test_of_thousands_of_mistakes_of_a_kind_a_hundred_are_told(folder):
     told = outcome(folder, HOSTILE["a thousand keys"])
-    assert told.count("there is no such key") == MOST_MISTAKES
-    assert outcome(folder, HOSTILE["one key, again and again"]).count("already; keep one") == MOST_MISTAKES
+    assert told.count("there is no such key") == MAX_DIAGNOSTICS
+    assert outcome(folder, HOSTILE["one key, again and again"]).count("already; keep one") == MAX_DIAGNOSTICS
 
 
 DEEP_CHOICE = '{"_type": "choice", "_value": [' * 400 + "1" + "]}" * 400
@@ -208,7 +206,7 @@ SPACES = {
     "half of a pair": '{"\\ud800": {"_type": "uniform", "_value": [0, "\\ud800"]}}',
     "a NUL": '{"x": 1}\0',
     "keys again and again": "{" + '"x": 1, ' * 10_000 + '"x": 1}',
-    "too many bytes": json.dumps({"x": {"_type": "choice", "_value": ["y" * MOST_BYTES]}}),
+    "too many bytes": json.dumps({"x": {"_type": "choice", "_value": ["y" * MAX_BYTES]}}),
     "thousands of wrong options": json.dumps({f"x{number}": number for number in range(2000)}),
     "no UTF-8": b"\xff\xfe",
     "nothing": "",
@@ -227,7 +225,7 @@ def test_a_hostile_search_space_is_refused_soon_and_in_sentences(folder, name):
 
 
 @pytest.mark.parametrize("whole", [V1, V2])
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_with_something_cut_out_or_put_in_is_taken_or_refused(folder, whole, data):
     text = whole
@@ -256,7 +254,7 @@ def test_a_file_with_something_cut_out_or_put_in_is_taken_or_refused(folder, who
     outcome(folder, text)
 
 
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     content=st.binary(max_size=200)
     | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass"))
@@ -279,7 +277,7 @@ ANYTHING = st.recursive(
 
 
 @pytest.mark.parametrize("whole", [V1, V2])
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_with_anything_anywhere_is_taken_or_refused(folder, whole, data):
     document = yaml.safe_load(whole)

@@ -7,11 +7,11 @@ import pytest
 import yaml
 from config_corpus import CORPUS
 
-from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import (
     AzureStorage,
     ClaimStorage,
-    ExperimentConfig,
+    ExperimentSpec,
     KubernetesConfig,
     NfsStorage,
     RoleConfig,
@@ -23,13 +23,13 @@ FILES = CORPUS / "files"
 
 def kubernetes_of(name):
     config = read_experiment_file(FILES / f"{name}.yml")
-    assert ExperimentConfig.from_json(config.to_json()) == config
+    assert ExperimentSpec.from_json(config.to_json()) == config
     assert (config.pai, config.trial_command, config.gpu_num) == (None, "", None)
     return config.kubernetes
 
 
 @pytest.fixture
-def mistakes(tmp_path):
+def diagnostics(tmp_path):
     """The messages on a file of the corpus that was changed by a function; the files it names stay where they are."""
 
     def changed(name, change):
@@ -41,7 +41,7 @@ def mistakes(tmp_path):
         (tmp_path / "exp.yml").write_text(yaml.safe_dump(value))
         with pytest.raises(ConfigInvalid) as caught:
             read_experiment_file(tmp_path / "exp.yml")
-        return [mistake.message.replace(f"{tmp_path}/", "") for mistake in caught.value.mistakes]
+        return [mistake.message.replace(f"{tmp_path}/", "") for mistake in caught.value.diagnostics]
 
     return changed
 
@@ -98,7 +98,7 @@ def test_reuse_is_off_in_the_first_schema_and_on_in_the_second():
     assert read_experiment_file(FILES / "v2_kubeflow.yml").reuse.is_on
 
 
-def test_a_template_that_is_no_framework_is_said(mistakes, tmp_path):
+def test_a_template_that_is_no_framework_is_said(diagnostics, tmp_path):
     (tmp_path / "wrong.yml").write_text("kind: Pod\nspec: {containers: []}\n")
 
     def name_it(value, template="wrong.yml"):
@@ -107,14 +107,14 @@ def test_a_template_that_is_no_framework_is_said(mistakes, tmp_path):
             "pvc": {"path": str(FILES / "storage")},
         }
 
-    (message,) = mistakes("v1_frameworkcontroller_template", name_it)
+    (message,) = diagnostics("v1_frameworkcontroller_template", name_it)
     assert message == (
         "cannot use this template: it is no Framework; write apiVersion: frameworkcontroller.microsoft.com/v1 and kind: Framework"
     )
-    (message,) = mistakes("v1_frameworkcontroller_template", lambda value: name_it(value, "none.yml"))
+    (message,) = diagnostics("v1_frameworkcontroller_template", lambda value: name_it(value, "none.yml"))
     assert (
         message
-        == "cannot use frameworkcontrollerConfig.configPath: there is no file none.yml; create it or mend the path"
+        == "cannot use frameworkcontrollerConfig.configPath: there is no file none.yml; create it or fix the path"
     )
 
 
@@ -141,8 +141,8 @@ def remove(section, key):
          "cannot do without trainingService.storage.storageType: trials need a storage that all machines see; write e.g. s"),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_said_with_an_example(mistakes, name, change, says):
-    found = mistakes(name, change)
+def test_what_is_missing_is_said_with_an_example(diagnostics, name, change, says):
+    found = diagnostics(name, change)
     assert [message for message in found if message.startswith(says)], found
 
 
@@ -187,7 +187,7 @@ FRAMEWORK = "apiVersion: frameworkcontroller.microsoft.com/v1\nkind: Framework\n
         ("{", "cannot read wrong.yml"),
     ],
 )
-def test_a_template_of_whatever_form_is_refused_in_words(mistakes, tmp_path, template, told):
+def test_a_template_of_whatever_form_is_refused_in_words(diagnostics, tmp_path, template, told):
     (tmp_path / "wrong.yml").write_text(template)
 
     def name_it(value):
@@ -196,10 +196,10 @@ def test_a_template_of_whatever_form_is_refused_in_words(mistakes, tmp_path, tem
             "pvc": {"path": str(FILES / "storage")},
         }
 
-    assert told in "\n".join(mistakes("v1_frameworkcontroller_template", name_it))
+    assert told in "\n".join(diagnostics("v1_frameworkcontroller_template", name_it))
 
 
-def test_a_date_in_a_template_is_to_be_put_in_quotes(mistakes, tmp_path):
+def test_a_date_in_a_template_is_to_be_put_in_quotes(diagnostics, tmp_path):
     text = (FILES / "framework.yml").read_text()
     (tmp_path / "wrong.yml").write_text(
         text.replace("{name: template}", "{name: template, annotations: {on: 2026-01-01}}")
@@ -211,5 +211,5 @@ def test_a_date_in_a_template_is_to_be_put_in_quotes(mistakes, tmp_path):
             "pvc": {"path": str(FILES / "storage")},
         }
 
-    (message,) = mistakes("v1_frameworkcontroller_template", name_it)
+    (message,) = diagnostics("v1_frameworkcontroller_template", name_it)
     assert message == "cannot use this template: it holds a date or no finite number; put such text in quotes"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.reader import read_experiment_file
 
 # The file of NNI's page "Run an Experiment on OpenPAI".
@@ -80,7 +80,7 @@ def write(tmp_path, good):
 
 
 @pytest.fixture
-def mistakes(write):
+def diagnostics(write):
     """The mistakes of a file, as lines without the folder."""
 
     def lines(*args, **kwargs):
@@ -106,12 +106,12 @@ def test_the_file_of_the_page_is_read_once_it_is_filled_in(write, tmp_path):
         "default",
     )
     assert (pai.gpu, pai.cpu, pai.memory_mb, pai.job_file) == (0, 1, 8196, None)
-    assert ExperimentConfig.from_json(config.to_json()) == config
+    assert ExperimentSpec.from_json(config.to_json()) == config
 
 
-def test_the_page_as_it_stands_gets_every_mistake_with_its_way_out(mistakes, monkeypatch, tmp_path):
+def test_the_page_as_it_stands_gets_every_mistake_with_its_way_out(diagnostics, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    lines = mistakes(text=PAGE)
+    lines = diagnostics(text=PAGE)
     told = [
         "experiment.yml:21: cannot use trial.codeDir: there is no folder nni/examples/trials/mnist-annotation",
         "experiment.yml:27: cannot use trial.nniManagerNFSMountPath: there is no folder /local/mnt; mount the storage there",
@@ -132,7 +132,7 @@ def test_the_pages_annotation_wins_over_its_search_space(write, tmp_path):
     assert config.warnings == (
         "useAnnotation: true wins over searchSpacePath: the search space is that of the annotations in trial.codeDir",
     )
-    assert ExperimentConfig.from_json(config.to_json()) == config
+    assert ExperimentSpec.from_json(config.to_json()) == config
 
 
 @pytest.mark.parametrize("user", ["  userName: your_pai_user\n", "  userName:\n", ""])
@@ -148,12 +148,12 @@ def test_the_cluster_of_this_machine_needs_no_account_and_its_storage_is_made_fo
         )
     )
     assert config.pai.is_local
-    assert ExperimentConfig.from_json(config.to_json()) == config
+    assert ExperimentSpec.from_json(config.to_json()) == config
 
 
 @pytest.mark.parametrize("user", ["  userName:\n", ""])
-def test_a_cluster_needs_the_name_of_an_account(mistakes, user):
-    (line,) = mistakes({"  userName: ada\n": user})
+def test_a_cluster_needs_the_name_of_an_account(diagnostics, user):
+    (line,) = diagnostics({"  userName: ada\n": user})
     assert (
         "cannot do without paiConfig.userName: it must be the name of your account there; write e.g. userName: ada"
         in line
@@ -188,8 +188,8 @@ def test_a_secret_is_in_no_text_that_anybody_sees(write):
         ("reuse: true", "reuse: false\nwarmImports: [numpy]", "write paiConfig: {reuse: true} as well"),
     ],
 )  # fmt: skip
-def test_a_wrong_value_is_one_clear_sentence(mistakes, old, new, sentence):
-    (line,) = [line for line in mistakes({old: new}) if sentence in line]
+def test_a_wrong_value_is_one_clear_sentence(diagnostics, old, new, sentence):
+    (line,) = [line for line in diagnostics({old: new}) if sentence in line]
     assert "cannot" in line
     assert "s3cret" not in line
     assert "; " in line
@@ -220,4 +220,4 @@ def test_a_job_file_makes_the_rest_superfluous_and_is_kept_with_the_experiment(w
     assert (config.pai.job_file, config.pai.job_text) == (tmp_path / "job.yml", "name: x\n")
     assert config.trial_command == ""
     assert isinstance(config.pai.job_file, Path)
-    assert ExperimentConfig.from_json(config.to_json()) == config
+    assert ExperimentSpec.from_json(config.to_json()) == config

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 
 from nni_manager.config import algorithms
-from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import (
     AssessorConfig,
     Expansion,
-    ExperimentConfig,
-    LocalConfig,
+    ExperimentSpec,
+    LocalSpec,
     ReuseConfig,
     TunerConfig,
     UserClass,
@@ -18,7 +18,7 @@ from nni_manager.config.model import (
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.config.registered_algorithms import RegisteredAlgorithm, register, registry_file
 from nni_manager.config.search_space import SearchSpace, Uniform, parse_search_space
-from nni_manager.errors import Bug, UserMistake
+from nni_manager.errors import InternalError, UserError
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 
@@ -57,14 +57,14 @@ def write(tmp_path):
 
 
 @pytest.fixture
-def mistakes(write):
+def diagnostics(write):
     """The mistakes of an experiment file, as lines without the folder."""
 
     def lines(*args, **kwargs):
         path = write(*args, **kwargs)
         with pytest.raises(ConfigInvalid) as caught:
             read_experiment_file(path)
-        assert str(caught.value).splitlines() == [str(mistake) for mistake in caught.value.mistakes]
+        assert str(caught.value).splitlines() == [str(mistake) for mistake in caught.value.diagnostics]
         return [line.replace(f"{path.parent}/", "") for line in str(caught.value).splitlines()]
 
     return lines
@@ -72,7 +72,7 @@ def mistakes(write):
 
 def test_a_file_with_the_needed_keys_becomes_an_experiment_with_defaults(write, tmp_path):
     config = read_experiment_file(write())
-    assert config == ExperimentConfig(
+    assert config == ExperimentSpec(
         experiment_name="digits",
         author_name="ada",
         description=None,
@@ -92,7 +92,7 @@ def test_a_file_with_the_needed_keys_becomes_an_experiment_with_defaults(write, 
         log_level="info",
         debug=False,
         version_check=True,
-        local=LocalConfig(),
+        local=LocalSpec(),
         reuse=ReuseConfig(),
         config_path=tmp_path / "experiment.yml",
         expansions=(
@@ -113,7 +113,7 @@ def test_every_key_of_a_local_experiment_is_read(write, tmp_path):
     assert (config.gpu_num, config.description, config.max_exec_duration_s) == (1, "d", 7200.0)
     assert (config.max_trial_number, config.log_dir, config.log_level) == (20, tmp_path / "logs", "debug")
     assert (config.log_collection, config.debug, config.nni_manager_ip) == ("http", True, "10.0.0.1")
-    assert config.local == LocalConfig((0, 2), 3, True)
+    assert config.local == LocalSpec((0, 2), 3, True)
     assert (config.tuner.optimize_mode, config.tuner.seed) == ("minimize", 7)
 
 
@@ -154,7 +154,7 @@ def test_an_assessor_is_read_with_its_arguments_and_survives_json(write):
     config = read_experiment_file(write(text))
     assert config.assessor == AssessorConfig("Medianstop", {"start_step": 3})
     assert config.tuner.include_intermediate_results
-    assert ExperimentConfig.from_json(config.to_json()) == config
+    assert ExperimentSpec.from_json(config.to_json()) == config
     assert make_assessment(config) is not None
     assert make_assessment(read_experiment_file(write())) is None
 
@@ -165,16 +165,16 @@ def test_an_experiment_survives_its_json(write):
         ' "k": {"_type": "randint", "_value": [1, 3]}}]}}'
     )
     config = read_experiment_file(write(GOOD + "localConfig: {gpuIndices: 1}\n", space))
-    assert ExperimentConfig.from_json(config.to_json()) == config
+    assert ExperimentSpec.from_json(config.to_json()) == config
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"local": 1}'])
 def test_a_stored_experiment_that_is_not_ours_is_a_bug(text):
-    with pytest.raises(Bug, match="cannot read the stored experiment"):
-        ExperimentConfig.from_json(text)
+    with pytest.raises(InternalError, match="cannot read the stored experiment"):
+        ExperimentSpec.from_json(text)
 
 
-def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes):
+def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(diagnostics):
     changed = {
         "trialConcurrency: 2": 'trialConcurrency: "two"',
         "authorName: ada\n": "",
@@ -182,14 +182,14 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
         "codeDir: .": "codeDir: nowhere",
     }
     space = '{"lr": {"_type": "uniform", "_value": [1, 0]},\n "bs": [16, 32]}'
-    assert mistakes(GOOD + "maxTrialNumbr: 3\n", space, replace=changed) == [
+    assert diagnostics(GOOD + "maxTrialNumbr: 3\n", space, replace=changed) == [
         "experiment.yml: cannot do without authorName: it must be a name; write e.g. authorName: your name",
         'experiment.yml:2: cannot use trialConcurrency: "two" is not a whole number from 1 to 99999; '
         "write e.g. trialConcurrency: 2",
         'experiment.yml:7: cannot use tuner.builtinTunerName: "TPF" is not a built-in tuner; '
         "did you mean TPE? (known: TPE, Random, Anneal, Evolution, Hyperband, BatchTuner, GridSearch, GPTuner, "
         "MetisTuner, SMAC, CmaEs, NSGAII, QMC, GP, BOHB, PBTTuner)",
-        "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or mend the path",
+        "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or fix the path",
         "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
         "maxTrialDuration, maxTrialRetry, trainingServicePlatform, searchSpacePath, useAnnotation, multiPhase, multiThread, "
@@ -204,9 +204,9 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(mistakes)
 
 def test_a_mistake_knows_its_file_place_and_key(write):
     path = write(replace={"  codeDir: .": "  codeDir: 3"})
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         read_experiment_file(path)
-    (mistake,) = caught.value.mistakes
+    (mistake,) = caught.value.diagnostics
     assert (mistake.file, mistake.line, mistake.column) == (str(path), 13, 3)
     assert mistake.key == "trial.codeDir"
 
@@ -243,8 +243,8 @@ WRONG_VALUES = {
         "logCollection: some": 'cannot use logCollection: "some" is not none or http; write e.g. logCollection: none',
         "logDir: {your_dir}": "cannot use logDir: it is still the placeholder of an example",
         'logDir: "{your_dir}"': "cannot use logDir: {your_dir} is still the placeholder of an example",
-        'logDir: "a\\0b"': "holds a NUL character; mend the path",
-        "logDir: ~nobody-of-this-name/x": "names no user; mend the path",
+        'logDir: "a\\0b"': "holds a NUL character; fix the path",
+        "logDir: ~nobody-of-this-name/x": "names no user; fix the path",
         "logDir: experiment.yml": "cannot use logDir: experiment.yml is not a folder; name a folder",
         "advisor: {builtinAdvisorName: Hyperband}": "cannot use tuner beside advisor: an advisor does the work of both",
         "assessor: {builtinAssessorName: Medianstp}": 'cannot use assessor.builtinAssessorName: "Medianstp" is not a '
@@ -283,7 +283,7 @@ WRONG_VALUES = {
         "or the other; remove builtinTunerName, or all of codeDir, classFileName, className",
         "className: Mine": "cannot do without tuner.classFileName: it must be the Python file that holds the class; write",
         "codeDir: .": "cannot do without tuner.className beside tuner.codeDir: it must be the name of a class; write",
-        "className: Mine\n  codeDir: .\n  classFileName: no.py": "no.py; create it or mend codeDir and the names",
+        "className: Mine\n  codeDir: .\n  classFileName: no.py": "no.py; create it or fix codeDir and the names",
         "className: Mine\n  codeDir: none\n  classFileName: mine.py": "cannot use tuner.codeDir: there is no folder",
         "className: Mine\n  codeDir: .\n  classFileName: mine": 'cannot use tuner.classFileName: "mine" is not the name of a Py',
         "gpuIndices: 0": "cannot do without tuner.builtinTunerName: it must be the name of a built-in tuner; write e.g. "
@@ -298,12 +298,12 @@ WRONG_VALUES = {
         "constant_liar_type: median": 'cannot use tuner.classArgs.constant_liar_type: "median" is not min, max or',
     },
     "searchSpacePath: search_space.json\n": {
-        "searchSpacePath: none.json\n": "cannot use searchSpacePath: there is no none.json; create it or mend the",
+        "searchSpacePath: none.json\n": "cannot use searchSpacePath: there is no none.json; create it or fix the",
         "": "cannot do without searchSpacePath: it must be the path of a JSON file",
         "searchSpacePath: [a]\n": 'cannot use searchSpacePath: ["a"] is not the path of a JSON file',
     },
     "codeDir: .": {
-        "codeDir: experiment.yml": "cannot use trial.codeDir: experiment.yml is not a folder; create it or mend the",
+        "codeDir: experiment.yml": "cannot use trial.codeDir: experiment.yml is not a folder; create it or fix the",
         "codeDir: ''": 'cannot use trial.codeDir: "" is not a folder; write e.g. codeDir: .',
         "gpuNum: 1": "cannot do without trial.codeDir: it must be a folder; write e.g. codeDir: .",
         "codeDir: .\n  gpuNum: -1": "cannot use trial.gpuNum: -1 is not a whole number from 0 to 99999",
@@ -314,19 +314,19 @@ WRONG_VALUES = {
 }
 
 
-def test_class_args_are_those_of_the_tuner(mistakes):
+def test_class_args_are_those_of_the_tuner(diagnostics):
     text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: GPTuner")
-    (line,) = mistakes(text.replace("optimize_mode: maximize", "nu: 2.0"))
+    (line,) = diagnostics(text.replace("optimize_mode: maximize", "nu: 2.0"))
     assert "cannot use tuner.classArgs.nu: 2.0 is not 0.5, 1.5 or 2.5; write e.g. nu: 2.5" in line
-    (line,) = mistakes(text.replace("optimize_mode: maximize", "population_size: 4"))
+    (line,) = diagnostics(text.replace("optimize_mode: maximize", "population_size: 4"))
     assert "cannot use tuner.classArgs.population_size: there is no such key here" in line
 
 
-def test_class_args_that_contradict_each_other_are_one_sentence(mistakes):
+def test_class_args_that_contradict_each_other_are_one_sentence(diagnostics):
     text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: BOHB")
-    (line,) = mistakes(text.replace("optimize_mode: maximize", "min_budget: 9"))
+    (line,) = diagnostics(text.replace("optimize_mode: maximize", "min_budget: 9"))
     assert "cannot use BOHB: min_budget 9 is above max_budget 3; swap them" in line
-    (line,) = mistakes(GOOD + "assessor: {builtinAssessorName: ThresholdPruner}\n")
+    (line,) = diagnostics(GOOD + "assessor: {builtinAssessorName: ThresholdPruner}\n")
     assert "cannot use ThresholdPruner without a threshold; write lower, upper or both into" in line
 
 
@@ -354,30 +354,30 @@ def test_a_grid_over_what_cannot_be_counted_names_it_however_deep(kind):
     ("old", "new", "sentence"),
     [(old, new, sentence) for old, news in WRONG_VALUES.items() for new, sentence in news.items()],
 )
-def test_a_wrong_value_is_one_clear_sentence(mistakes, old, new, sentence):
-    (line,) = mistakes(replace={old: new})
+def test_a_wrong_value_is_one_clear_sentence(diagnostics, old, new, sentence):
+    (line,) = diagnostics(replace={old: new})
     assert sentence in line
 
 
-def test_an_experiment_for_a_cluster_is_told_so_once(mistakes):
+def test_an_experiment_for_a_cluster_is_told_so_once(diagnostics):
     text = GOOD.replace("Platform: local", "Platform: aml").replace(
         "codeDir: .", "codeDir: .\n  image: i\n  cpuNum: 1"
     )
-    (line,) = mistakes(text + "amlConfig:\n  subscriptionId: s\n")
+    (line,) = diagnostics(text + "amlConfig:\n  subscriptionId: s\n")
     assert 'trainingServicePlatform: "aml": Azure Machine Learning is not supported; use a cluster' in line
 
 
-def test_a_missing_tuner_is_said_but_not_beside_an_advisor(mistakes):
+def test_a_missing_tuner_is_said_but_not_beside_an_advisor(diagnostics):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
-    (line,) = mistakes(replace={tuner: ""})
+    (line,) = diagnostics(replace={tuner: ""})
     assert "cannot do without tuner: nothing else proposes parameters" in line
-    (line,) = mistakes(replace={tuner: "advisor: {builtinAdvisorName: bohb}\n"})
+    (line,) = diagnostics(replace={tuner: "advisor: {builtinAdvisorName: bohb}\n"})
     assert (
         'cannot use advisor.builtinAdvisorName: "bohb" is not a built-in advisor; did you mean BOHB?' in line
     )
 
 
-def test_an_advisor_is_read_as_a_tuner(write, mistakes):
+def test_an_advisor_is_read_as_a_tuner(write, diagnostics):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     advisor = (
         "advisor: {builtinAdvisorName: Hyperband, classArgs: {R: 9, optimize_mode: minimize, seed: 4}}\n"
@@ -386,9 +386,9 @@ def test_an_advisor_is_read_as_a_tuner(write, mistakes):
     args = {"R": 9, "optimize_mode": "minimize", "seed": 4}
     assert config.tuner == TunerConfig("Hyperband", "minimize", 4, args)
     assert make_tuner(config).ask(0).parameters["TRIAL_BUDGET"] == 1
-    (line,) = mistakes(replace={tuner: advisor.replace("R: 9", "exec_mode: serial")})
+    (line,) = diagnostics(replace={tuner: advisor.replace("R: 9", "exec_mode: serial")})
     assert 'cannot use advisor.classArgs.exec_mode: "serial" is not parallelism' in line
-    (line,) = mistakes(GOOD + "assessor: {builtinAssessorName: Medianstop}\n", replace={tuner: advisor})
+    (line,) = diagnostics(GOOD + "assessor: {builtinAssessorName: Medianstop}\n", replace={tuner: advisor})
     assert "cannot use assessor beside advisor" in line
 
 
@@ -407,18 +407,25 @@ def test_an_advisor_is_read_as_a_tuner(write, mistakes):
         ),
         ("a: &a [*a]\n", "experiment.yml:1: cannot read experiment.yml: an anchor contains itself"),
         ("a: 2024-99-99\n", "experiment.yml: cannot read experiment.yml: month must be in 1..12"),
+        ("a: !!int\n", "experiment.yml:1: cannot read experiment.yml: this is not a value of type int; fix"),
+        ("a: !!float\n", "experiment.yml:1: cannot read experiment.yml: this is not a value of type float"),
+        (
+            "a: !!bool maybe\n",
+            "experiment.yml:1: cannot read experiment.yml: this is not a value of type bool",
+        ),
+        ("a: !!timestamp x\n", "experiment.yml:1: cannot read experiment.yml: this is not a value of type"),
         ("a: \x07\n", "experiment.yml: cannot read experiment.yml: unacceptable character"),
         ("a: " + "[" * 5000, "experiment.yml:1: cannot read experiment.yml: more than 100 levels deep"),
         (b"a: 1\nb: \xff\n", "experiment.yml:2: cannot read experiment.yml: byte 8 is not UTF-8"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_mistake(mistakes, text, sentence):
-    (line,) = mistakes(text)
+def test_a_file_that_cannot_be_read_is_one_mistake(diagnostics, text, sentence):
+    (line,) = diagnostics(text)
     assert line.startswith(sentence)
 
 
-def test_a_key_written_twice_is_a_mistake(mistakes):
-    assert mistakes(GOOD + "  gpuNum: 1\n  gpuNum: 2\n") == [
+def test_a_key_written_twice_is_a_mistake(diagnostics):
+    assert diagnostics(GOOD + "  gpuNum: 1\n  gpuNum: 2\n") == [
         "experiment.yml:15: cannot use trial.gpuNum: it is in line 14 already; keep one of the two"
     ]
 
@@ -432,8 +439,8 @@ def test_a_missing_file_and_a_folder_are_said(tmp_path):
         read_experiment_file(tmp_path)
 
 
-def test_numbers_with_an_exponent_are_numbers(mistakes):
-    (line,) = mistakes(replace={"trialConcurrency: 2": "trialConcurrency: 1e-4"})
+def test_numbers_with_an_exponent_are_numbers(diagnostics):
+    (line,) = diagnostics(replace={"trialConcurrency: 2": "trialConcurrency: 1e-4"})
     assert "trialConcurrency: 0.0001 is not" in line
 
 
@@ -458,24 +465,24 @@ def test_numbers_with_an_exponent_are_numbers(mistakes):
         ),
     ],
 )
-def test_a_search_space_that_cannot_be_used_is_one_mistake_that_names_its_file(mistakes, space, sentence):
-    (line,) = mistakes(space=space)
+def test_a_search_space_that_cannot_be_used_is_one_mistake_that_names_its_file(diagnostics, space, sentence):
+    (line,) = diagnostics(space=space)
     assert line.startswith(sentence)
 
 
-def test_a_mistake_deep_in_the_search_space_has_its_line(mistakes):
+def test_a_mistake_deep_in_the_search_space_has_its_line(diagnostics):
     space = (
         '{\n\t"net": {\n\t\t"_type": "choice",\n\t\t"_value": [\n\t\t\t"none",\n\t\t\t{"_name": "conv",\n'
         '\t\t\t "size": {"_type": "randint", "_value": [5, 5]}}\n]}}'
     )
-    (line,) = mistakes(space=space)
+    (line,) = diagnostics(space=space)
     assert line == (
         "search_space.json:7: cannot use net[1].size: low 5 is not below high 5; widen the range or use choice"
     )
 
 
-def test_a_long_value_is_cut_in_the_message(mistakes):
-    (line,) = mistakes(replace={"trialConcurrency: 2": "trialConcurrency: " + "x" * 500})
+def test_a_long_value_is_cut_in_the_message(diagnostics):
+    (line,) = diagnostics(replace={"trialConcurrency: 2": "trialConcurrency: " + "x" * 500})
     assert len(line) < 220
 
 
@@ -502,7 +509,7 @@ def test_a_class_of_ones_own_is_found_by_folder_file_and_name(write, tmp_path):
     own = UserClass("mine.Mine", here, None, 120.0)
     assert config.tuner == TunerConfig("Mine", "minimize", None, args, own=own)
     assert config.assessor == AssessorConfig("mine.Judge", {}, UserClass("mine.Judge", here))
-    assert ExperimentConfig.from_json(config.to_json()) == config
+    assert ExperimentSpec.from_json(config.to_json()) == config
 
 
 @pytest.mark.parametrize(
@@ -539,5 +546,5 @@ def test_a_registered_name_is_a_class_of_ones_own(write, tmp_path, monkeypatch):
         UserClass("demo_tuner.Demo", None, "demo_tuner.V"),
     )
     registry_file().write_text("[]")
-    with pytest.raises(ConfigInvalid, match="mend or remove"):
+    with pytest.raises(ConfigInvalid, match="fix or remove"):
         read_experiment_file(path)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.model import AssessorConfig, ExperimentConfig, UserClass
+from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.config.model import AssessorConfig, ExperimentSpec, UserClass
 from nni_manager.config.reader import read_experiment_file
 
 LOCAL = """\
@@ -54,15 +54,15 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def read(place: Path, text: str) -> ExperimentConfig:
+def read(place: Path, text: str) -> ExperimentSpec:
     (place / "exp.yml").write_text(text)
     return read_experiment_file(place / "exp.yml")
 
 
-def mistakes(place: Path, text: str) -> list[tuple[int | None, str, str]]:
+def diagnostics(place: Path, text: str) -> list[tuple[int | None, str, str]]:
     with pytest.raises(ConfigInvalid) as caught:
         read(place, text)
-    return [(each.line, each.key, each.message) for each in caught.value.mistakes]
+    return [(each.line, each.key, each.message) for each in caught.value.diagnostics]
 
 
 def test_a_file_for_this_machine_says_what_its_v1_form_would(place: Path) -> None:
@@ -101,7 +101,7 @@ def test_the_cluster_of_this_machine_can_be_named(place: Path) -> None:
 def test_an_assessor_has_v2s_names(place: Path) -> None:
     config = read(place, LOCAL + "assessor: {name: Medianstop, classArgs: {start_step: 2}}\n")
     assert config.assessor == AssessorConfig("Medianstop", {"start_step": 2})
-    ((_, key, message),) = mistakes(place, LOCAL + "assessor: {name: Median}\n")
+    ((_, key, message),) = diagnostics(place, LOCAL + "assessor: {name: Median}\n")
     assert key == "assessor.name"
     assert message.startswith('cannot use assessor.name: "Median" is not a built-in assessor')
 
@@ -150,8 +150,8 @@ def test_a_mistake_is_told_with_its_line_and_by_v2s_names(
 ) -> None:
     text = OPENPAI.replace(before, after, 1)
     assert text != OPENPAI
-    found = [each for each in mistakes(place, text) if each[1] == key]
-    assert len(found) == 1, mistakes(place, text)
+    found = [each for each in diagnostics(place, text) if each[1] == key]
+    assert len(found) == 1, diagnostics(place, text)
     assert found[0][0] == line or line is None
     assert words in found[0][2]
     assert re.search(r"\b(paiConfig|trial\.\w+|builtinTunerName)\b", found[0][2]) is None, "a word of v1"
@@ -159,7 +159,7 @@ def test_a_mistake_is_told_with_its_line_and_by_v2s_names(
 
 def test_all_mistakes_are_told_at_once(place: Path) -> None:
     text = OPENPAI.replace("8 GB", "much").replace("trialConcurrency: 2", "trialConcurrency: none")
-    assert [each[1] for each in mistakes(place, text + "surprise: 1\n")] == [
+    assert [each[1] for each in diagnostics(place, text + "surprise: 1\n")] == [
         "trialConcurrency",
         "trainingService.trialMemorySize",
         "surprise",
@@ -167,23 +167,23 @@ def test_all_mistakes_are_told_at_once(place: Path) -> None:
 
 
 def test_a_search_space_in_the_file_is_checked_in_its_place(place: Path) -> None:
-    ((line, key, message),) = mistakes(place, LOCAL.replace("[0.001, 1]", "[0.001]"))
+    ((line, key, message),) = diagnostics(place, LOCAL.replace("[0.001, 1]", "[0.001]"))
     assert (line, key) == (3, "searchSpace.lr")
     assert message.startswith("cannot use")
-    ((line, key, message),) = mistakes(place, LOCAL + "searchSpaceFile: space.json\n")
+    ((line, key, message),) = diagnostics(place, LOCAL + "searchSpaceFile: space.json\n")
     assert (line, key) == (2, "searchSpace")
     assert "keep one of the two" in message
 
 
 def test_several_services_at_once_are_told_to_be_too_many(place: Path) -> None:
     text = LOCAL.replace("trainingService:\n  platform: local\n", "trainingService: [{platform: local}]\n")
-    assert any("several at once" in message for _, _, message in mistakes(place, text))
+    assert any("several at once" in message for _, _, message in diagnostics(place, text))
 
 
 def test_keys_may_be_written_in_any_case_as_nni_takes_them(place: Path) -> None:
     text = OPENPAI.replace("trialConcurrency", "TrialConcurrency").replace("trialGpuNumber", "trialGPUNumber")
     assert read(place, text) == read(place, OPENPAI)
-    found = mistakes(place, LOCAL + "trial_command: python3 other.py\n")
+    found = diagnostics(place, LOCAL + "trial_command: python3 other.py\n")
     assert [(line, message) for line, _, message in found] == [
         (15, "cannot use trial_command: it is trialCommand in another spelling; keep one of the two")
     ]
@@ -199,7 +199,7 @@ def test_a_duration_has_a_unit_or_is_in_seconds(place: Path, written: str, secon
 
 @pytest.mark.parametrize("written", ["0", "-1h", "true", "1w", "[1]", "99999999999d"])
 def test_what_is_no_duration_is_said(place: Path, written: str) -> None:
-    ((_, key, message),) = mistakes(place, LOCAL.replace("2h", written))
+    ((_, key, message),) = diagnostics(place, LOCAL.replace("2h", written))
     assert key == "maxExperimentDuration"
     assert "is not a number and one of s, m, h, d; write e.g. maxExperimentDuration: 1h" in message
 
@@ -213,7 +213,7 @@ def test_what_stands_in_the_service_wins_over_the_same_for_the_whole(place: Path
         "trainingService.trialCodeDirectory wins over trialCodeDirectory",
     )
     text = LOCAL.replace("trialCommand: python3 train.py\n", "") + "  trialCommand: 5\n"
-    ((line, key, _),) = mistakes(place, text)
+    ((line, key, _),) = diagnostics(place, text)
     assert (line, key) == (14, "trainingService.trialCommand")
 
 
@@ -230,7 +230,7 @@ def test_a_search_space_may_be_in_yaml(place: Path) -> None:
     config = read(place, OPENPAI.replace("searchSpaceFile: space.json\n", space))
     assert config.search_space_raw == {"lr": {"_type": "loguniform", "_value": [1e-4, 1]}}
     (place / "space.yml").write_text("lr: {_type: loguniform, _value: [1]}\n")
-    ((line, key, _),) = mistakes(place, OPENPAI.replace("searchSpaceFile: space.json\n", space))
+    ((line, key, _),) = diagnostics(place, OPENPAI.replace("searchSpaceFile: space.json\n", space))
     assert (line, key) == (1, "lr")
 
 
@@ -238,7 +238,7 @@ def test_values_that_json_has_not_are_refused_in_a_search_space(place: Path) -> 
     text = LOCAL.replace(
         "  lr: {_type: loguniform, _value: [0.001, 1]}", "  lr: {_type: choice, _value: [2024-01-01, .nan]}"
     )
-    assert [message for _, _, message in mistakes(place, text)] == [
+    assert [message for _, _, message in diagnostics(place, text)] == [
         'cannot use lr[0]: "2024-01-01" is no JSON value; put it in quotes, or write a finite number',
         "cannot use lr[1]: NaN is no JSON value; put it in quotes, or write a finite number",
     ]
@@ -250,7 +250,7 @@ def test_a_tuner_of_ones_own_has_v2s_names(place: Path) -> None:
     config = read(place, OPENPAI.replace("{name: Random}", own))
     assert config.tuner.own == UserClass("mine.Mine", str(place), None, 90.0)
     assert config.tuner.class_args == {"depth": 3}
-    ((line, key, message),) = mistakes(
+    ((line, key, message),) = diagnostics(
         place, OPENPAI.replace("{name: Random}", own.replace("mine.Mine", "mine.Nine"))
     )
     assert (line, key) == (5, "tuner.className")

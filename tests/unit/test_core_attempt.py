@@ -3,11 +3,12 @@
 from itertools import product
 
 import pytest
+from attempts import attempt_id
 
-from trial_keeper.core.attempt import NEXT, Attempt, AttemptEvent, AttemptState
+from trial_keeper.core.attempt import TRANSITIONS, Attempt, AttemptEvent, AttemptState
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialStarted
 
-KEY = AttemptKey("abcde", 0, "worker-0")
+KEY = AttemptKey("abcde", attempt_id(0), "worker-0")
 
 
 def an_attempt(state: AttemptState = AttemptState.STARTING) -> Attempt:
@@ -19,25 +20,27 @@ def an_attempt(state: AttemptState = AttemptState.STARTING) -> Attempt:
 @pytest.mark.parametrize(("state", "event"), list(product(AttemptState, AttemptEvent)))
 def test_what_the_table_does_not_hold_cannot_happen(state: AttemptState, event: AttemptEvent) -> None:
     attempt = an_attempt(state)
-    if (state, event) in NEXT:
-        attempt.happened(event)
-        assert attempt.state is NEXT[state, event]
+    if (state, event) in TRANSITIONS:
+        attempt.apply(event)
+        assert attempt.state is TRANSITIONS[state, event]
     else:
         with pytest.raises(KeyError):
-            attempt.happened(event)
+            attempt.apply(event)
 
 
 @pytest.mark.parametrize("state", AttemptState)
 def test_every_state_leads_to_the_end(state: AttemptState) -> None:
     reached = {state}
-    while (wider := reached | {after for (before, _), after in NEXT.items() if before in reached}) != reached:
+    while (
+        wider := reached | {after for (before, _), after in TRANSITIONS.items() if before in reached}
+    ) != reached:
         reached = wider
     assert AttemptState.CLOSED in reached
 
 
 def test_nothing_leads_back() -> None:
     order = list(AttemptState)
-    assert all(order.index(after) >= order.index(before) for (before, _), after in NEXT.items())
+    assert all(order.index(after) >= order.index(before) for (before, _), after in TRANSITIONS.items())
 
 
 def test_an_attempt_that_never_ran_has_no_start_to_tell() -> None:

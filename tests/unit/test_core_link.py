@@ -7,19 +7,19 @@ import pytest
 
 from trial_keeper.core.link import (
     FIRST_RETRY_S,
-    LONGEST_RETRY_S,
-    NEXT,
+    MAX_RETRY_S,
+    TRANSITIONS,
     Link,
     LinkEvent,
     LinkState,
-    share_of,
+    jitter,
 )
 
 
 def a_link(*events: LinkEvent, now_s: float = 0.0) -> Link:
     link = Link()
     for event in events:
-        link.happened(event, now_s)
+        link.apply(event, now_s)
     return link
 
 
@@ -27,12 +27,12 @@ def a_link(*events: LinkEvent, now_s: float = 0.0) -> Link:
 def test_what_the_table_does_not_hold_cannot_happen(state: LinkState, event: LinkEvent) -> None:
     link = Link()
     link.state = state
-    if (state, event) in NEXT:
-        link.happened(event, 0.0)
-        assert link.state is NEXT[state, event]
+    if (state, event) in TRANSITIONS:
+        link.apply(event, 0.0)
+        assert link.state is TRANSITIONS[state, event]
     else:
         with pytest.raises(KeyError):
-            link.happened(event, 0.0)
+            link.apply(event, 0.0)
 
 
 def test_a_new_keeper_connects_at_once() -> None:
@@ -47,23 +47,23 @@ def test_nobody_connects_twice_at_a_time() -> None:
 def test_the_wait_doubles_from_a_fifth_of_a_second_to_a_minute() -> None:
     link, now_s, waits = Link(), 100.0, []
     for _ in range(12):
-        link.happened(LinkEvent.DUE, now_s)
-        link.happened(LinkEvent.LOST, now_s)
+        link.apply(LinkEvent.DUE, now_s)
+        link.apply(LinkEvent.LOST, now_s)
         waits.append(round(link.retry_at_s - now_s, 6))
         assert not link.is_due(link.retry_at_s - 0.001)
         now_s = link.retry_at_s
         assert link.is_due(now_s)
     assert waits == [0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0, 60.0, 60.0]
-    assert (waits[0], waits[-1]) == (FIRST_RETRY_S, LONGEST_RETRY_S)
+    assert (waits[0], waits[-1]) == (FIRST_RETRY_S, MAX_RETRY_S)
 
 
 def test_keepers_that_lost_their_manager_at_one_moment_come_back_one_after_another() -> None:
     tries_s = []
     for number in range(1000):
-        link = Link(share_of(f"env-{number}"))
+        link = Link(jitter(f"env-{number}"))
         for now_s in (0.0, 10.0, 20.0, 30.0, 40.0):
-            link.happened(LinkEvent.DUE, now_s)
-            link.happened(LinkEvent.LOST, now_s)
+            link.apply(LinkEvent.DUE, now_s)
+            link.apply(LinkEvent.LOST, now_s)
         tries_s.append(link.retry_at_s - 40.0)
     longest_s = FIRST_RETRY_S * 2**4
     assert longest_s / 2 <= min(tries_s)
@@ -77,9 +77,9 @@ def test_keepers_that_lost_their_manager_at_one_moment_come_back_one_after_anoth
 def test_years_of_failures_are_no_problem() -> None:
     link = Link()
     for _ in range(100_000):
-        link.happened(LinkEvent.DUE, 0.0)
-        link.happened(LinkEvent.LOST, 0.0)
-    assert link.retry_at_s == LONGEST_RETRY_S
+        link.apply(LinkEvent.DUE, 0.0)
+        link.apply(LinkEvent.LOST, 0.0)
+    assert link.retry_at_s == MAX_RETRY_S
 
 
 def test_a_manager_that_welcomes_and_breaks_is_tried_more_and_more_seldom() -> None:
@@ -90,8 +90,8 @@ def test_a_manager_that_welcomes_and_breaks_is_tried_more_and_more_seldom() -> N
 def test_a_link_that_was_of_use_begins_with_the_shortest_wait() -> None:
     link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5, LinkEvent.DUE, LinkEvent.OPENED)
     assert link.is_up
-    link.proved_useful()
-    link.happened(LinkEvent.LOST, 50.0)
+    link.reset_backoff()
+    link.apply(LinkEvent.LOST, 50.0)
     assert not link.is_up
     assert link.retry_at_s == 50.0 + FIRST_RETRY_S
 
@@ -99,15 +99,15 @@ def test_a_link_that_was_of_use_begins_with_the_shortest_wait() -> None:
 def test_a_manager_that_moved_is_tried_at_once() -> None:
     link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5)
     assert not link.is_due(1.0)
-    link.happened(LinkEvent.MANAGER_MOVED, 1.0)
+    link.apply(LinkEvent.MANAGER_MOVED, 1.0)
     assert link.is_due(1.0)
-    link.happened(LinkEvent.DUE, 1.0)
-    link.happened(LinkEvent.LOST, 1.0)
+    link.apply(LinkEvent.DUE, 1.0)
+    link.apply(LinkEvent.LOST, 1.0)
     assert link.retry_at_s == 1.0 + FIRST_RETRY_S
 
 
 def test_a_refused_keeper_waits_for_another_manager_however_long() -> None:
     link = a_link(LinkEvent.DUE, LinkEvent.REFUSED)
     assert not link.is_due(1e9)
-    link.happened(LinkEvent.MANAGER_MOVED, 5.0)
+    link.apply(LinkEvent.MANAGER_MOVED, 5.0)
     assert link.is_due(5.0)

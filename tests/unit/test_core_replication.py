@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import trial_keeper.core.replication as module
 from nni_sdk.records import MAX_FRAME_BYTES
 from trial_keeper.core.replication import ChunkToSend, Replication
-from trial_keeper.wire.limits import COLLECTED_BYTES
+from trial_keeper.wire.limits import QUOTA_BYTES
 from trial_keeper.wire.messages import Stream
 
 METRICS, STDOUT, STDERR = Stream.METRICS, Stream.STDOUT, Stream.STDERR
@@ -190,11 +190,11 @@ def test_a_cut_leaves_the_other_streams_alone() -> None:
 def test_what_lies_beyond_the_limit_is_never_sent_and_counts_in_the_final_size(
     a_replication, monkeypatch
 ) -> None:
-    monkeypatch.setitem(COLLECTED_BYTES, METRICS, 12)
+    monkeypatch.setitem(QUOTA_BYTES, METRICS, 12)
     replication = a_replication(size=10)
-    assert (replication.next_chunks(), replication.beyond_collection) == ([ChunkToSend(METRICS, 0, 10)], ())
+    assert (replication.next_chunks(), replication.over_quota) == ([ChunkToSend(METRICS, 0, 10)], ())
     replication.grew({METRICS: 50})
-    assert (replication.next_chunks(), replication.beyond_collection) == (
+    assert (replication.next_chunks(), replication.over_quota) == (
         [ChunkToSend(METRICS, 10, 2)],
         (METRICS,),
     )

@@ -1,19 +1,23 @@
 """A keeper that is given one trial after another, played in milliseconds."""
 
 import pytest
+from attempts import attempt_id
 
 from trial_keeper.core.events import (
+    CleanupFinished,
     Effect,
     Event,
-    Exit,
-    ForeseeTrial,
+    ExitKeeper,
     LinkLost,
     LinkOpened,
     LinkRefused,
     LogDecision,
     ManagerMoved,
+    MeasureMetrics,
     OpenLink,
+    PreparationFailed,
     PrepareTrial,
+    PrewarmTrial,
     RecordExit,
     ReleaseAttempt,
     Send,
@@ -22,28 +26,26 @@ from trial_keeper.core.events import (
     SignalTrial,
     SpawnTrial,
     StreamsGrew,
-    TimePassed,
+    TimerFired,
     TrialAssigned,
-    TrialCleared,
     TrialExited,
     TrialSpawned,
-    TrialUnprepared,
 )
 from trial_keeper.core.keeper import PLENTY, Keeper
 from trial_keeper.core.replication import ChunkToSend
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.messages import (
+    Ack,
     AttemptKey,
     AttemptOffsets,
-    Durable,
     Idle,
-    Leave,
-    ReturnTrial,
+    RevokeTrial,
     RunTrial,
+    Shutdown,
     StopTrial,
     Stream,
-    TrialReturned,
+    TrialRevoked,
     Welcome,
 )
 from trial_keeper.wire.reasons import ExitReason
@@ -53,7 +55,7 @@ IDLE = Send(Idle())
 
 
 def key_of(trial_id: str) -> AttemptKey:
-    return AttemptKey(trial_id, 0, "main-0")
+    return AttemptKey(trial_id, attempt_id(0), "main-0")
 
 
 class Play:
@@ -66,14 +68,14 @@ class Play:
     def at(self, now_s: float, event: Event) -> list[Effect]:
         effects = self.keeper.handle(event, now_s)
         self.log += [effect.text for effect in effects if isinstance(effect, LogDecision)]
-        return [effect for effect in effects if not isinstance(effect, LogDecision)]
+        return [effect for effect in effects if not isinstance(effect, LogDecision | MeasureMetrics)]
 
     def linked(self, *attempts: AttemptOffsets) -> list[Effect]:
-        self.at(0, TimePassed())
+        self.at(0, TimerFired())
         return self.at(0, LinkOpened(Welcome("0.6.0", attempts)))
 
     def runs(self, trial_id: str, now_s: float = 1.0) -> None:
-        assert self.at(now_s, RunTrial(trial_id)) == [PrepareTrial(trial_id)]
+        assert self.at(now_s, RunTrial(trial_id, attempt_id(0))) == [PrepareTrial(trial_id, attempt_id(0))]
         assert self.at(now_s, TrialAssigned(key_of(trial_id))) == [SpawnTrial(key_of(trial_id))]
         self.at(now_s, TrialSpawned(key_of(trial_id), 1000.0 + now_s))
 
@@ -81,7 +83,7 @@ class Play:
         return self.at(now_s, TrialExited(key_of(trial_id), 1.0, code, None, {}, ""))
 
     def closes(self, trial_id: str, now_s: float = 3.0) -> list[Effect]:
-        return self.at(now_s, Durable(AttemptOffsets(key_of(trial_id), {}, closed=True)))
+        return self.at(now_s, Ack(AttemptOffsets(key_of(trial_id), {}, closed=True)))
 
 
 @pytest.fixture
@@ -93,7 +95,7 @@ def play() -> Play:
 
 def test_a_keeper_without_a_trial_connects_and_says_that_it_is_idle() -> None:
     play = Play()
-    assert play.at(0, TimePassed()) == [OpenLink(())]
+    assert play.at(0, TimerFired()) == [OpenLink(())]
     assert play.at(0, LinkOpened(Welcome("0.6.0"))) == [IDLE]
 
 
@@ -115,7 +117,7 @@ def test_the_bytes_of_both_are_sent(play: Play) -> None:
     sent = play.at(2, StreamsGrew(key_of("second"), {Stream.METRICS: 5}))
     assert sent == [SendChunk(key_of("second"), ChunkToSend(Stream.METRICS, 0, 5))]
     play.at(3, LinkLost("gone"))
-    assert play.at(10, TimePassed()) == [OpenLink((key_of("first"), key_of("second")))]
+    assert play.at(10, TimerFired()) == [OpenLink((key_of("first"), key_of("second")))]
     again = play.at(10, LinkOpened(Welcome("0.6.0", (AttemptOffsets(key_of("first"), {Stream.METRICS: 4}),))))
     assert [effect.chunk.offset for effect in again if isinstance(effect, SendChunk)] == [4, 0]
     assert IDLE not in again
@@ -123,18 +125,18 @@ def test_the_bytes_of_both_are_sent(play: Play) -> None:
 
 def test_a_trial_that_is_told_twice_is_run_once(play: Play) -> None:
     play.runs("first")
-    assert play.at(1, RunTrial("first")) == []
+    assert play.at(1, RunTrial("first", attempt_id(0))) == []
     play.exits("first")
-    assert play.at(2, RunTrial("first")) == []
+    assert play.at(2, RunTrial("first", attempt_id(0))) == []
 
 
 def test_a_trial_that_is_given_to_a_busy_keeper_begins_when_the_one_before_ends(play: Play) -> None:
     play.runs("first")
-    assert play.at(1, RunTrial("second")) == [ForeseeTrial("second")]
-    assert play.at(1, RunTrial("second")) == []
+    assert play.at(1, RunTrial("second", attempt_id(0))) == [PrewarmTrial("second", attempt_id(0))]
+    assert play.at(1, RunTrial("second", attempt_id(0))) == []
     told = play.exits("first")
     assert [type(effect) for effect in told] == [RecordExit, Send, PrepareTrial]
-    assert told[-1] == PrepareTrial("second")
+    assert told[-1] == PrepareTrial("second", attempt_id(0))
     play.at(2, TrialAssigned(key_of("second")))
     play.at(2, TrialSpawned(key_of("second"), 1002.0))
     assert play.exits("second", 3)[-1] == IDLE
@@ -142,31 +144,37 @@ def test_a_trial_that_is_given_to_a_busy_keeper_begins_when_the_one_before_ends(
 
 def test_what_follows_is_foreseen_as_soon_as_it_is_known_while_another_trial_runs(play: Play) -> None:
     play.runs("first")
-    for trial_id, effects in (("second", [ForeseeTrial("second")]), ("third", []), ("fourth", [])):
-        assert play.at(1, RunTrial(trial_id)) == effects
-    assert play.exits("first")[-1] == PrepareTrial("second")
+    for trial_id, effects in (
+        ("second", [PrewarmTrial("second", attempt_id(0))]),
+        ("third", []),
+        ("fourth", []),
+    ):
+        assert play.at(1, RunTrial(trial_id, attempt_id(0))) == effects
+    assert play.exits("first")[-1] == PrepareTrial("second", attempt_id(0))
     play.at(2, TrialAssigned(key_of("second")))
-    assert play.at(2, TrialSpawned(key_of("second"), 1002.0))[-1] == ForeseeTrial("third")
-    assert play.at(2, StopTrial("third", ExitReason.STOPPED_BY_USER)) == [ForeseeTrial("fourth")]
-    assert play.exits("second", 3)[-1] == PrepareTrial("fourth")
+    assert play.at(2, TrialSpawned(key_of("second"), 1002.0))[-1] == PrewarmTrial("third", attempt_id(0))
+    assert play.at(2, StopTrial("third", ExitReason.STOPPED_BY_USER)) == [
+        PrewarmTrial("fourth", attempt_id(0))
+    ]
+    assert play.exits("second", 3)[-1] == PrepareTrial("fourth", attempt_id(0))
     play.at(3, TrialAssigned(key_of("fourth")))
     told = play.at(3, TrialSpawned(key_of("fourth"), 1003.0))
-    assert not any(isinstance(effect, ForeseeTrial) for effect in told)
+    assert not any(isinstance(effect, PrewarmTrial) for effect in told)
 
 
 def test_there_is_plenty_to_do_as_long_as_several_trials_wait(play: Play) -> None:
     play.runs("first")
     for number in range(PLENTY):
-        assert not play.keeper.has_plenty
-        play.at(1, RunTrial(f"t{number}"))
-    assert play.keeper.has_plenty
+        assert not play.keeper.queue_is_deep
+        play.at(1, RunTrial(f"t{number}", attempt_id(0)))
+    assert play.keeper.queue_is_deep
     play.exits("first")
-    assert not play.keeper.has_plenty
+    assert not play.keeper.queue_is_deep
 
 
 def test_a_trial_that_waits_its_turn_and_is_stopped_is_not_begun(play: Play) -> None:
     play.runs("first")
-    play.at(1, RunTrial("second"))
+    play.at(1, RunTrial("second", attempt_id(0)))
     assert play.at(1, StopTrial("second", ExitReason.STOPPED_BY_USER)) == []
     assert play.exits("first")[-1] == IDLE
 
@@ -174,34 +182,37 @@ def test_a_trial_that_waits_its_turn_and_is_stopped_is_not_begun(play: Play) -> 
 def test_a_trial_that_waits_its_turn_is_given_back_and_never_begun(play: Play) -> None:
     play.runs("first")
     for trial_id in ("second", "third", "fourth"):
-        play.at(1, RunTrial(trial_id))
-    assert play.at(1, ReturnTrial("fourth")) == [Send(TrialReturned("fourth"))]
+        play.at(1, RunTrial(trial_id, attempt_id(0)))
+    assert play.at(1, RevokeTrial("fourth")) == [Send(TrialRevoked("fourth"))]
     assert play.log[-1] == "trial fourth is given back, for a job that has none"
-    assert play.at(1, ReturnTrial("second")) == [Send(TrialReturned("second")), ForeseeTrial("third")]
-    assert play.at(1, ReturnTrial("third")) == [Send(TrialReturned("third"))]
+    assert play.at(1, RevokeTrial("second")) == [
+        Send(TrialRevoked("second")),
+        PrewarmTrial("third", attempt_id(0)),
+    ]
+    assert play.at(1, RevokeTrial("third")) == [Send(TrialRevoked("third"))]
     assert play.exits("first")[-1] == IDLE
     play.runs("second")
 
 
 def test_a_trial_that_has_begun_is_not_given_back(play: Play) -> None:
     play.runs("first")
-    assert play.at(1, ReturnTrial("first")) == []
+    assert play.at(1, RevokeTrial("first")) == []
     play.exits("first")
-    assert play.at(2, ReturnTrial("first")) == [], "it is over, and its end was told"
+    assert play.at(2, RevokeTrial("first")) == [], "it is over, and its end was told"
 
 
 def test_a_keeper_that_does_not_have_a_trial_says_so(play: Play) -> None:
-    assert play.at(1, ReturnTrial("other")) == [Send(TrialReturned("other"))]
+    assert play.at(1, RevokeTrial("other")) == [Send(TrialRevoked("other"))]
     play.runs("first")
-    play.at(1, RunTrial("second"))
-    play.at(1, ReturnTrial("second"))
+    play.at(1, RunTrial("second", attempt_id(0)))
+    play.at(1, RevokeTrial("second"))
     play.at(2, LinkLost("gone"))
-    play.at(3, TimePassed())
+    play.at(3, TimerFired())
     play.at(3, LinkOpened(Welcome("0.6.0")))
-    again = play.at(3, ReturnTrial("second"))
-    assert again == [Send(TrialReturned("second"))], "the first answer was lost"
+    again = play.at(3, RevokeTrial("second"))
+    assert again == [Send(TrialRevoked("second"))], "the first answer was lost"
     play.at(4, SignalReceived(15))
-    assert play.at(4, ReturnTrial("third")) == [Send(TrialReturned("third"))], "it is leaving"
+    assert play.at(4, RevokeTrial("third")) == [Send(TrialRevoked("third"))], "it is leaving"
 
 
 def test_a_keeper_that_is_told_to_stop_what_it_never_heard_of_says_that_it_is_idle(play: Play) -> None:
@@ -212,38 +223,38 @@ def test_a_keeper_that_is_told_to_stop_what_it_never_heard_of_says_that_it_is_id
 
 def test_a_keeper_that_leaves_begins_nothing_that_waits(play: Play) -> None:
     play.runs("first")
-    play.at(1, RunTrial("second"))
+    play.at(1, RunTrial("second", attempt_id(0)))
     play.at(2, SignalReceived(15))
     assert not any(isinstance(effect, PrepareTrial) for effect in play.exits("first", 3))
-    assert play.closes("first", 4)[-1] == Exit(0)
+    assert play.closes("first", 4)[-1] == ExitKeeper(0)
 
 
 def test_the_job_ends_well_however_its_trials_end(play: Play) -> None:
     play.runs("first")
     play.exits("first", code=3)
     play.closes("first")
-    assert play.at(4, Leave("done")) == [Exit(0)]
+    assert play.at(4, Shutdown("done")) == [ExitKeeper(0)]
 
 
 def test_a_keeper_that_is_told_to_leave_stops_its_trial_first(play: Play) -> None:
     play.runs("first")
-    assert play.at(2, Leave("done")) == [SignalTrial(key_of("first"), kill=False)]
-    assert play.exits("first", 3)[-1] == Exit(0)
+    assert play.at(2, Shutdown("done")) == [SignalTrial(key_of("first"), kill=False)]
+    assert play.exits("first", 3)[-1] == ExitKeeper(0)
 
 
 def test_idle_for_too_long_it_leaves(play: Play) -> None:
     assert play.keeper.next_deadline_s == 600
-    assert play.at(599, TimePassed()) == []
-    assert play.at(600, TimePassed()) == [Exit(0)]
+    assert play.at(599, TimerFired()) == []
+    assert play.at(600, TimerFired()) == [ExitKeeper(0)]
     assert "no trial has come for 600 s" in play.log[-1]
 
 
 def test_a_job_that_reaches_no_manager_does_not_hold_its_place_for_as_long() -> None:
     play = Play()
     for now_s in (0, 60, 119):
-        assert play.at(now_s, TimePassed()) == [OpenLink(())]
+        assert play.at(now_s, TimerFired()) == [OpenLink(())]
         play.at(now_s, LinkLost("nobody there"))
-    assert Exit(KeeperExit.UNREACHED) in play.at(120, TimePassed())
+    assert ExitKeeper(KeeperExit.MANAGER_UNREACHABLE) in play.at(120, TimerFired())
     assert "no manager could be reached" in play.log[-1]
 
 
@@ -252,16 +263,16 @@ def test_the_time_is_counted_from_the_last_trials_end_also_without_a_manager(pla
     play.exits("first", 200)
     play.closes("first", 201)
     play.at(300, LinkLost("gone"))
-    assert not any(isinstance(effect, Exit) for effect in play.at(799, TimePassed()))
-    assert Exit(0) in play.at(800, TimePassed())
+    assert not any(isinstance(effect, ExitKeeper) for effect in play.at(799, TimerFired()))
+    assert ExitKeeper(0) in play.at(800, TimerFired())
 
 
 def test_leaving_it_waits_for_what_the_manager_does_not_have(play: Play) -> None:
     play.runs("first", 100)
     play.exits("first", 200)
     assert play.at(210, SignalReceived(15)) == []
-    assert play.at(239, TimePassed()) == []
-    assert play.at(240, TimePassed()) == [Exit(0)]
+    assert play.at(239, TimerFired()) == []
+    assert play.at(240, TimerFired()) == [ExitKeeper(0)]
 
 
 def test_after_as_many_trials_as_it_may_run_it_leaves() -> None:
@@ -272,33 +283,33 @@ def test_after_as_many_trials_as_it_may_run_it_leaves() -> None:
     play.runs("second")
     assert IDLE not in play.exits("second")
     play.closes("first")
-    assert play.closes("second") == [ReleaseAttempt(key_of("second")), Exit(0)]
+    assert play.closes("second") == [ReleaseAttempt(key_of("second")), ExitKeeper(0)]
 
 
 def test_a_trial_that_cannot_be_cleared_away_is_the_jobs_last(play: Play) -> None:
     play.runs("first")
-    play.at(2, TrialCleared(key_of("first"), ("17 (daemon)",)))
+    play.at(2, CleanupFinished(key_of("first"), ("17 (daemon)",)))
     assert IDLE not in play.exits("first")
     assert any("17 (daemon)" in line for line in play.log)
-    assert play.at(2, RunTrial("second")) == []
-    assert play.closes("first")[-1] == Exit(KeeperExit.POISONED)
+    assert play.at(2, RunTrial("second", attempt_id(0))) == []
+    assert play.closes("first")[-1] == ExitKeeper(KeeperExit.TAINTED)
 
 
 def test_what_a_trial_leaves_in_the_temporary_folder_is_told_and_no_more(play: Play) -> None:
     play.runs("first")
-    play.at(2, TrialCleared(key_of("first"), (), "cache, model.bin"))
+    play.at(2, CleanupFinished(key_of("first"), (), "cache, model.bin"))
     assert "cache, model.bin" in play.log[-1]
     assert play.exits("first")[-1] == IDLE
 
 
 def test_a_trial_that_cannot_be_prepared_fails_with_its_reason_and_the_job_leaves(play: Play) -> None:
-    play.at(1, RunTrial("first"))
-    full = TrialUnprepared(key_of("first"), 1001.0, KeeperExit.MOUNT_FULL, "cannot write: no space")
+    play.at(1, RunTrial("first", attempt_id(0)))
+    full = PreparationFailed(key_of("first"), 1001.0, KeeperExit.MOUNT_FULL, "cannot write: no space")
     told = play.at(1, full)
     (record,) = [effect for effect in told if isinstance(effect, RecordExit)]
     assert (record.ended.reason, record.ended.message) == (ExitReason.MOUNT, "cannot write: no space")
     assert IDLE not in told
-    assert play.closes("first")[-1] == Exit(KeeperExit.POISONED)
+    assert play.closes("first")[-1] == ExitKeeper(KeeperExit.TAINTED)
 
 
 def test_a_stop_of_one_trial_is_not_the_end_of_the_job(play: Play) -> None:
@@ -318,16 +329,16 @@ def test_a_stop_of_a_trial_that_is_over_is_nothing(play: Play) -> None:
 
 def test_refused_by_the_manager_it_waits_a_moment_for_another_one_and_leaves() -> None:
     play = Play()
-    play.at(0, TimePassed())
+    play.at(0, TimerFired())
     play.at(1, LinkRefused("wrong token"))
-    assert play.at(30, TimePassed()) == []
-    assert play.at(31, TimePassed()) == [Exit(KeeperExit.REFUSED)]
+    assert play.at(30, TimerFired()) == []
+    assert play.at(31, TimerFired()) == [ExitKeeper(KeeperExit.REFUSED)]
 
 
 def test_refused_by_the_manager_it_takes_the_next_one() -> None:
     play = Play()
-    play.at(0, TimePassed())
+    play.at(0, TimerFired())
     play.at(1, LinkRefused("wrong token"))
     assert play.at(20, ManagerMoved()) == [OpenLink(())]
     assert play.at(20, LinkOpened(Welcome("0.6.0"))) == [IDLE]
-    assert play.at(100, TimePassed()) == []
+    assert play.at(100, TimerFired()) == []

@@ -1,6 +1,7 @@
 """When a trial in several tasks is over."""
 
 import pytest
+from attempts import attempt_id
 
 from nni_manager.domain.completion import Completion, TaskRole
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
@@ -9,7 +10,7 @@ from trial_keeper.wire.reasons import ExitReason
 
 def end_of(task: str, *, well: bool = True) -> TrialEnded:
     reason = ExitReason.SUCCEEDED if well else ExitReason.NONZERO_EXIT
-    return TrialEnded(AttemptKey("abcde", 0, task), reason, 0 if well else 1, 1.0, 2.0)
+    return TrialEnded(AttemptKey("abcde", attempt_id(0), task), reason, 0 if well else 1, 1.0, 2.0)
 
 
 PS_AND_WORKERS = Completion((TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 2)))
@@ -59,7 +60,7 @@ def test_a_role_with_dashes_in_its_name_is_found() -> None:
 
 def test_tasks_that_were_stopped_because_the_trial_was_over_decide_nothing_when_all_is_told_again() -> None:
     def stopped(task: str) -> TrialEnded:
-        return TrialEnded(AttemptKey("abcde", 0, task), ExitReason.TRIAL_OVER, 143, 1.0, 2.0)
+        return TrialEnded(AttemptKey("abcde", attempt_id(0), task), ExitReason.TRIAL_OVER, 143, 1.0, 2.0)
 
     success, failure = end_of("worker-0"), end_of("worker-1", well=False)
     one_is_enough = Completion((TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 1)))

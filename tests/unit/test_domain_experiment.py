@@ -8,30 +8,33 @@ from itertools import product
 from typing import Any
 
 import pytest
+from attempts import attempt_id
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from nni_manager.domain.events import (
+    AddObservation,
     AskAssessor,
     AskTuner,
     AttemptDelivered,
     AttemptEnded,
     AttemptStarted,
-    Begun,
     CancelTrial,
     CloseAttempt,
-    DismissJob,
+    DetachTrial,
+    DispatchTrial,
+    DrainJob,
+    EarlyStopRequested,
     Effect,
     Event,
     ExperimentStopAsked,
     Finish,
-    ForgetTrial,
-    GiveTrial,
-    JobGone,
     JobSubmitted,
-    KeeperMatched,
+    JobTerminated,
+    KeeperConnected,
     LimitsChanged,
+    ManagerReady,
     MetricsStored,
     ParametersSuggested,
     SaveExperiment,
@@ -41,25 +44,23 @@ from nni_manager.domain.events import (
     SearchSpaceChanged,
     SubmitJob,
     TaskReported,
-    TeachTuner,
     TellAssessor,
     TellTuner,
     TimePassed,
     TrialProposed,
-    TrialRefused,
     TrialStopAsked,
     TunerExhausted,
     TunerFailed,
     TunerNotReady,
     UsageReported,
 )
-from nni_manager.domain.experiment import NEXT, Experiment, ExperimentEvent, ExperimentState
+from nni_manager.domain.experiment import TRANSITIONS, Experiment, ExperimentEvent, ExperimentState
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.limits import Limits
 from nni_manager.domain.trial import (
-    FINAL_STATE,
     NO_FINAL_RESULT,
     NO_NUMBER_IN_FINAL_RESULT,
+    TERMINAL_STATE,
     Trial,
     TrialState,
 )
@@ -76,7 +77,7 @@ class Search:
         self.asked: list[int] = []
         """Questions that the tuner has not answered."""
         self.told: list[TellTuner] = []
-        self.taught: list[TeachTuner] = []
+        self.taught: list[AddObservation] = []
         self.assessed: list[AskAssessor | TellAssessor] = []
         self.submitted: list[str] = []
         self.stopped: list[tuple[str, ExitReason]] = []
@@ -91,7 +92,7 @@ class Search:
 
     @property
     def live(self) -> list[Trial]:
-        return [trial for trial in self.experiment.trials.values() if not trial.state.is_final]
+        return [trial for trial in self.experiment.trials.values() if not trial.state.is_terminal]
 
     def job(self, job_id: str) -> Job:
         return self.experiment.jobs.live[job_id]
@@ -104,7 +105,7 @@ class Search:
                     self.asked.append(effect.sequence_id)
                 case TellTuner():
                     self.told.append(effect)
-                case TeachTuner():
+                case AddObservation():
                     self.taught.append(effect)
                 case AskAssessor() | TellAssessor():
                     self.assessed.append(effect)
@@ -112,15 +113,15 @@ class Search:
                     self.submitted.append(effect.job.job_id)
                 case CancelTrial():
                     self.stopped.append((effect.trial.trial_id, effect.reason))
-                case GiveTrial():
+                case DispatchTrial():
                     self.given.append((effect.job.job_id, effect.trial.trial_id))
-                case DismissJob():
+                case DrainJob():
                     self.dismissed.append(effect.job.job_id)
                 case CloseAttempt():
                     self.closed.append(effect.key)
                 case Finish():
                     self.finishes += 1
-                case SaveTrial() | SaveExperiment() | SaveJob() | ForgetTrial():
+                case SaveTrial() | SaveExperiment() | SaveJob() | DetachTrial():
                     pass
         return effects
 
@@ -142,28 +143,36 @@ class Search:
         return self.trial(trial_id)
 
     def lose_job(self, trial_id: str, reason: ExitReason = ExitReason.JOB_LOST) -> list[Effect]:
-        return self.handle(JobGone(self.trial(trial_id).job_id, reason, "gone", 60.0))
+        return self.handle(JobTerminated(self.trial(trial_id).job_id, reason, "gone", 60.0))
 
     def limit(self, **limits: Any) -> list[Effect]:
-        return self.handle(LimitsChanged(replace(self.experiment.limits, **limits)))
+        return self.handle(LimitsChanged(replace(self.experiment.budget.limits, **limits)))
 
     def start(self, trial_id: str, attempt: int = 0) -> list[Effect]:
-        return self.handle(AttemptStarted(AttemptKey(trial_id, attempt, "main"), 20.0))
+        return self.handle(AttemptStarted(AttemptKey(trial_id, attempt_id(attempt), "main"), 20.0))
 
-    def report(self, trial_id: str, *values: str, final: bool = True, attempt: int = 0) -> list[Effect]:
+    def report(
+        self, trial_id: str, *values: str, final: bool = True, attempt: int = 0, offset: int = 0
+    ) -> list[Effect]:
         records = tuple((final, value) for value in values)
-        self.handle(TaskReported(AttemptKey(trial_id, attempt, "main")))
-        return self.handle(MetricsStored(AttemptKey(trial_id, attempt, "main"), records))
+        self.handle(TaskReported(AttemptKey(trial_id, attempt_id(attempt), "main")))
+        key = AttemptKey(trial_id, attempt_id(attempt), "main")
+        return self.handle(MetricsStored(key, records, offset if final else None))
 
     def end(
-        self, trial_id: str, reason: ExitReason = ExitReason.SUCCEEDED, attempt: int = 0, message: str = ""
+        self,
+        trial_id: str,
+        reason: ExitReason = ExitReason.SUCCEEDED,
+        attempt: int = 0,
+        message: str = "",
+        **more: Any,
     ) -> list[Effect]:
         code = 0 if reason is ExitReason.SUCCEEDED else 1
-        key = AttemptKey(trial_id, attempt, "main")
-        return self.handle(AttemptEnded(TrialEnded(key, reason, code, 20.0, 30.0, {}, message)))
+        key = AttemptKey(trial_id, attempt_id(attempt), "main")
+        return self.handle(AttemptEnded(TrialEnded(key, reason, code, 20.0, 30.0, {}, message, **more)))
 
     def deliver(self, trial_id: str, attempt: int = 0) -> list[Effect]:
-        return self.handle(AttemptDelivered(AttemptKey(trial_id, attempt, "main")))
+        return self.handle(AttemptDelivered(AttemptKey(trial_id, attempt_id(attempt), "main")))
 
     def run(self, trial_id: str, value: str | None = "1", reason: ExitReason = ExitReason.SUCCEEDED) -> None:
         """From its start to its final state."""
@@ -191,7 +200,7 @@ def a_search() -> Callable[..., Search]:
         limits = {"max_trials": max_trials, "max_duration_s": max_duration_s, **limits}
         search = Search(Experiment("exp", Limits(concurrency, **limits), maximize))
         if is_begun:
-            search.handle(Begun())
+            search.handle(ManagerReady())
         return search
 
     return make
@@ -202,14 +211,14 @@ def restored(search: Search) -> Search:
     before = search.experiment
     after = Experiment(
         before.experiment_id,
-        before.limits,
-        before.maximize,
+        before.budget.limits,
+        before.leaderboard.maximize,
         state=before.state,
-        active_s=before.duration_s(search.now_s),
-        keeper_has_matched=before.keeper_has_matched,
+        active_s=before.budget.duration_s(search.now_s),
+        any_compatible_keeper=before.scheduler.any_compatible_keeper,
     )
     after.restore(before.trials.values())
-    after.restore_jobs([Job(job_id) for job_id in before.jobs.live], [])
+    after.scheduler.restore([Job(job_id) for job_id in before.jobs.live], [])
     return Search(after)
 
 
@@ -222,9 +231,9 @@ def test_what_the_table_does_not_hold_cannot_happen(
 ) -> None:
     experiment = a_search(is_begun=False).experiment
     experiment.state = state
-    if (state, event) in NEXT:
+    if (state, event) in TRANSITIONS:
         experiment._move(event, 0.0)
-        assert experiment.state is NEXT[state, event]
+        assert experiment.state is TRANSITIONS[state, event]
     else:
         with pytest.raises(KeyError):
             experiment._move(event, 0.0)
@@ -233,8 +242,8 @@ def test_what_the_table_does_not_hold_cannot_happen(
 
 @pytest.mark.parametrize("state", ExperimentState)
 def test_every_experiment_can_be_stopped_and_resumed(state: ExperimentState) -> None:
-    assert (state, ExperimentEvent.STOP_ASKED) in NEXT
-    assert NEXT[state, ExperimentEvent.BEGUN] is ExperimentState.RUNNING
+    assert (state, ExperimentEvent.STOP_ASKED) in TRANSITIONS
+    assert TRANSITIONS[state, ExperimentEvent.BEGUN] is ExperimentState.RUNNING
 
 
 # ---- the ordinary run
@@ -252,12 +261,12 @@ def test_an_ordinary_run_makes_just_its_trials_and_is_done(a_search, concurrency
     assert search.finishes == 1
     assert search.submitted == [f"t{number}" for number in range(max_trials)]
     assert search.told == [TellTuner(number, float(number)) for number in range(max_trials)]
-    assert search.experiment.counts[TrialState.SUCCEEDED] == max_trials
+    assert search.experiment.lifecycle.counts[TrialState.SUCCEEDED] == max_trials
 
 
 def test_a_new_experiment_asks_for_as_many_trials_as_may_run(a_search) -> None:
     search = a_search(concurrency=3, is_begun=False)
-    assert search.handle(Begun()) == [SaveExperiment(), AskTuner(0), AskTuner(1), AskTuner(2)]
+    assert search.handle(ManagerReady()) == [SaveExperiment(), AskTuner(0), AskTuner(1), AskTuner(2)]
 
 
 def test_a_trial_is_stored_before_it_is_submitted(a_search) -> None:
@@ -269,7 +278,7 @@ def test_a_trial_is_stored_before_it_is_submitted(a_search) -> None:
         SaveJob(Job("t0", JobState.BUSY, "t0", taken=1)),
         SubmitJob(search.job("t0")),
     ]
-    assert (trial.parameters, trial.memo, trial.created_at_s) == ({"lr": 1}, {"note": 1}, 10.0)
+    assert (trial.parameters, trial.metadata, trial.created_at_s) == ({"lr": 1}, {"note": 1}, 10.0)
 
 
 def test_a_place_is_free_when_every_byte_of_the_trial_is_stored_and_not_before(a_search) -> None:
@@ -291,6 +300,18 @@ def test_a_final_result_that_arrives_after_the_end_still_counts(a_search) -> Non
     assert search.told == [TellTuner(0, 0.75)]
 
 
+def test_a_trial_that_is_final_keeps_only_what_is_stored_of_it(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.5")
+    search.end("t0")
+    trial = search.trial("t0")
+    assert (len(trial.registered.registered), len(trial.attempts), len(trial.ends)) == (1, 1, 1)
+    search.deliver("t0")
+    assert (trial.state, trial.result) == (TrialState.SUCCEEDED, "0.5")
+    assert (trial.registered.registered, trial.attempts, trial.ends, trial.ended) == ([], {}, {}, None)
+
+
 def test_a_trial_so_short_that_its_start_is_never_told_counts_like_any_other(a_search) -> None:
     search = a_search(concurrency=1)
     search.suggest()
@@ -306,7 +327,7 @@ def test_the_keeper_is_let_go_after_the_trial_is_stored(a_search) -> None:
     search.start(search.suggest())
     search.end("t0")
     effects = search.deliver("t0")
-    trial, key = search.trial("t0"), AttemptKey("t0", 0, "main")
+    trial, key = search.trial("t0"), AttemptKey("t0", attempt_id(0), "main")
     assert effects[:3] == [SaveTrial(trial), TellTuner(0, None), CloseAttempt(key)]
 
 
@@ -316,8 +337,8 @@ def test_failed_trials_count_towards_the_limit_and_have_no_result(a_search) -> N
         search.run(search.suggest(), value="1", reason=ExitReason.NONZERO_EXIT)
     assert search.state is ExperimentState.DONE
     assert search.told == [TellTuner(number, None) for number in range(3)]
-    assert search.experiment.counts == Counter({TrialState.FAILED: 3}) + Counter()
-    assert search.experiment.best is None
+    assert search.experiment.lifecycle.counts == Counter({TrialState.FAILED: 3}) + Counter()
+    assert search.experiment.leaderboard.best is None
 
 
 def test_without_a_limit_it_goes_on(a_search) -> None:
@@ -369,7 +390,7 @@ def test_time_ends_the_asking_and_not_the_trials(a_search) -> None:
     search.run("t0")
     assert search.state is ExperimentState.DONE
     assert search.asked == []
-    assert search.experiment.duration_s(500) == 100
+    assert search.experiment.budget.duration_s(500) == 100
 
 
 def test_nobody_needs_to_look_at_the_clock_once_time_has_run_out(a_search) -> None:
@@ -397,11 +418,11 @@ def test_time_between_stop_and_resume_does_not_count(a_search) -> None:
     search.handle(TunerFailed("boom", was_asked=True))
     search.handle(TunerExhausted())
     search.now_s = 1000
-    assert search.experiment.duration_s(1000) == 30
-    search.handle(Begun())
+    assert search.experiment.budget.duration_s(1000) == 30
+    search.handle(ManagerReady())
     assert search.experiment.time_runs_out_at_s == 1070
     search.now_s = 1010
-    assert search.experiment.duration_s(1010) == 40
+    assert search.experiment.budget.duration_s(1010) == 40
 
 
 # ---- the tuner
@@ -420,7 +441,7 @@ def test_an_exhausted_tuner_ends_the_asking_and_not_the_trials(a_search) -> None
 
 def test_an_assessor_of_the_users_own_sees_whole_results(a_search) -> None:
     search = a_search()
-    search.experiment.is_assessed = search.experiment.assessor_sees_all = True
+    search.experiment.lifecycle.is_assessed = search.experiment.lifecycle.assessor_sees_all = True
     trial_id = search.suggest()
     search.start(trial_id)
     search.report(trial_id, '{"acc": 1}', "2", final=False)
@@ -572,7 +593,7 @@ def test_stopping_cancels_all_trials_and_then_is_stopped(a_search) -> None:
     search.end(running, ExitReason.SIGNAL)
     search.deliver(running)
     assert search.finishes == 0
-    search.handle(JobGone(waiting, ExitReason.JOB_LOST, "never began", 40.0))
+    search.handle(JobTerminated(waiting, ExitReason.JOB_LOST, "never began", 40.0))
     assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
     assert [search.trial(trial).state for trial in (waiting, running, closing)] == [
         TrialState.USER_CANCELED,
@@ -619,8 +640,8 @@ def test_one_trial_can_be_stopped_and_another_takes_its_place(a_search) -> None:
 
 
 def assessed(search: Search, *, learns: bool = False) -> Search:
-    search.experiment.is_assessed = True
-    search.experiment.learns_from_early_stopped = learns
+    search.experiment.lifecycle.is_assessed = True
+    search.experiment.lifecycle.learns_from_early_stopped = learns
     search.start(search.suggest())
     return search
 
@@ -650,23 +671,85 @@ def test_a_trial_that_the_assessor_refuses_is_stopped_early_and_its_last_result_
 ) -> None:
     search = assessed(a_search(concurrency=1), learns=learns)
     search.report("t0", "0.5", "0.25", final=False)
-    search.handle(TrialRefused("t0", 0, 40.0))
+    search.handle(EarlyStopRequested("t0", 0, 40.0))
     assert search.stopped == [("t0", ExitReason.EARLY_STOPPED)]
     search.end("t0", ExitReason.SIGNAL)
     search.deliver("t0")
     assert search.trial("t0").state is TrialState.EARLY_STOPPED
     assert search.told == [TellTuner(0, lesson)]
     assert search.assessed[-1] == TellAssessor("t0", has_succeeded=False)
-    assert search.experiment.best is None
+    assert search.experiment.leaderboard.best is None
     assert search.asked == [1]
+
+
+@pytest.mark.parametrize(
+    "reason", [ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER, ExitReason.TIME_LIMIT]
+)
+@pytest.mark.parametrize(("size", "succeeds"), [(None, False), (50, False), (51, True)])
+def test_a_final_result_of_a_trial_that_was_stopped_counts_for_the_tuner_and_the_best(
+    a_search, reason: ExitReason, size: int | None, succeeds: bool
+) -> None:
+    search = assessed(a_search(concurrency=2))
+    search.run(search.suggest(), "0.1")
+    search.report("t0", "0.25", final=False)
+    search.handle(TrialStopAsked("t0", reason, 40.0))
+    # Its bytes may come after the word that it has ended.
+    search.end("t0", reason, metrics_size_at_stop=size)
+    search.report("t0", "0.5", "0.9", offset=50)
+    search.deliver("t0")
+    state = TrialState.SUCCEEDED if succeeds else TERMINAL_STATE[reason]
+    assert search.trial("t0").state is state
+    assert search.told == [TellTuner(1, 0.1), TellTuner(0, 0.5)]
+    assert search.assessed[-1] == TellAssessor("t0", has_succeeded=succeeds)
+    assert search.experiment.leaderboard.best is search.trial("t0")
+    assert search.experiment.lifecycle.metric_of(search.trial("t0")) == "0.5"
+    assert restored(search).experiment.leaderboard.best is search.trial("t0")
+    assert search.experiment.lifecycle.counts[state] == 1 + succeeds
+
+
+@pytest.mark.parametrize(("learns", "lesson"), [(False, None), (True, 0.25)])
+def test_a_final_result_without_a_number_of_a_trial_that_was_stopped_is_no_lesson(
+    a_search, learns: bool, lesson: float | None
+) -> None:
+    search = assessed(a_search(concurrency=1), learns=learns)
+    search.report("t0", "0.25", final=False)
+    search.handle(EarlyStopRequested("t0", 0, 40.0))
+    search.report("t0", "NaN")
+    search.end("t0", ExitReason.EARLY_STOPPED)
+    search.deliver("t0")
+    assert search.told == [TellTuner(0, lesson)]
+    assert search.experiment.leaderboard.best is None
+
+
+def test_a_proposed_trial_that_was_stopped_teaches_the_tuner_its_final_result(a_search) -> None:
+    search = a_search(concurrency=1, max_trials=0)
+    mine = search.propose("mine")
+    search.start("mine")
+    search.report("mine", "0.5")
+    search.handle(TrialStopAsked("mine", ExitReason.STOPPED_BY_USER, 40.0))
+    search.end("mine", ExitReason.STOPPED_BY_USER)
+    search.deliver("mine")
+    assert mine.state is TrialState.USER_CANCELED
+    assert search.taught == [AddObservation("mine", 0.5)]
+
+
+def test_a_warning_that_a_keeper_adds_after_the_end_is_stored(a_search) -> None:
+    search = a_search(concurrency=1)
+    search.start(search.suggest())
+    search.end("t0", warnings=("its metrics file was truncated",))
+    assert search.trial("t0").warning == "its metrics file was truncated"
+    both = ("its metrics file was truncated", "its stdout file was rewritten")
+    assert search.end("t0", warnings=both) == [SaveTrial(search.trial("t0"))]
+    assert search.trial("t0").warning == "\n".join(both)
+    assert search.end("t0", warnings=both) == []
 
 
 def test_the_last_result_of_a_trial_that_was_stopped_early_is_told_however_long_it_is(a_search) -> None:
     search = assessed(a_search(concurrency=1))
-    search.experiment.learns_from_early_stopped = True
+    search.experiment.lifecycle.learns_from_early_stopped = True
     search.report("t0", json.dumps({"default": 0.5, "note": "x" * 5000}), final=False)
     assert search.trial("t0").intermediate == "0.5", "all of it is in its row"
-    search.handle(TrialRefused("t0", 0, 40.0))
+    search.handle(EarlyStopRequested("t0", 0, 40.0))
     search.end("t0", ExitReason.EARLY_STOPPED)
     search.deliver("t0")
     assert search.told == [TellTuner(0, 0.5)]
@@ -677,10 +760,10 @@ def test_a_refusal_of_an_attempt_of_before_or_of_a_trial_that_is_over_is_nothing
     search.report("t0", "0.5", final=False)
     search.end("t0", ExitReason.SIGNAL)
     search.start("t0", attempt=1)
-    assert search.handle(TrialRefused("t0", 0, 40.0)) == []
+    assert search.handle(EarlyStopRequested("t0", 0, 40.0)) == []
     search.end("t0", attempt=1)
     search.deliver("t0", attempt=1)
-    assert search.handle(TrialRefused("t0", 1, 40.0)) == []
+    assert search.handle(EarlyStopRequested("t0", 1, 40.0)) == []
     assert search.stopped == []
 
 
@@ -736,9 +819,9 @@ def test_a_final_result_without_a_number_is_kept_and_is_no_result_to_the_tuner(a
     search.run(search.suggest(), value)
     assert search.trial("t0").final == value
     assert search.told == [TellTuner(0, None)]
-    assert search.experiment.best is None
+    assert search.experiment.leaderboard.best is None
     assert search.trial("t0").message == NO_NUMBER_IN_FINAL_RESULT
-    assert search.experiment.latest_without_result is search.trial("t0")
+    assert search.experiment.leaderboard.latest_without_result is search.trial("t0")
 
 
 def test_a_success_without_a_final_result_says_so_also_after_a_restart(a_search) -> None:
@@ -748,8 +831,8 @@ def test_a_success_without_a_final_result_says_so_also_after_a_restart(a_search)
     silent = search.trial("t0")
     assert (silent.state, silent.value, silent.message) == (TrialState.SUCCEEDED, None, NO_FINAL_RESULT)
     assert search.trial("t1").message == ""
-    assert search.experiment.latest_without_result is silent
-    assert restored(search).experiment.latest_without_result is silent
+    assert search.experiment.leaderboard.latest_without_result is silent
+    assert restored(search).experiment.leaderboard.latest_without_result is silent
 
 
 @pytest.mark.parametrize(("maximize", "best"), [(True, "t1"), (False, "t2")])
@@ -757,7 +840,7 @@ def test_the_best_trial_is_the_highest_or_the_lowest(a_search, maximize: bool, b
     search = a_search(concurrency=1, maximize=maximize)
     for value in ("0.5", "0.9", "0.1", "0.9", "0.1"):
         search.run(search.suggest(), value)
-    assert search.experiment.best is search.trial(best)
+    assert search.experiment.leaderboard.best is search.trial(best)
 
 
 @pytest.mark.parametrize("maximize", [True, False])
@@ -768,22 +851,22 @@ def test_the_ten_best_are_kept_best_first_and_of_equals_the_first(a_search, maxi
         search.run(search.suggest(), str(value))
     ranks = sorted(range(len(values)), key=lambda number: -values[number] if maximize else values[number])
     for experiment in (search.experiment, restored(search).experiment):
-        assert [trial.sequence_id for trial in experiment.top] == ranks[:10]
-        assert experiment.best is experiment.top[0]
+        assert [trial.sequence_id for trial in experiment.leaderboard.top] == ranks[:10]
+        assert experiment.leaderboard.best is experiment.leaderboard.top[0]
 
 
 def test_the_latest_failures_are_kept_newest_first(a_search) -> None:
     search = a_search(concurrency=1, max_trials=None)
     for reason in [ExitReason.SIGNAL] * 3 + [ExitReason.SUCCEEDED, ExitReason.NONZERO_EXIT]:
         search.run(search.suggest(), reason=reason)
-    assert [trial.trial_id for trial in search.experiment.latest_failures] == ["t4", "t2", "t1"]
+    assert [trial.trial_id for trial in search.experiment.leaderboard.latest_failures] == ["t4", "t2", "t1"]
 
 
 def test_a_result_of_a_trial_that_failed_is_not_the_best(a_search) -> None:
     search = a_search(concurrency=1)
     search.run(search.suggest(), "0.5")
     search.run(search.suggest(), "0.9", ExitReason.NONZERO_EXIT)
-    assert search.experiment.best is search.trial("t0")
+    assert search.experiment.leaderboard.best is search.trial("t0")
 
 
 # ---- attempts
@@ -816,7 +899,7 @@ def test_the_end_of_an_old_attempt_is_not_the_trials_and_its_keeper_may_go(a_sea
     search.start(search.suggest())
     search.start("t0", attempt=1)
     assert search.end("t0", ExitReason.SIGNAL, attempt=0) == []
-    assert search.deliver("t0", attempt=0) == [CloseAttempt(AttemptKey("t0", 0, "main"))]
+    assert search.deliver("t0", attempt=0) == [CloseAttempt(AttemptKey("t0", attempt_id(0), "main"))]
     assert search.trial("t0").state is TrialState.RUNNING
 
 
@@ -825,7 +908,7 @@ def test_the_bytes_of_an_old_attempt_do_not_close_the_new_one(a_search) -> None:
     search.start(search.suggest())
     search.start("t0", attempt=1)
     search.end("t0", attempt=1)
-    assert search.deliver("t0", attempt=0) == [CloseAttempt(AttemptKey("t0", 0, "main"))]
+    assert search.deliver("t0", attempt=0) == [CloseAttempt(AttemptKey("t0", attempt_id(0), "main"))]
     assert search.trial("t0").state is TrialState.CLOSING
 
 
@@ -861,14 +944,14 @@ def test_what_is_told_again_after_a_lost_link_changes_nothing(a_search) -> None:
     assert search.start("t0") == []
     assert search.end("t0") == []
     search.deliver("t0")
-    key = AttemptKey("t0", 0, "main")
+    key = AttemptKey("t0", attempt_id(0), "main")
     assert search.start("t0") == [CloseAttempt(key)]
     assert search.report("t0", "0.1") == []
     assert search.end("t0") == [CloseAttempt(key)]
     assert search.deliver("t0") == [CloseAttempt(key)]
     job = search.job("t0")
-    assert search.handle(JobGone("t0", ExitReason.JOB_LOST, "", 50.0)) == [SaveJob(job, is_over=True)]
-    assert search.handle(JobGone("t0", ExitReason.JOB_LOST, "", 50.0)) == []
+    assert search.handle(JobTerminated("t0", ExitReason.JOB_LOST, "", 50.0)) == [SaveJob(job, is_over=True)]
+    assert search.handle(JobTerminated("t0", ExitReason.JOB_LOST, "", 50.0)) == []
     assert search.told == [TellTuner(0, 0.9)]
 
 
@@ -876,7 +959,7 @@ def test_a_trial_whose_job_is_lost_has_failed_and_its_place_is_free(a_search) ->
     search = a_search(concurrency=1)
     search.start(search.suggest())  # at 20, by the keeper's clock
     search.now_s += 30
-    search.handle(JobGone("t0", ExitReason.KEEPER_LOST, "the node is gone", 90_000.0))
+    search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "the node is gone", 90_000.0))
     trial = search.trial("t0")
     assert (trial.state, trial.reason, trial.ended_at_s) == (
         TrialState.FAILED,
@@ -893,28 +976,30 @@ def test_a_wrong_version_stops_the_experiment_when_no_keeper_ever_matched(a_sear
     search = a_search(concurrency=2)
     search.suggest()
     search.suggest()
-    search.handle(JobGone("t0", ExitReason.VERSION, "cannot run: 0.6 and 0.7", 50.0))
+    search.handle(JobTerminated("t0", ExitReason.VERSION, "cannot run: 0.6 and 0.7", 50.0))
     assert (search.state, search.experiment.error) == (ExperimentState.ERROR, "cannot run: 0.6 and 0.7")
-    search.handle(JobGone("t1", ExitReason.VERSION, "cannot run: 0.6 and 0.8", 50.0))
+    search.handle(JobTerminated("t1", ExitReason.VERSION, "cannot run: 0.6 and 0.8", 50.0))
     assert search.experiment.error == "cannot run: 0.6 and 0.7"
     assert (search.asked, search.finishes) == ([], 1)
 
 
 def test_a_wrong_version_is_only_that_trials_failure_once_a_keeper_has_matched(a_search) -> None:
     search = a_search(concurrency=1)
-    search.handle(KeeperMatched("J"))
+    search.handle(KeeperConnected("J"))
     search.suggest()
-    search.handle(JobGone("t0", ExitReason.VERSION, "cannot run", 50.0))
+    search.handle(JobTerminated("t0", ExitReason.VERSION, "cannot run", 50.0))
     assert search.state is ExperimentState.RUNNING
     assert search.trial("t0").state is TrialState.FAILED
     assert search.asked == [1]
 
 
-# ---- what a trial uses, and who is silent
+# ---- the resource usage of a trial, and silent jobs
 
 
 def used(search: Search, rss_bytes: int, attempt: int = 0) -> list[Effect]:
-    return search.handle(UsageReported(Usage(AttemptKey("t0", attempt, "main"), 100.0, rss_bytes)))
+    return search.handle(
+        UsageReported(Usage(AttemptKey("t0", attempt_id(attempt), "main"), 100.0, rss_bytes))
+    )
 
 
 def test_a_trial_is_stored_when_it_uses_more_than_before(a_search) -> None:
@@ -952,13 +1037,13 @@ def test_only_the_attempt_that_counts_uses_anything(a_search) -> None:
 
 def test_a_job_is_silent_until_its_keeper_connects_or_its_trial_is_over(a_search) -> None:
     search = a_search(concurrency=2)
-    silence = search.experiment.silence
+    silence = search.experiment.scheduler.connect_watchdog
     for trial_id in (search.suggest(), search.suggest()):
         search.handle(JobSubmitted(trial_id))
     assert "job t0" in silence.problem(60.0)
-    search.handle(KeeperMatched("t0"))
+    search.handle(KeeperConnected("t0"))
     assert "job t1" in silence.problem(60.0)
-    search.handle(JobGone("t1", ExitReason.JOB_LOST, "gone", 50.0))
+    search.handle(JobTerminated("t1", ExitReason.JOB_LOST, "gone", 50.0))
     assert silence.problem(1e6) == ""
 
 
@@ -969,18 +1054,18 @@ def test_a_resumed_experiment_goes_on_with_what_it_has(a_search) -> None:
     search = a_search(concurrency=2, max_trials=4)
     search.run(search.suggest(), "0.5")
     search.start(search.suggest())
-    search.handle(KeeperMatched("J"))
+    search.handle(KeeperConnected("J"))
     after = restored(search)
-    assert after.experiment.counts == Counter({TrialState.SUCCEEDED: 1, TrialState.RUNNING: 1})
-    assert after.experiment.best is search.trial("t0")
-    after.handle(Begun())
+    assert after.experiment.lifecycle.counts == Counter({TrialState.SUCCEEDED: 1, TrialState.RUNNING: 1})
+    assert after.experiment.leaderboard.best is search.trial("t0")
+    after.handle(ManagerReady())
     assert after.asked == [2], "one place is taken; the question of before died with its manager"
     after.run("t1", "0.7")
     while after.asked:
         after.run(after.suggest(), "0.6")
     assert (after.state, after.finishes) == (ExperimentState.DONE, 1)
     assert sorted(after.experiment.trials) == ["t0", "t1", "t2", "t3"]
-    assert after.experiment.best is after.trial("t1")
+    assert after.experiment.leaderboard.best is after.trial("t1")
 
 
 def test_a_trial_that_was_closing_when_the_manager_died_is_told_of_again(a_search) -> None:
@@ -993,7 +1078,7 @@ def test_a_trial_that_was_closing_when_the_manager_died_is_told_of_again(a_searc
     trial.ends.clear()
     trial.undelivered.clear()
     after = restored(search)
-    after.handle(Begun())
+    after.handle(ManagerReady())
     after.start("t0")
     after.end("t0")
     after.deliver("t0")
@@ -1008,14 +1093,14 @@ def test_an_experiment_that_has_all_its_trials_is_done_again_at_once(a_search, s
     search.run(search.suggest())
     search.experiment.state = state
     after = restored(search)
-    after.handle(Begun())
+    after.handle(ManagerReady())
     assert (after.state, after.finishes, after.asked) == (ExperimentState.DONE, 1, [])
 
 
 def test_a_resume_forgets_the_error_of_before(a_search) -> None:
     search = a_search(concurrency=1)
     search.handle(TunerFailed("boom", was_asked=True))
-    search.handle(Begun())
+    search.handle(ManagerReady())
     assert (search.state, search.experiment.error) == (ExperimentState.RUNNING, "")
     search.handle(TunerFailed("again", was_asked=True))
     assert (search.experiment.error, search.finishes) == ("again", 2)
@@ -1049,7 +1134,7 @@ def test_time_that_is_added_after_the_end_counts_from_then_on(a_search) -> None:
     search.now_s = 1000
     search.limit(max_duration_s=80)
     assert (search.state, search.asked) == (ExperimentState.RUNNING, [1])
-    assert search.experiment.duration_s(1000) == 70
+    assert search.experiment.budget.duration_s(1000) == 70
     assert search.experiment.time_runs_out_at_s == 1010
 
 
@@ -1069,9 +1154,9 @@ def test_what_has_failed_or_was_stopped_goes_on_with_a_resume_only(a_search, sta
     search.limit(max_trials=5)
     search.handle(SearchSpaceChanged())
     assert (search.state, search.asked) == (state, [])
-    assert not search.experiment.takes_trials
-    search.handle(Begun())
-    assert search.experiment.limits.max_trials == 5
+    assert not search.experiment.accepts_trials
+    search.handle(ManagerReady())
+    assert search.experiment.budget.limits.max_trials == 5
 
 
 def test_a_lower_limit_ends_the_asking_and_nothing_that_runs(a_search) -> None:
@@ -1151,8 +1236,10 @@ def test_a_limit_that_is_set_later_holds_for_those_that_run_and_over_a_resume(a_
     search.now_s = 50
     search.limit(max_trial_duration_s=60.0)
     after = restored(search)
-    search.trial("t0").heard_s = -50.0  # as the next manager finds out: it has run for so long already
-    after.handle(Begun())
+    search.trial(
+        "t0"
+    ).start_received_at_s = -50.0  # as the next manager finds out: it has run for so long already
+    after.handle(ManagerReady())
     assert after.experiment.time_runs_out_at_s == 10
     after.now_s = 10
     after.handle(TimePassed())
@@ -1162,7 +1249,7 @@ def test_a_limit_that_is_set_later_holds_for_those_that_run_and_over_a_resume(a_
 @pytest.mark.parametrize("learns", [True, False])
 def test_the_last_result_of_a_trial_over_its_time_is_told_if_wanted(a_search, learns: bool) -> None:
     search = a_search(max_trial_duration_s=30.0)
-    search.experiment.learns_from_early_stopped = learns
+    search.experiment.lifecycle.learns_from_early_stopped = learns
     search.start(search.suggest())
     search.report("t0", "0.5", "0.25", final=False)
     search.now_s = 30
@@ -1183,7 +1270,7 @@ def test_a_proposed_trial_is_the_next_one_and_the_tuner_learns_of_it(a_search) -
     search.run("t0")
     assert (search.submitted, search.asked) == (["t0", "mine"], [])
     search.run("mine", "0.5")
-    assert search.taught == [TeachTuner("mine", 0.5)]
+    assert search.taught == [AddObservation("mine", 0.5)]
     assert search.told == [TellTuner(0, 1.0)]
     assert search.asked == [2], "it counts among maxTrialNum"
     search.run(search.suggest())
@@ -1208,7 +1295,7 @@ def test_a_proposed_trial_without_a_place_can_be_stopped_and_outlives_its_manage
     search.handle(TrialStopAsked("mine", ExitReason.STOPPED_BY_USER, 40.0))
     assert search.trial("mine").state is TrialState.USER_CANCELED
     after = restored(search)
-    after.handle(Begun())
+    after.handle(ManagerReady())
     after.run("t0")
     assert after.submitted == ["other"]
 
@@ -1222,7 +1309,7 @@ def test_a_trial_that_the_cluster_lost_begins_again_with_empty_hands(a_search) -
     search.report("t0", "0.9")
     effects = search.lose_job("t0", ExitReason.KEEPER_LOST)
     trial = search.trial("t0")
-    assert ForgetTrial(trial, "t0") in effects
+    assert DetachTrial(trial, "t0") in effects
     assert (trial.state, trial.final, trial.retries) == (TrialState.WAITING, None, 1)
     assert "begun again, 1 of 1" in trial.warning
     assert search.submitted == ["t0", "t0-1"]
@@ -1256,7 +1343,7 @@ def test_what_is_no_fault_of_the_cluster_is_not_tried_again(a_search, reason: Ex
     search = a_search(concurrency=1, max_retries=3)
     search.start(search.suggest())
     search.lose_job("t0", reason)
-    assert search.trial("t0").state is FINAL_STATE[reason]
+    assert search.trial("t0").state is TERMINAL_STATE[reason]
 
 
 def test_a_trial_that_failed_by_itself_or_was_stopped_is_not_tried_again(a_search) -> None:
@@ -1288,7 +1375,7 @@ class ExperimentLife(RuleBasedStateMachine):
         """Attempts whose keepers have spoken, and may speak again."""
         self.most_at_once, self.most_trials = 3, 8
         """What limits have ever allowed."""
-        self._do(lambda: self.search.handle(Begun()))
+        self._do(lambda: self.search.handle(ManagerReady()))
 
     @property
     def experiment(self) -> Experiment:
@@ -1301,7 +1388,7 @@ class ExperimentLife(RuleBasedStateMachine):
         over = {
             trial_id: (trial.state, trial.reason, trial.value)
             for trial_id, trial in self.experiment.trials.items()
-            if trial.state.is_final
+            if trial.state.is_terminal
         }
         told, taught = len(self.search.told), len(self.search.taught)
         action()
@@ -1311,11 +1398,11 @@ class ExperimentLife(RuleBasedStateMachine):
         settled = [
             trial_id
             for trial_id in before & self.experiment.trials.keys()
-            if self.search.trial(trial_id).state.is_final
+            if self.search.trial(trial_id).state.is_terminal
         ]
         mine = [trial_id for trial_id in settled if self.search.trial(trial_id).is_customized]
         settled = [trial_id for trial_id in settled if trial_id not in mine]
-        lessons = [self.experiment.lesson_of(self.search.trial(trial_id)) for trial_id in mine]
+        lessons = [self.experiment.lifecycle.reward_of(self.search.trial(trial_id)) for trial_id in mine]
         assert [each.value for each in self.search.taught[taught:]] == [
             lesson for lesson in lessons if lesson is not None
         ]
@@ -1377,10 +1464,14 @@ class ExperimentLife(RuleBasedStateMachine):
             assert (trial.final, trial.intermediate_count) == before, "an old attempt does not count"
 
     @precondition(lambda self: self.late)
-    @rule(index=TRIALS, reason=st.sampled_from([ExitReason.SUCCEEDED, ExitReason.SUCCEEDED, *ExitReason]))
-    def attempt_ends(self, index: int, reason: ExitReason) -> None:
+    @rule(
+        index=TRIALS,
+        reason=st.sampled_from([ExitReason.SUCCEEDED, ExitReason.SUCCEEDED, *ExitReason]),
+        size=st.sampled_from([None, 0, 1]),
+    )
+    def attempt_ends(self, index: int, reason: ExitReason, size: int | None) -> None:
         trial_id, attempt = self.late[index % len(self.late)]
-        self._do(lambda: self.search.end(trial_id, reason, attempt))
+        self._do(lambda: self.search.end(trial_id, reason, attempt, metrics_size_at_stop=size))
 
     @precondition(lambda self: self.late)
     @rule(index=TRIALS)
@@ -1398,7 +1489,7 @@ class ExperimentLife(RuleBasedStateMachine):
         if trial.retries > retries:
             assert reason is ExitReason.JOB_LOST
             assert not was_stopped
-            assert trial.retries <= self.experiment.limits.max_retries
+            assert trial.retries <= self.experiment.budget.limits.max_retries
 
     @rule(
         concurrency=st.integers(1, 4),
@@ -1416,7 +1507,7 @@ class ExperimentLife(RuleBasedStateMachine):
     def search_space_changes(self) -> None:
         self._do(lambda: self.search.handle(SearchSpaceChanged()))
 
-    @precondition(lambda self: self.experiment.takes_trials and len(self.experiment.trials) < 40)
+    @precondition(lambda self: self.experiment.accepts_trials and len(self.experiment.trials) < 40)
     @rule()
     def user_proposes_a_trial(self) -> None:
         self._do(lambda: self.search.propose(f"mine{len(self.experiment.trials)}"))
@@ -1437,12 +1528,12 @@ class ExperimentLife(RuleBasedStateMachine):
     @rule(index=TRIALS, rss_bytes=st.integers(0, 100))
     def usage_is_reported(self, index: int, rss_bytes: int) -> None:
         trial_id, attempt = self.late[index % len(self.late)]
-        usage = Usage(AttemptKey(trial_id, attempt, "main"), 1.0, rss_bytes)
+        usage = Usage(AttemptKey(trial_id, attempt_id(attempt), "main"), 1.0, rss_bytes)
         self._do(lambda: self.search.handle(UsageReported(usage)))
 
     @rule()
     def a_keeper_matches(self) -> None:
-        self._do(lambda: self.search.handle(KeeperMatched("J")))
+        self._do(lambda: self.search.handle(KeeperConnected("J")))
 
     @rule(seconds=st.floats(0, 100))
     def time_passes(self, seconds: float) -> None:
@@ -1456,12 +1547,12 @@ class ExperimentLife(RuleBasedStateMachine):
         self.search.now_s = before.now_s
         for trial in self.search.live:
             trial.ended = trial.latest_usage = None  # they are not stored
-        self._do(lambda: self.search.handle(Begun()))
+        self._do(lambda: self.search.handle(ManagerReady()))
 
     @invariant()
     def counts_are_what_counting_gives(self) -> None:
         recount = Counter(trial.state for trial in self.experiment.trials.values())
-        assert +self.experiment.counts == recount
+        assert +self.experiment.lifecycle.counts == recount
 
     @invariant()
     def limits_are_kept(self) -> None:
@@ -1471,10 +1562,14 @@ class ExperimentLife(RuleBasedStateMachine):
 
     @invariant()
     def no_trial_runs_for_longer_than_it_may(self) -> None:
-        limit_s = self.experiment.limits.max_trial_duration_s
+        limit_s = self.experiment.budget.limits.max_trial_duration_s
         for trial in self.search.live:
-            if trial.state is TrialState.RUNNING and trial.heard_s is not None and limit_s is not None:
-                assert self.search.now_s - trial.heard_s < limit_s
+            if (
+                trial.state is TrialState.RUNNING
+                and trial.start_received_at_s is not None
+                and limit_s is not None
+            ):
+                assert self.search.now_s - trial.start_received_at_s < limit_s
 
     @invariant()
     def what_waits_without_a_job_waits_for_a_place(self) -> None:
@@ -1484,9 +1579,9 @@ class ExperimentLife(RuleBasedStateMachine):
     @invariant()
     def a_trial_that_is_over_has_the_one_reason_of_its_state(self) -> None:
         for trial in self.experiment.trials.values():
-            if trial.state.is_final:
+            if trial.state.is_terminal:
                 assert trial.reason is not None
-                assert trial.state is FINAL_STATE[trial.reason]
+                assert trial.state is TERMINAL_STATE[trial.reason]
 
     @invariant()
     def it_is_finished_once_and_when_it_is_over_and_nothing_runs(self) -> None:
@@ -1498,9 +1593,10 @@ class ExperimentLife(RuleBasedStateMachine):
         results = [
             trial.value
             for trial in self.experiment.trials.values()
-            if trial.state is TrialState.SUCCEEDED and trial.value is not None
+            if trial.state.is_terminal and trial.state is not TrialState.FAILED and trial.value is not None
         ]
-        assert [trial.value for trial in self.experiment.top] == sorted(results, reverse=True)[:10]
+        top = [trial.value for trial in self.experiment.leaderboard.top]
+        assert top == sorted(results, reverse=True)[:10]
 
     @invariant()
     def an_experiment_that_runs_has_something_to_wait_for(self) -> None:
@@ -1521,4 +1617,4 @@ class ExperimentLife(RuleBasedStateMachine):
 
 
 TestExperimentLife = ExperimentLife.TestCase
-TestExperimentLife.settings = hypothesis_settings(max_examples=150, stateful_step_count=50)
+TestExperimentLife.settings = hypothesis_settings(stateful_step_count=50)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.domain.metrics import newest_shown, reward
+from nni_manager.domain.metrics import reward, truncate_for_display
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -65,6 +65,6 @@ def test_any_text_gives_a_finite_float_or_nothing(value: str) -> None:
 
 
 def test_of_a_long_result_no_more_than_its_number_is_kept() -> None:
-    assert newest_shown("x" * 4096) == "x" * 4096
-    assert newest_shown(json.dumps("x" * 5000)) is None
-    assert newest_shown(json.dumps({"note": "x" * 5000, "default": 2})) == "2.0"
+    assert truncate_for_display("x" * 4096) == "x" * 4096
+    assert truncate_for_display(json.dumps("x" * 5000)) is None
+    assert truncate_for_display(json.dumps({"note": "x" * 5000, "default": 2})) == "2.0"

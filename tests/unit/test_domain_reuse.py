@@ -4,42 +4,43 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from attempts import attempt_id
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.domain.events import (
-    AskBack,
     AskTuner,
     AttemptDelivered,
     AttemptEnded,
     AttemptLost,
-    AttemptMissing,
+    AttemptOrphaned,
     AttemptStarted,
-    Begun,
+    CancelQueuedTrial,
     CancelTrial,
     CloseAttempt,
-    DismissJob,
+    DispatchTrial,
+    DrainAttempt,
+    DrainJob,
     Effect,
     Event,
     ExperimentStopAsked,
     Finish,
-    GiveTrial,
-    JobGone,
-    KeeperCutOff,
+    JobTerminated,
+    KeeperConnected,
+    KeeperDisconnected,
     KeeperIdle,
-    KeeperMatched,
     LimitsChanged,
+    ManagerReady,
     MetricsStored,
     ParametersSuggested,
-    RecallTrial,
+    RevokePrefetched,
     SaveTrial,
     SubmitJob,
-    TakeRest,
     TaskReported,
-    TrialGivenBack,
     TrialProposed,
+    TrialReclaimed,
     TrialStopAsked,
 )
 from nni_manager.domain.experiment import Experiment, ExperimentState
@@ -66,7 +67,7 @@ class Play:
         self.experiment = Experiment("exp", limits, True, reuses_jobs=True, completion=completion, **options)
         self.experiment.jobs.tasks = completion.tasks
         self.did: list[Effect] = []
-        self.handle(Begun())
+        self.handle(ManagerReady())
 
     def handle(self, event: Event) -> list[Effect]:
         effects = self.experiment.handle(event, 0.0)
@@ -86,30 +87,33 @@ class Play:
 
     @property
     def given(self) -> list[tuple[str, str, str | None]]:
-        return [(effect.job.job_id, effect.trial.trial_id, effect.task) for effect in self.all_of(GiveTrial)]
+        return [
+            (effect.job.job_id, effect.trial.trial_id, effect.task) for effect in self.all_of(DispatchTrial)
+        ]
 
     @property
     def asked_back(self) -> list[tuple[str, str]]:
-        return [(effect.job.job_id, effect.trial.trial_id) for effect in self.all_of(AskBack)]
+        return [(effect.job.job_id, effect.trial.trial_id) for effect in self.all_of(RevokePrefetched)]
 
     @property
     def dismissed(self) -> list[str]:
-        return [effect.job.job_id for effect in self.all_of(DismissJob)]
+        return [effect.job.job_id for effect in self.all_of(DrainJob)]
 
     def trial(self, trial_id: str) -> Trial:
         return self.experiment.trials[trial_id]
 
     def idle(self, job_id: str = "env-0", task: str = "main-0") -> None:
-        self.handle(KeeperMatched(job_id, returns_trials=self.keepers_return_trials))
+        self.handle(KeeperConnected(job_id, supports_revoke=self.keepers_return_trials))
         self.handle(KeeperIdle(job_id, task))
 
     def start(self, trial_id: str, task: str = "main-0", attempt: int = 0) -> None:
-        self.handle(AttemptStarted(AttemptKey(trial_id, attempt, task), 10.0))
+        self.handle(AttemptStarted(AttemptKey(trial_id, attempt_id(attempt), task), 10.0))
 
     def due(self, trial_id: str, task: str = "main-0") -> AttemptKey:
         """The attempt that a keeper begins, or has begun, when nobody has lost more than is known."""
         trial = self.trial(trial_id)
-        return AttemptKey(trial_id, trial.attempt_of(task) or trial.first_attempts.get(task, 0), task)
+        known = sum(each.key.task == task for each in trial.registered.registered)
+        return AttemptKey(trial_id, trial.attempt_id_of(task) or attempt_id(known), task)
 
     def report(self, trial_id: str, value: str, task: str = "main-0") -> None:
         key = self.due(trial_id, task)
@@ -124,14 +128,14 @@ class Play:
         self.handle(AttemptDelivered(self.due(trial_id, task)))
 
     def run(self, trial_id: str, *, well: bool = True) -> None:
-        self.start(trial_id, attempt=self.due(trial_id).attempt)
+        self.start(trial_id, attempt=int(self.due(trial_id).attempt_id))
         self.report(trial_id, "1")
         self.end(trial_id, well=well)
         self.deliver(trial_id)
 
     def lose(self, job_id: str, *untouched: str, is_clean: bool = False) -> None:
         reason, said = ExitReason.KEEPER_LOST, "its keeper is gone"
-        self.handle(JobGone(job_id, reason, said, 30.0, is_clean, frozenset(untouched)))
+        self.handle(JobTerminated(job_id, reason, said, 30.0, is_clean, frozenset(untouched)))
 
 
 # ---- changes while it runs
@@ -338,7 +342,7 @@ def test_a_word_that_was_lost_with_the_link_is_said_again() -> None:
     play.idle()
     assert play.given == [("env-0", "t0", None), ("env-0", "t0", "main-0")]
     play.start("t0")
-    play.handle(KeeperMatched("env-0"))
+    play.handle(KeeperConnected("env-0"))
     assert len(play.given) == 2
 
 
@@ -361,8 +365,8 @@ def test_a_job_that_ends_well_and_was_never_heard_takes_a_waiting_trial_along_to
 
 def test_a_job_of_whose_end_nobody_knows_costs_no_trial() -> None:
     play = Play()
-    gone = JobGone(
-        "env-0", ExitReason.JOB_LOST, "it ended while no manager was there", 50.0, True, was_watched=False
+    gone = JobTerminated(
+        "env-0", ExitReason.JOB_LOST, "it ended while no manager was there", 50.0, True, was_supervised=False
     )
     play.handle(gone)
     assert play.trial("t0").state is TrialState.WAITING
@@ -378,13 +382,13 @@ def test_a_word_to_leave_that_was_lost_with_the_link_is_said_again() -> None:
     assert play.dismissed == ["env-0", "env-0"]
 
 
-# ---- trials that are given ahead
+# ---- prefetched trials
 
 
 @pytest.fixture
 def ahead() -> Play:
     """One job runs t1 and has t2 to follow."""
-    play = Play(max_trials=6, looks_ahead=True)
+    play = Play(max_trials=6, may_prefetch=True)
     play.idle()
     play.run("t0")
     play.idle()
@@ -394,14 +398,14 @@ def ahead() -> Play:
 
 
 def test_nothing_is_asked_for_ahead_of_a_tuner_that_learns_or_of_trials_that_may_be_long() -> None:
-    for play in (Play(looks_ahead=True), Play()):
+    for play in (Play(may_prefetch=True), Play()):
         play.idle()
         play.start("t0")
         assert list(play.experiment.trials) == ["t0"]
     play.run("t0")
     play.idle()
     assert list(play.experiment.trials) == ["t0", "t1"]
-    long = Play(looks_ahead=True)
+    long = Play(may_prefetch=True)
     long.idle()
     long.start("t0")
     long.end("t0", at_s=100.0)
@@ -459,9 +463,9 @@ def test_a_trial_that_was_given_ahead_and_is_stopped_is_over_at_once_and_its_kee
         TrialState.USER_CANCELED,
         TrialState.RUNNING,
     )
-    assert [effect.trial.trial_id for effect in ahead.all_of(RecallTrial)] == ["t2"]
+    assert [effect.trial.trial_id for effect in ahead.all_of(CancelQueuedTrial)] == ["t2"]
     assert ahead.all_of(CancelTrial) == []
-    late = AttemptKey("t2", 0, "main-0")
+    late = AttemptKey("t2", attempt_id(0), "main-0")
     assert ahead.handle(AttemptStarted(late, 16.0)) == [CloseAttempt(late)], "had it begun in the meantime"
     assert ahead.given[-1] == ("env-0", "t3", None)
 
@@ -475,7 +479,7 @@ def test_a_trial_that_was_given_ahead_goes_to_another_job_when_its_own_is_gone(a
 
 
 def test_both_trials_of_a_job_that_left_return_to_the_queue_in_their_order() -> None:
-    play = Play(max_trials=6, looks_ahead=True)
+    play = Play(max_trials=6, may_prefetch=True)
     play.idle()
     play.run("t0")
     play.idle()
@@ -492,17 +496,17 @@ def test_stopping_the_experiment_ends_what_was_given_ahead(ahead: Play) -> None:
 
 
 def test_no_job_is_asked_for_to_run_what_was_asked_for_ahead() -> None:
-    play = Play(concurrency=2, max_trials=9, looks_ahead=True)
+    play = Play(concurrency=2, max_trials=9, may_prefetch=True)
     for job_id in ("env-0", "env-1"):
         play.idle(job_id)
     play.run("t0")
     play.idle("env-0")
     assert play.submitted == ["env-0", "env-1"]
-    assert [len(job.next_ids) for job in play.experiment.jobs.live.values()] == [1, 1]
+    assert [len(job.prefetched_ids) for job in play.experiment.jobs.live.values()] == [1, 1]
 
 
 def test_of_trials_that_are_very_short_a_job_is_given_some_ahead_and_begins_them_in_their_order() -> None:
-    play = Play(max_trials=9, looks_ahead=True)
+    play = Play(max_trials=9, may_prefetch=True)
     play.idle()
     play.start("t0")
     play.end("t0", at_s=10.5)
@@ -518,7 +522,7 @@ def test_of_trials_that_are_very_short_a_job_is_given_some_ahead_and_begins_them
 
 
 def test_a_trial_that_fails_at_once_says_nothing_of_how_long_others_last() -> None:
-    play = Play(max_trials=30, looks_ahead=True)
+    play = Play(max_trials=30, may_prefetch=True)
     play.idle()
     for number in range(2):
         play.start(f"t{number}")
@@ -535,7 +539,7 @@ def test_a_trial_that_fails_at_once_says_nothing_of_how_long_others_last() -> No
 
 @pytest.mark.parametrize(("lasted_s", "follow"), [(0.05, 12), (0.5, 3), (5.0, 1), (90.0, 0)])
 def test_the_shorter_trials_are_the_more_of_them_are_given_ahead(lasted_s: float, follow: int) -> None:
-    play = Play(max_trials=30, looks_ahead=True)
+    play = Play(max_trials=30, may_prefetch=True)
     play.idle()
     play.start("t0")
     play.end("t0", at_s=10.0 + lasted_s)
@@ -545,7 +549,7 @@ def test_the_shorter_trials_are_the_more_of_them_are_given_ahead(lasted_s: float
 
 
 def test_what_was_given_ahead_goes_to_whoever_is_idle_when_its_job_is_gone_and_keeps_its_order() -> None:
-    play = Play(max_trials=9, looks_ahead=True)
+    play = Play(max_trials=9, may_prefetch=True)
     play.idle()
     play.start("t0")
     play.end("t0", at_s=10.5)
@@ -561,7 +565,7 @@ def test_what_was_given_ahead_goes_to_whoever_is_idle_when_its_job_is_gone_and_k
 @pytest.fixture
 def full() -> Play:
     """One job has four trials, of which it has begun none."""
-    play = Play(max_trials=9, looks_ahead=True)
+    play = Play(max_trials=9, may_prefetch=True)
     play.idle()
     play.start("t0")
     play.end("t0", at_s=10.5)
@@ -602,7 +606,7 @@ def test_a_job_that_leaves_by_itself_neither_casts_suspicion_nor_clears_of_it(fu
 
 def test_after_a_restart_a_job_has_both_its_trials(ahead: Play) -> None:
     after = restored(ahead)
-    after.handle(KeeperMatched("env-0"))
+    after.handle(KeeperConnected("env-0"))
     after.start("t1")
     after.end("t1")
     after.start("t2")
@@ -623,7 +627,7 @@ def shared() -> Play:
 
 
 def share(**options: Any) -> Play:
-    play = Play(concurrency=2, max_trials=6, looks_ahead=True, **options)
+    play = Play(concurrency=2, max_trials=6, may_prefetch=True, **options)
     play.idle("env-0")
     play.start("t0")
     play.end("t0", at_s=10.5)
@@ -640,7 +644,7 @@ def share(**options: Any) -> Play:
 
 
 def test_of_twelve_that_turn_out_long_each_idle_job_has_one_after_a_word_and_its_answer() -> None:
-    play = Play(concurrency=4, max_trials=1 + 1 + 12 + 3, looks_ahead=True)
+    play = Play(concurrency=4, max_trials=1 + 1 + 12 + 3, may_prefetch=True)
     play.idle("env-0")
     play.start("t0")
     play.end("t0", at_s=10.01)
@@ -660,11 +664,11 @@ def test_of_twelve_that_turn_out_long_each_idle_job_has_one_after_a_word_and_its
     for trial_id in ("t13", "t12", "t11"):
         give_back(play, trial_id)
     assert [given[:2] for given in play.given[-3:]] == [("env-1", "t13"), ("env-2", "t12"), ("env-3", "t11")]
-    assert len(long.next_ids) == 9
+    assert len(long.prefetched_ids) == 9
 
 
 def give_back(play: Play, trial_id: str, job_id: str = "env-0") -> list[Effect]:
-    return play.handle(TrialGivenBack(job_id, trial_id, 25.0))
+    return play.handle(TrialReclaimed(job_id, trial_id, 25.0))
 
 
 def test_the_last_of_what_was_given_ahead_is_asked_back_for_a_job_that_is_idle_and_given_to_it(
@@ -675,7 +679,7 @@ def test_the_last_of_what_was_given_ahead_is_asked_back_for_a_job_that_is_idle_a
     trial = shared.trial("t4")
     assert trial.job_id == "env-0", "until it is given back"
     job = shared.experiment.jobs.live["env-1"]
-    assert give_back(shared, "t4") == [SaveTrial(trial), SaveTrial(trial), GiveTrial(job, trial)]
+    assert give_back(shared, "t4") == [SaveTrial(trial), SaveTrial(trial), DispatchTrial(job, trial)]
     assert (trial.job_id, trial.state, trial.attempt) == ("env-1", TrialState.WAITING, None)
     shared.run("t4")
     shared.idle("env-1")
@@ -714,10 +718,10 @@ def test_what_begins_at_that_moment_stays_and_the_idle_job_is_let_go_when_nothin
 
 def test_when_request_or_answer_may_be_lost_it_is_asked_again(shared: Play) -> None:
     shared.idle("env-1")
-    shared.handle(KeeperCutOff("env-0"))
+    shared.handle(KeeperDisconnected("env-0"))
     assert give_back(shared, "t4") == [], "an answer of before"
     assert shared.dismissed == [], "it may be back in a moment"
-    shared.handle(KeeperMatched("env-0", returns_trials=True))
+    shared.handle(KeeperConnected("env-0", supports_revoke=True))
     assert shared.asked_back == [("env-0", "t4")] * 2
     give_back(shared, "t4")
     assert shared.given[-1] == ("env-1", "t4", None)
@@ -727,7 +731,7 @@ def test_what_was_given_back_in_an_answer_that_was_lost_is_given_again_to_the_ke
     shared: Play,
 ) -> None:
     shared.idle("env-1")
-    shared.handle(KeeperCutOff("env-0"))
+    shared.handle(KeeperDisconnected("env-0"))
     shared.lose("env-1", is_clean=True)
     for name in ("t1", "t2", "t3"):
         shared.run(name)
@@ -782,7 +786,7 @@ def test_a_keeper_that_does_not_know_how_is_asked_for_nothing() -> None:
     class Older(Play):
         keepers_return_trials = False
 
-    play = Older(concurrency=2, max_trials=6, looks_ahead=True)
+    play = Older(concurrency=2, max_trials=6, may_prefetch=True)
     play.idle("env-0")
     play.start("t0")
     play.end("t0", at_s=10.5)
@@ -799,12 +803,12 @@ def test_the_next_manager_asks_again(shared: Play) -> None:
     after = restored(shared)
     after.idle("env-1")
     assert after.asked_back == []
-    after.handle(KeeperMatched("env-0", returns_trials=True))
+    after.handle(KeeperConnected("env-0", supports_revoke=True))
     assert after.asked_back == [("env-0", "t4")]
 
 
 def test_a_job_is_given_no_more_ahead_than_it_may_run_also_after_a_restart() -> None:
-    play = Play(max_trials=9, looks_ahead=True)
+    play = Play(max_trials=9, may_prefetch=True)
     play.experiment.jobs.max_trials = 4
     play.idle()
     play.start("t0")
@@ -814,7 +818,7 @@ def test_a_job_is_given_no_more_ahead_than_it_may_run_also_after_a_restart() -> 
     assert [given[1] for given in play.given] == ["t0", "t1", "t2", "t3"]
     play.run("t1")
     after = restored(play)
-    after.experiment.looks_ahead = True
+    after.experiment.scheduler.may_prefetch = True
     after.start("t2")
     after.end("t2", at_s=10.5)
     after.deliver("t2")
@@ -828,7 +832,7 @@ def test_a_job_is_given_no_more_ahead_than_it_may_run_also_after_a_restart() -> 
 
 # ---- keepers that are replaced in a job that lives on
 
-T0 = AttemptKey("t0", 0, "main-0")
+T0 = AttemptKey("t0", attempt_id(0), "main-0")
 
 
 @pytest.fixture
@@ -843,7 +847,7 @@ def test_what_a_missing_attempt_had_to_tell_is_looked_for_and_without_an_end_it_
     running: Play,
 ) -> None:
     running.report("t0", "1")
-    assert running.handle(AttemptMissing(T0)) == [TakeRest(T0)]
+    assert running.handle(AttemptOrphaned(T0)) == [DrainAttempt(T0)]
     running.idle()
     assert len(running.given) == 1, "not before it is known how the first attempt ended"
     running.handle(AttemptLost(T0, 15.0))
@@ -854,7 +858,7 @@ def test_what_a_missing_attempt_had_to_tell_is_looked_for_and_without_an_end_it_
 
 
 def test_a_missing_attempt_whose_end_is_found_is_over_and_the_job_takes_the_next(running: Play) -> None:
-    running.handle(AttemptMissing(T0))
+    running.handle(AttemptOrphaned(T0))
     running.idle()
     running.end("t0")
     running.deliver("t0")
@@ -864,7 +868,7 @@ def test_a_missing_attempt_whose_end_is_found_is_over_and_the_job_takes_the_next
 
 def test_an_attempt_that_is_lost_while_it_was_to_stop_is_over(running: Play) -> None:
     running.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 12.0))
-    running.handle(AttemptMissing(T0))
+    running.handle(AttemptOrphaned(T0))
     running.handle(AttemptLost(T0, 15.0))
     assert running.trial("t0").state is TrialState.USER_CANCELED
 
@@ -874,11 +878,11 @@ def test_nothing_is_looked_for_of_attempts_that_are_over_or_that_a_cluster_begin
     reuses_jobs: bool,
 ) -> None:
     play = Play()
-    play.experiment.reuses_jobs = reuses_jobs
+    play.experiment.scheduler.reuses_jobs = reuses_jobs
     play.idle()
     if reuses_jobs:
         play.run("t0")
-    assert play.handle(AttemptMissing(T0)) == []
+    assert play.handle(AttemptOrphaned(T0)) == []
 
 
 # ---- several tasks
@@ -925,7 +929,7 @@ def test_the_trial_ends_when_the_policy_says_so_and_the_rest_is_stopped(team: Pl
 def test_every_task_is_told_when_its_own_bytes_are_here(team: Play) -> None:
     team.end("t0", "worker-0")
     team.deliver("t0", "worker-0")
-    assert team.all_of(CloseAttempt) == [CloseAttempt(AttemptKey("t0", 0, "worker-0"))]
+    assert team.all_of(CloseAttempt) == [CloseAttempt(AttemptKey("t0", attempt_id(0), "worker-0"))]
 
 
 def test_one_failure_ends_the_trial_for_all(team: Play) -> None:
@@ -960,7 +964,7 @@ def test_a_task_that_begins_when_the_trial_is_over_is_let_go(team: Play) -> None
         team.end("t0", task)
         team.deliver("t0", task)
     assert team.trial("t0").state is TrialState.SUCCEEDED
-    late = AttemptKey("t0", 1, "ps-0")
+    late = AttemptKey("t0", attempt_id(1), "ps-0")
     assert team.handle(AttemptStarted(late, 40.0)) == [CloseAttempt(late)]
 
 
@@ -1005,8 +1009,8 @@ def test_a_lost_task_that_nobody_waits_for_any_more_holds_up_nothing(team: Play)
     for task in ("worker-0", "worker-1"):
         team.end("t0", task)
         team.deliver("t0", task)
-    key = AttemptKey("t0", 0, "ps-0")
-    assert team.handle(AttemptMissing(key)) == [TakeRest(key)]
+    key = AttemptKey("t0", attempt_id(0), "ps-0")
+    assert team.handle(AttemptOrphaned(key)) == [DrainAttempt(key)]
     team.handle(AttemptLost(key, 15.0))
     assert team.trial("t0").state is TrialState.SUCCEEDED
 
@@ -1018,17 +1022,17 @@ def restored(play: Play) -> Play:
     """The next manager: what was stored, and nothing else."""
     before = play.experiment
     after = Play.__new__(Play)
-    after.experiment = Experiment("exp", before.limits, True, reuses_jobs=True, state=before.state)
+    after.experiment = Experiment("exp", before.budget.limits, True, reuses_jobs=True, state=before.state)
     after.did = []
     for trial in before.trials.values():
         trial.ended = None
         trial.ends.clear()
         trial.undelivered.clear()
-    jobs = [type(job)(job.job_id, was_heard=job.was_heard) for job in before.jobs.live.values()]
+    jobs = [type(job)(job.job_id, ever_connected=job.ever_connected) for job in before.jobs.live.values()]
     after.experiment.jobs.max_trials = before.jobs.max_trials
     after.experiment.restore(before.trials.values())
-    after.experiment.restore_jobs(jobs, [])
-    after.handle(Begun())
+    after.experiment.scheduler.restore(jobs, [])
+    after.handle(ManagerReady())
     return after
 
 
@@ -1038,7 +1042,7 @@ def test_after_a_restart_jobs_and_queue_are_what_they_were() -> None:
     play.start("t0")
     after = restored(play)
     assert after.submitted == []
-    after.handle(KeeperMatched("env-0"))
+    after.handle(KeeperConnected("env-0"))
     after.start("t0")
     after.idle("env-1")
     assert after.given == [("env-1", "t1", None)]
@@ -1054,16 +1058,16 @@ def test_after_a_restart_the_ends_that_were_told_before_still_decide(team: Play)
     after = Play.__new__(Play)
     after.did = []
     after.experiment = Experiment(
-        "exp", before.limits, True, reuses_jobs=True, completion=PAIR, state=before.state
+        "exp", before.budget.limits, True, reuses_jobs=True, completion=PAIR, state=before.state
     )
     trial = team.trial("t0")
     trial.ended = None
     trial.ends, trial.undelivered = ends, {"ps-0"}
     after.experiment.restore([trial])
-    after.experiment.restore_jobs(
-        [type(job)(job.job_id, was_heard=True) for job in before.jobs.live.values()], []
+    after.experiment.scheduler.restore(
+        [type(job)(job.job_id, ever_connected=True) for job in before.jobs.live.values()], []
     )
-    after.handle(Begun())
+    after.handle(ManagerReady())
     assert trial.state is TrialState.CLOSING
     assert len(after.all_of(CancelTrial)) == 1, "the server that is left is stopped"
     after.end("t0", "ps-0", well=False)
@@ -1085,7 +1089,7 @@ RETRIES = 1
 
 def lives_of(trial: Trial) -> int:
     """How many jobs may die of a trial before it is over, at most."""
-    return 0 if trial.state.is_final else 2 * (1 + RETRIES - trial.retries) - trial.was_returned
+    return 0 if trial.state.is_terminal else 2 * (1 + RETRIES - trial.retries) - trial.was_returned
 
 
 class AnyReuse(RuleBasedStateMachine):
@@ -1095,9 +1099,9 @@ class AnyReuse(RuleBasedStateMachine):
         super().__init__()
         self.play = Play(concurrency=2, max_trials=6, max_retries=RETRIES)
 
-    @initialize(looks_ahead=st.booleans())
-    def choose_a_tuner(self, looks_ahead: bool) -> None:
-        self.play.experiment.looks_ahead = looks_ahead
+    @initialize(may_prefetch=st.booleans())
+    def choose_a_tuner(self, may_prefetch: bool) -> None:
+        self.play.experiment.scheduler.may_prefetch = may_prefetch
 
     def live_jobs(self) -> list[str]:
         return list(self.play.experiment.jobs.live)
@@ -1141,7 +1145,7 @@ class AnyReuse(RuleBasedStateMachine):
         assert newly_marked <= set(untouched[:1])
 
     def on_a_job(self) -> list[str]:
-        return self.trials_where(lambda trial: bool(trial.job_id) and not trial.state.is_final)
+        return self.trials_where(lambda trial: bool(trial.job_id) and not trial.state.is_terminal)
 
     @precondition(lambda self: self.on_a_job())
     @rule(number=st.integers(0, 9), well=st.booleans())
@@ -1152,23 +1156,25 @@ class AnyReuse(RuleBasedStateMachine):
     @rule(number=st.integers(0, 9))
     def a_trial_starts(self, number: int) -> None:
         trial_id = self.pick(self.on_a_job(), number)
-        self.play.start(trial_id, attempt=self.play.due(trial_id).attempt)
+        self.play.start(trial_id, attempt=int(self.play.due(trial_id).attempt_id))
 
     def asked_back(self) -> list[tuple[str, str]]:
         jobs = self.play.experiment.jobs.live.values()
-        return [(job.job_id, trial_id) for job in jobs for trial_id in sorted(job.asked_ids)]
+        return [(job.job_id, trial_id) for job in jobs for trial_id in sorted(job.revoking_ids)]
 
     @precondition(lambda self: self.asked_back())
     @rule(number=st.integers(0, 9))
     def a_trial_is_given_back(self, number: int) -> None:
         asked = self.asked_back()
-        self.play.handle(TrialGivenBack(*asked[number % len(asked)], 25.0))
+        self.play.handle(TrialReclaimed(*asked[number % len(asked)], 25.0))
 
     @precondition(lambda self: self.live_jobs())
     @rule(number=st.integers(0, 9), is_up=st.booleans())
     def a_link_comes_or_goes(self, number: int, is_up: bool) -> None:
         job_id = self.pick(self.live_jobs(), number)
-        self.play.handle(KeeperMatched(job_id, returns_trials=True) if is_up else KeeperCutOff(job_id))
+        self.play.handle(
+            KeeperConnected(job_id, supports_revoke=True) if is_up else KeeperDisconnected(job_id)
+        )
 
     @precondition(lambda self: self.play.experiment.trials)
     @rule(number=st.integers(0, 9))
@@ -1181,15 +1187,15 @@ class AnyReuse(RuleBasedStateMachine):
         experiment = self.play.experiment
         places = list(experiment.jobs.queue)
         places += [trial_id for job in experiment.jobs.live.values() for trial_id in job.trial_ids]
-        unfinished = self.trials_where(lambda trial: not trial.state.is_final)
+        unfinished = self.trials_where(lambda trial: not trial.state.is_terminal)
         assert sorted(places) == sorted(unfinished)
 
     @invariant()
     def nothing_waits_beside_an_idle_job(self) -> None:
-        jobs, concurrency = self.play.experiment.jobs, self.play.experiment.limits.concurrency
+        jobs, concurrency = self.play.experiment.jobs, self.play.experiment.budget.limits.concurrency
         assert not (jobs.queue and jobs.next_idle() is not None)
-        assert jobs.missing <= 0 or jobs.staying == concurrency
-        assert jobs.staying <= concurrency
+        assert jobs.shortfall <= 0 or jobs.active == concurrency
+        assert jobs.active <= concurrency
 
     @invariant()
     def nobody_is_asked_for_more_than_is_wanted(self) -> None:
@@ -1203,7 +1209,7 @@ class AnyReuse(RuleBasedStateMachine):
     def no_job_is_kept_for_nothing(self) -> None:
         if self.play.experiment.state.is_over:
             states = {job.state for job in self.play.experiment.jobs.live.values()}
-            assert states <= {JobState.LEAVING}
+            assert states <= {JobState.DRAINING}
 
     def teardown(self) -> None:
         for _ in range(100):
@@ -1217,4 +1223,4 @@ class AnyReuse(RuleBasedStateMachine):
 
 
 TestAnyReuse = AnyReuse.TestCase
-TestAnyReuse.settings = hypothesis_settings(max_examples=100, stateful_step_count=30)
+TestAnyReuse.settings = hypothesis_settings(stateful_step_count=30)

@@ -6,55 +6,76 @@ from itertools import product
 from typing import Any
 
 import pytest
+from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.domain.trial import FINAL_STATE, FINAL_STATES, NEXT, Trial, TrialEvent, TrialState
-from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from nni_manager.domain.attempts import Attempts
+from nni_manager.domain.trial import (
+    NO_FINAL_RESULT_IN_CHANGED_FILE,
+    TERMINAL_STATE,
+    TERMINAL_STATES,
+    TRANSITIONS,
+    Trial,
+    TrialEvent,
+    TrialState,
+)
+from trial_keeper.wire.file_changes import FileChange, file_warning
+from trial_keeper.wire.messages import MAX_WARNINGS, AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 
 W, R, S, C = TrialState.WAITING, TrialState.RUNNING, TrialState.STOPPING, TrialState.CLOSING
-FIRST, SECOND = AttemptKey("abcde", 0, "main"), AttemptKey("abcde", 1, "main")
+FIRST, SECOND = AttemptKey("abcde", attempt_id(0), "main"), AttemptKey("abcde", attempt_id(1), "main")
 
 
 @pytest.fixture
 def a_trial() -> Callable[..., Trial]:
     def make(**fields: Any) -> Trial:
-        return Trial("abcde", 0, {"lr": 0.1}, {}, 100.0, job_id="abcde", **fields)
+        """A trial whose attempts up to `attempt` are registered, or the first."""
+        trial = Trial("abcde", 0, {"lr": 0.1}, {}, 100.0, job_id="abcde", **fields)
+        for number in range((trial.attempt or 0) + 1):
+            trial.registered.register(AttemptKey("abcde", attempt_id(number), "main"))
+        if trial.attempt is not None:
+            trial.attempts.setdefault("main", attempt_id(trial.attempt))
+        return trial
 
     return make
 
 
 def an_end(
-    reason: ExitReason = ExitReason.SUCCEEDED, code: int = 0, key: AttemptKey = FIRST, message: str = ""
+    reason: ExitReason = ExitReason.SUCCEEDED,
+    code: int = 0,
+    key: AttemptKey = FIRST,
+    message: str = "",
+    **more: Any,
 ) -> TrialEnded:
-    return TrialEnded(key, reason, code, 110.0, 120.0, {}, message)
+    return TrialEnded(key, reason, code, 110.0, 120.0, {}, message, **more)
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(TrialState, TrialEvent)))
 def test_what_the_table_does_not_hold_cannot_happen(a_trial, state: TrialState, event: TrialEvent) -> None:
     trial = a_trial(state=state, reason=ExitReason.SUCCEEDED)
-    if (state, event) in NEXT:
-        trial.happened(event)
-        assert trial.state is (NEXT[state, event] or TrialState.SUCCEEDED)
+    if (state, event) in TRANSITIONS:
+        trial.apply(event)
+        assert trial.state is (TRANSITIONS[state, event] or TrialState.SUCCEEDED)
     else:
         with pytest.raises(KeyError):
-            trial.happened(event)
+            trial.apply(event)
         assert trial.state is state
 
 
-@pytest.mark.parametrize("state", sorted(FINAL_STATES))
+@pytest.mark.parametrize("state", sorted(TERMINAL_STATES))
 def test_nothing_happens_to_a_trial_that_is_over(state: TrialState) -> None:
-    assert state.is_final
-    assert not [event for event in TrialEvent if (state, event) in NEXT]
+    assert state.is_terminal
+    assert not [event for event in TrialEvent if (state, event) in TRANSITIONS]
 
 
 @pytest.mark.parametrize("state", [W, R, S, C])
 def test_every_state_on_the_way_can_end(state: TrialState) -> None:
-    assert not state.is_final
-    after = NEXT[state, TrialEvent.ENDED]
+    assert not state.is_terminal
+    after = TRANSITIONS[state, TrialEvent.ENDED]
     assert after is C
-    assert NEXT[C, TrialEvent.CLOSED] is None
+    assert TRANSITIONS[C, TrialEvent.CLOSED] is None
 
 
 @pytest.mark.parametrize("reason", ExitReason)
@@ -62,14 +83,14 @@ def test_every_reason_has_one_final_state(a_trial, reason: ExitReason) -> None:
     trial = a_trial(state=R, attempt=0)
     trial.finished(an_end(reason, 1))
     assert trial.state is C
-    trial.happened(TrialEvent.CLOSED)
-    assert trial.state is FINAL_STATE[reason]
-    assert trial.state.is_final
+    trial.apply(TrialEvent.CLOSED)
+    assert trial.state is TERMINAL_STATE[reason]
+    assert trial.state.is_terminal
 
 
 def test_a_trial_cannot_be_closed_without_a_reason(a_trial) -> None:
     with pytest.raises(KeyError, match="without a reason"):
-        a_trial(state=C).happened(TrialEvent.CLOSED)
+        a_trial(state=C).apply(TrialEvent.CLOSED)
 
 
 @pytest.mark.parametrize(("state", "word"), [(W, "WAITING"), (R, "RUNNING"), (S, "RUNNING"), (C, "RUNNING")])
@@ -78,7 +99,7 @@ def test_nni_has_no_word_for_a_trial_on_its_way_out(state: TrialState, word: str
 
 
 def test_a_final_state_is_nnis_own_word() -> None:
-    assert {state.nni_status for state in FINAL_STATES} == {
+    assert {state.nni_status for state in TERMINAL_STATES} == {
         "SUCCEEDED",
         "FAILED",
         "USER_CANCELED",
@@ -93,22 +114,134 @@ def test_an_ordinary_life(a_trial) -> None:
     assert (trial.state, trial.attempt, trial.started_at_s) == (R, 0, 110.0)
     trial.finished(an_end(ExitReason.NONZERO_EXIT, 3, message="Traceback"))
     assert (trial.state, trial.exit_code, trial.message, trial.ended_at_s) == (C, 3, "Traceback", 120.0)
-    trial.happened(TrialEvent.CLOSED)
+    trial.apply(TrialEvent.CLOSED)
     assert trial.state is TrialState.FAILED
 
 
 def test_what_was_asked_for_is_the_reason_of_the_end(a_trial) -> None:
     trial = a_trial(state=S, attempt=0, stop_reason=ExitReason.EARLY_STOPPED)
     trial.finished(an_end(ExitReason.SIGNAL, 143))
-    trial.happened(TrialEvent.CLOSED)
+    trial.apply(TrialEvent.CLOSED)
     assert (trial.reason, trial.state) == (ExitReason.EARLY_STOPPED, TrialState.EARLY_STOPPED)
 
 
 def test_a_command_that_was_done_before_the_stop_reached_it_has_succeeded(a_trial) -> None:
     trial = a_trial(state=S, attempt=0, stop_reason=ExitReason.STOPPED_BY_USER)
     trial.finished(an_end(ExitReason.SUCCEEDED))
-    trial.happened(TrialEvent.CLOSED)
+    trial.apply(TrialEvent.CLOSED)
     assert trial.state is TrialState.SUCCEEDED
+
+
+STOPPED = {
+    ExitReason.STOPPED_BY_USER: TrialState.USER_CANCELED,
+    ExitReason.EARLY_STOPPED: TrialState.EARLY_STOPPED,
+    ExitReason.TIME_LIMIT: TrialState.SYS_CANCELED,
+}
+
+
+def with_result(a_trial, stop_reason: ExitReason | None, final_offset: int | None = 100) -> Trial:
+    return a_trial(
+        state=S if stop_reason else R,
+        attempt=0,
+        stop_reason=stop_reason,
+        reporter="main",
+        final="0.5",
+        value=0.5,
+        final_offset=final_offset,
+    )
+
+
+@pytest.mark.parametrize("reason", STOPPED)
+@pytest.mark.parametrize("code", [0, 1, 137, 143])
+def test_a_final_record_before_the_stop_makes_the_trial_a_success(
+    a_trial, reason: ExitReason, code: int
+) -> None:
+    trial = with_result(a_trial, reason)
+    trial.finished(an_end(reason, code, metrics_size_at_stop=101))
+    trial.apply(TrialEvent.CLOSED)
+    assert (trial.state, trial.reason, trial.exit_code) == (TrialState.SUCCEEDED, ExitReason.SUCCEEDED, code)
+    assert trial.message == f"{reason.value}, after it had reported its final result"
+    assert trial.stop_reason is reason
+    assert trial.result == "0.5"
+
+
+@pytest.mark.parametrize(("reason", "state"), STOPPED.items())
+@pytest.mark.parametrize("size", [None, 0, 100])
+def test_a_final_record_after_the_stop_is_a_result_of_a_trial_that_was_stopped(
+    a_trial, reason: ExitReason, state: TrialState, size: int | None
+) -> None:
+    trial = with_result(a_trial, reason)
+    trial.finished(an_end(reason, 143, metrics_size_at_stop=size))
+    trial.apply(TrialEvent.CLOSED)
+    assert (trial.state, trial.reason, trial.exit_code) == (state, reason, 143)
+    assert trial.result == "0.5"
+
+
+@pytest.mark.parametrize(("size", "state"), [(101, TrialState.SUCCEEDED), (100, TrialState.FAILED)])
+def test_a_cluster_that_stops_a_trial_does_not_discard_its_result_either(a_trial, size, state) -> None:
+    trial = with_result(a_trial, None)
+    trial.finished(an_end(ExitReason.JOB_LOST, 143, metrics_size_at_stop=size))
+    trial.apply(TrialEvent.CLOSED)
+    assert trial.state is state
+
+
+def test_a_trial_that_failed_by_itself_has_no_result(a_trial) -> None:
+    trial = with_result(a_trial, None)
+    trial.finished(an_end(ExitReason.NONZERO_EXIT, 1))
+    trial.apply(TrialEvent.CLOSED)
+    assert (trial.state, trial.result) == (TrialState.FAILED, None)
+
+
+@pytest.mark.parametrize(("stop_reason", "result"), [(ExitReason.EARLY_STOPPED, "0.5"), (None, None)])
+def test_without_a_report_of_the_keeper_only_a_trial_that_was_stopped_keeps_its_result(
+    a_trial, stop_reason, result
+) -> None:
+    trial = with_result(a_trial, stop_reason)
+    trial.gone(ExitReason.KEEPER_LOST, "its node is gone", 130.0, 30.0)
+    assert trial.state is (TrialState.EARLY_STOPPED if stop_reason else TrialState.FAILED)
+    assert trial.result == result
+
+
+def test_the_size_that_matters_is_that_of_the_task_that_reports(a_trial) -> None:
+    other = AttemptKey("abcde", attempt_id(0), "other")
+    for sizes, state in (((101, 0), TrialState.SUCCEEDED), ((0, 101), TrialState.EARLY_STOPPED)):
+        trial = with_result(a_trial, ExitReason.EARLY_STOPPED)
+        trial.ended_in(an_end(ExitReason.EARLY_STOPPED, 143, metrics_size_at_stop=sizes[0]))
+        trial.finished(an_end(ExitReason.EARLY_STOPPED, 143, other, metrics_size_at_stop=sizes[1]))
+        trial.apply(TrialEvent.CLOSED)
+        assert trial.state is state
+
+
+def test_a_task_that_was_stopped_because_another_failed_makes_no_success(a_trial) -> None:
+    trial = with_result(a_trial, None)
+    trial.finished(an_end(ExitReason.NONZERO_EXIT, 1, AttemptKey("abcde", attempt_id(0), "other")))
+    trial.ended_in(an_end(ExitReason.TRIAL_OVER, 143, metrics_size_at_stop=101))
+    trial.apply(TrialEvent.CLOSED)
+    assert trial.state is TrialState.FAILED
+
+
+def test_what_the_keeper_warns_of_is_a_warning_of_the_trial_once(a_trial) -> None:
+    trial = a_trial(state=R, attempt=0)
+    assert not trial.warn_of_files(an_end())
+    assert trial.warn_of_files(
+        an_end(warnings=("its metrics file was\ntruncated", "its stdout file was truncated"))
+    )
+    assert trial.warning == "its metrics file was truncated\nits stdout file was truncated"
+    assert not trial.warn_of_files(an_end(warnings=("its stdout file was truncated",)))
+
+
+def test_a_keeper_that_never_ends_to_warn_fills_no_memory(a_trial) -> None:
+    trial = a_trial(state=R, attempt=0)
+    for number in range(1000):
+        trial.warn_of_files(an_end(warnings=(f"warning {number}",)))
+    assert len(trial.warning.splitlines()) <= MAX_WARNINGS + 1
+
+
+def test_a_success_without_a_result_whose_metrics_were_truncated_is_told_so(a_trial) -> None:
+    trial = a_trial(state=R, attempt=0)
+    trial.finished(an_end(warnings=(file_warning(Stream.METRICS, FileChange.TRUNCATED),)))
+    trial.apply(TrialEvent.CLOSED)
+    assert trial.message == NO_FINAL_RESULT_IN_CHANGED_FILE
 
 
 @pytest.mark.parametrize("reason", ExitReason)
@@ -132,15 +265,17 @@ def test_a_trial_that_is_gone_was_stopped_if_a_stop_was_asked_for(a_trial) -> No
 @given(
     started_at_s=st.floats(0, 2e9),
     told_at_s=st.floats(0, 2e9),
-    heard_s=st.none() | st.floats(0, 1e6),
+    start_received_at_s=st.none() | st.floats(0, 1e6),
     lasted_s=st.floats(0, 1e6),
 )
-def test_no_clock_makes_a_trial_end_before_it_began(started_at_s, told_at_s, heard_s, lasted_s) -> None:
-    fields = {"state": R, "started_at_s": started_at_s, "heard_s": heard_s}
+def test_no_clock_makes_a_trial_end_before_it_began(
+    started_at_s, told_at_s, start_received_at_s, lasted_s
+) -> None:
+    fields = {"state": R, "started_at_s": started_at_s, "start_received_at_s": start_received_at_s}
     lost, ended = (Trial("abcde", 0, {}, {}, 0.0, "abcde", **fields) for _ in range(2))  # type: ignore[arg-type]
-    lost.gone(ExitReason.JOB_LOST, "", told_at_s, (heard_s or 0.0) + lasted_s)
+    lost.gone(ExitReason.JOB_LOST, "", told_at_s, (start_received_at_s or 0.0) + lasted_s)
     assert lost.ended_at_s is not None
-    if heard_s is not None:
+    if start_received_at_s is not None:
         # The time of day when somebody noticed is no matter to a manager that was there when it began.
         assert lost.ended_at_s - started_at_s == pytest.approx(lasted_s, abs=1e-3)
     assert lost.ended_at_s >= started_at_s
@@ -150,10 +285,10 @@ def test_no_clock_makes_a_trial_end_before_it_began(started_at_s, told_at_s, hea
     assert ended.ended_at_s >= ended.started_at_s
 
 
-def test_only_the_newest_attempt_counts(a_trial) -> None:
-    assert a_trial().counts(FIRST)
+def test_of_a_task_the_attempt_that_started_last_counts(a_trial) -> None:
+    assert a_trial().is_current(FIRST)
     trial = a_trial(state=R, attempt=1)
-    assert [trial.counts(AttemptKey("abcde", attempt, "main")) for attempt in (0, 1, 2)] == [
+    assert [trial.is_current(AttemptKey("abcde", attempt_id(attempt), "main")) for attempt in (0, 1, 2)] == [
         False,
         True,
         True,
@@ -164,6 +299,7 @@ SPENT = {
     "attempt": 0,
     "final": "1",
     "value": 1.0,
+    "final_offset": 200,
     "intermediate": "0.5",
     "intermediate_count": 4,
     "exit_code": 137,
@@ -177,14 +313,16 @@ SPENT = {
 
 def test_a_new_attempt_starts_with_empty_hands(a_trial) -> None:
     trial = a_trial(state=C, ended=an_end(ExitReason.SIGNAL, 137), **SPENT)
+    trial.registered.register(SECOND)
     trial.began(SECOND, 130.0, 30.0)
     assert trial == a_trial(
-        state=R, attempt=1, started_at_s=130.0, attempts={"main": 1}, undelivered={"main"}, heard_s=30.0
+        state=R, attempt=1, started_at_s=130.0, undelivered={"main"}, start_received_at_s=30.0
     )
 
 
 def test_an_attempt_that_could_not_be_started_does_not_inherit_either(a_trial) -> None:
     trial = a_trial(state=R, **SPENT)
+    trial.registered.register(SECOND)
     trial.finished(an_end(ExitReason.COULD_NOT_START, 104, SECOND, "no bash"))
     assert (trial.attempt, trial.final, trial.value, trial.intermediate_count) == (1, None, None, 0)
     assert (trial.reason, trial.message) == (ExitReason.COULD_NOT_START, "no bash")
@@ -199,9 +337,32 @@ def test_an_attempt_that_is_told_again_keeps_what_it_has(a_trial) -> None:
 def test_a_task_has_delivered_when_its_end_is_told_and_nothing_is_missing(a_trial):
     trial = a_trial()
     trial.began(FIRST, 1.0, 0.0)
-    assert not trial.has_delivered(FIRST)
+    assert not trial.is_delivered(FIRST)
     trial.ended_in(an_end())
-    assert not trial.has_delivered(FIRST)
+    assert not trial.is_delivered(FIRST)
     trial.undelivered.discard(FIRST.task)
-    assert trial.has_delivered(FIRST)
-    assert not trial.has_delivered(SECOND)
+    assert trial.is_delivered(FIRST)
+    assert not trial.is_delivered(SECOND)
+
+
+def test_the_successor_of_a_lost_attempt_starts_with_empty_hands_also_after_a_resume(a_trial) -> None:
+    stored = a_trial(state=R, started_at_s=110.0, **SPENT)
+    registered = stored.registered
+    registered.mark_lost(FIRST)
+    stored.attempts = {}
+    stored.restore_attempts(registered)
+    assert stored.attempt_id_of("main") == FIRST.attempt_id, "it describes the lost one"
+    registered.register(SECOND)
+    stored.began(SECOND, 130.0, 30.0)
+    assert (stored.attempt, stored.final, stored.value, stored.intermediate_count) == (1, None, None, 0)
+    assert stored.started_at_s == 130.0
+
+
+def test_a_successor_whose_clock_is_behind_does_not_inherit_from_a_lost_attempt(a_trial) -> None:
+    trial = a_trial(state=R, **SPENT)
+    trial.registered, trial.attempts = Attempts(), {"main": SECOND.attempt_id}
+    trial.registered.register(SECOND)
+    trial.registered.mark_all_lost()
+    trial.registered.register(FIRST)
+    trial.began(FIRST, 130.0, 30.0)
+    assert (trial.attempt, trial.final, trial.value, trial.intermediate_count) == (1, None, None, 0)

@@ -1,12 +1,13 @@
 """The most that a trial has used."""
 
+from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.domain.usage import PeakUsage
 from trial_keeper.wire.messages import AttemptKey, GpuUsage, Usage
 
-KEY = AttemptKey("t0", 0, "main-0")
+KEY = AttemptKey("t0", attempt_id(0), "main-0")
 FIGURES = st.floats(0, 1e6)
 BYTES = st.integers(0, 2**63)
 GPUS = st.dictionaries(st.integers(0, 3), st.tuples(FIGURES, BYTES)).map(
@@ -18,7 +19,7 @@ USAGES = st.lists(st.builds(Usage, st.just(KEY), FIGURES, BYTES, BYTES, GPUS), m
 def peak_of(usages: list[Usage]) -> PeakUsage:
     peak = PeakUsage()
     for usage in usages:
-        peak = peak.raised_by(usage)
+        peak = peak.merge_max(usage)
     return peak
 
 
@@ -39,7 +40,7 @@ def test_the_peak_of_each_kind_is_its_highest_figure(usages: list[Usage]) -> Non
 @given(USAGES)
 def test_what_was_seen_before_raises_nothing(usages: list[Usage]) -> None:
     peak = peak_of(usages)
-    assert all(peak.raised_by(usage) == peak for usage in usages)
+    assert all(peak.merge_max(usage) == peak for usage in usages)
 
 
 @given(USAGES)

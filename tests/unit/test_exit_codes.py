@@ -69,13 +69,13 @@ def test_every_error_ends_the_keeper_with_one_of_its_codes(kind: type[errors.Kee
 
 def test_every_code_has_an_error():
     # By a keeper that works as it should.
-    decided = {KeeperExit.REFUSED, KeeperExit.POISONED, KeeperExit.UNREACHED}
+    decided = {KeeperExit.REFUSED, KeeperExit.TAINTED, KeeperExit.MANAGER_UNREACHABLE}
     without_a_keeper = {KeeperExit.MISSING}  # the job's script says so
     assert {kind.exit_code for kind in ERRORS} == set(KeeperExit) - decided - without_a_keeper
 
 
 def test_every_error_but_the_base_says_who_must_act():
-    kinds = (errors.UserMistake, errors.TryAgain, errors.KeeperBug)
+    kinds = (errors.UserError, errors.RetryableError, errors.KeeperBug)
     assert all(issubclass(kind, kinds) for kind in ERRORS if kind is not errors.KeeperError)
 
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from trial_keeper.host.file_news import LONGEST_POLL_S, SHORTEST_POLL_S, SLOW_LOOK_S, FileNews
+from trial_keeper.host.file_watcher import MAX_POLL_S, MIN_POLL_S, SLOW_LOOK_S, FileWatcher
 
 # Far beyond the slow look: a wait that returns by its own time is told from one that was woken.
 NEVER_S = 60.0
@@ -27,7 +27,7 @@ def file(tmp_path):
 
 @pytest.fixture
 def news(file):
-    news = FileNews()
+    news = FileWatcher()
     news.add(file, rest_s=REST_S)
     assert news.comes_from_the_kernel
     yield news
@@ -44,7 +44,7 @@ def deaf_news(file, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(ctypes, "CDLL", lambda *_, **__: NoInotify())
-        news = FileNews()
+        news = FileWatcher()
     news.add(file, rest_s=REST_S)
     assert not news.comes_from_the_kernel
     yield news
@@ -186,7 +186,7 @@ def test_a_wait_can_be_asked_to_return(news, loop):
     async def waiting():
         waits = asyncio.create_task(news.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
-        news.look_now()
+        news.poll_now()
         await asyncio.wait_for(waits, 90)
 
     loop.run_until_complete(waiting())
@@ -215,10 +215,10 @@ def test_without_inotify_the_files_are_polled_more_and_more_seldom(deaf_news, lo
         return rests
 
     rests = loop.run_until_complete(rests_s())
-    assert rests[0] < LONGEST_POLL_S
-    assert deaf_news._poll_s == LONGEST_POLL_S
+    assert rests[0] < MAX_POLL_S
+    assert deaf_news._poll_s == MAX_POLL_S
     loop.run_until_complete(deaf_news.wait(grew=True))
-    assert deaf_news._poll_s == SHORTEST_POLL_S
+    assert deaf_news._poll_s == MIN_POLL_S
 
 
 def test_a_file_that_cannot_be_watched_makes_all_of_them_polled(news, tmp_path, wait):
@@ -229,7 +229,7 @@ def test_a_file_that_cannot_be_watched_makes_all_of_them_polled(news, tmp_path, 
 
 def test_nothing_stays_open(file):
     before = set(os.listdir("/proc/self/fd"))
-    news = FileNews()
+    news = FileWatcher()
     news.add(file, rest_s=REST_S)
     news.close()
     news.close()

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from kube_definitions import FRAMEWORK
@@ -218,7 +218,6 @@ def test_accounts_are_asked_for_where_a_template_names_none():
 WORDS = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",))), max_size=4)
 
 
-@settings(max_examples=25)
 @example(["it's", "$HOME", "a b", "", "*", "$$(X)", "\n", "ü"])
 @given(WORDS)
 def test_the_command_of_a_template_is_run_word_for_word_as_kubernetes_would(tmp_path_factory, words):

@@ -8,7 +8,7 @@ import pytest
 
 from nni_manager.training_services.frameworkcontroller.states import FrameworkState, verdict_of
 from nni_manager.training_services.kubernetes.operator import Stage
-from nni_manager.training_services.kubernetes.pods import is_over, last_words, why_it_waits
+from nni_manager.training_services.kubernetes.pods import is_over, pending_reason, termination_message
 from trial_keeper.wire.reasons import ExitReason
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes" / "framework_that_fails.json"
@@ -135,7 +135,7 @@ def waiting(reason, message=""):
     ],
 )
 def test_a_pod_that_waits_says_why(pod, why):
-    assert why_it_waits(pod) == why
+    assert pending_reason(pod) == why
 
 
 def test_a_pod_that_failed_says_what_it_wrote_last():
@@ -146,7 +146,7 @@ def test_a_pod_that_failed_says_what_it_wrote_last():
         "message": "low on memory",
         "containerStatuses": [ended],
     }
-    assert last_words({"status": evicted}) == "Evicted: low on memory\nTraceback"
-    assert last_words({"status": {"phase": "Running"}}) == last_words({}) == ""
+    assert termination_message({"status": evicted}) == "Evicted: low on memory\nTraceback"
+    assert termination_message({"status": {"phase": "Running"}}) == termination_message({}) == ""
     assert is_over({"status": evicted})
     assert not is_over({})

@@ -113,9 +113,9 @@ def test_a_job_that_succeeded_has_nothing_to_say():
 
 def test_a_suspended_job_says_who_holds_it():
     waits = job(("Suspended", "True"))
-    assert "kubectl describe localqueue team" in operator("job", "team").why_it_waits(waits)
-    assert operator("job").why_it_waits(waits).startswith("Job is suspended")
-    assert operator("job", "team").why_it_waits(job(("Suspended", "False"))) == ""
+    assert "kubectl describe localqueue team" in operator("job", "team").pending_reason(waits)
+    assert operator("job").pending_reason(waits).startswith("Job is suspended")
+    assert operator("job", "team").pending_reason(job(("Suspended", "False"))) == ""
 
 
 WORDS = ["Created", "Running", "Restarting", "Suspended", "Succeeded", "Complete", "Failed", "FailureTarget"]
@@ -153,4 +153,4 @@ def test_whatever_is_said_a_job_has_ended_only_by_a_condition_that_is_met_and_th
     verdict = operator(word).verdict_of(document, pods)
     assert (verdict.exit_code == 0) is ("Failed" not in met)
     assert verdict.pod is None or verdict.pod in pods
-    operator(word).why_it_waits(document)
+    operator(word).pending_reason(document)

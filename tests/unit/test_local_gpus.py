@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.config.model import LocalConfig
+from nni_manager.config.model import LocalSpec
 from nni_manager.training_services.local.gpus import GpuShares, GpusMissing
 
 
@@ -12,20 +12,20 @@ def test_the_least_loaded_gpus_are_given_first():
     assert shares.take("b", 1) == (2,)
     assert shares.take("c", 3) == (0, 1, 2)
     assert shares.take("d", 2) is None
-    shares.give_back("a")
+    shares.release("a")
     assert shares.take("d", 2) == (0, 1)
 
 
 def test_more_gpus_than_there_are_is_refused_at_once_with_both_numbers():
     with pytest.raises(GpusMissing, match=r"gpuNum is 2 and the experiment may use 1"):
-        GpuShares.of(LocalConfig(), 2, present=(0,))
+        GpuShares.of(LocalSpec(), 2, present=(0,))
     with pytest.raises(GpusMissing, match=r"GPU 7 is not here"):
-        GpuShares.of(LocalConfig(gpu_indices=(7,)), 1, present=(0, 1))
+        GpuShares.of(LocalSpec(gpu_indices=(7,)), 1, present=(0, 1))
 
 
 def test_trials_without_gpus_need_none():
-    assert GpuShares.of(LocalConfig(), 0, present=()).indices == ()
-    assert GpuShares.of(LocalConfig(gpu_indices=(3,)), None, present=()).indices == (3,)
+    assert GpuShares.of(LocalSpec(), 0, present=()).indices == ()
+    assert GpuShares.of(LocalSpec(gpu_indices=(3,)), None, present=()).indices == (3,)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=40), st.integers(1, 3))
@@ -34,7 +34,7 @@ def test_no_gpu_ever_has_more_jobs_than_it_may(moves, most):
     held: dict[str, tuple[int, ...]] = {}
     for job, count in moves:
         if str(job) in held:
-            shares.give_back(str(job))
+            shares.release(str(job))
             del held[str(job)]
         elif (indices := shares.take(str(job), count)) is not None:
             assert len(set(indices)) == count

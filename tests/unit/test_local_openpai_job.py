@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from played_jobs import Played, a_plan, a_role
 
-from nni_manager.local_openpai.core.exits import Exit
+from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.job import (
-    AskForPlace,
+    Allocation,
+    AllocationFailed,
     Change,
     ContainerEnded,
     ContainerStarted,
-    GiveBack,
-    KeepAttempt,
-    KeepTask,
-    Leave,
-    Note,
-    Place,
+    LeaveQueue,
     Placed,
-    PlaceMissing,
+    RecordEvent,
+    ReleaseAllocation,
+    RequestAllocation,
+    SaveTask,
+    SaveTaskAttempt,
     StartContainer,
     StopAsked,
     StopContainer,
@@ -30,17 +30,17 @@ from nni_manager.local_openpai.core.job import (
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.policies import RetryCounts
 from nni_manager.local_openpai.core.states import (
-    JOB_NEXT,
-    TASK_NEXT,
+    JOB_TRANSITIONS,
+    TASK_TRANSITIONS,
     ExecutionType,
-    Happening,
     State,
     SubState,
+    TransitionEvent,
     state_of,
 )
 
 
-@pytest.mark.parametrize("table", [TASK_NEXT, JOB_NEXT], ids=["task", "job"])
+@pytest.mark.parametrize("table", [TASK_TRANSITIONS, JOB_TRANSITIONS], ids=["task", "job"])
 def test_nothing_happens_to_what_is_over_and_everything_else_can_end(table):
     assert not [happening for state, happening in table if state is SubState.COMPLETED]
     reachable = {SubState.ATTEMPT_CREATION_PENDING}
@@ -48,7 +48,7 @@ def test_nothing_happens_to_what_is_over_and_everything_else_can_end(table):
         reachable |= {after for (state, _), after in table.items() if state in reachable}
     assert reachable == set(SubState)
     assert all(
-        any((state, happening) in table for happening in Happening)
+        any((state, happening) in table for happening in TransitionEvent)
         for state in set(SubState) - {SubState.COMPLETED}
     )
 
@@ -64,7 +64,7 @@ def test_every_state_has_a_name_in_the_api(sub_state, code):
 def test_no_task_of_a_gang_starts_before_all_have_their_addresses():
     played = Played(a_plan(a_role(tasks=3)))
     played.happens(Submitted())
-    (asked,) = played.of(AskForPlace)
+    (asked,) = played.of(RequestAllocation)
     assert len(asked.request.needs) == 3
     played.place_all()
     for start in played.of(StartContainer):
@@ -75,8 +75,8 @@ def test_no_task_of_a_gang_starts_before_all_have_their_addresses():
 def test_without_a_gang_each_task_waits_for_itself_and_sees_holes():
     played = Played(a_plan(is_gang=False))
     played.happens(Submitted())
-    assert len(played.of(AskForPlace)) == 2
-    played.happens(Placed({played.container(0): Place("127.0.0.1", {}, ())}))
+    assert len(played.of(RequestAllocation)) == 2
+    played.happens(Placed({played.container(0): Allocation("127.0.0.1", {}, ())}))
     (start,) = played.of(StartContainer)
     assert [task.place is None for task in start.tasks] == [False, True]
     played.place_all()
@@ -96,7 +96,7 @@ def test_all_tasks_succeed_and_so_does_the_job():
     played.ends(1, 0)
     assert (played.job.state, played.job.code) == (State.SUCCEEDED, 0)
     assert played.changes == [Change.RUNNING, Change.SUCCEEDED]
-    assert len(played.of(GiveBack)) == 2
+    assert len(played.of(ReleaseAllocation)) == 2
 
 
 def test_a_job_does_not_end_before_it_began_when_the_clock_was_set_back():
@@ -146,7 +146,7 @@ def test_a_job_that_waits_is_stopped_at_once():
     played.happens(Submitted())
     new = played.happens(StopAsked())
     assert played.job.state is State.STOPPED
-    (left,) = [effect for effect in new if isinstance(effect, Leave)]
+    (left,) = [effect for effect in new if isinstance(effect, LeaveQueue)]
     assert len(left.container_ids) == 2
     assert not played.of(StopContainer)
 
@@ -180,7 +180,7 @@ def test_a_job_is_tried_again_with_new_containers():
     assert before.isdisjoint(task.container_id for task in played.job.tasks.values())
     (first,) = [
         effect.attempt
-        for effect in played.of(KeepAttempt)
+        for effect in played.of(SaveTaskAttempt)
         if effect.attempt.attempt_id == 0 and effect.attempt.completed_at_s is not None
     ]
     assert (first.sub_state, first.exit.code) == (SubState.COMPLETED, 255)
@@ -212,8 +212,8 @@ def test_what_is_said_of_an_earlier_container_comes_too_late():
     played = Played(a_plan(is_gang=False, task_retries=1)).begin()
     first = played.container(0)
     played.ends(0, 255)
-    new = played.happens(ContainerEnded(first, Exit(0)))
-    assert [type(effect) for effect in new] == [KeepAttempt]
+    new = played.happens(ContainerEnded(first, TaskExit(0)))
+    assert [type(effect) for effect in new] == [SaveTaskAttempt]
     assert played.job.tasks["worker", 0].sub_state is SubState.ATTEMPT_CREATION_PENDING
 
 
@@ -225,19 +225,19 @@ def test_a_job_that_the_platform_fails_again_and_again_fails_and_says_why():
         played.start_all()
     played.ends(0, 137)
     assert (played.job.state, played.job.counts) == (State.FAILED, RetryCounts(platform=2))
-    assert [note.reason for note in played.of(Note)][-1] == "RetriesExhausted"
+    assert [note.reason for note in played.of(RecordEvent)][-1] == "RetriesExhausted"
 
 
 def test_a_gang_without_ports_ends_with_the_code_for_that_and_is_tried_again():
     played = Played(a_plan())
     played.happens(Submitted())
     waiting = tuple(task.container_id for task in played.job.tasks.values())
-    played.happens(PlaceMissing(waiting, Exit(253)))
+    played.happens(AllocationFailed(waiting, TaskExit(253)))
     assert (played.job.attempt_id, played.job.counts) == (1, RetryCounts(platform=1))
-    kept = [effect.task for effect in played.of(KeepTask) if effect.task.exit is not None]
+    kept = [effect.task for effect in played.of(SaveTask) if effect.task.exit is not None]
     assert kept[0].exit.code == 253
     # The place they had is free again.
-    assert {effect.container_id for effect in played.of(GiveBack)} == set(waiting)
+    assert {effect.container_id for effect in played.of(ReleaseAllocation)} == set(waiting)
 
 
 def test_a_plan_survives_its_way_through_the_database():
@@ -246,7 +246,7 @@ def test_a_plan_survives_its_way_through_the_database():
 
 
 class AnyJob(RuleBasedStateMachine):
-    """Whatever happens in whatever order, a job that is left alone comes to an end, and gives back what it got."""
+    """After any events in any order, a job that is left alone ends and releases its allocations."""
 
     @initialize(
         is_gang=st.booleans(),
@@ -266,15 +266,15 @@ class AnyJob(RuleBasedStateMachine):
     def send(self, event):
         for effect in self.played.happens(event):
             match effect:
-                case AskForPlace():
+                case RequestAllocation():
                     self.waiting[next(iter(effect.request.needs))] = tuple(effect.request.needs)
-                case Leave():
+                case LeaveQueue():
                     gone = set(effect.container_ids)
                     self.waiting = {key: ids for key, ids in self.waiting.items() if gone.isdisjoint(ids)}
                 case StartContainer():
                     assert effect.task.container_id not in self.running
                     self.running.add(effect.task.container_id)
-                case GiveBack():
+                case ReleaseAllocation():
                     self.placed.discard(effect.container_id)
 
     @precondition(lambda self: self.waiting)
@@ -284,9 +284,9 @@ class AnyJob(RuleBasedStateMachine):
         ids = self.waiting.pop(key)
         self.placed.update(ids)
         if is_missing:
-            self.send(PlaceMissing(ids, Exit(253)))
+            self.send(AllocationFailed(ids, TaskExit(253)))
         else:
-            self.send(Placed({each: Place("127.0.0.1", {}, ()) for each in ids}))
+            self.send(Placed({each: Allocation("127.0.0.1", {}, ()) for each in ids}))
 
     @precondition(lambda self: self.running)
     @rule(number=st.integers(0, 9))
@@ -303,7 +303,7 @@ class AnyJob(RuleBasedStateMachine):
     def end(self, number, code):
         container_id = sorted(self.running)[number % len(self.running)]
         self.running.discard(container_id)
-        self.send(ContainerEnded(container_id, Exit(code)))
+        self.send(ContainerEnded(container_id, TaskExit(code)))
 
     @precondition(lambda self: not self.was_stopped and not self.played.job.is_over)
     @rule(it_is=st.sampled_from([False, False, False, False, True]))
@@ -315,7 +315,7 @@ class AnyJob(RuleBasedStateMachine):
     @precondition(lambda self: self.played.job.is_over)
     @rule()
     def hear_of_what_is_gone(self):
-        self.send(ContainerEnded("unknown", Exit(0)))
+        self.send(ContainerEnded("unknown", TaskExit(0)))
 
     @invariant()
     def a_verdict_stays(self):
@@ -362,7 +362,7 @@ class AnyJob(RuleBasedStateMachine):
                 self.place(0, False)
             for container_id in sorted(self.running):
                 self.running.discard(container_id)
-                self.send(ContainerEnded(container_id, Exit(0)))
+                self.send(ContainerEnded(container_id, TaskExit(0)))
         assert self.played.job.is_over
         self.what_is_over_has_nothing_left()
         if self.was_stopped and self.played.job.code in (-210,):
@@ -370,4 +370,4 @@ class AnyJob(RuleBasedStateMachine):
 
 
 TestAnyJob = AnyJob.TestCase
-TestAnyJob.settings = hypothesis_settings(max_examples=150, stateful_step_count=40)
+TestAnyJob.settings = hypothesis_settings(stateful_step_count=40)

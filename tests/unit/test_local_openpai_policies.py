@@ -1,10 +1,10 @@
-"""Exit codes, retries, completion, ports and the queue of the local OpenPAI cluster, as OpenPAI has them."""
+"""TaskExit codes, retries, completion, ports and the queue of the local OpenPAI cluster, as OpenPAI has them."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.local_openpai.core.exits import EXIT_SPECS, Behavior, Exit, container_exit, exit_spec
+from nni_manager.local_openpai.core.exits import EXIT_SPECS, Behavior, TaskExit, container_exit, exit_spec
 from nni_manager.local_openpai.core.policies import (
     CompletionPolicy,
     RetryCounts,
@@ -121,7 +121,7 @@ def test_retries_come_to_an_end(code, most, most_platform):
 
 
 def ends(*codes, role="worker"):
-    return [TaskEnd(role, index, Exit(code)) for index, code in enumerate(codes)]
+    return [TaskEnd(role, index, TaskExit(code)) for index, code in enumerate(codes)]
 
 
 def judged(min_failed, min_succeeded, tasks, found):
@@ -162,7 +162,7 @@ def test_each_role_counts_for_itself():
     policies = [("ps", CompletionPolicy(1, 1)), ("worker", CompletionPolicy(2, 2))]
     found = [*ends(255, 0), *ends(role="ps")]
     assert verdict(policies, 4, found) is None
-    assert verdict(policies, 4, [*found, TaskEnd("ps", 0, Exit(255))]).trigger.role == "ps"
+    assert verdict(policies, 4, [*found, TaskEnd("ps", 0, TaskExit(255))]).trigger.role == "ps"
 
 
 @given(
@@ -245,7 +245,7 @@ def test_who_stands_in_front_is_not_overtaken():
     cluster.ask(a_request(2, b=(2, 1, 0)))
     cluster.ask(a_request(3, c=(1, 1, 0)))
     assert granted(cluster) == [1]
-    cluster.give_back("a")
+    cluster.release("a")
     assert granted(cluster) == [2, 3]
 
 
@@ -254,7 +254,7 @@ def test_what_belongs_together_gets_its_place_together():
     cluster.ask(a_request(1, a=(1, 1, 0)))
     cluster.ask(a_request(2, b=(2, 1, 0), c=(2, 1, 0)))
     assert granted(cluster) == [1]
-    cluster.give_back("a")
+    cluster.release("a")
     assert granted(cluster) == [2]
 
 
@@ -288,7 +288,7 @@ def test_no_more_is_given_than_there_is_and_everybody_gets_a_turn_in_order(needs
         held = [gpu for _, gpus in cluster._held.values() for gpu in gpus]
         assert len(set(held)) == len(held)
         assert running, "nobody runs, and somebody waits"
-        cluster.give_back(f"c{running.pop(data.draw(st.integers(0, len(running) - 1)))}")
+        cluster.release(f"c{running.pop(data.draw(st.integers(0, len(running) - 1)))}")
     assert order == sorted(order)
     assert cluster.used == ResourceCounts()
 

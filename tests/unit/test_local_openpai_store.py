@@ -5,27 +5,26 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from played_jobs import Played, a_plan, a_role
 
-from nni_manager.local_openpai.core.exits import Exit
+from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.job import (
+    Allocation,
     ContainerEnded,
     ContainerStarted,
-    KeepAttempt,
-    KeepTask,
-    Note,
-    Place,
     Placed,
+    RecordEvent,
+    SaveTask,
+    SaveTaskAttempt,
     StopAsked,
     Submitted,
 )
 from nni_manager.local_openpai.core.states import State, SubState
-from nni_manager.local_openpai.errors import JobExists, JobUnknown, StateDirUnusable
+from nni_manager.local_openpai.errors import JobExists, JobNotFound, StateDirUnusable
 from nni_manager.local_openpai.store import (
     SCHEMA_VERSION,
-    Store,
+    JobStore,
     attempt_write,
     event_write,
     job_write,
@@ -35,7 +34,7 @@ from nni_manager.local_openpai.store import (
 
 @pytest.fixture
 def store(tmp_path):
-    store = Store(tmp_path / "db")
+    store = JobStore(tmp_path / "db")
     yield store
     store.close()
 
@@ -45,11 +44,11 @@ def keep(store, played, effects):
     job, writes = played.job, []
     for effect in effects:
         match effect:
-            case KeepTask():
+            case SaveTask():
                 writes.append(task_write(job, effect))
-            case KeepAttempt():
+            case SaveTaskAttempt():
                 writes.append(attempt_write(job.job_id, effect))
-            case Note():
+            case RecordEvent():
                 writes.append(event_write(job.job_id, effect, played.now_s))
     store.commit([*writes, job_write(job)])
 
@@ -70,9 +69,8 @@ ACTIONS = st.sampled_from(["place", "start", "end 0", "end 255", "end 137", "sto
 
 
 @given(st.booleans(), st.integers(0, 1), st.lists(st.tuples(ACTIONS, st.integers(0, 2)), max_size=25))
-@hypothesis_settings(max_examples=60)
 def test_a_job_is_restored_as_it_was_at_any_moment(is_gang, retries, actions):
-    store = Store.__new__(Store)
+    store = JobStore.__new__(JobStore)
     store._path = None
     store._connection = sqlite3.connect(":memory:", isolation_level=None)
     store._connection.row_factory = sqlite3.Row
@@ -90,11 +88,13 @@ def test_a_job_is_restored_as_it_was_at_any_moment(is_gang, retries, actions):
         match action.split():
             case ["place"] if waiting:
                 chosen = waiting if is_gang else waiting[:1]
-                event = Placed({each.container_id: Place("h", {"http": (1, 2)}, (3,)) for each in chosen})
+                event = Placed(
+                    {each.container_id: Allocation("h", {"http": (1, 2)}, (3,)) for each in chosen}
+                )
             case ["start"] if task.sub_state is SubState.ATTEMPT_PREPARING:
                 event = ContainerStarted(task.container_id)
             case ["end", code] if task.place is not None and not task.is_over:
-                event = ContainerEnded(task.container_id, Exit(int(code), 1, 2, "said", "x"))
+                event = ContainerEnded(task.container_id, TaskExit(int(code), 1, 2, "said", "x"))
             case ["stop"] if number == 2:
                 event = StopAsked()
         if event is None or job.is_over:
@@ -118,7 +118,7 @@ def test_a_job_is_restored_as_it_was_at_any_moment(is_gang, retries, actions):
 def test_of_a_job_that_is_over_no_secret_is_left(tmp_path):
     # Long enough for pages of its own, which the database lets go of as they are unless told otherwise.
     played, path = Played(a_plan(replace(a_role(tasks=1), user="echo line\n" * 2000))), tmp_path / "db"
-    store = Store(path)
+    store = JobStore(path)
     played.job.job_id = store.add_job(played.job.plan, "masked", 0.5)
     played.begin()
     keep(store, played, played.effects)
@@ -134,7 +134,7 @@ def test_a_name_is_stored_once_for_each_user(store):
     store.add_job(a_plan(), "masked", 0.5)
     with pytest.raises(JobExists, match="alice~job"):
         store.add_job(a_plan(), "masked", 0.6)
-    with pytest.raises(JobUnknown):
+    with pytest.raises(JobNotFound):
         store.summary("bob", "job")
 
 
@@ -150,10 +150,10 @@ def test_a_database_of_a_newer_version_is_left_alone(tmp_path):
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
     with pytest.raises(StateDirUnusable, match="use the version of trial-keeper that made it"):
-        Store(tmp_path / "db")
+        JobStore(tmp_path / "db")
 
 
 def test_what_is_no_database_is_named(tmp_path):
     (tmp_path / "db").write_bytes(b"no database" * 100)
     with pytest.raises(StateDirUnusable, match="choose another state directory"):
-        Store(tmp_path / "db")
+        JobStore(tmp_path / "db")

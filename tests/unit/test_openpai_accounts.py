@@ -2,20 +2,21 @@
 
 import base64
 import json
+import time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.local_openpai.accounts import (
-    MOST_TOKENS_OF_A_USER,
+    MAX_TOKENS_OF_A_USER,
     Accounts,
     User,
     check_password,
     new_user,
     payload_of,
 )
-from nni_manager.local_openpai.refusals import Refused
+from nni_manager.local_openpai.api_errors import ApiError
 
 ADA, BOB = User("ada", "00:00", True), User("bob", "00:00", False)
 
@@ -25,7 +26,7 @@ def accounts():
 
 
 def code_of(call, *arguments):
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ApiError) as caught:
         call(*arguments)
     return caught.value.code
 
@@ -35,6 +36,32 @@ def test_a_password_opens_and_another_does_not():
     check_password(user, "pässwörd \ud800")
     assert code_of(check_password, user, "passwörd") == "IncorrectPasswordError"
     assert "ssw" not in user.password
+
+
+def test_a_name_that_is_nobodys_takes_as_long_as_a_wrong_password_and_says_the_same():
+    there = Accounts([new_user("ada", "ada's password", is_admin=True)])
+
+    def refusal(name):
+        begun_s = time.thread_time()
+        with pytest.raises(ApiError) as caught:
+            check_password(there.login(name), "another password")
+        return time.thread_time() - begun_s, caught.value.to_dict()
+
+    def fastest(refusals):
+        return min(took_s for took_s, _ in refusals)
+
+    known, unknown = ([refusal(name) for _ in range(7)] for name in ("ada", "eve"))
+    assert {str(said) for _, said in known} == {str(said) for _, said in unknown}
+    assert 0.7 < fastest(unknown) / fastest(known) < 1.4
+
+
+def test_the_owners_token_may_do_what_an_applications_may_not_and_is_told_apart_after_a_restart():
+    there = accounts()
+    text = there.issue("ada", 1000, None)
+    there.make_owners(text)
+    again = Accounts.from_json(there.to_json())
+    assert again.caller(text, 2000).token.is_owners
+    assert not again.caller(again.issue("ada", 2000, None), 2000).token.is_owners
 
 
 @pytest.mark.parametrize(
@@ -49,7 +76,7 @@ def test_a_password_opens_and_another_does_not():
     ],
 )
 def test_a_name_or_a_password_that_nobody_can_have_is_refused(name, password):
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ApiError) as caught:
         new_user(name, password, is_admin=False)
     assert caught.value.code == "InvalidParametersError"
     assert password not in str(caught.value)
@@ -123,8 +150,8 @@ def test_a_token_is_revoked_whole_or_as_it_is_listed_by_its_owner_or_an_administ
 def test_a_program_that_logs_in_for_ever_keeps_its_newest_tokens_and_its_applications():
     there = accounts()
     application = there.issue("bob", 1000, None)
-    texts = [there.issue("bob", 1000 + n, 600_000) for n in range(MOST_TOKENS_OF_A_USER + 5)]
-    assert len(there.tokens_of("bob", 2000)) == MOST_TOKENS_OF_A_USER + 1
+    texts = [there.issue("bob", 1000 + n, 600_000) for n in range(MAX_TOKENS_OF_A_USER + 5)]
+    assert len(there.tokens_of("bob", 2000)) == MAX_TOKENS_OF_A_USER + 1
     assert [code_of(there.caller, text, 2100) for text in texts[:5]] == ["UnauthorizedUserError"] * 5
     assert all(there.caller(text, 2100) for text in (application, texts[5], texts[-1]))
     # Those that have ended are forgotten with the next one.

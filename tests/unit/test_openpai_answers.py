@@ -2,13 +2,13 @@
 
 from openpai_pictures import a_failed_job, a_summary
 
-from nni_manager.local_openpai import answers
+from nni_manager.local_openpai import response_bodies
 from nni_manager.local_openpai.core.states import ExecutionType, State, SubState
 from nni_manager.local_openpai.jobs import (
     AttemptSummary,
     EventType,
     JobDetail,
-    JobEvent,
+    JobEventRecord,
     ResourceCounts,
     RetryCounts,
     StorageView,
@@ -29,7 +29,7 @@ SPEC = {
 
 def test_a_job_in_a_list_has_every_key_and_times_in_milliseconds():
     job = a_summary(retries=RetryCounts(1, 2, 3), launched_at_s=2.5, execution_type=ExecutionType.STOP)
-    assert answers.list_item(job) == {
+    assert response_bodies.list_item(job) == {
         "debugId": job.debug_id,
         "name": "job",
         "username": "ada",
@@ -55,7 +55,7 @@ def test_a_job_in_a_list_has_every_key_and_times_in_milliseconds():
 
 def test_a_job_that_failed_says_why_at_every_level():
     picture = a_failed_job()
-    document = answers.detail(picture)
+    document = response_bodies.detail(picture)
     assert (document["name"], document["tags"], document["debugId"]) == ("job", ["a"], picture.job.debug_id)
     status = document["jobStatus"]
     assert (status["state"], status["attemptId"], status["attemptState"]) == ("FAILED", 0, "FAILED")
@@ -103,7 +103,7 @@ def test_a_job_that_failed_says_why_at_every_level():
 
 def test_list_and_detail_say_the_same_of_a_job():
     picture = a_failed_job()
-    item, status = answers.list_item(picture.job), answers.detail(picture)["jobStatus"]
+    item, status = response_bodies.list_item(picture.job), response_bodies.detail(picture)["jobStatus"]
     shared = item.keys() & status.keys()
     assert {"state", "retries", "completedTime", "appExitCode", "executionType", "virtualCluster"} <= shared
     assert {key: item[key] for key in shared} == {key: status[key] for key in shared}
@@ -112,7 +112,7 @@ def test_list_and_detail_say_the_same_of_a_job():
 def test_a_job_that_has_just_come_has_nothing_of_an_end():
     job = a_summary()
     attempt = AttemptSummary(0, State.WAITING, SubState.ATTEMPT_CREATION_PENDING, 1.0, None, None, None, None)
-    document = answers.detail(JobDetail(job, attempt, ()))
+    document = response_bodies.detail(JobDetail(job, attempt, ()))
     ends = {key: value for key, value in document["jobStatus"].items() if key.startswith("appExit")}
     assert len(ends) == 8
     assert set(ends.values()) == {None}
@@ -122,7 +122,7 @@ def test_a_job_that_has_just_come_has_nothing_of_an_end():
 def test_a_tasks_history_has_each_attempt_with_its_log():
     picture = a_failed_job()
     (task,) = picture.task_roles[0].tasks
-    history = answers.task_history(picture.job, 0, "worker1", task, [task.attempt])
+    history = response_bodies.task_history(picture.job, 0, "worker1", task, [task.attempt])
     assert (history["taskRoleName"], history["taskIndex"], history["taskState"]) == ("worker1", 0, "FAILED")
     (attempt,) = history["attempts"]
     assert attempt["containerLog"].endswith("/attempts/0/logs")
@@ -131,29 +131,29 @@ def test_a_tasks_history_has_each_attempt_with_its_log():
 
 def test_an_event_of_a_task_names_it_as_the_cluster_does_and_one_of_the_job_names_none():
     job = a_summary()
-    of_task = JobEvent("u1", EventType.WARNING, "Failed", "ended with 3", 2.5, 0, "worker1", 4, "pod-0")
-    document = answers.event(of_task, job)
+    of_task = JobEventRecord("u1", EventType.WARNING, "Failed", "ended with 3", 2.5, 0, "worker1", 4, "pod-0")
+    document = response_bodies.event(of_task, job)
     assert (document["taskName"], document["podUid"]) == (f"{job.debug_id}-worker1-4", "pod-0")
     assert (document["type"], document["firstTimestamp"], document["frameworkName"]) == (
         "Warning",
         2500,
         "ada~job",
     )
-    of_job = answers.event(JobEvent("u2", EventType.NORMAL, "Submitted", "waits", 1.0, 0), job)
+    of_job = response_bodies.event(JobEventRecord("u2", EventType.NORMAL, "Submitted", "waits", 1.0, 0), job)
     assert (of_job["taskName"], of_job["taskroleName"], of_job["taskIndex"]) == (None, None, None)
 
 
 def test_shares_of_virtual_clusters_are_by_gpus_where_there_are_any():
     half = VirtualClusterView("a", ResourceCounts(1, 10, 2), ResourceCounts(1, 5, 1), 3)
     rest = VirtualClusterView("b", ResourceCounts(9, 10, 2), ResourceCounts(0, 0, 0), 0)
-    total = answers.total_of([half, rest])
-    document = answers.virtual_cluster(half, total)
+    total = response_bodies.total_of([half, rest])
+    document = response_bodies.virtual_cluster(half, total)
     assert (document["capacity"], document["usedCapacity"], document["waitingJobs"]) == (50.0, 25.0, 3)
     assert document["resourcesTotal"] == {"cpu": 1, "vCores": 1, "memory": 10, "gpu": 2, "GPUs": 2}
-    assert answers.virtual_cluster(rest, ResourceCounts(10, 20, 0))["capacity"] == 90.0
+    assert response_bodies.virtual_cluster(rest, ResourceCounts(10, 20, 0))["capacity"] == 90.0
     empty = VirtualClusterView("c", ResourceCounts(0, 0, 0), ResourceCounts(0, 0, 0), 0)
-    assert answers.virtual_cluster(empty, answers.total_of([empty]))["capacity"] == 0.0
-    (node,) = answers.node([half, rest]).values()
+    assert response_bodies.virtual_cluster(empty, response_bodies.total_of([empty]))["capacity"] == 0.0
+    (node,) = response_bodies.node([half, rest]).values()
     assert (node["total"]["gpu"], node["available"]) == (
         4,
         {"cpu": 9, "vCores": 9, "memory": 15, "gpu": 3, "GPUs": 3},
@@ -161,7 +161,7 @@ def test_shares_of_virtual_clusters_are_by_gpus_where_there_are_any():
 
 
 def test_a_storage_says_where_it_is():
-    document = answers.storage_detail(StorageView("team", "/srv/team", True, True, False))
+    document = response_bodies.storage_detail(StorageView("team", "/srv/team", True, True, False))
     assert (document["name"], document["default"], document["readOnly"]) == ("team", True, True)
     assert (document["data"], document["type"], document["mounted"]) == (
         {"path": "/srv/team"},

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.training_services.openpai.document import MOST_LEVELS, read_document
-from nni_manager.training_services.openpai.mistakes import ProtocolInvalid, ProtocolMistake, Violation
+from nni_manager.training_services.openpai.document import MAX_LEVELS, read_document
+from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic, ProtocolInvalid, Violation
 
 
 def refusal(text):
@@ -21,7 +21,7 @@ def read_or_refused(text):
     try:
         read_document(text)
     except ProtocolInvalid as error:
-        return len(error.mistakes) == 1 and error.mistakes[0].line >= 1
+        return len(error.diagnostics) == 1 and error.diagnostics[0].line >= 1
     return True
 
 
@@ -83,7 +83,7 @@ def test_a_text_has_the_value_js_yaml_gives_it(text, value):
             "line 1, column 4: cannot read the job: there is a character (code 55296) that no text has",
         ),
         ('a: "\\ud83d"', "line 1, column 4: cannot read the job: half of a surrogate pair is no character"),
-        ("a: *b", "line 1, column 4: cannot read the job: found undefined alias 'b'; mend the YAML there"),
+        ("a: *b", "line 1, column 4: cannot read the job: found undefined alias 'b'; fix the YAML there"),
         ("a: &a [*a]", "line 1, column 4: cannot read the job: an anchor contains itself"),
         (
             "a: !!python/object:os.system x",
@@ -112,7 +112,7 @@ def test_what_cannot_be_read_is_refused_with_its_place(text, message):
 
 def test_every_key_written_twice_is_a_mistake():
     document = read_document("a: 1\nb: {c: 1, c: 2}\na: 3\n", "job.yml")
-    assert [str(mistake) for mistake in document.mistakes] == [
+    assert [str(mistake) for mistake in document.diagnostics] == [
         "job.yml:2:11: cannot use b.c: it is in line 2 already; keep one of the two",
         "job.yml:3:1: cannot use a: it is in line 1 already; keep one of the two",
     ]
@@ -120,7 +120,7 @@ def test_every_key_written_twice_is_a_mistake():
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? "])
 def test_deep_nesting_is_refused(opening):
-    assert f"more than {MOST_LEVELS} levels deep" in refusal(opening * 3000)
+    assert f"more than {MAX_LEVELS} levels deep" in refusal(opening * 3000)
 
 
 def test_aliases_cannot_make_a_small_text_a_huge_value():
@@ -168,15 +168,15 @@ def test_json_is_read_as_json(value):
 
 def test_a_mistake_is_placed_at_its_key_or_at_the_nearest_above():
     document = read_document("a:\n  - b: 1\n  - 2\n", "f")
-    assert str(document.mistake(("a", 0, "b"), "m")) == "f:2:5: m"
-    assert str(document.mistake(("a", 1), "m")) == "f:3:5: m"
-    assert str(document.mistake(("a", 0, "x", "y"), "m")) == "f:2:5: m"
-    assert str(document.mistake((), "m")) == "f:1:1: m"
+    assert str(document.diagnostic(("a", 0, "b"), "m")) == "f:2:5: m"
+    assert str(document.diagnostic(("a", 1), "m")) == "f:3:5: m"
+    assert str(document.diagnostic(("a", 0, "x", "y"), "m")) == "f:2:5: m"
+    assert str(document.diagnostic((), "m")) == "f:1:1: m"
 
 
 def test_an_error_lists_its_mistakes_in_the_order_of_the_text():
-    later = ProtocolMistake("", 9, 1, "b", "cannot b; do", ("b",))
-    sooner = ProtocolMistake(
+    later = ProtocolDiagnostic("", 9, 1, "b", "cannot b; do", ("b",))
+    sooner = ProtocolDiagnostic(
         "",
         2,
         3,

@@ -23,10 +23,10 @@ from nni_manager.training_services.openpai.job import (
     render_run_script,
     template_of,
 )
-from nni_manager.training_services.openpai.mistakes import ProtocolInvalid
+from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import Storage, parse
 from nni_manager.training_services.openpai.render import render
-from nni_manager.training_services.openpai.states import PRESENCE, JobState
+from nni_manager.training_services.openpai.states import PRESENCE, PaiJobState
 from trial_keeper.settings import KeeperSettings
 
 MOUNT = "/mnt/confignfs-data"
@@ -259,14 +259,14 @@ COMMANDS = st.text(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(COMMANDS)
 def test_every_command_reaches_the_keeper_as_it_was_written(tmp_path, command):
     keeper = KeeperSettings("EXPT", "t", str(tmp_path), "c0ffee", mount=str(tmp_path))
     assert environ_of(render_command(keeper, command), tmp_path)["TRIAL_KEEPER_COMMAND"] == command
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(COMMANDS.filter(lambda text: "<%" not in text and text.strip()))
 def test_every_command_survives_the_job_and_openpais_reading_of_it(tmp_path, command):
     job = a_job(
@@ -363,4 +363,4 @@ def test_a_container_without_the_storage_ends_with_the_code_that_says_so(tmp_pat
 
 
 def test_every_state_says_whether_the_job_is_there():
-    assert set(PRESENCE) == set(JobState)
+    assert set(PRESENCE) == set(PaiJobState)

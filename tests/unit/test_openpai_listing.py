@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openpai_pictures import a_summary
 
-from nni_manager.local_openpai.answers import list_item
+from nni_manager.local_openpai.api_errors import ApiError
 from nni_manager.local_openpai.core.states import State
-from nni_manager.local_openpai.listing import MOST_LIMIT, Listing
-from nni_manager.local_openpai.refusals import Refused
+from nni_manager.local_openpai.listing import MAX_LIMIT, Listing
+from nni_manager.local_openpai.response_bodies import list_item
 
 JOBS = [
     list_item(job)
@@ -73,7 +73,7 @@ def test_the_count_is_of_all_pages():
 @pytest.mark.parametrize(
     ("query", "words"),
     [
-        ({"limit": str(MOST_LIMIT + 1)}, "Limit exceeds max number 50000."),
+        ({"limit": str(MAX_LIMIT + 1)}, "Limit exceeds max number 50000."),
         ({"limit": "-1"}, "cannot use limit=-1; write a whole number"),
         ({"offset": "x"}, "cannot use offset=x; write a whole number"),
         ({"offset": "٣"}, "cannot use offset=٣"),
@@ -85,7 +85,7 @@ def test_the_count_is_of_all_pages():
     ],
 )
 def test_a_query_that_says_nothing_is_refused_with_a_way_out(query, words):
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(ApiError) as caught:
         Listing.of_query(query)
     assert (caught.value.code, caught.value.status) == ("InvalidParametersError", 400)
     assert words in str(caught.value)

@@ -9,23 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openpai_jobs import ACCEPTED, PLUGINS, REJECTED, REMOVED, WORKER, a_job, text_of
 
-from nni_manager.errors import UserMistake
-from nni_manager.training_services.openpai.mistakes import ProtocolInvalid
+from nni_manager.errors import UserError
+from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import (
-    Completion,
+    JobCompletion,
     JobStatusChangeNotification,
-    Resources,
     RoleDeployment,
     Storage,
+    TaskResources,
     parse,
 )
 from nni_manager.training_services.openpai.render import validate
 
 
-def mistakes(job):
+def diagnostics(job):
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text_of(job))
-    assert isinstance(caught.value, UserMistake)
+    assert isinstance(caught.value, UserError)
     return str(caught.value).splitlines()
 
 
@@ -43,8 +43,8 @@ def test_what_the_server_takes_is_taken(job):
 def test_what_the_server_refuses_is_refused_with_its_place_and_a_way_out(job, key):
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text_of(job), "job.yml")
-    assert caught.value.mistakes[0].key == key
-    assert all(is_well_said(mistake) for mistake in caught.value.mistakes)
+    assert caught.value.diagnostics[0].key == key
+    assert all(is_well_said(mistake) for mistake in caught.value.diagnostics)
 
 
 def test_every_mistake_is_told_at_once_in_the_order_of_lines():
@@ -67,7 +67,7 @@ taskRoles:
 secrets: [tok3n]
 extra: {}
 """
-    assert mistakes(text) == [
+    assert diagnostics(text) == [
         "line 1, column 1: cannot do without type: it must be the word job; write e.g. type: job",
         'line 2, column 1: cannot use name: "a~b" is not a name of 1 to 255 letters, digits, _ and -; write e.g. name: my_job-1',
         "line 4, column 40: cannot use prerequisites[0].plugin: there is no such key here; "
@@ -131,7 +131,7 @@ def test_a_ring_of_requirements_is_named():
         (("prerequisites", 2, "require"), ["o"]),
         (("prerequisites", 3, "require"), ["d"]),
     )
-    (line,) = mistakes(job)
+    (line,) = diagnostics(job)
     assert "d requires s requires o requires d; remove one of these" in line
 
 
@@ -162,8 +162,8 @@ def test_a_job_with_nothing_but_the_needed_has_the_defaults():
     assert (job.gang_allocation, job.storages, job.deployment, job.plugin_calls) == (True, None, {}, ())
     assert (job.parameters, job.secrets, job.warnings) == ({}, {}, ())
     assert job.notification == JobStatusChangeNotification(False, False, False, False, False)
-    assert (role.instances, role.completion, role.task_retry_count) == (1, Completion(1, 1), 0)
-    assert role.resources == Resources(0, 1, 1024, None, False, {"ssh": 1, "http": 1})
+    assert (role.instances, role.completion, role.task_retry_count) == (1, JobCompletion(1, 1), 0)
+    assert role.resources == TaskResources(0, 1, 1024, None, False, {"ssh": 1, "http": 1})
     assert role.mangled_name == "worker"
 
 
@@ -201,9 +201,9 @@ def test_every_key_that_means_something_is_read():
         )
     )
     (role,) = job.task_roles
-    assert (role.completion, role.task_retry_count) == (Completion(2, -1), 3)
+    assert (role.completion, role.task_retry_count) == (JobCompletion(2, -1), 3)
     assert (role.data, role.output, role.script, role.prerequisites) == ("d", "o", "s", ("s",))
-    assert role.resources == Resources(2, 4, 2048, 64, True, {"ssh": 1, "http": 1, "tcp": 3})
+    assert role.resources == TaskResources(2, 4, 2048, 64, True, {"ssh": 1, "http": 1, "tcp": 3})
     assert (job.job_retry_count, job.virtual_cluster, job.gang_allocation) == (2, "vc1", False)
     assert job.deployment == {"worker": RoleDeployment(("p",), ())}
     assert job.storages == (Storage("a", "/mnt/a"), Storage("b", "/b"))
@@ -213,11 +213,11 @@ def test_every_key_that_means_something_is_read():
 @pytest.mark.parametrize(
     ("completion", "effective"),
     [
-        ({}, Completion(1, 4)),
-        ({"minFailedInstances": None, "minSucceededInstances": None}, Completion(1, 4)),
-        ({"minFailedInstances": 0, "minSucceededInstances": 0}, Completion(1, 4)),
-        ({"minFailedInstances": -1, "minSucceededInstances": -1}, Completion(-1, -1)),
-        ({"minFailedInstances": 3, "minSucceededInstances": 2}, Completion(3, 2)),
+        ({}, JobCompletion(1, 4)),
+        ({"minFailedInstances": None, "minSucceededInstances": None}, JobCompletion(1, 4)),
+        ({"minFailedInstances": 0, "minSucceededInstances": 0}, JobCompletion(1, 4)),
+        ({"minFailedInstances": -1, "minSucceededInstances": -1}, JobCompletion(-1, -1)),
+        ({"minFailedInstances": 3, "minSucceededInstances": 2}, JobCompletion(3, 2)),
     ],
 )
 def test_nothing_and_zero_are_the_default_of_completion(completion, effective):
@@ -356,7 +356,7 @@ def read_or_refused_well(text):
     try:
         validate(text)
     except ProtocolInvalid as error:
-        return error.response_message() and all(is_well_said(mistake) for mistake in error.mistakes)
+        return error.response_message() and all(is_well_said(mistake) for mistake in error.diagnostics)
     return True
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from openpai_jobs import WORKER, a_job, text_of
 
-from nni_manager.training_services.openpai.mistakes import ProtocolInvalid
+from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 from nni_manager.training_services.openpai.plugins import TaskEnvironment, calls_of
 from nni_manager.training_services.openpai.prerequisites import cycle_in, in_order
 from nni_manager.training_services.openpai.protocol import parse
@@ -27,7 +27,7 @@ def scripts(*changes, environment=None, **top):
 
 
 def messages(error):
-    return [mistake.message for mistake in error.value.mistakes]
+    return [mistake.message for mistake in error.value.diagnostics]
 
 
 def with_plugins(*calls, **extras):
@@ -151,14 +151,14 @@ def test_a_template_that_is_none_is_refused_with_its_command(commands, message):
     with pytest.raises(ProtocolInvalid) as caught:
         rendered(((*WORKER, "commands"), commands))
     assert messages(caught) == [f"cannot use {message}"]
-    assert caught.value.mistakes[0].line > 1
+    assert caught.value.diagnostics[0].line > 1
 
 
 def test_a_template_broken_by_a_deployment_is_placed_there():
     deployments = [{"name": "a", "taskRoles": {"worker": {"postCommands": ["x", "<% y"]}}}]
     with pytest.raises(ProtocolInvalid) as caught:
         rendered(deployments=deployments, defaults={"deployment": "a"})
-    assert [mistake.key for mistake in caught.value.mistakes] == [
+    assert [mistake.key for mistake in caught.value.diagnostics] == [
         "deployments[0].taskRoles.worker.postCommands[1]"
     ]
 
@@ -172,7 +172,7 @@ def test_mistakes_of_all_roles_and_plugins_are_told_at_once():
     call = {"plugin": "cmd", "parameters": {"preCommands": ["<% $secrets.a %>", "<% $output.uri %>"]}}
     with pytest.raises(ProtocolInvalid) as caught:
         rendered((("taskRoles", "other"), broken), **with_plugins(call))
-    assert {mistake.key for mistake in caught.value.mistakes} == {
+    assert {mistake.key for mistake in caught.value.diagnostics} == {
         "taskRoles.other.commands[0]",
         f"extras.{PLUGINS}[0].parameters.preCommands[0]",
         f"extras.{PLUGINS}[0].parameters.preCommands[1]",

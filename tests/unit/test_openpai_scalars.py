@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.training_services.openpai.scalars import (
-    LARGEST_EXACT,
+    MAX_EXACT,
     Date,
     as_number,
     explicitly,
@@ -96,7 +96,7 @@ def test_what_looks_like_a_number_is_read_or_left(text):
     assert isinstance(value, str | int | float | Date)
 
 
-@given(st.integers(-LARGEST_EXACT, LARGEST_EXACT))
+@given(st.integers(-MAX_EXACT, MAX_EXACT))
 def test_a_whole_number_is_written_in_full(number):
     assert resolved(javascript_text(number)) == number
     assert javascript_text(number) == str(number)

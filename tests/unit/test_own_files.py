@@ -7,12 +7,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from attempts import attempt_id
 
-from nni_manager.store.store import log_path
+from nni_manager.store.writer import log_path
 from trial_keeper.host.attempt_files import Tail
 from trial_keeper.host.mount import unpack_code
 from trial_keeper.wire.messages import AttemptKey, Stream
-from trial_keeper.wire.own_files import NotOwnFile, open_inside
+from trial_keeper.wire.safe_open import UnsafePath, open_beneath
 from trial_keeper.wire.workspace import AttemptFolder, Workspace, replace_file
 
 SECRET = b"root:secret"
@@ -31,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def content(folder: Path, path: Path) -> bytes:
-    with open(open_inside(folder, path), "rb") as file:
+    with open(open_beneath(folder, path), "rb") as file:
         return file.read()
 
 
@@ -72,14 +73,14 @@ def test_a_file_is_opened_through_any_link_on_the_way_to_the_folder(folder: Path
 @pytest.mark.parametrize("trap", TRAPS)
 def test_what_is_no_file_of_the_folders_own_is_not_opened(folder: Path, trap) -> None:
     trap(folder)
-    with pytest.raises(NotOwnFile, match="stdout"):
+    with pytest.raises(UnsafePath, match="stdout"):
         content(folder, folder / "output" / "stdout")
 
 
 @pytest.mark.parametrize("path", ["../secret", "output/../../secret"])
 def test_no_path_leads_out(folder: Path, path: str) -> None:
     with pytest.raises(ValueError, match=r"cannot open|subpath"):
-        open_inside(folder, folder / path)
+        open_beneath(folder, folder / path)
 
 
 @pytest.mark.parametrize("trap", TRAPS)
@@ -133,9 +134,9 @@ def test_no_id_makes_a_path_that_leads_out(name: str) -> None:
         lambda: workspace.trial(name),
         lambda: workspace.file(name),
         lambda: workspace.warm_marker(name),
-        lambda: workspace.attempt(AttemptKey("abcde", 0, name)),
-        lambda: log_path(Path("/logs"), AttemptKey(name, 0, "main-0"), Stream.STDOUT),
-        lambda: log_path(Path("/logs"), AttemptKey("abcde", 0, name), Stream.STDOUT),
+        lambda: workspace.attempt(AttemptKey("abcde", attempt_id(0), name)),
+        lambda: log_path(Path("/logs"), AttemptKey(name, attempt_id(0), "main-0"), Stream.STDOUT),
+        lambda: log_path(Path("/logs"), AttemptKey("abcde", attempt_id(0), name), Stream.STDOUT),
     ):
         with pytest.raises(ValueError, match="cannot use"):
             make()

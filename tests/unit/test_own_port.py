@@ -6,7 +6,7 @@ import socket
 import pytest
 from strangers import NOBODY, give_away
 
-from trial_keeper.wire.own_port import StrangerListens, check_own, check_peer
+from trial_keeper.wire.listener_uid import UntrustedListener, check_peer, verify_listener_uid
 
 AT = [
     ("127.0.0.1", "127.0.0.1"),
@@ -30,24 +30,24 @@ def a_listener(address: str, port: int = 0, **options: bool) -> socket.socket:
 def test_what_listens_for_this_user_is_spoken_to_and_what_listens_for_another_is_not(listens_at, host):
     with a_listener(listens_at) as listener:
         port = listener.getsockname()[1]
-        check_own(host, port)
+        verify_listener_uid(host, port)
         with socket.create_connection((host, port)) as connection:
             check_peer(connection)
             give_away(port)
-            with pytest.raises(StrangerListens, match=f"uid {NOBODY}.* listens at {host}:{port}, so it is"):
+            with pytest.raises(UntrustedListener, match=f"uid {NOBODY}.* listens at {host}:{port}, so it is"):
                 check_peer(connection)
-        check_own(host, port, [NOBODY])
+        verify_listener_uid(host, port, [NOBODY])
 
 
 def test_a_listener_for_ipv4_and_ipv6_is_found_for_both():
     with a_listener("::", dualstack_ipv6=True) as listener:
         port = listener.getsockname()[1]
-        check_own("127.0.0.1", port)
-        check_own("::1", port)
+        verify_listener_uid("127.0.0.1", port)
+        verify_listener_uid("::1", port)
         give_away(port)
         for host in ("127.0.0.1", "[::1]", "::ffff:127.0.0.1"):
-            with pytest.raises(StrangerListens):
-                check_own(host, port)
+            with pytest.raises(UntrustedListener):
+                verify_listener_uid(host, port)
 
 
 def test_who_listens_beside_ours_at_another_address_bars_nobodys_way():
@@ -56,19 +56,19 @@ def test_who_listens_beside_ours_at_another_address_bars_nobodys_way():
         with a_listener("127.0.0.3", port), a_listener("::", port):
             give_away(port)
             os.fchown(ours.fileno(), os.geteuid(), -1)
-            check_own("127.0.0.1", port)
-            with pytest.raises(StrangerListens):
-                check_own("127.0.0.3", port)
+            verify_listener_uid("127.0.0.1", port)
+            with pytest.raises(UntrustedListener):
+                verify_listener_uid("127.0.0.3", port)
 
 
 def test_where_nobody_listens_any_more_nobody_is_spoken_to():
     with a_listener("127.0.0.1") as listener:
         port = listener.getsockname()[1]
     with pytest.raises(ConnectionRefusedError, match=f"nobody listens at 127.0.0.1:{port}"):
-        check_own("127.0.0.1", port)
+        verify_listener_uid("127.0.0.1", port)
 
 
 def test_an_address_beyond_loopback_is_not_looked_at():
-    check_own("192.0.2.1", 9)
-    check_own("2001:db8::1", 9)
-    check_own("a.name.example", 9)
+    verify_listener_uid("192.0.2.1", 9)
+    verify_listener_uid("2001:db8::1", 9)
+    verify_listener_uid("a.name.example", 9)

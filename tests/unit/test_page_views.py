@@ -14,13 +14,13 @@ from made_experiment import Played, made_experiment
 
 from nni_manager.config.model import HIDDEN, PaiConfig
 from nni_manager.domain.events import ParametersSuggested
-from nni_manager.domain.telling import telling_line
-from nni_manager.engine.picture import KeeperSeen
-from nni_manager.engine.views import configuration_view, jobs_view
-from nni_manager.store.store import SeenJob
+from nni_manager.domain.message_summary import message_summary
+from nni_manager.engine.serializers import configuration_view, jobs_view
+from nni_manager.engine.snapshot import KeeperSeen
+from nni_manager.store.rows import SeenJob
 from nni_manager.web import api
-from nni_manager.web.api import API_ROOT, Api
-from nni_manager.web.entrance import Entrance
+from nni_manager.web.api import API_ROOT, ManagerApi
+from nni_manager.web.session_auth import SessionAuth
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def played(tmp_path):
 
 @contextlib.asynccontextmanager
 async def asked(served):
-    entrance = Entrance(b"secret", "TESTEXPT", served.folder.ended_sessions)
-    app = Api(served, "127.0.0.1", 1, entrance, lambda: None).app()
+    session_auth = SessionAuth(b"secret", "TESTEXPT", served.folder.ended_sessions)
+    app = ManagerApi(served, "127.0.0.1", 1, session_auth, lambda: None).app()
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app),
         base_url=f"http://127.0.0.1{API_ROOT}",
-        headers={"Authorization": f"Bearer {entrance.token}"},
+        headers={"Authorization": f"Bearer {session_auth.token}"},
         trust_env=False,
     ) as client:
         yield client
@@ -47,7 +47,7 @@ async def asked(served):
 
 def test_the_configuration_is_readable_and_holds_no_login(played):
     config = dataclasses.replace(
-        played.picture().config,
+        played.snapshot().config,
         pai=PaiConfig("pai.example", "ada", "the-token", "the-password", Path("/mnt"), "/mnt", None, None, None, None, None,
                       None, Path("/home/ada/job.yml"), "secrets: {key: the-secret}"),
     )  # fmt: skip
@@ -64,24 +64,24 @@ def test_the_configuration_is_readable_and_holds_no_login(played):
 
 
 def test_a_job_is_told_with_its_keepers_its_link_and_its_last_trials(played):
-    picture = dataclasses.replace(
-        played.picture(),
+    snapshot = dataclasses.replace(
+        played.snapshot(),
         keepers_of=lambda job_id: [KeeperSeen("main-0", "0.6.0")] if job_id == "env-1" else [],
         link_of=lambda job_id: f"https://pai.example/{job_id}",
     )
-    shown = jobs_view(picture, [SeenJob("env-1", 2.0, None), SeenJob("env-0", 1.0, 1.5)])
+    shown = jobs_view(snapshot, [SeenJob("env-1", 2.0, None), SeenJob("env-0", 1.0, 1.5)])
     assert [job["link"] for job in shown] == ["https://pai.example/env-1", "https://pai.example/env-0"]
     assert shown[0]["keepers"] == [{"task": "main-0", "version": "0.6.0"}]
     assert (shown[1]["state"], shown[1]["created"], shown[1]["ended"]) == ("ended", 1000, 1500)
-    of_a_view = jobs_view(dataclasses.replace(picture, is_view=True), [SeenJob("env-1", 2.0, None)])
+    of_a_view = jobs_view(dataclasses.replace(snapshot, is_view=True), [SeenJob("env-1", 2.0, None)])
     assert of_a_view[0]["state"] == "unknown"
 
 
 def test_a_storage_that_does_not_answer_holds_up_nobody(played, monkeypatch):
-    monkeypatch.setattr(api, "STORAGE_WITHIN_S", 0.2)
+    monkeypatch.setattr(api, "STORAGE_TIMEOUT_S", 0.2)
     there = threading.Event()
     monkeypatch.setattr(api, "attempts_of", lambda *_: there.wait(60) and [])
-    played.happened(ParametersSuggested("t0", 0, {"x": 1}, {}, 1.0))
+    played.apply(ParametersSuggested("t0", 0, {"x": 1}, {}, 1.0))
 
     async def ask():
         async with asked(played) as client:
@@ -126,4 +126,4 @@ def test_importance_is_evaluated_once_for_the_same_results(played, monkeypatch):
     ],
 )
 def test_of_a_message_the_line_that_says_most_is_shown(reason, message, line):
-    assert telling_line(reason, message) == line
+    assert message_summary(reason, message) == line

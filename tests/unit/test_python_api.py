@@ -11,13 +11,19 @@ from pathlib import Path
 import pytest
 
 import nni_sdk
-from nni_manager.errors import UserMistake
-from nni_manager.experiment import Experiment, ExperimentConfig, KubeflowRoleConfig, NameLeftOut, TrialResult
+from nni_manager.errors import UserError
+from nni_manager.experiment import (
+    Experiment,
+    ExperimentConfig,
+    KubeflowRoleConfig,
+    TrialResult,
+    UnsupportedName,
+)
 from nni_manager.experiment import progress as progress_module
 from nni_manager.experiment.data import PandasMissing, TrialMetricData, frame_of
 from nni_manager.experiment.progress import NotebookView, is_in_notebook
 from nni_manager.store.folders import ExperimentFolder, Registry
-from nni_manager.store.store import Store
+from nni_manager.store.writer import Store
 
 ROOT = Path(__file__).parents[2]
 # NNI v2.10's own.
@@ -34,7 +40,7 @@ METHODS = """
 """
 
 
-@pytest.mark.parametrize("name", ["config", "data", "experiment", "spelling"])
+@pytest.mark.parametrize("name", ["config", "data", "experiment", "aliases"])
 def test_the_examples_of_the_modules_are_true(name):
     module = importlib.import_module(f"nni_manager.experiment.{name}")
     assert doctest.testmod(module).failed == 0
@@ -58,7 +64,9 @@ def test_every_name_of_nnis_is_there_and_documented():
 
 
 def test_names_that_have_nothing_behind_them_are_answered():
-    with pytest.raises(NameLeftOut, match="cannot import RemoteConfig: an experiment runs on local, openpai"):
+    with pytest.raises(
+        UnsupportedName, match="cannot import RemoteConfig: an experiment runs on local, openpai"
+    ):
         from nni_manager.experiment import RemoteConfig  # noqa: F401
     with pytest.warns(UserWarning, match="KubeflowRowConfig is taken as KubeflowRoleConfig"):
         from nni_manager.experiment import KubeflowRowConfig
@@ -106,14 +114,14 @@ def test_names_that_have_nothing_behind_them_are_answered():
 )
 def test_what_cannot_be_asked_is_told_with_the_way_out(ask, said, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    with pytest.raises(UserMistake) as caught:
+    with pytest.raises(UserError) as caught:
         ask()
     assert said in str(caught.value)
 
 
 def a_stored_experiment(folder, experiment_id):
     found = ExperimentFolder(folder / experiment_id)
-    found.make(None, reuses_jobs=False)
+    found.make(None)
     Registry.of_user().add(found)
     Store.create(found.database, found.collected_logs, experiment_id, "{}", b"secret", 0.0).close()
     return found
@@ -127,7 +135,7 @@ def test_an_experiment_is_meant_by_the_whole_of_its_id(tmp_path, monkeypatch):
         lambda: Experiment.view("digits1"),
         lambda: Experiment("local", id="digits1").get_status(),
     ):
-        with pytest.raises(UserMistake, match="cannot find experiment 'digits1'; did you mean digits10"):
+        with pytest.raises(UserError, match="cannot find experiment 'digits1'; did you mean digits10"):
             ask()
     assert Experiment(id="digits10").get_status() == "INITIALIZED"
 
@@ -144,7 +152,7 @@ def test_an_id_that_an_experiment_has_is_not_given_to_another_in_another_folder(
         tuner={"name": "Random"},
         experiment_working_directory="second",
     )
-    with pytest.raises(UserMistake, match=f"there is one in {first.path}; choose another id, or resume that"):
+    with pytest.raises(UserError, match=f"there is one in {first.path}; choose another id, or resume that"):
         Experiment(config, id="digits1").start("auto")
     assert Registry.of_user().all() == [first]
     assert not (tmp_path / "second").exists()
@@ -160,24 +168,24 @@ def test_what_is_wrong_with_the_command_or_the_port_is_told_in_words_of_python(t
     experiment.config.search_space = {"x": {"_type": "uniform", "_value": [0, 1]}}
     experiment.config.trial_command = "pyton3 train.py"
     with pytest.raises(
-        UserMistake, match="cannot find the command 'pyton3' of trial_command: it is no program"
+        UserError, match="cannot find the command 'pyton3' of trial_command: it is no program"
     ):
         experiment.start("auto")
     experiment.config.trial_command = "python3 train.py"
     for port in (0, 65536, "8080", True):
-        with pytest.raises(UserMistake, match='it is no number from 1 to 65534; write one, or port="auto"'):
+        with pytest.raises(UserError, match='it is no number from 1 to 65534; write one, or port="auto"'):
             experiment.start(port)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(UserMistake, match='choose another with port=N or port="auto"'):
+        with pytest.raises(UserError, match='choose another with port=N or port="auto"'):
             experiment.start(taken.getsockname()[1])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_code_that_was_written_for_nni_finds_its_names_in_an_interpreter_of_ours():
     code = (
-        "from nni_manager.names_of_nni import answer_to_names_of_nni as answer; answer(); answer()\n"
+        "from nni_manager.nni_compat import install_import_aliases as answer; answer(); answer()\n"
         "import sys; import nni; assert 'nni_manager.experiment' not in sys.modules\n"
         "from nni.tuner import Tuner\n"
         "from nni.experiment import Experiment, RunMode\n"

@@ -10,13 +10,14 @@ from pathlib import Path
 import numpy
 import pytest
 
+from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.document import as_yaml
-from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.python_document import in_python_words
+from nni_manager.config.python_document import to_python_names
 from nni_manager.config.reader import read_experiment_file
-from nni_manager.config.v2 import ALIASES, EACH, given_without_being_written, names_on
+from nni_manager.config.v2 import ALIASES, EACH, implicit_keys, names_on
 from nni_manager.experiment import (
     AlgorithmConfig,
+    AliasHint,
     CustomAlgorithmConfig,
     ExperimentConfig,
     FrameworkAttemptCompletionPolicy,
@@ -30,10 +31,9 @@ from nni_manager.experiment import (
     KubeflowRoleConfig,
     LocalConfig,
     OpenpaiConfig,
-    SpellingHint,
 )
+from nni_manager.experiment.aliases import NoSuchField
 from nni_manager.experiment.config import PlatformUnknown
-from nni_manager.experiment.spelling import NoSuchField
 
 SPACE = {"lr": {"_type": "loguniform", "_value": [0.001, 1]}}
 
@@ -128,7 +128,7 @@ ANSWERED = {"searchSpace", "sharedStorage", "experimentType", "openpaiConfig"}
 
 @pytest.mark.parametrize("platform", SERVICES)
 def test_its_fields_are_the_keys_of_the_second_schema(platform):
-    tables = [names_on(platform), names_on(platform, "pvc"), given_without_being_written(platform)]
+    tables = [names_on(platform), names_on(platform, "pvc"), implicit_keys(platform)]
     places = {place for table in tables for place in table}
     places |= {place for place in ALIASES if any(place[:-1] == each[:-1] for each in places)}
     if platform == "local":
@@ -156,14 +156,14 @@ def _snake(key):
     return "".join(f"_{each.lower()}" if each.isupper() else each for each in key)
 
 
-def mistakes_of(config):
+def diagnostics_of(config):
     with pytest.raises(ConfigInvalid) as caught:
         config.validate()
-    return {mistake.key: mistake.message for mistake in caught.value.mistakes}
+    return {mistake.key: mistake.message for mistake in caught.value.diagnostics}
 
 
 def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
-    assert mistakes_of(ExperimentConfig("frameworkcontroller")) == {
+    assert diagnostics_of(ExperimentConfig("frameworkcontroller")) == {
         "config.trial_concurrency": "cannot do without config.trial_concurrency: it must be a whole number from 1 to 99999; "
         "write e.g. trial_concurrency = 2",
         "config.tuner": "cannot do without config.tuner: nothing else proposes parameters; write e.g. "
@@ -216,7 +216,7 @@ def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )  # fmt: skip
 def test_a_wrong_value_is_told_with_its_field_and_how_to_write_it(fields, said):
-    assert any(said in message for message in mistakes_of(local(**fields)).values())
+    assert any(said in message for message in diagnostics_of(local(**fields)).values())
 
 
 @pytest.mark.parametrize(
@@ -236,20 +236,20 @@ def test_a_wrong_value_is_told_with_its_field_and_how_to_write_it(fields, said):
 def test_mistakes_of_jobs_on_kubernetes_name_their_role(change, said):
     config = framework()
     change(config.training_service)
-    assert any(said in message for message in mistakes_of(config).values())
+    assert any(said in message for message in diagnostics_of(config).values())
 
 
 def test_a_secret_is_not_shown():
     config = openpai()
     config.training_service.token = 12345
-    assert "12345" not in str(mistakes_of(config))
+    assert "12345" not in str(diagnostics_of(config))
     assert "12345" not in repr(config)
 
 
 def test_what_contains_itself_is_refused():
     space = {}
     space["lr"] = space
-    assert "contains itself" in mistakes_of(local(search_space=space))["config"]
+    assert "contains itself" in diagnostics_of(local(search_space=space))["config"]
 
 
 def test_what_is_like_a_list_or_a_number_is_one():
@@ -276,13 +276,13 @@ def test_without_a_name_it_is_called_as_the_program_is(monkeypatch):
 def test_fields_may_be_written_as_in_files_with_a_hint():
     role = FrameworkControllerRoleConfig()
     with pytest.warns(
-        SpellingHint, match="gpuNumber of FrameworkControllerRoleConfig is taken as gpu_number"
+        AliasHint, match="gpuNumber of FrameworkControllerRoleConfig is taken as gpu_number"
     ) as told:
         role.gpuNumber = 1
     assert told[0].filename == __file__
-    with pytest.warns(SpellingHint):
+    with pytest.warns(AliasHint):
         assert role.gpuNumber == role.gpu_number == 1
-    with pytest.warns(SpellingHint, match="dockerImage"):
+    with pytest.warns(AliasHint, match="dockerImage"):
         assert KubeflowRoleConfig(dockerImage="me/train:1").docker_image == "me/train:1"
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # other names of NNI's own are no misspelling
@@ -339,4 +339,4 @@ def test_a_platform_that_there_is_not_is_answered_with_those_there_are(platform,
     ],
 )  # fmt: skip
 def test_messages_about_files_are_put_into_words_of_python(of_files, of_python):
-    assert in_python_words(of_files) == of_python
+    assert to_python_names(of_files) == of_python

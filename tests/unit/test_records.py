@@ -44,7 +44,7 @@ nearly = st.sampled_from(
         b"ME\xd9\xa0\xd9\xa0\xd9\xa0\xd9\xa0\xd9\xa0\xd9\xa0{",
     ]
 )
-garbage_bytes = st.lists(nearly | st.binary(max_size=30), max_size=6).map(b"".join)
+corrupt_bytes = st.lists(nearly | st.binary(max_size=30), max_size=6).map(b"".join)
 torn = st.tuples(frames, st.floats(0, 1, exclude_max=True)).map(lambda t: t[0][: int(len(t[0]) * t[1])])
 
 
@@ -125,7 +125,7 @@ plain_frames = st.builds(
 )
 
 
-@given(st.lists(plain_frames | frames | torn | garbage_bytes).map(b"".join), st.data())
+@given(st.lists(plain_frames | frames | torn | corrupt_bytes).map(b"".join), st.data())
 def test_plain_frames_are_read_as_by_the_json_parser(content, data):
     if content:
         # One byte of any frame may be another: a length, a digit, a quote.
@@ -202,7 +202,7 @@ def test_nothing_at_all_is_no_record_and_no_garbage():
 
 
 @given(
-    st.lists(frames | garbage_bytes | torn, max_size=8).map(b"".join),
+    st.lists(frames | corrupt_bytes | torn, max_size=8).map(b"".join),
     st.lists(st.integers(0, 600), max_size=6),
 )
 def test_how_the_bytes_are_cut_makes_no_difference(data, cuts):
@@ -213,7 +213,7 @@ def test_how_the_bytes_are_cut_makes_no_difference(data, cuts):
     assert spans(data, garbage) == spans(data, whole.garbage)
 
 
-@given(st.lists(st.tuples(garbage_bytes | torn, frames), max_size=6), garbage_bytes)
+@given(st.lists(st.tuples(corrupt_bytes | torn, frames), max_size=6), corrupt_bytes)
 def test_garbage_and_torn_frames_never_hide_a_whole_frame(pairs, last):
     data, expected = b"", []
     for before, good in pairs:
@@ -224,7 +224,7 @@ def test_garbage_and_torn_frames_never_hide_a_whole_frame(pairs, last):
     assert [(r.offset, r.size) for r in decoded.records] == expected
 
 
-@given(st.lists(frames | garbage_bytes | torn, max_size=8).map(b"".join), st.integers(0, 10**12))
+@given(st.lists(frames | corrupt_bytes | torn, max_size=8).map(b"".join), st.integers(0, 10**12))
 def test_every_consumed_byte_is_either_record_or_garbage(data, offset):
     decoded = decode(data, offset)
     covered = sorted(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.registered_algorithms import (
     AlgorithmFileInvalid,
     AlgorithmTaken,
@@ -70,7 +70,7 @@ def test_all_mistakes_of_a_meta_file_are_told_at_once(home):
     meta.write_text("algoType: advisor\nbuiltinName: a b\nclassname: X\ncodeDirectory: none\n")
     with pytest.raises(ConfigInvalid) as raised:
         read_meta(meta)
-    assert [each.key for each in raised.value.mistakes] == [
+    assert [each.key for each in raised.value.diagnostics] == [
         "algoType", "builtinName", "className", "classname",
     ]  # fmt: skip
     meta.write_text("{algoType: tuner, builtinName: d, className: m.C, codeDirectory: none}")
@@ -94,5 +94,5 @@ def test_a_file_of_nnis_own_is_read_without_nnis_own_algorithms():
 def test_a_spoilt_file_is_named_in_one_error(text):
     registry_file().parent.mkdir(parents=True)
     registry_file().write_text(text)
-    with pytest.raises(AlgorithmFileInvalid, match=r"mend or remove .*registered_algorithms\.yml"):
+    with pytest.raises(AlgorithmFileInvalid, match=r"fix or remove .*registered_algorithms\.yml"):
         registered_algorithms()

@@ -7,13 +7,14 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from attempts import attempt_id
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nni_manager.domain import events as manager
 from nni_manager.domain.experiment import Experiment, ExperimentState
-from nni_manager.domain.jobs import MOST_AHEAD, Job, JobState
+from nni_manager.domain.jobs import MAX_PREFETCH, Job, JobState
 from nni_manager.domain.limits import Limits
 from nni_manager.domain.trial import Trial, TrialState
 from trial_keeper.core import events as keeper
@@ -21,18 +22,18 @@ from trial_keeper.core.keeper import Keeper
 from trial_keeper.core.link import LinkState
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.messages import (
+    Ack,
     AttemptKey,
     AttemptOffsets,
-    Durable,
     Idle,
     KeeperMessage,
-    Leave,
     ManagerMessage,
-    ReturnTrial,
+    RevokeTrial,
     RunTrial,
+    Shutdown,
     StopTrial,
     TrialEnded,
-    TrialReturned,
+    TrialRevoked,
     TrialStarted,
     Welcome,
 )
@@ -80,7 +81,7 @@ class Container:
                     self.world.exits[ended.key] = ended
                 case keeper.OpenLink(attempts=attempts):
                     self.stream = self.world.admit(self.job_id, attempts)
-                case keeper.Exit(code=code):
+                case keeper.ExitKeeper(code=code):
                     self.exit_code = code
                 case _:
                     pass
@@ -88,7 +89,7 @@ class Container:
     def connect(self) -> None:
         if self.keeper.link.state is LinkState.WAITING:
             self.now_s = max(self.now_s, self.keeper.link.retry_at_s or 0.0)
-            self.handle(keeper.TimePassed())
+            self.handle(keeper.TimerFired())
 
     def lose_link(self) -> None:
         self.stream = None
@@ -105,7 +106,7 @@ class Container:
         self.handle(keeper.LinkOpened(message) if isinstance(message, Welcome) else message)
 
 
-Word = manager.GiveTrial | manager.AskBack
+Word = manager.DispatchTrial | manager.RevokePrefetched
 
 
 class World:
@@ -113,7 +114,7 @@ class World:
 
     def __init__(self, concurrency: int = 3, max_trials: int = 12, max_trials_of_job: int = 0) -> None:
         self.experiment = Experiment(
-            "exp", Limits(concurrency, max_trials, None), True, reuses_jobs=True, looks_ahead=True
+            "exp", Limits(concurrency, max_trials, None), True, reuses_jobs=True, may_prefetch=True
         )
         self.experiment.jobs.max_trials = max_trials_of_job
         self.containers: dict[str, Container] = {}
@@ -126,7 +127,7 @@ class World:
         self.exits: dict[AttemptKey, TrialEnded] = {}
         self.events: deque[manager.Event] = deque()
         self.is_handling = False
-        self.post(manager.Begun())
+        self.post(manager.ManagerReady())
 
     # ---- the engine
 
@@ -146,22 +147,22 @@ class World:
                 self.questions.append(number)
             case manager.SubmitJob(job=job):
                 self.containers[job.job_id] = Container(self, job.job_id)
-            case manager.GiveTrial(job=job) | manager.AskBack(job=job):
+            case manager.DispatchTrial(job=job) | manager.RevokePrefetched(job=job):
                 words = self.words.setdefault(job.job_id, deque())
-                if effect in words and isinstance(effect, manager.AskBack):
+                if effect in words and isinstance(effect, manager.RevokePrefetched):
                     words.remove(effect)
                 if effect not in words:
                     words.append(effect)
             case (
                 manager.CancelTrial(trial=trial, reason=reason)
-                | manager.RecallTrial(trial=trial, reason=reason)
+                | manager.CancelQueuedTrial(trial=trial, reason=reason)
             ):
                 self.tell(trial.job_id, StopTrial(trial.trial_id, reason))
             case manager.CloseAttempt(key=key):
-                closed = Durable(AttemptOffsets(key, {}, closed=True))
+                closed = Ack(AttemptOffsets(key, {}, closed=True))
                 self.tell(self.experiment.trials[key.trial_id].job_id, closed)
-            case manager.DismissJob(job=job):
-                is_heard = self.tell(job.job_id, Leave("no more trials"))
+            case manager.DrainJob(job=job):
+                is_heard = self.tell(job.job_id, Shutdown("no more trials"))
                 if not is_heard and job.job_id in self.containers:
                     self.containers[job.job_id].exit_code = 0
             case _:
@@ -179,11 +180,11 @@ class World:
         if not self.words[job_id]:
             del self.words[job_id]
         job, trial = word.job, word.trial
-        if isinstance(word, manager.AskBack):
-            if trial.trial_id in job.asked_ids:
-                self.tell(job_id, ReturnTrial(trial.trial_id))
-        elif trial.trial_id in job.trial_ids and trial.job_id == job_id and not trial.state.is_final:
-            self.tell(job_id, RunTrial(trial.trial_id))
+        if isinstance(word, manager.RevokePrefetched):
+            if trial.trial_id in job.revoking_ids:
+                self.tell(job_id, RevokeTrial(trial.trial_id))
+        elif trial.trial_id in job.trial_ids and trial.job_id == job_id and not trial.state.is_terminal:
+            self.tell(job_id, RunTrial(trial.trial_id, attempt_id(0)))
             if trial.stop_reason is not None:
                 self.tell(job_id, StopTrial(trial.trial_id, trial.stop_reason))
 
@@ -192,9 +193,9 @@ class World:
         self.streams.append(stream)
         self.sessions[job_id] = stream
         trials = self.experiment.trials
-        known = [AttemptOffsets(key, {}, trials[key.trial_id].state.is_final) for key in attempts]
+        known = [AttemptOffsets(key, {}, trials[key.trial_id].state.is_terminal) for key in attempts]
         stream.to_keeper.append(Welcome("0.6.0", tuple(known)))
-        self.post(manager.KeeperMatched(job_id, returns_trials=True))
+        self.post(manager.KeeperConnected(job_id, supports_revoke=True))
         return stream
 
     def hear(self, stream: Stream) -> None:
@@ -202,9 +203,9 @@ class World:
         match message:
             case Idle():
                 self.post(manager.KeeperIdle(job_id, TASK))
-            case TrialReturned(trial_id=trial_id):
+            case TrialRevoked(trial_id=trial_id):
                 if self.sessions.get(job_id) is stream:
-                    self.post(manager.TrialGivenBack(job_id, trial_id, 20.0))
+                    self.post(manager.TrialReclaimed(job_id, trial_id, 20.0))
             case TrialStarted(key=key):
                 assert self.experiment.trials[key.trial_id].job_id == job_id, "another job has it"
                 self.post(manager.AttemptStarted(key, 10.0))
@@ -220,17 +221,17 @@ class World:
         self.streams.remove(stream)
         if self.sessions.get(stream.job_id) is stream:
             del self.sessions[stream.job_id]
-            self.post(manager.KeeperCutOff(stream.job_id))
+            self.post(manager.KeeperDisconnected(stream.job_id))
 
     def bury(self, job_id: str, *, is_clean: bool) -> None:
         """A job is gone: the workspace tells what it had begun."""
         del self.containers[job_id]
         self.words.pop(job_id, None)
-        self.post(manager.KeeperCutOff(job_id))
+        self.post(manager.KeeperDisconnected(job_id))
         job = self.experiment.jobs.live[job_id]
         untouched = set()
         for trial_id in job.trial_ids:
-            key = AttemptKey(trial_id, 0, TASK)
+            key = AttemptKey(trial_id, attempt_id(0), TASK)
             if not self.spawned[trial_id]:
                 untouched.add(trial_id)
             else:
@@ -241,10 +242,10 @@ class World:
         for stream in [stream for stream in self.streams if stream.job_id == job_id]:
             self.cut_off(stream)
         reason, said = ExitReason.KEEPER_LOST, "gone"
-        self.post(manager.JobGone(job_id, reason, said, 30.0, is_clean, frozenset(untouched)))
+        self.post(manager.JobTerminated(job_id, reason, said, 30.0, is_clean, frozenset(untouched)))
 
     def restart(self) -> None:
-        """Another manager goes on with what was stored."""
+        """Another manager resumes from what was stored."""
         before = self.experiment
         for container in self.containers.values():
             if container.stream is not None:
@@ -255,29 +256,29 @@ class World:
         self.questions.clear()
         self.undelivered.clear()
         after = self.experiment = Experiment(
-            "exp", before.limits, True, reuses_jobs=True, looks_ahead=True, state=before.state
+            "exp", before.budget.limits, True, reuses_jobs=True, may_prefetch=True, state=before.state
         )
         after.jobs.max_trials = before.jobs.max_trials
         for trial in before.trials.values():
             trial.ended = None
             trial.ends.clear()
             trial.undelivered.clear()
-            key = AttemptKey(trial.trial_id, 0, TASK)
+            key = AttemptKey(trial.trial_id, attempt_id(0), TASK)
             if trial.state not in (TrialState.WAITING, *final_states()) and self.spawned[trial.trial_id]:
-                trial.joined(key)
+                trial.add_task(key)
                 if key in self.exits:
                     trial.ended_in(self.exits[key])
                     trial.undelivered.discard(TASK)
         after.restore(before.trials.values())
-        jobs = [Job(job.job_id, was_heard=job.was_heard) for job in before.jobs.live.values()]
-        after.restore_jobs(jobs, [])
-        self.post(manager.Begun())
+        jobs = [Job(job.job_id, ever_connected=job.ever_connected) for job in before.jobs.live.values()]
+        after.scheduler.restore(jobs, [])
+        self.post(manager.ManagerReady())
 
     # ---- the workspace
 
     def claim(self, trial_id: str) -> AttemptKey:
         assert not self.spawned[trial_id], f"{trial_id} runs twice"
-        return AttemptKey(trial_id, 0, TASK)
+        return AttemptKey(trial_id, attempt_id(0), TASK)
 
     # ---- all of it
 
@@ -332,7 +333,7 @@ class World:
 
 
 def final_states() -> list[TrialState]:
-    return [state for state in TrialState if state.is_final]
+    return [state for state in TrialState if state.is_terminal]
 
 
 def test_what_turns_out_long_is_shared_with_jobs_that_have_nothing_to_do() -> None:
@@ -342,7 +343,7 @@ def test_what_turns_out_long_is_shared_with_jobs_that_have_nothing_to_do() -> No
         container.end_trial(0.01)
         world.settle()
     jobs = world.experiment.jobs.live.values()
-    assert [len(job.next_ids) for job in jobs] == [MOST_AHEAD] * 4
+    assert [len(job.prefetched_ids) for job in jobs] == [MAX_PREFETCH] * 4
     long, *others = world.running()
     while any(other.keeper.current is not None for other in others):
         for other in others:  # all that they have in a moment, and nothing is heard meanwhile
@@ -393,18 +394,18 @@ def test_what_waits_behind_a_trial_that_was_proposed_later_is_asked_back_by_the_
     earlier, later = Trial("t3", 3, {}, {}, 0.0, "env-0"), Trial("t9", 9, {}, {}, 0.0, "env-0")
     later.state, later.attempt, later.started_at_s = TrialState.RUNNING, 0, 1.0
     limits, state = Limits(2, 10, None), ExperimentState.NO_MORE_TRIAL
-    experiment = Experiment("exp", limits, True, reuses_jobs=True, looks_ahead=True, state=state)
+    experiment = Experiment("exp", limits, True, reuses_jobs=True, may_prefetch=True, state=state)
     experiment.restore([earlier, later])
-    experiment.restore_jobs([Job("env-0", was_heard=True), Job("env-1", was_heard=True)], [])
+    experiment.scheduler.restore([Job("env-0", ever_connected=True), Job("env-1", ever_connected=True)], [])
     assert experiment.jobs.live["env-0"].trial_ids == ("t9", "t3")
     for event in (
-        manager.Begun(),
-        manager.KeeperMatched("env-0", returns_trials=True),
-        manager.KeeperMatched("env-1", returns_trials=True),
+        manager.ManagerReady(),
+        manager.KeeperConnected("env-0", supports_revoke=True),
+        manager.KeeperConnected("env-1", supports_revoke=True),
     ):
         experiment.handle(event, 0.0)
     asked = experiment.handle(manager.KeeperIdle("env-1", TASK), 0.0)
-    assert asked == [manager.AskBack(experiment.jobs.live["env-0"], earlier)]
+    assert asked == [manager.RevokePrefetched(experiment.jobs.live["env-0"], earlier)]
 
 
 class AnyExchange(RuleBasedStateMachine):
@@ -537,7 +538,7 @@ class AnyExchange(RuleBasedStateMachine):
         places = list(experiment.jobs.queue)
         places += [trial_id for job in experiment.jobs.live.values() for trial_id in job.trial_ids]
         trials: Iterable[Trial] = experiment.trials.values()
-        assert sorted(places) == sorted(each.trial_id for each in trials if not each.state.is_final)
+        assert sorted(places) == sorted(each.trial_id for each in trials if not each.state.is_terminal)
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
@@ -553,4 +554,4 @@ class AnyExchange(RuleBasedStateMachine):
 
 
 TestAnyExchange = AnyExchange.TestCase
-TestAnyExchange.settings = hypothesis_settings(max_examples=200, stateful_step_count=60)
+TestAnyExchange.settings = hypothesis_settings(stateful_step_count=60)

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.domain.revisions import Revisions
+from nni_manager.domain.change_log import ChangeLog
 
 
 def test_what_changed_is_told_once_however_often_it_did():
-    revisions = Revisions()
+    revisions = ChangeLog()
     for trial_id in ("a", "b", "a", "c"):
         revisions.note(trial_id)
     assert list(revisions.since(0)) == ["c", "a", "b"]
@@ -18,7 +18,7 @@ def test_what_changed_is_told_once_however_often_it_did():
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans())))
 def test_who_asks_again_and_again_misses_nothing_and_hears_nothing_twice(steps):
-    revisions, seen, missed = Revisions(), 0, set()
+    revisions, seen, missed = ChangeLog(), 0, set()
     for trial_id, is_asked in steps:
         revisions.note(trial_id)
         missed.add(trial_id)
@@ -29,7 +29,7 @@ def test_who_asks_again_and_again_misses_nothing_and_hears_nothing_twice(steps):
 
 
 def test_a_look_costs_what_is_new_and_not_what_there_is():
-    revisions = Revisions()
+    revisions = ChangeLog()
     for number in range(10_000):
         revisions.note(str(number))
     since = revisions.latest

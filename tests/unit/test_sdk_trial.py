@@ -27,7 +27,7 @@ from nni_sdk.errors import (
 )
 from nni_sdk.frame import value_json
 from nni_sdk.records import Record, decode
-from nni_sdk.trial import Trial
+from nni_sdk.trial import TrialContext
 
 PARAMETERS = {"lr": 0.1, "layer": {"_name": "conv", "size": 3}}
 
@@ -53,10 +53,10 @@ def environ(tmp_path):
 
 @pytest.fixture
 def trial(environ):
-    return Trial(environ)
+    return TrialContext(environ)
 
 
-def records(trial: Trial) -> list[Record]:
+def records(trial: TrialContext) -> list[Record]:
     with open(trial.metrics_path, "rb") as file:
         decoded = decode(file.read(), 0)
     assert decoded.garbage == []
@@ -118,21 +118,21 @@ def test_a_missing_or_damaged_parameter_file_is_named(environ, tmp_path, content
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(ParametersMissing, match=f"^cannot .*{path}.*; "):
-        Trial(environ).next_parameter()
+        TrialContext(environ).next_parameter()
     with pytest.raises(ParametersMissing, match=f"^cannot .*{path}.*; "):
-        Trial(environ).report_final(1)
+        TrialContext(environ).report_final(1)
 
 
 @pytest.mark.parametrize("name", ["NNI_SYS_DIR", "NNI_TRIAL_JOB_ID"])
 def test_a_missing_variable_is_named(environ, name):
     del environ[name]
     with pytest.raises(EnvironmentIncomplete, match=f"^cannot .*{name} is not; .*unset NNI_PLATFORM"):
-        Trial(environ).report_final(1)
+        TrialContext(environ).report_final(1)
 
 
 def test_a_sequence_id_that_is_no_number_is_named(environ):
     with pytest.raises(EnvironmentIncomplete, match=r"^cannot use NNI_TRIAL_SEQ_ID='first'"):
-        Trial(environ | {"NNI_TRIAL_SEQ_ID": "first"}).sequence_id()
+        TrialContext(environ | {"NNI_TRIAL_SEQ_ID": "first"}).sequence_id()
 
 
 # Reports
@@ -166,8 +166,8 @@ def test_each_record_is_in_the_file_when_the_call_returns(trial):
 
 def test_what_is_in_the_file_already_stays(environ):
     for value in (1, 2):
-        Trial(environ).report_intermediate(value)
-    assert [r.value for r in records(Trial(environ))] == ["1", "2"]
+        TrialContext(environ).report_intermediate(value)
+    assert [r.value for r in records(TrialContext(environ))] == ["1", "2"]
 
 
 def test_nothing_is_made_before_the_first_report(trial, tmp_path):
@@ -211,7 +211,7 @@ def test_a_descriptor_closed_by_the_training_code_is_opened_again(environ):
     )
     result = run_python(code, environ)
     assert (result.returncode, result.stderr) == (0, "")
-    assert [r.value for r in records(Trial(environ))] == ["1", "2"]
+    assert [r.value for r in records(TrialContext(environ))] == ["1", "2"]
 
 
 def test_a_second_final_result_is_written_and_warned_about(environ):
@@ -220,7 +220,7 @@ def test_a_second_final_result_is_written_and_warned_about(environ):
     )
     assert result.returncode == 0
     assert result.stderr.count("cannot count a second final result, 2: the first one stays") == 1
-    assert [(r.type, r.value) for r in records(Trial(environ))] == [("FINAL", "1"), ("FINAL", "2")]
+    assert [(r.type, r.value) for r in records(TrialContext(environ))] == [("FINAL", "1"), ("FINAL", "2")]
 
 
 def test_a_refused_metric_writes_nothing_and_takes_no_number(trial):
@@ -246,7 +246,7 @@ def test_a_metrics_file_that_cannot_be_opened_is_named_with_its_cause(environ, t
     with pytest.raises(
         MetricNotWritten, match=rf"^cannot append a metric to {tmp_path}/\.nni/metrics: Not a directory; "
     ) as e:
-        Trial(environ).report_final(1)
+        TrialContext(environ).report_final(1)
     assert e.value.errno == errno.ENOTDIR
     assert isinstance(e.value.__cause__, OSError)
 
@@ -257,7 +257,7 @@ def test_full_storage_is_an_error_that_says_so(environ, tmp_path):
     with pytest.raises(
         MetricNotWritten, match=r"^cannot append a metric to .*: No space left on device; .*free space"
     ) as e:
-        Trial(environ).report_final(1)
+        TrialContext(environ).report_final(1)
     assert e.value.errno == errno.ENOSPC
 
 
@@ -283,7 +283,7 @@ def test_storage_that_takes_half_a_record_loses_only_that_one(environ):
     result = run_python(code, environ)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout.startswith("cannot append a metric to ")
-    with open(Trial(environ).metrics_path, "rb") as file:
+    with open(TrialContext(environ).metrics_path, "rb") as file:
         data = file.read()
     decoded = decode(data, 0)
     assert [r.value for r in decoded.records] == ["1", "3"]
@@ -473,7 +473,12 @@ def test_a_stock_nni_script_runs_with_only_its_import_changed(environ):
     )
     result = run_python(script, environ)
     assert (result.returncode, result.stderr) == (0, "")
-    assert [r.value for r in records(Trial(environ))] == ["0.0", "0.1", "0.2", '{"default": 0.9, "lr": 0.1}']
+    assert [r.value for r in records(TrialContext(environ))] == [
+        "0.0",
+        "0.1",
+        "0.2",
+        '{"default": 0.9, "lr": 0.1}',
+    ]
 
 
 def test_an_unknown_name_is_an_attribute_error():

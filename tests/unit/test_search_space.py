@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.config.mistakes import ConfigInvalid
+from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.search_space import (
     TYPES,
     Choice,
@@ -36,7 +36,7 @@ def one(kind, *values):
 def refused(raw):
     with pytest.raises(ConfigInvalid) as caught:
         parse_search_space(raw)
-    return [mistake.message for mistake in caught.value.mistakes]
+    return [mistake.message for mistake in caught.value.diagnostics]
 
 
 @pytest.mark.parametrize(

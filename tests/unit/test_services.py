@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nni_manager import services
+from nni_manager import training_service_factory
 from nni_manager.config.model import (
     AzureStorage,
     ClaimStorage,
@@ -17,8 +17,8 @@ from nni_manager.config.model import (
     RoleConfig,
 )
 from nni_manager.config.reader import read_experiment_file
-from nni_manager.errors import UserMistake
-from nni_manager.store.folders import OPEN_TO_ALL, ExperimentFolder
+from nni_manager.errors import UserError
+from nni_manager.store.folders import WORLD_WRITABLE_STICKY, ExperimentFolder
 from nni_manager.training_services.kubernetes.errors import AzureMissing
 from nni_manager.training_services.mounts import NotMounted
 from nni_manager.training_services.openpai.protocol import Storage
@@ -50,21 +50,21 @@ def config(tmp_path):
 
 
 def test_keepers_on_this_machine_come_by_loopback(config):
-    assert services.address_for_keepers(config("local")) == "127.0.0.1"
-    assert services.address_for_keepers(config("127.0.0.1:9186")) == "127.0.0.1"
-    assert services.listens_at("127.0.0.1") == "127.0.0.1"
+    assert training_service_factory.address_for_keepers(config("local")) == "127.0.0.1"
+    assert training_service_factory.address_for_keepers(config("127.0.0.1:9186")) == "127.0.0.1"
+    assert training_service_factory.listens_at("127.0.0.1") == "127.0.0.1"
 
 
 def test_keepers_elsewhere_are_told_the_address_that_the_user_writes(config):
     experiment = replace(config("127.0.0.1"), nni_manager_ip="192.0.2.7")
-    assert services.address_for_keepers(experiment) == "192.0.2.7"
-    assert services.listens_at("192.0.2.7") == "0.0.0.0"
+    assert training_service_factory.address_for_keepers(experiment) == "192.0.2.7"
+    assert training_service_factory.listens_at("192.0.2.7") == "0.0.0.0"
 
 
 def test_keepers_elsewhere_are_told_the_address_of_this_machine_on_the_way_to_the_cluster(config):
     try:
-        address = services.address_for_keepers(config("192.0.2.1"))
-    except UserMistake:
+        address = training_service_factory.address_for_keepers(config("192.0.2.1"))
+    except UserError:
         pytest.skip("this machine has no network")
     with socket.create_server((address, 0)):
         pass  # it is one of ours
@@ -72,20 +72,22 @@ def test_keepers_elsewhere_are_told_the_address_of_this_machine_on_the_way_to_th
 
 def test_a_cluster_that_no_name_leads_to_is_a_mistake(config):
     with pytest.raises(
-        UserMistake, match=r"cannot find the way to OpenPAI at no\.such\.host\.invalid: .*; correct"
+        UserError, match=r"cannot find the way to OpenPAI at no\.such\.host\.invalid: .*; correct"
     ):
-        services.address_for_keepers(config("no.such.host.invalid"))
+        training_service_factory.address_for_keepers(config("no.such.host.invalid"))
 
 
 def test_an_experiment_logs_in_as_its_file_says_now(config):
     stored = config()
     assert config(token="second").config_path == stored.config_path
-    today = services._todays_login(stored, stored.pai)
+    today = training_service_factory._todays_login(stored, stored.pai)
     assert today.token == "second"
     config(token="third", host="192.0.2.99")
-    assert services._todays_login(stored, stored.pai).token == "first", "it is another cluster's"
+    assert training_service_factory._todays_login(stored, stored.pai).token == "first", (
+        "it is another cluster's"
+    )
     stored.config_path.unlink()
-    assert services._todays_login(stored, stored.pai).token == "first"
+    assert training_service_factory._todays_login(stored, stored.pai).token == "first"
 
 
 @pytest.mark.parametrize(
@@ -95,15 +97,15 @@ def test_an_experiment_logs_in_as_its_file_says_now(config):
 def test_the_local_storage_is_what_lies_above_both_paths(config, storage, mount, shown):
     pai = replace(config().pai, storage=Path(storage), mount=mount)
     assert isinstance(pai, PaiConfig)
-    assert services._shown_at(pai, Storage("s", "/mnt/s")) == Path(shown)
+    assert training_service_factory._shown_at(pai, Storage("s", "/mnt/s")) == Path(shown)
 
 
 def test_paths_that_cannot_be_one_folder_are_a_mistake(config):
     pai = replace(config().pai, storage=Path("/data"), mount="/mnt/s/a")
     with pytest.raises(
-        UserMistake, match="they must end alike below /mnt/s; write containerNFSMountPath: /mnt/s"
+        UserError, match="they must end alike below /mnt/s; write containerNFSMountPath: /mnt/s"
     ):
-        services._shown_at(pai, Storage("s", "/mnt/s"))
+        training_service_factory._shown_at(pai, Storage("s", "/mnt/s"))
 
 
 ROLE = RoleConfig("worker", 1, "true", "i", 0, 1, 100)
@@ -124,20 +126,22 @@ def on_kubernetes(config, **changed):
     ],
 )
 def test_what_is_read_and_runs_nowhere_yet_is_refused_with_the_way_out(config, changed, told):
-    with pytest.raises(UserMistake, match=told):
-        services.refuse_nameless_claim(on_kubernetes(config, **changed))
-    services.refuse_nameless_claim(on_kubernetes(config))
-    services.refuse_nameless_claim(config())
+    with pytest.raises(UserError, match=told):
+        training_service_factory.refuse_nameless_claim(on_kubernetes(config, **changed))
+    training_service_factory.refuse_nameless_claim(on_kubernetes(config))
+    training_service_factory.refuse_nameless_claim(config())
 
 
 def test_the_storage_is_where_this_machine_has_it(config, tmp_path):
-    assert services.storage_here(config()) == tmp_path
-    assert services.storage_here(replace(config(), pai=None)) is None
+    assert training_service_factory.storage_here(config()) == tmp_path
+    assert training_service_factory.storage_here(replace(config(), pai=None)) is None
     claim = ClaimStorage(Path("/data"), "nni")
-    assert services.storage_here(on_kubernetes(config, storage=claim)) == Path("/data")
-    assert services.storage_here(on_kubernetes(config, storage=AZURE)) is None, "calls are made to it"
+    assert training_service_factory.storage_here(on_kubernetes(config, storage=claim)) == Path("/data")
+    assert training_service_factory.storage_here(on_kubernetes(config, storage=AZURE)) is None, (
+        "calls are made to it"
+    )
     with pytest.raises(NotMounted, match="cannot find nas:/nni on this machine"):
-        services.storage_here(on_kubernetes(config))
+        training_service_factory.storage_here(on_kubernetes(config))
 
 
 def test_checkpoints_lie_in_the_workspace_as_trials_see_it(config, tmp_path):
@@ -145,14 +149,16 @@ def test_checkpoints_lie_in_the_workspace_as_trials_see_it(config, tmp_path):
     folder.make(tmp_path)
     elsewhere = config()
     population = replace(elsewhere, tuner=replace(elsewhere.tuner, name="PBTTuner"))
-    assert services.checkpoints_of(elsewhere, folder) == Path("/mnt/s/EXPT/checkpoints")
+    assert training_service_factory.checkpoints_of(elsewhere, folder) == Path("/mnt/s/EXPT/checkpoints")
     here = tmp_path / "EXPT" / "checkpoints"
     assert not here.exists(), "no tuner speaks of it"
     for _ in range(2):  # a resume finds it
-        assert services.checkpoints_of(population, folder) == Path("/mnt/s/EXPT/checkpoints")
-    assert here.stat().st_mode & 0o7777 == OPEN_TO_ALL
-    assert services.checkpoints_of(replace(population, pai=None), folder) == here
-    assert services.checkpoints_of(on_kubernetes(config), folder) == Path("/tmp/mount/EXPT/checkpoints")
+        assert training_service_factory.checkpoints_of(population, folder) == Path("/mnt/s/EXPT/checkpoints")
+    assert here.stat().st_mode & 0o7777 == WORLD_WRITABLE_STICKY
+    assert training_service_factory.checkpoints_of(replace(population, pai=None), folder) == here
+    assert training_service_factory.checkpoints_of(on_kubernetes(config), folder) == Path(
+        "/tmp/mount/EXPT/checkpoints"
+    )
 
 
 def test_without_the_clients_of_azure_it_is_said_how_to_get_them(config, tmp_path, monkeypatch):
@@ -160,6 +166,6 @@ def test_without_the_clients_of_azure_it_is_said_how_to_get_them(config, tmp_pat
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "azure.storage.fileshare", None)
     with pytest.raises(AzureMissing, match=r"run `pip install 'trial-keeper\[azure\]'`"):
-        services.share_of(on_kubernetes(config, storage=AZURE), Workspace(tmp_path))
-    assert services.share_of(on_kubernetes(config), Workspace(tmp_path)) is None
-    assert services.share_of(config(), Workspace(tmp_path)) is None
+        training_service_factory.share_of(on_kubernetes(config, storage=AZURE), Workspace(tmp_path))
+    assert training_service_factory.share_of(on_kubernetes(config), Workspace(tmp_path)) is None
+    assert training_service_factory.share_of(config(), Workspace(tmp_path)) is None

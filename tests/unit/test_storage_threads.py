@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from nni_manager.engine import storage_threads
-from nni_manager.engine.storage_threads import THREADS, StorageThreads
+from nni_manager.engine import storage_executor
+from nni_manager.engine.storage_executor import THREADS, StorageExecutor
 
 HANGS_AT_THE_END = """
 import asyncio, sys
-from nni_manager.engine.storage_threads import StorageThreads
+from nni_manager.engine.storage_executor import StorageExecutor
 async def main():
-    threads = StorageThreads()
+    threads = StorageExecutor()
     hanging = asyncio.ensure_future(threads.call(open, sys.argv[1]))
     assert await threads.call(len, "abc") == 3
     threads.close()
@@ -26,7 +26,7 @@ print("over")
 
 def test_what_is_returned_and_what_is_raised_come_back() -> None:
     async def play() -> None:
-        threads = StorageThreads()
+        threads = StorageExecutor()
         assert await threads.call(sorted, [2, 1], reverse=True) == [2, 1]
         with pytest.raises(FileNotFoundError):
             await threads.call(open, "/there/is/no/such/file")
@@ -42,13 +42,13 @@ def test_a_file_that_hangs_does_not_stop_the_others_and_is_told(
     os.mkfifo(pipe)
 
     async def play() -> None:
-        threads = StorageThreads()
+        threads = StorageExecutor()
         hanging = [asyncio.ensure_future(threads.call(open, pipe)) for _ in range(THREADS - 1)]
         for number in range(100):
             assert await threads.call(int, str(number)) == number
-        assert threads.hangs_for_s() == 0, "it may be slow only"
-        monkeypatch.setattr(storage_threads, "HANGS_AFTER_S", 0.0)
-        assert threads.hangs_for_s() > 0
+        assert threads.stalled_s() == 0, "it may be slow only"
+        monkeypatch.setattr(storage_executor, "STALL_TIMEOUT_S", 0.0)
+        assert threads.stalled_s() > 0
         with open(pipe, "w"):  # the storage answers again
             for file in await asyncio.gather(*hanging):
                 file.close()
@@ -63,7 +63,7 @@ def test_a_call_that_nobody_waits_for_any_more_harms_nobody(tmp_path: Path) -> N
     os.mkfifo(pipe)
 
     async def play() -> None:
-        threads = StorageThreads()
+        threads = StorageExecutor()
         hanging = asyncio.ensure_future(threads.call(pipe.read_bytes))
         await threads.call(int, "1")
         hanging.cancel()

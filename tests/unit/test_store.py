@@ -7,30 +7,27 @@ import threading
 from pathlib import Path
 
 import pytest
+from another_user import as_another_user
+from attempts import RegisteringStore, attempt_id
 
 from nni_manager.domain.experiment import ExperimentState
-from nni_manager.domain.receiving import Commit
+from nni_manager.domain.ingest import StreamWrite
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
-from nni_manager.errors import Bug
-from nni_manager.store import store as store_module
-from nni_manager.store.store import (
-    QUERIES,
-    SCHEMA_VERSION,
-    ExperimentRow,
-    Store,
-    StoreBusy,
-    StoreReader,
-    StoreUnusable,
-    TrialRow,
-    UsageRow,
-    log_path,
-)
+from nni_manager.errors import InternalError
+from nni_manager.store import writer as writer_module
+from nni_manager.store.errors import StoreBusy, StoreUnusable
+from nni_manager.store.lease import LeaseLost
+from nni_manager.store.migrations import SCHEMA_VERSION
+from nni_manager.store.queries import QUERIES
+from nni_manager.store.reader import ROWS_OF_A_PAGE, StoreReader
+from nni_manager.store.rows import AttemptRow, ExperimentRow, TrialRow, UsageRow
+from nni_manager.store.writer import Store, log_path
 from nni_sdk.records import decode, encode
 from trial_keeper.wire.messages import AttemptKey, GpuUsage, Stream, Usage
 from trial_keeper.wire.reasons import ExitReason
 
-KEY = AttemptKey("aBcDe", 0, "main-0")
+KEY = AttemptKey("aBcDe", attempt_id(0), "main-0")
 
 
 @pytest.fixture
@@ -40,7 +37,7 @@ def database(tmp_path):
 
 @pytest.fixture
 def store(database, tmp_path):
-    store = Store.create(database, tmp_path / "logs", "EXPERIMT", "{}", b"secret", 12.5)
+    store = RegisteringStore.create(database, tmp_path / "logs", "EXPERIMT", "{}", b"secret", 12.5)
     yield store
     store.close()
 
@@ -52,7 +49,7 @@ def reader(store, database):
 
 
 def a_trial(**fields):
-    values = {"trial_id": KEY.trial_id, "sequence_id": 0, "parameters": {"x": 1.5}, "memo": {"x": 0.5}}
+    values = {"trial_id": KEY.trial_id, "sequence_id": 0, "parameters": {"x": 1.5}, "metadata": {"x": 0.5}}
     return Trial(
         **values | {"created_at_s": 1.0, "job_id": KEY.trial_id, "attempt": 0, "reporter": KEY.task} | fields
     )
@@ -60,7 +57,7 @@ def a_trial(**fields):
 
 def a_commit(*values, offset=0, key=KEY):
     data = b"".join(encode(0, key.trial_id, "PERIODICAL", i, value) for i, value in enumerate(values))
-    return Commit(
+    return StreamWrite(
         key, Stream.METRICS, offset, offset + len(data), records=tuple(decode(data, offset).records)
     )
 
@@ -85,7 +82,7 @@ def test_what_a_trial_used_comes_back_sample_by_sample(store, reader):
     samples = [UsageRow(Usage(KEY, 12.5 * n, 1000 * n, 10 * n, (gpu,) * n), 5.0 * n) for n in range(3)]
     store.commit([TrialRow.of(a_trial()), *samples], 1.0)
     store.commit(samples[2:], 2.0)
-    assert reader.usage_of(KEY.trial_id) == samples
+    assert reader.usage_of(KEY.trial_id) == [(0, sample) for sample in samples]
     assert reader.usage_of("other") == []
 
 
@@ -95,7 +92,7 @@ def test_a_sample_taken_after_the_clock_was_set_back_still_comes_last(store, rea
     ]
     for sample in samples:
         store.commit([sample], 1.0)
-    stored = reader.usage_of(KEY.trial_id)
+    stored = [sample for _, sample in reader.usage_of(KEY.trial_id)]
     assert [sample.usage.cpu_percent for sample in stored] == [0.0, 1.0, 2.0, 3.0]
     assert [sample.at_s for sample in stored] == pytest.approx([86400, 86405, 86405.001, 86405.002])
 
@@ -103,7 +100,7 @@ def test_a_sample_taken_after_the_clock_was_set_back_still_comes_last(store, rea
 def test_a_record_that_is_there_already_fails_the_whole_transaction(store, reader):
     store.commit([TrialRow.of(a_trial()), a_commit(1)], 1.0)
     offset = reader.offsets(KEY)[Stream.METRICS]
-    with pytest.raises(Bug):
+    with pytest.raises(InternalError):
         store.commit([a_commit(2, offset=offset), a_commit(1)], 2.0)
     assert len(reader.metrics_of(KEY.trial_id)) == 1
     assert reader.offsets(KEY)[Stream.METRICS] == offset
@@ -112,10 +109,12 @@ def test_a_record_that_is_there_already_fails_the_whole_transaction(store, reade
 
 
 def test_commits_of_any_length_are_stored_whole_and_in_order(store, reader):
-    lengths = {0, 1, 2, 1000, *(rows + more for rows in store_module.ROWS_AT_ONCE for more in (-1, 0, 1))}
+    lengths = {0, 1, 2, 1000, *(rows + more for rows in writer_module.ROWS_AT_ONCE for more in (-1, 0, 1))}
     trials = [a_trial(trial_id=f"t{length}", sequence_id=length) for length in lengths]
     commits = [
-        a_commit(*range(length), key=AttemptKey(f"t{length}", 0, KEY.task)) for length in lengths if length
+        a_commit(*range(length), key=AttemptKey(f"t{length}", attempt_id(0), KEY.task))
+        for length in lengths
+        if length
     ]
     store.commit([*map(TrialRow.of, trials), *commits], 1.0)
     for length in lengths:
@@ -125,21 +124,21 @@ def test_commits_of_any_length_are_stored_whole_and_in_order(store, reader):
 
 
 def test_only_the_records_of_the_newest_attempt_count(store, reader):
-    second = AttemptKey(KEY.trial_id, 1, KEY.task)
+    second = AttemptKey(KEY.trial_id, attempt_id(1), KEY.task)
     store.commit([TrialRow.of(a_trial(attempt=1)), a_commit(1, 2, 3), a_commit(7, key=second)], 1.0)
     assert [row.value for row in reader.metrics_of(KEY.trial_id)] == ["7"]
     assert [row.value for row in reader.metrics()] == ["7"]
 
 
 def test_records_are_found_by_kind_and_by_range(store, reader):
-    other = AttemptKey("fGhIj", 0, "main-0")
+    other = AttemptKey("fGhIj", attempt_id(0), "main-0")
     final = encode(0, other.trial_id, "FINAL", 0, {"default": 1})
     store.commit(
         [
             TrialRow.of(a_trial()),
             TrialRow.of(a_trial(trial_id=other.trial_id, sequence_id=1)),
             a_commit(1, 2),
-            Commit(other, Stream.METRICS, 0, len(final), records=tuple(decode(final, 0).records)),
+            StreamWrite(other, Stream.METRICS, 0, len(final), records=tuple(decode(final, 0).records)),
         ],
         1.0,
     )
@@ -174,14 +173,17 @@ def test_a_row_is_a_picture_of_the_trial_when_it_was_made(store, reader):
 
 
 def test_the_experiments_own_row_comes_back(store, reader):
-    store.commit([ExperimentRow(ExperimentState.ERROR, "why", 4.5, 9.0, keeper_has_matched=True)], 1.0)
+    store.commit([ExperimentRow(ExperimentState.ERROR, "why", 4.5, 9.0, any_compatible_keeper=True)], 1.0)
     stored = reader.experiment()
     assert (stored.state, stored.error, stored.active_s) == (ExperimentState.ERROR, "why", 4.5)
-    assert (stored.ended_at_s, stored.keeper_has_matched, stored.secret) == (9.0, True, b"secret")
+    assert (stored.ended_at_s, stored.any_compatible_keeper, stored.secret) == (9.0, True, b"secret")
 
 
 def test_logs_lie_at_their_offsets_however_often_they_are_written(store, tmp_path, reader):
-    pieces = [Commit(KEY, Stream.STDOUT, 0, 5, data=b"hello"), Commit(KEY, Stream.STDOUT, 5, 7, data=b", ")]
+    pieces = [
+        StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello"),
+        StreamWrite(KEY, Stream.STDOUT, 5, 7, data=b", "),
+    ]
     store.commit(pieces[:1], 1.0)
     store.commit(pieces, 2.0)
     assert log_path(tmp_path / "logs", KEY, Stream.STDOUT).read_bytes() == b"hello, "
@@ -191,7 +193,7 @@ def test_logs_lie_at_their_offsets_however_often_they_are_written(store, tmp_pat
 def test_logs_that_cannot_be_written_leave_the_database_as_it_was(store, tmp_path, reader):
     (tmp_path / "logs").write_text("a file in the way")
     with pytest.raises(StoreBusy, match="free some space"):
-        store.commit([Commit(KEY, Stream.STDOUT, 0, 5, data=b"hello")], 1.0)
+        store.commit([StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello")], 1.0)
     assert reader.offsets(KEY) == {}
 
 
@@ -224,26 +226,46 @@ def test_who_cannot_read_now_is_told_to_try_again_and_not_to_free_space(store, d
                 reader.trials()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.any_machine
 def test_who_may_not_write_in_the_folder_of_a_database_is_told_so(tmp_path):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "experiment.sqlite"
         Store.create(path, tmp_path, "EXPERIMT", "{}", b"secret", 1.0).close()
         path.chmod(0o644)
         Path(folder).chmod(0o755)
-        nobody = 65534
-        os.seteuid(nobody)
-        try:
-            with pytest.raises(StoreUnusable, match=r"^cannot read .*may write in its folder"):
-                StoreReader(path)
-        finally:
-            os.seteuid(0)
+        with (
+            as_another_user(),
+            pytest.raises(StoreUnusable, match=r"^cannot read .*may write in its folder"),
+        ):
+            StoreReader(path)
 
 
 def test_a_database_of_another_format_is_refused_with_both_numbers(store, database, tmp_path):
     store._connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreUnusable, match="format 99"):
         Store(database, tmp_path)
+
+
+def test_a_writer_whose_epoch_is_over_commits_nothing_and_learns_who_has_begun_the_next(
+    store, database, reader, tmp_path
+):
+    def log_of(trial):
+        key = AttemptKey(trial, attempt_id(0), "main-0")
+        return StreamWrite(key, Stream.STDOUT, 0, 5, b"hello")
+
+    store.commit([TrialRow.of(a_trial())], 1.0)
+    with contextlib.closing(RegisteringStore(database, tmp_path / "logs")) as successor:
+        with pytest.raises(
+            LeaseLost, match=rf"experiment.sqlite: .* process {os.getpid()} on .* holds it now"
+        ):
+            store.commit([TrialRow.of(a_trial(trial_id="later", sequence_id=1)), log_of("later")], 2.0)
+        assert [trial.trial_id for trial in reader.trials()] == [KEY.trial_id]
+        assert not (tmp_path / "logs" / "later").exists()
+        successor.commit([TrialRow.of(a_trial(trial_id="other", sequence_id=1)), log_of("other")], 3.0)
+        assert [trial.trial_id for trial in reader.trials()] == [KEY.trial_id, "other"]
+        assert (tmp_path / "logs" / "other").exists()
+        with pytest.raises(LeaseLost):
+            store.commit([], 4.0)
 
 
 EARLIER_FORMATS = sorted(Path(__file__).with_name("stores").glob("format-*.sql"))
@@ -292,7 +314,7 @@ def test_nothing_is_lost_from_a_database_of_an_earlier_format(earlier):
     ]
     assert (done.final, done.value, done.reason) == ("0.9", 0.9, ExitReason.SUCCEEDED)
     assert [t.reporter for t in (done, running, waiting)] == ["main-0", "main-0", None]
-    assert ([(job.job_id, job.was_heard) for job in live], ended) == (
+    assert ([(job.job_id, job.ever_connected) for job in live], ended) == (
         [("bbbbb", True), ("ccccc", False)],
         ["aaaaa"],
     )
@@ -324,6 +346,36 @@ def test_a_missing_or_broken_database_is_refused(tmp_path):
         Store(broken, tmp_path)
 
 
+def test_nothing_of_an_attempt_that_is_not_registered_is_stored(tmp_path):
+    with contextlib.closing(Store.create(tmp_path / "db", tmp_path, "EXPERIMT", "{}", b"", 0.0)) as store:
+        with pytest.raises(
+            InternalError, match=r"cannot store anything of attempt aBcDe/0+/main-0: it is not registered"
+        ):
+            store.commit([a_commit(1)], 1.0)
+        store.commit([AttemptRow(KEY, 3), a_commit(1)], 1.0)
+
+
+def test_an_attempt_keeps_its_number_and_may_be_declared_lost(store, reader):
+    store.commit([AttemptRow(KEY, 0), TrialRow.of(a_trial(state=TrialState.RUNNING))], 1.0)
+    store.commit([AttemptRow(KEY, 0, is_lost=True)], 2.0)
+    (stored,) = reader.attempts(KEY.trial_id)
+    assert (stored.key, stored.number, stored.is_lost) == (KEY, 0, True)
+    assert reader.open_attempts()[KEY.trial_id].registered == [stored]
+    store.commit([TrialRow.of(a_trial(state=TrialState.FAILED, reason=ExitReason.JOB_LOST))], 3.0)
+    assert reader.open_attempts() == {}
+
+
+@pytest.mark.parametrize(
+    "earlier", [path for path in EARLIER_FORMATS if path.stem < "format-6"], indirect=True
+)
+def test_attempts_of_a_format_without_ids_keep_their_number_as_id(earlier):
+    with StoreReader(earlier) as reader:
+        known = {(each.key.trial_id, each.key.attempt_id, each.number) for each in reader.attempts()}
+        offsets = reader.offsets(AttemptKey("aaaaa", "0", "main-0"))
+    assert {("aaaaa", "0", 0), ("bbbbb", "1", 1)} <= known
+    assert offsets[Stream.METRICS] > 0
+
+
 def test_every_query_is_sql_that_fits_the_schema(store):
     for statement in QUERIES.values():
         names = dict.fromkeys(sorted(set(__import__("re").findall(r":(\w+)", statement))))
@@ -335,14 +387,14 @@ def test_the_database_is_closed_to_other_users(store, database):
     assert database.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize("count", [0, 1, store_module.ROWS_OF_A_PAGE, 2 * store_module.ROWS_OF_A_PAGE + 1])
+@pytest.mark.parametrize("count", [0, 1, ROWS_OF_A_PAGE, 2 * ROWS_OF_A_PAGE + 1])
 def test_pages_hold_every_record_once_and_in_order(store, reader, count):
-    other = AttemptKey("fGhIj", 0, "main-0")
+    other = AttemptKey("fGhIj", attempt_id(0), "main-0")
     trials = [a_trial(), a_trial(trial_id=other.trial_id, sequence_id=1)]
     commits = [a_commit(*range(n), key=key) for key, n in ((KEY, count), (other, 7)) if n]
     store.commit([*map(TrialRow.of, trials), *commits], 1.0)
     pages = list(reader.metric_pages(None, 0, 99))
-    assert all(1 <= len(page) <= store_module.ROWS_OF_A_PAGE for page in pages)
+    assert all(1 <= len(page) <= ROWS_OF_A_PAGE for page in pages)
     assert [(row.trial_id, row.value) for page in pages for row in page] == [
         (key.trial_id, str(value)) for key, n in ((KEY, count), (other, 7)) for value in range(n)
     ]
@@ -351,7 +403,7 @@ def test_pages_hold_every_record_once_and_in_order(store, reader, count):
 
 
 def test_whoever_takes_pages_slowly_keeps_the_log_from_nothing(store, reader, database):
-    store.commit([TrialRow.of(a_trial()), a_commit(*range(3 * store_module.ROWS_OF_A_PAGE))], 1.0)
+    store.commit([TrialRow.of(a_trial()), a_commit(*range(3 * ROWS_OF_A_PAGE))], 1.0)
     pages = reader.metric_pages(None, 0, 99)
     next(pages)
     (is_busy, _, _) = store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -359,8 +411,8 @@ def test_whoever_takes_pages_slowly_keeps_the_log_from_nothing(store, reader, da
 
 
 def test_the_write_ahead_log_stays_small_also_when_somebody_always_reads(store, database, monkeypatch):
-    monkeypatch.setattr(store_module, "LARGEST_LOG_BYTES", 1 << 20)
-    monkeypatch.setattr(store_module, "_FOLD_EVERY_S", 0.0)
+    monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 0.0)
     store.commit([TrialRow.of(a_trial())], 1.0)
     is_over, turn = threading.Event(), threading.Barrier(3)
 
@@ -392,10 +444,10 @@ def test_the_write_ahead_log_stays_small_also_when_somebody_always_reads(store, 
 
 
 def test_a_reader_without_end_is_told_long_before_the_disk_is_full(store, database, monkeypatch):
-    monkeypatch.setattr(store_module, "LARGEST_LOG_BYTES", 1 << 16)
-    monkeypatch.setattr(store_module, "_HOPELESS_LOG_BYTES", 1 << 20)
-    monkeypatch.setattr(store_module, "_FOLD_EVERY_S", 0.0)
-    monkeypatch.setattr(store_module, "_FOLD_WAIT_MS", 1)
+    monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 16)
+    monkeypatch.setattr(writer_module, "_WAL_ALARM_BYTES", 1 << 20)
+    monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_WAIT_MS", 1)
     store.commit([TrialRow.of(a_trial())], 1.0)
     endless = sqlite3.connect(database, isolation_level=None)
     endless.execute("BEGIN")
@@ -410,14 +462,14 @@ def test_a_reader_without_end_is_told_long_before_the_disk_is_full(store, databa
     endless.close()
     assert (
         store.commit(
-            [ExperimentRow(ExperimentState.RUNNING, "", 0.0, None, keeper_has_matched=True)], 1.0
+            [ExperimentRow(ExperimentState.RUNNING, "", 0.0, None, any_compatible_keeper=True)], 1.0
         ).problem
         == ""
     )
 
 
 def test_the_end_of_what_is_collected_of_a_log_stands_in_it_once(store, tmp_path, reader):
-    piece = Commit(KEY, Stream.STDOUT, 0, 5, data=b"hello", postscript=b" cut")
+    piece = StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello", postscript=b" cut")
     for _ in range(2):
         store.commit([piece], 1.0)
     assert log_path(tmp_path / "logs", KEY, Stream.STDOUT).read_bytes() == b"hello cut"

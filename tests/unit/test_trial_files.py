@@ -3,19 +3,31 @@
 import os
 import shutil
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from attempts import attempt_id
 
 import nni_sdk
 from nni_manager.domain.trial import Trial
-from nni_manager.engine.trial_files import Seen, newest_attempts, see_attempt, write_experiment, write_trial
+from nni_manager.engine.tokens import token_of
+from nni_manager.engine.trial_files import (
+    AttemptReadout,
+    Signer,
+    find_attempts,
+    is_signed,
+    see_attempt,
+    write_experiment,
+    write_trial,
+)
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.training_services.base import Placement
 from nni_sdk.records import encode
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import (
+    AttemptDocument,
     AttemptFolder,
     ManagerDocument,
     TrialDocument,
@@ -24,8 +36,10 @@ from trial_keeper.wire.workspace import (
 )
 
 DOCUMENT = ManagerDocument("expABCDE", "0.6.0", ("127.0.0.1:1",))
-KEY = AttemptKey("abcde", 0, "main-0")
+KEY = AttemptKey("abcde", attempt_id(0), "main-0")
 _NOBODY = 65534
+TOKEN = "f00d"
+SIGNER = Signer("expABCDE", "job", lambda job_id: TOKEN if job_id == "job" else f"{TOKEN} of {job_id}")
 FRAME = encode(0, "abcde", "PERIODICAL", 0, 1.5)
 SDK = {path.name: path.read_bytes() for path in Path(nni_sdk.__file__).parent.glob("*.py")}
 
@@ -57,18 +71,39 @@ def test_a_later_manager_touches_only_what_differs_and_swaps_it_whole(tmp_path: 
     assert touched == {"errors.py", "trial.py"}
 
 
-@pytest.mark.parametrize("reuses_jobs", [False, True])
-def test_the_folder_of_all_trials_is_open_to_keepers_only_that_are_given_trials(
-    tmp_path: Path, reuses_jobs: bool
+@pytest.mark.parametrize(
+    ("is_private", "reuses_jobs", "modes"),
+    [
+        (True, False, [0o700, 0o755]),
+        (True, True, [0o700, 0o755]),
+        (False, False, [0o755, 0o755]),
+        (False, True, [0o755, 0o1777]),
+    ],
+)
+def test_a_workspace_on_storage_is_open_to_others_only_where_tasks_run_as_others(
+    tmp_path: Path, is_private: bool, reuses_jobs: bool, modes: list[int]
 ) -> None:
     (tmp_path / "storage").mkdir()
     folder = ExperimentFolder(tmp_path / "expABCDE")
     before = os.umask(0o077)
     try:
-        folder.make(tmp_path / "storage", reuses_jobs=reuses_jobs)
+        folder.make(tmp_path / "storage")
+        assert mode_of(folder.workspace.root) == 0o700, "it is closed until a manager opens it"
+        folder.set_access(is_private=is_private, reuses_jobs=reuses_jobs)
     finally:
         os.umask(before)
-    assert stat.S_IMODE(folder.workspace.trials.stat().st_mode) == (0o1777 if reuses_jobs else 0o755)
+    assert [mode_of(folder.workspace.root), mode_of(folder.workspace.trials)] == modes
+
+
+def test_the_folder_of_an_experiment_stays_closed_whoever_runs_its_tasks(tmp_path: Path) -> None:
+    folder = ExperimentFolder(tmp_path / "expABCDE")
+    folder.make()
+    folder.set_access(is_private=False, reuses_jobs=True)
+    assert mode_of(folder.path) == 0o700
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
 
 
 def a_trial() -> Trial:
@@ -82,9 +117,13 @@ def test_a_trial_is_written_again_over_what_an_earlier_try_has_written(tmp_path:
         write_trial(workspace, a_trial(), command, Placement(None, None), None)
     folder = workspace.trial("abcde")
     assert TrialDocument.from_bytes(folder.trial_json.read_bytes()).command == "second"
-    assert stat.S_IMODE(folder.attempts.stat().st_mode) == 0o1777
+    assert mode_of(folder.attempts) == 0o1777
+    folder.attempts.rmdir()
+    write_trial(workspace, a_trial(), "third", Placement(None, None), None, is_private=True)
+    assert not mode_of(folder.attempts) & 0o022, "no other user makes attempts"
 
 
+@pytest.mark.any_machine
 @pytest.mark.parametrize("how", ["folder", "attempts", "link"])
 def test_nothing_is_written_into_a_trials_folder_that_another_user_has_made(tmp_path: Path, how: str) -> None:
     if os.geteuid() != 0:
@@ -121,17 +160,21 @@ def left(tmp_path: Path) -> AttemptFolder:
 def end(folder: AttemptFolder, key: AttemptKey = KEY, **sizes: int) -> TrialEnded:
     final_sizes = {Stream(name): size for name, size in sizes.items()}
     ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 1.0, 2.0, final_sizes)
-    folder.exit_json.write_bytes(exit_to_bytes(ended))
+    folder.exit_json.write_bytes(exit_to_bytes(ended, TOKEN))
     return ended
 
 
-def look(tmp_path: Path, offsets: dict[Stream, int] | None = None, *, is_over: bool = False) -> Seen:
-    return see_attempt(Workspace(tmp_path), KEY, offsets or {Stream.METRICS: 0}, is_over=is_over)
+def look(
+    tmp_path: Path, offsets: dict[Stream, int] | None = None, *, is_over: bool = False
+) -> AttemptReadout:
+    return see_attempt(Workspace(tmp_path), KEY, offsets or {Stream.METRICS: 0}, SIGNER, is_over=is_over)
 
 
 def test_a_look_brings_what_follows_the_offsets(tmp_path: Path, left: AttemptFolder) -> None:
     seen = look(tmp_path, {Stream.METRICS: 5, Stream.STDOUT: 0, Stream.STDERR: 0})
-    assert seen == Seen(KEY, True, ((Stream.METRICS, 5, FRAME[5:]), (Stream.STDOUT, 0, b"hello\n")), None)
+    assert seen == AttemptReadout(
+        KEY, True, ((Stream.METRICS, 5, FRAME[5:]), (Stream.STDOUT, 0, b"hello\n")), None
+    )
     assert look(tmp_path, {Stream.METRICS: len(FRAME)}).pieces == ()
 
 
@@ -154,7 +197,7 @@ def test_a_long_file_is_read_in_pieces(tmp_path: Path, left: AttemptFolder) -> N
 def test_what_was_written_after_the_end_does_not_count(tmp_path: Path, left: AttemptFolder) -> None:
     ended = end(left, metrics=10, stdout=0)
     seen = look(tmp_path, {Stream.METRICS: 0, Stream.STDOUT: 0})
-    assert seen == Seen(KEY, True, ((Stream.METRICS, 0, FRAME[:10]),), ended)
+    assert seen == AttemptReadout(KEY, True, ((Stream.METRICS, 0, FRAME[:10]),), ended)
     assert look(tmp_path, {Stream.METRICS: 12}).pieces == ()
 
 
@@ -177,7 +220,7 @@ def test_an_end_that_is_not_whole_is_none(tmp_path: Path, left: AttemptFolder, c
 
 
 def test_an_end_of_another_attempt_is_none(tmp_path: Path, left: AttemptFolder) -> None:
-    end(left, AttemptKey("another", 0, "main-0"), metrics=0)
+    end(left, AttemptKey("another", attempt_id(0), "main-0"), metrics=0)
     assert look(tmp_path).ended is None
 
 
@@ -203,6 +246,7 @@ def test_a_look_neither_waits_nor_leads_outside(tmp_path: Path, left: AttemptFol
     assert look(tmp_path).pieces == ()
 
 
+@pytest.mark.any_machine
 def test_a_folder_that_the_manager_may_not_read_is_an_error_that_names_it(
     tmp_path: Path, left: AttemptFolder, open_way: None
 ) -> None:
@@ -218,10 +262,150 @@ def test_a_folder_that_the_manager_may_not_read_is_an_error_that_names_it(
         left.path.chmod(0o700)
 
 
-def test_the_newest_attempt_of_each_task_is_the_one_to_look_at(tmp_path: Path) -> None:
+# ---- whose attempts they are
+
+
+def sign(workspace: Workspace, key: AttemptKey, **fields: str) -> Path:
+    """What a keeper of the trial's job writes first, or of another experiment or job."""
+    named = {"experiment_id": "expABCDE", "job_id": "job", "token": TOKEN} | fields
+    folder = workspace.attempt(key)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    document = AttemptDocument(named["experiment_id"], named["job_id"], key, 1.0)
+    folder.attempt_json.write_bytes(document.to_bytes(named["token"]))
+    return folder.path
+
+
+def key_of(number: int, task: str = "main-0") -> AttemptKey:
+    return AttemptKey("abcde", attempt_id(number), task)
+
+
+def test_the_newest_signed_attempt_of_each_task_is_the_one_to_look_at(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    keys = [AttemptKey("abcde", number, task) for number, task in ((0, "a"), (0, "b"), (1, "a"), (10, "a"))]
+    keys = [key_of(number, task) for number, task in ((0, "a"), (0, "b"), (1, "a"), (10, "a"))]
     for key in keys:
-        workspace.attempt(key).path.mkdir(parents=True)
-    assert set(newest_attempts(workspace, "abcde")) == {keys[1], keys[3]}
-    assert newest_attempts(workspace, "other") == []
+        sign(workspace, key)
+    found = find_attempts(workspace, "abcde", SIGNER)
+    assert (set(found.newest), found.rejected) == ({keys[1], keys[3]}, ())
+    assert find_attempts(workspace, "other", SIGNER).newest == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"token": "guessed"}, "attempt.json was not signed with the token of its job"),
+        ({"job_id": "another"}, "attempt.json was not signed with the token of its job"),
+        ({"experiment_id": "another"}, "attempt.json names another attempt"),
+    ],
+)
+def test_an_attempt_that_no_keeper_of_the_job_signed_is_ignored_and_named(
+    tmp_path: Path, fields: dict[str, str], why: str
+) -> None:
+    workspace = Workspace(tmp_path)
+    sign(workspace, key_of(1))
+    path = sign(workspace, key_of(2), **fields)
+    found = find_attempts(workspace, "abcde", SIGNER)
+    assert found.newest == [key_of(1)]
+    assert found.rejected == (f"ignored {path}: {why}; see who may write to the shared storage",)
+
+
+def test_an_attempt_of_an_earlier_job_of_the_trial_counts_for_nothing_and_is_nothing_to_report(
+    tmp_path: Path,
+) -> None:
+    workspace = Workspace(tmp_path)
+    sign(workspace, key_of(1), job_id="before", token=f"{TOKEN} of before")
+    sign(workspace, key_of(2))
+    found = find_attempts(workspace, "abcde", SIGNER)
+    assert (found.keys, found.rejected) == ((key_of(2),), ())
+
+
+def test_a_document_nested_as_deeply_as_can_be_read_is_not_signed(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    folder = workspace.attempt(KEY)
+    folder.path.mkdir(parents=True)
+    signed = AttemptDocument("expABCDE", "job", KEY, 1.0).to_bytes(TOKEN).rstrip().removesuffix(b"}")
+    for depth in range(1, 1500):
+        folder.attempt_json.write_bytes(signed + b', "z": ' + b"[" * depth + b"]" * depth + b"}")
+        assert find_attempts(workspace, "abcde", SIGNER).keys == ()
+
+
+@pytest.mark.any_machine
+@pytest.mark.parametrize("closed", ["folder", "document"])
+def test_what_another_user_has_closed_keeps_nobody_from_a_keepers_own_attempt(
+    tmp_path: Path, open_way: None, closed: str
+) -> None:
+    workspace = Workspace(tmp_path)
+    own, other = sign(workspace, key_of(1)), sign(workspace, key_of(2))
+    shut = other.parent if closed == "folder" else workspace.attempt(key_of(2)).attempt_json
+    shut.chmod(0)
+    user = os.geteuid()
+    if user == 0:  # who may read everything
+        os.seteuid(_NOBODY)
+    try:
+        found = find_attempts(workspace, "abcde", SIGNER)
+        assert found.keys == (key_of(1),)
+        assert not found.rejected or "Permission denied" in found.rejected[0]
+        os.seteuid(user)
+        shutil.rmtree(own.parent)
+        if user == 0:
+            os.seteuid(_NOBODY)
+        # It may be a keeper's own.
+        with pytest.raises(PermissionError):
+            find_attempts(workspace, "abcde", SIGNER)
+    finally:
+        os.seteuid(user)
+        shut.chmod(0o700)
+
+
+def test_a_signed_attempt_counts_in_its_own_place_only(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    shutil.copytree(sign(workspace, key_of(1)), workspace.attempt(key_of(2)).path)
+    found = find_attempts(workspace, "abcde", SIGNER)
+    assert found.newest == [key_of(1)]
+    assert "attempt.json names another attempt" in found.rejected[0]
+
+
+def test_a_directory_counts_for_nothing_until_it_is_signed(tmp_path: Path, left: AttemptFolder) -> None:
+    workspace = Workspace(tmp_path)
+    left.stream(Stream.METRICS).write_bytes(b"")
+    found = find_attempts(workspace, "abcde", SIGNER)
+    assert (found.keys, found.rejected) == ((), ()), "its keeper is about to sign it"
+    left.stream(Stream.METRICS).write_bytes(FRAME)
+    found = find_attempts(workspace, "abcde", SIGNER)
+    assert found.keys == ()
+    assert "it has no attempt.json" in found.rejected[0]
+    sign(workspace, KEY)
+    assert find_attempts(workspace, "abcde", SIGNER).keys == (KEY,)
+
+
+def test_an_unsigned_attempt_of_version_0_6_counts_if_it_is_on_record(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    for name in ("0", "7"):
+        workspace.attempt(AttemptKey("abcde", name, "main-0")).path.mkdir(parents=True)
+    found = find_attempts(workspace, "abcde", replace(SIGNER, unsigned_ids=frozenset({"0"})))
+    assert found.newest == [AttemptKey("abcde", "0", "main-0")]
+    assert "attempts/7/main-0: it is no attempt that is on record" in found.rejected[0]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
+def test_a_stream_of_another_owner_than_its_directory_does_not_count(
+    tmp_path: Path, left: AttemptFolder
+) -> None:
+    end(left, metrics=len(FRAME))
+    assert look(tmp_path).ended is not None
+    for path in (left.stream(Stream.METRICS), left.exit_json):
+        os.chown(path, _NOBODY, _NOBODY)
+    assert (look(tmp_path).pieces, look(tmp_path).ended) == ((), None)
+
+
+def test_an_end_that_was_not_signed_with_the_jobs_token_is_none(tmp_path: Path, left: AttemptFolder) -> None:
+    ended = end(left)
+    left.exit_json.write_bytes(exit_to_bytes(ended, "guessed"))
+    assert look(tmp_path).ended is None
+
+
+def test_a_keeper_of_any_job_may_have_signed_what_is_only_shown(tmp_path: Path) -> None:
+    workspace, secret = Workspace(tmp_path), b"secret"
+    sign(workspace, key_of(1), job_id="j7", token=token_of(secret, "j7"))
+    sign(workspace, key_of(2), job_id="j7", token=token_of(secret, "j8"))
+    signed = [is_signed(workspace, key_of(number), "expABCDE", secret) for number in (1, 2, 3)]
+    assert signed == [True, False, False]

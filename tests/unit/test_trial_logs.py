@@ -1,23 +1,35 @@
 """Ranges of what trials wrote: no character is cut, nothing is skipped, and no link is followed."""
 
+import contextlib
 import os
 
 import pytest
-from hypothesis import given, settings
+from attempts import attempt_id
+from hypothesis import given
 from hypothesis import strategies as st
 
+from nni_manager.domain.attempts import RegisteredAttempt
+from nni_manager.engine.tokens import token_of
 from nni_manager.engine.trial_logs import LogReplaced, attempts_of, read_range, sizes_of
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import log_path
+from nni_manager.store.rows import AttemptRow
+from nni_manager.store.writer import Store, log_path
 from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.workspace import AttemptDocument
 
-KEY = AttemptKey("t1", 0, "main-0")
+SECRET = b"secret"
+KEYS = [AttemptKey("t1", attempt_id(number), "main-0") for number in range(10)]
+KEY = KEYS[0]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     made = ExperimentFolder(tmp_path_factory.mktemp("logs") / "TESTEXPT")
     made.make()
+    store = Store.create(made.database, made.collected_logs, "TESTEXPT", "{}", SECRET, 0.0)
+    with contextlib.closing(store):
+        rows = [AttemptRow(key, number) for number, key in enumerate(KEYS)]
+        store.commit([*rows, AttemptRow(AttemptKey("t1", attempt_id(2), "worker-0"), 0)], 0.0)
     return made
 
 
@@ -39,7 +51,6 @@ def read(folder, first=0, most=256 * 1024, **options):
 TEXT = st.text(st.sampled_from("aé€😀\n\x1b\x00"), max_size=60)
 
 
-@settings(max_examples=80)
 @given(text=TEXT, most=st.integers(4, 30))
 def test_ranges_that_follow_one_another_make_the_whole_text(folder, text, most):
     write(folder, text.encode())
@@ -52,7 +63,6 @@ def test_ranges_that_follow_one_another_make_the_whole_text(folder, text, most):
     assert read_so_far == text
 
 
-@settings(max_examples=80)
 @given(text=TEXT, first=st.integers(-300, 300), most=st.integers(4, 30))
 def test_a_range_begins_and_ends_with_whole_characters_wherever_it_is_asked_for(folder, text, first, most):
     content = text.encode()
@@ -63,7 +73,6 @@ def test_a_range_begins_and_ends_with_whole_characters_wherever_it_is_asked_for(
     assert asked <= part.first <= min(asked + 3, max(len(content), asked))
 
 
-@settings(max_examples=80)
 @given(content=st.binary(max_size=80), most=st.integers(4, 30))
 def test_bytes_that_are_no_text_are_shown_all_the_same_and_end(folder, content, most):
     write(folder, content)
@@ -85,26 +94,36 @@ def test_the_half_of_a_character_that_is_still_being_written_waits(folder):
 
 
 def test_the_fuller_one_of_collected_and_written_is_shown(folder):
-    key = AttemptKey("t1", 1, "main-0")
+    key = AttemptKey("t1", attempt_id(1), "main-0")
     write(folder, b"written, all of it", key)
     write(folder, b"collected", key, collected=True)
     assert read(folder, attempt=1).text == "written, all of it"
     write(folder, b"collected, and then all was removed", key, collected=True)
     assert read(folder, attempt=1).text.endswith("removed")
-    assert sizes_of(folder, key) == {Stream.STDOUT: 35}
+    assert sizes_of(folder, RegisteredAttempt(key, 1)) == {Stream.STDOUT: 35}
 
 
 def test_without_an_attempt_the_newest_is_shown_and_each_can_be_named(folder):
     write(folder, b"first", KEY)
-    write(folder, b"second", AttemptKey("t1", 2, "main-0"))
-    write(folder, b"worker", AttemptKey("t1", 2, "worker-0"))
+    write(folder, b"second", AttemptKey("t1", attempt_id(2), "main-0"))
+    write(folder, b"worker", AttemptKey("t1", attempt_id(2), "worker-0"))
     assert read(folder).text == "second"
     assert read(folder, attempt=0).text == "first"
-    assert read(folder, attempt=2, task="worker-0").text == "worker"
-    assert [(key.attempt, key.task) for key in attempts_of(folder, "t1")][-2:] == [
+    assert read(folder, attempt=0, task="worker-0").text == "worker"
+    assert [(each.number, each.key.task) for each in attempts_of(folder, "t1")][-2:] == [
         (2, "main-0"),
-        (2, "worker-0"),
+        (0, "worker-0"),
     ]
+
+
+def test_an_attempt_that_no_manager_has_registered_is_shown_if_it_is_signed(folder):
+    for number, token in ((3, token_of(SECRET, "job")), (4, "guessed")):
+        key = AttemptKey("t2", attempt_id(number), "main-0")
+        write(folder, f"attempt {number}".encode(), key)
+        document = AttemptDocument("TESTEXPT", "job", key, 1.0)
+        folder.workspace.attempt(key).attempt_json.write_bytes(document.to_bytes(token))
+    (shown,) = attempts_of(folder, "t2")
+    assert (int(shown.key.attempt_id), shown.number) == (3, 0)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +141,7 @@ def test_what_there_is_not_is_empty(folder, named):
 
 
 def test_a_link_in_the_place_of_a_log_is_not_followed(folder, tmp_path):
-    path = write(folder, b"x", AttemptKey("t1", 7, "main-0"))
+    path = write(folder, b"x", AttemptKey("t1", attempt_id(7), "main-0"))
     path.unlink()
     (tmp_path / "stdout").write_text("a secret")
     path.symlink_to(tmp_path / "stdout")
@@ -137,14 +156,14 @@ def test_a_link_in_the_place_of_a_log_is_not_followed(folder, tmp_path):
 
 
 def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(folder):
-    path = write(folder, b"x", AttemptKey("t1", 9, "main-0"))
+    path = write(folder, b"x", AttemptKey("t1", attempt_id(9), "main-0"))
     path.unlink()
     os.mkfifo(path)
     assert read(folder, attempt=9).size_bytes == 0
 
 
 def test_a_log_of_a_hundred_megabytes_costs_what_is_shown_of_it(folder, monkeypatch):
-    path = folder.workspace.attempt(AttemptKey("t1", 8, "main-0")).stream(Stream.STDOUT)
+    path = folder.workspace.attempt(AttemptKey("t1", attempt_id(8), "main-0")).stream(Stream.STDOUT)
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:
         file.truncate(100 * 2**20)

@@ -6,18 +6,20 @@ import math
 from enum import Enum
 
 import pytest
+from attempts import attempt_id
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 from hypothesis import given
 from hypothesis import strategies as st
 
 from trial_keeper.wire import messages as m
+from trial_keeper.wire.attempt_ids import is_attempt_id
 from trial_keeper.wire.convert import (
-    MOST_ATTEMPTS_OF_HELLO,
-    MOST_CHARACTERS_OF_MESSAGE,
-    MOST_CHARACTERS_OF_VERSION,
-    MOST_GPUS,
-    MOST_IN_ONE_BREATH,
+    MAX_ATTEMPTS_OF_HELLO,
+    MAX_BATCH,
+    MAX_CHARACTERS_OF_MESSAGE,
+    MAX_CHARACTERS_OF_VERSION,
+    MAX_GPUS,
     MessageInvalid,
     keeper_message_from_pb,
     keeper_message_to_pb,
@@ -40,8 +42,9 @@ NAMES = st.from_regex(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,30}", fullmatch=True)
 VERSIONS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=100)
 TIMES = st.floats(0, m.LATEST_S)
 FIGURES = st.floats(allow_nan=False, allow_infinity=False)
-SIZES = st.integers(0, m.LARGEST_SIZE)
-KEYS = st.builds(m.AttemptKey, NAMES, st.integers(0, m.MOST_ATTEMPTS - 1), NAMES)
+SIZES = st.integers(0, m.MAX_SIZE)
+ATTEMPT_IDS = st.from_regex(r"[0-7][0-9A-HJKMNP-TV-Z]{25}", fullmatch=True)
+KEYS = st.builds(m.AttemptKey, NAMES, ATTEMPT_IDS, NAMES)
 OFFSETS = st.dictionaries(st.sampled_from(m.Stream), SIZES)
 ATTEMPTS = st.builds(m.AttemptOffsets, KEYS, OFFSETS, st.booleans())
 REASONS = st.sampled_from(ExitReason)
@@ -51,21 +54,30 @@ KEEPER_MESSAGES = {
     m.TrialStarted: st.builds(m.TrialStarted, KEYS, TIMES),
     m.Chunk: st.builds(m.Chunk, KEYS, st.sampled_from(m.Stream), SIZES, st.binary()),
     m.TrialEnded: st.builds(
-        m.TrialEnded, KEYS, REASONS, st.integers(-(2**31), 2**31 - 1), TIMES, TIMES, OFFSETS, TEXT
+        m.TrialEnded,
+        KEYS,
+        REASONS,
+        st.integers(-(2**31), 2**31 - 1),
+        TIMES,
+        TIMES,
+        OFFSETS,
+        TEXT,
+        st.none() | SIZES,
+        st.lists(TEXT, max_size=m.MAX_WARNINGS).map(tuple),
     ),
     m.Usage: st.builds(m.Usage, KEYS, FIGURES, SIZES, SIZES, st.lists(GPUS).map(tuple)),
     m.Idle: st.just(m.Idle()),
-    m.TrialReturned: st.builds(m.TrialReturned, NAMES),
+    m.TrialRevoked: st.builds(m.TrialRevoked, NAMES),
 }
 MANAGER_MESSAGES = {
     m.Welcome: st.builds(m.Welcome, TEXT, st.lists(ATTEMPTS).map(tuple)),
-    m.RunTrial: st.builds(m.RunTrial, NAMES),
-    m.ReturnTrial: st.builds(m.ReturnTrial, NAMES),
+    m.RunTrial: st.builds(m.RunTrial, NAMES, ATTEMPT_IDS),
+    m.RevokeTrial: st.builds(m.RevokeTrial, NAMES),
     m.StopTrial: st.builds(m.StopTrial, NAMES, st.sampled_from(sorted(STOP_REASONS))),
-    m.Durable: st.builds(m.Durable, ATTEMPTS),
-    m.Leave: st.builds(m.Leave, TEXT),
+    m.Ack: st.builds(m.Ack, ATTEMPTS),
+    m.Shutdown: st.builds(m.Shutdown, TEXT),
 }
-KEY = pb.AttemptKey(trial_id="abcde", attempt=0, task="worker-0")
+KEY = pb.AttemptKey(trial_id="abcde", attempt_id=attempt_id(0), task="worker-0")
 
 
 @pytest.mark.parametrize("text", ["", "..", "../x", "a/b", "a\nb", "a b", "a\0", "x" * 241, "ä"])
@@ -75,7 +87,10 @@ def test_an_id_that_could_lead_elsewhere_or_forge_a_line_of_a_log_is_refused(tex
         request = pb.ConnectRequest(hello=pb.Hello(**right | {name: text}))
         with pytest.raises(MessageInvalid, match="can be no id"):
             keeper_message_from_pb(request)
-    for key in (pb.AttemptKey(trial_id=text, task="main-0"), pb.AttemptKey(trial_id="abcde", task=text)):
+    for key in (
+        pb.AttemptKey(trial_id=text, attempt_id=attempt_id(0), task="main-0"),
+        pb.AttemptKey(trial_id="abcde", attempt_id=attempt_id(0), task=text),
+    ):
         for request in (
             pb.ConnectRequest(hello=pb.Hello(**right, attempts=[key])),
             pb.ConnectRequest(chunk=pb.Chunk(key=key, stream=pb.STREAM_METRICS)),
@@ -87,7 +102,7 @@ def test_an_id_that_could_lead_elsewhere_or_forge_a_line_of_a_log_is_refused(tex
                 keeper_message_from_pb(request)
     for response in (
         pb.ConnectResponse(run_trial=pb.RunTrial(trial_id=text)),
-        pb.ConnectResponse(return_trial=pb.ReturnTrial(trial_id=text)),
+        pb.ConnectResponse(revoke_trial=pb.RevokeTrial(trial_id=text)),
         pb.ConnectResponse(stop_trial=pb.StopTrial(trial_id=text, reason="stopped by user")),
     ):
         with pytest.raises(MessageInvalid, match="can be no id"):
@@ -127,11 +142,11 @@ def test_what_a_manager_says_in_one_breath_is_heard_in_its_order(messages: list[
 
 def test_one_invalid_message_makes_the_whole_breath_invalid() -> None:
     said = keeper_messages_to_pb([m.Idle(), m.Idle()])
-    said.also[0].ClearField("idle")
+    said.batch[0].ClearField("idle")
     with pytest.raises(MessageInvalid, match="keeper's message"):
         keeper_messages_from_pb(said)
-    answered = manager_messages_to_pb([m.RunTrial("a"), m.Leave("b")])
-    answered.also[0].ClearField("leave")
+    answered = manager_messages_to_pb([m.RunTrial("a", attempt_id(0)), m.Shutdown("b")])
+    answered.batch[0].ClearField("shutdown")
     with pytest.raises(MessageInvalid, match="manager's message"):
         manager_messages_from_pb(answered)
 
@@ -173,7 +188,7 @@ def test_an_unknown_stream_is_invalid(number: int) -> None:
         )
     attempt = pb.AttemptOffsets(key=KEY, offsets=offsets)
     with pytest.raises(MessageInvalid, match=f"stream {number}"):
-        manager_message_from_pb(pb.ConnectResponse(durable=pb.Durable(attempt=attempt)))
+        manager_message_from_pb(pb.ConnectResponse(ack=pb.Ack(attempt=attempt)))
 
 
 @pytest.mark.parametrize("word", ["", "SUCCEEDED", "abducted"])
@@ -193,7 +208,10 @@ def test_nobody_can_say_from_outside_how_a_command_ended(reason: ExitReason) -> 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../secret", "a/b", "/etc", "a\0", "a\n", "x" * 300])
 def test_a_key_that_cannot_name_a_folder_is_invalid(name: str) -> None:
-    for key in (pb.AttemptKey(trial_id=name, task="main"), pb.AttemptKey(trial_id="abcde", task=name)):
+    for key in (
+        pb.AttemptKey(trial_id=name, attempt_id=attempt_id(0), task="main"),
+        pb.AttemptKey(trial_id="abcde", attempt_id=attempt_id(0), task=name),
+    ):
         with pytest.raises(MessageInvalid):
             keeper_message_from_pb(pb.ConnectRequest(chunk=pb.Chunk(key=key, stream=pb.STREAM_METRICS)))
         with pytest.raises(MessageInvalid):
@@ -240,7 +258,7 @@ def filled(message: Message, data: st.DataObject, depth: int = 0) -> Message:
         kind.TYPE_ENUM: st.integers(-1, 9),
     }
     for field in message.DESCRIPTOR.fields:
-        if not data.draw(st.booleans()) or (depth > 1 and field.name == "also"):
+        if not data.draw(st.booleans()) or (depth > 1 and field.name == "batch"):
             continue
         if field.type == kind.TYPE_MESSAGE and field.is_repeated:
             for _ in range(data.draw(st.integers(0, 3))):
@@ -250,6 +268,8 @@ def filled(message: Message, data: st.DataObject, depth: int = 0) -> Message:
             getattr(message, field.name).SetInParent()
         elif field.name == "reason" and data.draw(st.booleans()):
             message.reason = data.draw(REASONS).value
+        elif field.is_repeated:
+            getattr(message, field.name).extend(data.draw(st.lists(values[field.type], max_size=20)))
         else:
             setattr(message, field.name, data.draw(values[field.type]))
     return message
@@ -265,21 +285,33 @@ def storable(value: object) -> bool:
         case float():
             return math.isfinite(value)
         case str():
-            return len(value) <= MOST_CHARACTERS_OF_MESSAGE
+            return len(value) <= MAX_CHARACTERS_OF_MESSAGE
         case dict():
             return all(storable(inner) for inner in value.values())
         case tuple():
             return all(storable(inner) for inner in value)
         case m.AttemptKey():
             return (
-                is_safe_name(value.trial_id)
-                and is_safe_name(value.task)
-                and 0 <= value.attempt < m.MOST_ATTEMPTS
+                is_safe_name(value.trial_id) and is_safe_name(value.task) and is_attempt_id(value.attempt_id)
             )
         case m.Hello() if not all(map(is_safe_name, (value.experiment_id, value.job_id, value.task))):
             return False
         case _:
             return all(storable(getattr(value, each.name)) for each in dataclasses.fields(value))
+
+
+def test_the_end_that_an_earlier_keeper_reports_has_no_size_at_the_stop_and_no_warnings() -> None:
+    old = pb.TrialEnded(key=KEY, reason="early stopped", exit_code=143, started_at_s=1.0, ended_at_s=2.0)
+    message = keeper_message_from_pb(pb.ConnectRequest(trial_ended=old))
+    assert isinstance(message, m.TrialEnded)
+    assert (message.metrics_size_at_stop, message.warnings) == (None, ())
+
+
+def test_a_stop_before_the_first_byte_is_told_from_no_stop() -> None:
+    end = m.TrialEnded(
+        m.AttemptKey("a", attempt_id(0), "b"), ExitReason.EARLY_STOPPED, 0, 1.0, 2.0, metrics_size_at_stop=0
+    )
+    assert keeper_message_from_pb(keeper_message_to_pb(end)) == end
 
 
 @given(st.data())
@@ -298,36 +330,41 @@ def test_whatever_a_keeper_says_can_be_stored_or_is_invalid(data: st.DataObject)
         pb.ConnectRequest(usage=pb.Usage(key=KEY, cpu_percent=math.nan)),
         pb.ConnectRequest(usage=pb.Usage(key=KEY, gpus=[pb.GpuUsage(utilisation_percent=math.inf)])),
         pb.ConnectRequest(usage=pb.Usage(key=KEY, gpus=[pb.GpuUsage(memory_used_bytes=2**63)])),
-        pb.ConnectRequest(usage=pb.Usage(key=KEY, gpus=[pb.GpuUsage()] * (MOST_GPUS + 1))),
+        pb.ConnectRequest(usage=pb.Usage(key=KEY, gpus=[pb.GpuUsage()] * (MAX_GPUS + 1))),
         pb.ConnectRequest(chunk=pb.Chunk(key=KEY, stream=1, offset=2**63)),
         pb.ConnectRequest(trial_started=pb.TrialStarted(key=KEY, started_at_s=math.nan)),
         pb.ConnectRequest(trial_started=pb.TrialStarted(key=KEY, started_at_s=-1)),
         pb.ConnectRequest(trial_ended=pb.TrialEnded(key=KEY, reason="signal", ended_at_s=math.inf)),
         pb.ConnectRequest(trial_ended=pb.TrialEnded(key=KEY, reason="signal", ended_at_s=1e18)),
         pb.ConnectRequest(
-            trial_ended=pb.TrialEnded(
-                key=KEY, reason="signal", message="x" * (MOST_CHARACTERS_OF_MESSAGE + 1)
-            )
+            trial_ended=pb.TrialEnded(key=KEY, reason="signal", message="x" * (MAX_CHARACTERS_OF_MESSAGE + 1))
         ),
         pb.ConnectRequest(
             trial_ended=pb.TrialEnded(
                 key=KEY, reason="signal", final_sizes=[pb.StreamOffset(stream=1, offset=2**63)]
             )
         ),
+        pb.ConnectRequest(trial_ended=pb.TrialEnded(key=KEY, reason="signal", metrics_size_at_stop=2**63)),
         pb.ConnectRequest(
-            idle=pb.Idle(), also=[pb.ConnectRequest(idle=pb.Idle())] * (MOST_IN_ONE_BREATH + 1)
+            trial_ended=pb.TrialEnded(key=KEY, reason="signal", warnings=["x"] * (m.MAX_WARNINGS + 1))
         ),
         pb.ConnectRequest(
-            trial_started=pb.TrialStarted(key=pb.AttemptKey(trial_id="a", task="b", attempt=m.MOST_ATTEMPTS))
+            trial_ended=pb.TrialEnded(
+                key=KEY, reason="signal", warnings=["x" * (m.MAX_CHARACTERS_OF_WARNING + 1)]
+            )
+        ),
+        pb.ConnectRequest(idle=pb.Idle(), batch=[pb.ConnectRequest(idle=pb.Idle())] * (MAX_BATCH + 1)),
+        pb.ConnectRequest(
+            trial_started=pb.TrialStarted(key=pb.AttemptKey(trial_id="a", attempt=7, task="b"))
         ),
         pb.ConnectRequest(
             hello=pb.Hello(
-                version="9" * (MOST_CHARACTERS_OF_VERSION + 1), experiment_id="E", job_id="a", task="b"
+                version="9" * (MAX_CHARACTERS_OF_VERSION + 1), experiment_id="E", job_id="a", task="b"
             )
         ),
         pb.ConnectRequest(
             hello=pb.Hello(
-                experiment_id="E", job_id="a", task="b", attempts=[KEY] * (MOST_ATTEMPTS_OF_HELLO + 1)
+                experiment_id="E", job_id="a", task="b", attempts=[KEY] * (MAX_ATTEMPTS_OF_HELLO + 1)
             )
         ),
         pb.ConnectRequest(hello=pb.Hello(experiment_id="E", job_id="a", task="../b")),

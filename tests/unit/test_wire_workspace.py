@@ -7,12 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_keeper.wire.messages import LARGEST_SIZE, LATEST_S, AttemptKey, StopTrial, Stream, TrialEnded
+from trial_keeper.wire.messages import (
+    LATEST_S,
+    MAX_CHARACTERS_OF_WARNING,
+    MAX_SIZE,
+    MAX_WARNINGS,
+    AttemptKey,
+    StopTrial,
+    Stream,
+    TrialEnded,
+)
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
+from trial_keeper.wire.signatures import SignatureInvalid, check_signature
 from trial_keeper.wire.workspace import (
+    AttemptDocument,
     DocumentInvalid,
     ManagerDocument,
     TrialDocument,
@@ -42,25 +54,42 @@ TRIAL_DOCUMENTS = st.builds(
 )
 ENDS = st.builds(
     TrialEnded,
-    st.builds(AttemptKey, TEXT, st.integers(0), TEXT),
+    st.builds(AttemptKey, TEXT, st.integers(0, 10**26 - 1).map(attempt_id), TEXT),
     st.sampled_from(ExitReason),
     st.integers(0, 255),
     TIMES,
     TIMES,
-    st.dictionaries(st.sampled_from(Stream), st.integers(0, LARGEST_SIZE)),
+    st.dictionaries(st.sampled_from(Stream), st.integers(0, MAX_SIZE)),
     TEXT,
+    st.none() | st.integers(0, MAX_SIZE),
+    st.lists(TEXT, max_size=MAX_WARNINGS).map(tuple),
 )
+TOKEN = "f00d"
 READERS: dict[str, Callable[[bytes], object]] = {
+    "attempt.json": lambda content: AttemptDocument.from_bytes(content, lambda job_id: TOKEN),
     "manager.json": ManagerDocument.from_bytes,
     "trial.json": TrialDocument.from_bytes,
-    "exit.json": exit_from_bytes,
+    "exit.json": lambda content: exit_from_bytes(content, TOKEN),
     "stop.json": stop_from_bytes,
 }
+KEY = AttemptKey("abcde", attempt_id(0), "main")
+ATTEMPT = AttemptDocument("exp", "job", KEY, 12.5)
 SAMPLES = {
+    "attempt.json": ATTEMPT.to_bytes(TOKEN),
     "manager.json": ManagerDocument("exp", "0.6.0", ("10.0.0.1:8081",)).to_bytes(),
     "trial.json": TrialDocument("abcde", 0, "true", "", (0,), "code-0a1b.tar.gz").to_bytes(),
     "exit.json": exit_to_bytes(
-        TrialEnded(AttemptKey("abcde", 0, "main"), ExitReason.SUCCEEDED, 0, 1.0, 2.0, {Stream.METRICS: 3})
+        TrialEnded(
+            KEY,
+            ExitReason.SUCCEEDED,
+            0,
+            1.0,
+            2.0,
+            {Stream.METRICS: 3},
+            metrics_size_at_stop=2,
+            warnings=("its metrics file was truncated",),
+        ),
+        TOKEN,
     ),
     "stop.json": stop_to_bytes(StopTrial("abcde", ExitReason.STOPPED_BY_USER)),
 }
@@ -76,8 +105,8 @@ JSON = st.recursive(
 
 def test_everything_has_its_place() -> None:
     trial = WORKSPACE.trial("abcde")
-    attempt = WORKSPACE.attempt(AttemptKey("abcde", 2, "worker-0"))
-    folder = "/mnt/exp/trials/abcde/attempts/2/worker-0"
+    attempt = WORKSPACE.attempt(AttemptKey("abcde", attempt_id(2), "worker-0"))
+    folder = f"/mnt/exp/trials/abcde/attempts/{attempt_id(2)}/worker-0"
     assert {
         str(WORKSPACE.manager_json): "/mnt/exp/manager.json",
         str(WORKSPACE.run_sh): "/mnt/exp/run.sh",
@@ -89,6 +118,7 @@ def test_everything_has_its_place() -> None:
         str(trial.stop_json): "/mnt/exp/trials/abcde/stop.json",
         str(attempt.path): folder,
         str(attempt.parameter_cfg): f"{folder}/parameter.cfg",
+        str(attempt.attempt_json): f"{folder}/attempt.json",
         str(attempt.exit_json): f"{folder}/exit.json",
         str(attempt.stream(Stream.METRICS)): f"{folder}/.nni/metrics",
         str(attempt.stream(Stream.STDOUT)): f"{folder}/output/stdout",
@@ -109,6 +139,7 @@ def _all_paths(trial, attempt) -> list[Path]:
         trial.stop_json,
         attempt.path,
         attempt.parameter_cfg,
+        attempt.attempt_json,
         attempt.exit_json,
         *map(attempt.stream, Stream),
     ]
@@ -123,7 +154,7 @@ def test_a_name_that_is_not_plainly_one_folder_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="cannot use"):
         WORKSPACE.trial(name)
     with pytest.raises(ValueError, match="cannot use"):
-        WORKSPACE.attempt(AttemptKey("abcde", 0, name))
+        WORKSPACE.attempt(AttemptKey("abcde", attempt_id(0), name))
     with pytest.raises(ValueError, match="cannot use"):
         WORKSPACE.file(name)
 
@@ -137,35 +168,54 @@ def test_no_name_leads_out_of_the_workspace(name: str) -> None:
     assert Path(os.path.normpath(path)).parent == WORKSPACE.trials
 
 
-def test_attempts_are_listed_oldest_first_by_number(tmp_path: Path) -> None:
+def test_attempts_are_listed_by_start_and_those_of_version_0_6_first(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     assert workspace.attempts_of("abcde") == []
-    keys = [AttemptKey("abcde", 2, "b"), AttemptKey("abcde", 10, "a"), AttemptKey("abcde", 2, "a")]
+    keys = [
+        AttemptKey("abcde", attempt_id(2), "b"),
+        AttemptKey("abcde", attempt_id(10), "a"),
+        AttemptKey("abcde", attempt_id(2), "a"),
+        AttemptKey("abcde", "10", "a"),
+        AttemptKey("abcde", "9", "a"),
+    ]
     for key in keys:
         workspace.attempt(key).path.mkdir(parents=True)
     (workspace.trial("abcde").attempts / "notes").mkdir()
-    assert workspace.attempts_of("abcde") == [keys[2], keys[0], keys[1]]
+    assert workspace.attempts_of("abcde") == [keys[4], keys[3], keys[2], keys[0], keys[1]]
 
 
 def test_what_a_trial_has_put_among_its_attempts_is_no_attempt(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    own = AttemptKey("abcde", 0, "a")
+    own = AttemptKey("abcde", attempt_id(0), "a")
     workspace.attempt(own).path.mkdir(parents=True)
     attempts = workspace.trial("abcde").attempts
-    for name in ("01", "٣", "9" * 10, "9" * 200, "-1"):
+    for name in ("01", "٣", "9" * 10, "9" * 200, "-1", "I" * 26, "8" + "0" * 25, attempt_id(1).lower() + "x"):
         (attempts / name / "a").mkdir(parents=True)
-    (attempts / "1").write_text("a file")
-    (attempts / "2").symlink_to(attempts / "0")
-    (attempts / "0" / "a file").write_text("")
-    (attempts / "0" / "b").symlink_to(attempts / "0" / "a")
+    (attempts / attempt_id(1)).write_text("a file")
+    (attempts / attempt_id(2)).symlink_to(attempts / attempt_id(0))
+    (attempts / attempt_id(0) / "a file").write_text("")
+    (attempts / attempt_id(0) / "b").symlink_to(attempts / attempt_id(0) / "a")
     assert workspace.attempts_of("abcde") == [own]
 
 
 def test_of_more_attempts_than_any_cluster_makes_the_newest_are_listed(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     for number in range(1010):
-        workspace.attempt(AttemptKey("abcde", number, "a")).path.mkdir(parents=True)
-    assert [key.attempt for key in workspace.attempts_of("abcde")] == [*range(10, 1010)]
+        workspace.attempt(AttemptKey("abcde", attempt_id(number), "a")).path.mkdir(parents=True)
+    assert [int(key.attempt_id) for key in workspace.attempts_of("abcde")] == [*range(10, 1010)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folders")
+def test_a_strangers_folders_do_not_crowd_out_a_keepers(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    own = AttemptKey("abcde", attempt_id(0), "a")
+    workspace.attempt(own).path.mkdir(parents=True)
+    for number in range(1, 1005):
+        folder = workspace.attempt(AttemptKey("abcde", attempt_id(number), "a")).path
+        folder.mkdir(parents=True)
+        os.chown(folder.parent, 65534, 65534)
+    found = workspace.attempts_of("abcde")
+    assert (found[0], len(found)) == (own, 1001)
 
 
 # ---- documents
@@ -190,6 +240,11 @@ def test_trial_json_is_read_as_it_was_written(document: TrialDocument) -> None:
         {"started_at_s": -1},
         {"exit_code": 10**30},
         {"exit_code": -1},
+        {"metrics_size_at_stop": -1},
+        {"metrics_size_at_stop": 2**63},
+        {"warnings": ["x"] * (MAX_WARNINGS + 1)},
+        {"warnings": ["x" * (MAX_CHARACTERS_OF_WARNING + 1)]},
+        {"warnings": "x"},
         {"message": "\ud800"},
     ],
 )
@@ -215,7 +270,14 @@ def test_stop_json_is_read_as_it_was_written(reason: ExitReason) -> None:
 
 @given(ENDS)
 def test_exit_json_is_read_as_it_was_written(ended: TrialEnded) -> None:
-    assert exit_from_bytes(exit_to_bytes(ended)) == ended
+    assert exit_from_bytes(exit_to_bytes(ended, TOKEN), TOKEN) == ended
+
+
+def test_the_exit_json_of_an_earlier_keeper_is_read() -> None:
+    document = json.loads(SAMPLES["exit.json"])
+    del document["metrics_size_at_stop"], document["warnings"]
+    ended = exit_from_bytes(json.dumps(document).encode())
+    assert (ended.metrics_size_at_stop, ended.warnings) == (None, ())
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -239,18 +301,20 @@ def test_a_document_with_one_wrong_field_is_read_with_the_right_types_or_not_at_
     except DocumentInvalid:
         return
     numbers = (int, float) if original is float else (original,)
-    is_absent = field in ("gpu_indices", "code_snapshot") and sample[field] is None
+    may_be_null = ("gpu_indices", "code_snapshot", "metrics_size_at_stop")
+    is_absent = field in may_be_null and sample[field] is None
     assert is_absent or type(sample[field]) in numbers
 
 
 @pytest.mark.parametrize("name", READERS)
 def test_a_missing_field_is_named(name: str) -> None:
     for field in json.loads(SAMPLES[name]):
-        if field == "code_snapshot":
-            continue  # a field of later versions
+        if field in ("code_snapshot", "metrics_size_at_stop", "warnings"):
+            continue  # fields of later versions
         sample = json.loads(SAMPLES[name])
         del sample[field]
-        with pytest.raises(DocumentInvalid, match=field):
+        why = "was not signed" if field == "signature" else field
+        with pytest.raises(DocumentInvalid, match=why):
             READERS[name](json.dumps(sample).encode())
 
 
@@ -338,3 +402,41 @@ def test_a_write_that_fails_leaves_the_old_file_as_it_was(tmp_path: Path) -> Non
     with pytest.raises(OSError, match=r"manager\.json"):
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
+
+
+# ---- signatures
+
+
+@given(ENDS, st.text("0123456789abcdef", min_size=1))
+def test_an_end_is_read_only_with_the_token_that_signed_it(ended: TrialEnded, token: str) -> None:
+    content = exit_to_bytes(ended, TOKEN)
+    assert exit_from_bytes(content) == exit_from_bytes(content, TOKEN) == ended
+    if token != TOKEN:
+        with pytest.raises(SignatureInvalid):
+            exit_from_bytes(content, token)
+
+
+@pytest.mark.parametrize("name", ["attempt.json", "exit.json"])
+@given(data=st.data())
+def test_a_signed_document_of_which_a_field_was_changed_is_refused(name: str, data: st.DataObject) -> None:
+    document = json.loads(SAMPLES[name])
+    field = data.draw(st.sampled_from(sorted(document)))
+    value = data.draw(TEXT | st.integers() | st.floats(0, 1e9) | st.none())
+    changed = document | {field: value}
+    if json.dumps(changed) == json.dumps(document):
+        return
+    with pytest.raises(DocumentInvalid):
+        READERS[name](json.dumps(changed).encode())
+
+
+def test_a_signature_of_one_kind_of_document_is_none_of_another() -> None:
+    document = json.loads(ATTEMPT.to_bytes(TOKEN))
+    check_signature("attempt.json", document, TOKEN)
+    with pytest.raises(SignatureInvalid, match=r"exit\.json was not signed with the token of its job"):
+        check_signature("exit.json", document, TOKEN)
+
+
+def test_an_attempt_is_verified_with_the_token_of_the_job_that_it_names() -> None:
+    asked: list[str] = []
+    read = AttemptDocument.from_bytes(ATTEMPT.to_bytes(TOKEN), lambda job_id: asked.append(job_id) or TOKEN)
+    assert (read, asked) == (ATTEMPT, ["job"])

@@ -1,4 +1,4 @@
-"""The life of one attempt inside its keeper."""
+"""The state of one attempt inside its keeper."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -10,17 +10,17 @@ from trial_keeper.wire.reasons import ExitReason
 
 
 class AttemptState(Enum):
-    """Where an attempt is."""
+    """State of an attempt."""
 
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
     ENDED = "ended"  # its command is gone; the manager may not have everything yet
-    CLOSED = "closed"  # the manager has everything, and has said so
+    CLOSED = "closed"  # the manager has acknowledged everything
 
 
 class AttemptEvent(Enum):
-    """What can happen to an attempt."""
+    """Events of an attempt."""
 
     SPAWNED = "spawned"
     STOP_ASKED = "stop asked"
@@ -28,23 +28,31 @@ class AttemptEvent(Enum):
     CLOSED = "closed"
 
 
-NEXT: dict[tuple[AttemptState, AttemptEvent], AttemptState] = {
+CHANGES: dict[tuple[AttemptState, AttemptEvent], AttemptState] = {
     (AttemptState.STARTING, AttemptEvent.SPAWNED): AttemptState.RUNNING,
     (AttemptState.STARTING, AttemptEvent.EXITED): AttemptState.ENDED,  # it could not be started
     (AttemptState.RUNNING, AttemptEvent.STOP_ASKED): AttemptState.STOPPING,
     (AttemptState.RUNNING, AttemptEvent.EXITED): AttemptState.ENDED,
-    (AttemptState.STOPPING, AttemptEvent.STOP_ASKED): AttemptState.STOPPING,  # the first reason stands
     (AttemptState.STOPPING, AttemptEvent.EXITED): AttemptState.ENDED,
-    (AttemptState.ENDED, AttemptEvent.STOP_ASKED): AttemptState.ENDED,  # it came too late
     (AttemptState.ENDED, AttemptEvent.CLOSED): AttemptState.CLOSED,
-    (AttemptState.CLOSED, AttemptEvent.STOP_ASKED): AttemptState.CLOSED,
-    (AttemptState.CLOSED, AttemptEvent.CLOSED): AttemptState.CLOSED,  # said again after a new Hello
+}
+# Events that leave the state as it is.
+IGNORED: frozenset[tuple[AttemptState, AttemptEvent]] = frozenset(
+    {
+        (AttemptState.STOPPING, AttemptEvent.STOP_ASKED),  # the first reason is kept
+        (AttemptState.ENDED, AttemptEvent.STOP_ASKED),  # too late
+        (AttemptState.CLOSED, AttemptEvent.STOP_ASKED),
+        (AttemptState.CLOSED, AttemptEvent.CLOSED),  # repeated after a new Hello
+    }
+)
+TRANSITIONS: dict[tuple[AttemptState, AttemptEvent], AttemptState] = CHANGES | {
+    (state, event): state for state, event in IGNORED
 }
 
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt: its state, its streams, and what is on record about its end."""
+    """One attempt: its state, its streams, and the record of its end."""
 
     key: AttemptKey
     streams: Iterable[Stream]
@@ -52,22 +60,26 @@ class Attempt:
     started_at_s: float = 0.0
     stop_reason: ExitReason | None = None
     kill_at_s: float | None = None
-    """By the keeper's own clock: when the polite signal has had its time."""
+    """When the grace period ends, on the keeper's own clock; None if no kill is due."""
+    metrics_size_at_stop: int | None = None
+    """Bytes of metrics that were written before the stop; None if it was not stopped."""
+    warnings: dict[Stream, str] = field(default_factory=dict)
+    """Changes to its files. The first report about a stream is kept."""
     ended: TrialEnded | None = None
     replication: Replication = field(init=False)
 
     def __post_init__(self) -> None:
         self.replication = Replication(self.streams)
 
-    def happened(self, event: AttemptEvent) -> None:
-        """Move on by the table.
+    def apply(self, event: AttemptEvent) -> None:
+        """Apply an event by the table.
 
         Raises:
             KeyError: the event cannot happen in this state; a bug.
         """
-        self.state = NEXT[self.state, event]
+        self.state = TRANSITIONS[self.state, event]
 
     @property
     def started(self) -> TrialStarted | None:
-        """What the manager is told of the start; None before it, or if it never came."""
+        """The message that reports the start to the manager; None if the command has not started."""
         return TrialStarted(self.key, self.started_at_s) if self.started_at_s else None

@@ -1,4 +1,4 @@
-"""The environment a trial sees."""
+"""The environment of a trial."""
 
 from collections.abc import Mapping
 
@@ -13,11 +13,11 @@ def trial_environ(
     folder: AttemptFolder,
     workspace: Workspace,
 ) -> dict[str, str]:
-    """The container's variables, without the keeper's own, and what NNI promises a trial.
+    """Return the container's variables without the keeper's own, plus NNI's variables of a trial.
 
-    NNI_PLATFORM is `local` on every platform: it is what makes the real `nni` package append its metrics to a file, as ours does.
-    The workspace's nni_sdk comes last on the Python path, for a Python that has none: its folder holds nothing else, so user code
-    may pin what it likes.
+    NNI_PLATFORM is `local` on every platform: it makes the real `nni` package append its metrics to a file, as ours does.
+    The workspace's nni_sdk comes last on the Python path, for a Python that has none. Its folder holds nothing else, so user code
+    may pin any version.
     Source: NNI v3.0 trial environment variables.
     """
     environ = without_settings(container) | {
@@ -32,7 +32,7 @@ def trial_environ(
         "PYTHONUNBUFFERED": "1",
     }
     if trial.gpu_indices is not None:
-        # An empty list would hide nothing from some CUDA versions; -1 hides all from every one.
+        # Some CUDA versions ignore an empty list; -1 hides all GPUs from every version.
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, trial.gpu_indices)) or "-1"
     return environ
 

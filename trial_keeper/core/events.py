@@ -1,16 +1,17 @@
-"""What happens to a keeper (events, past participles) and what it does about it (effects, imperatives)."""
+"""The keeper's inputs (events, past participles) and its actions (effects, imperatives)."""
 
 from dataclasses import dataclass
 
 from trial_keeper.core.replication import ChunkToSend
+from trial_keeper.wire.file_changes import FileChange
 from trial_keeper.wire.messages import (
+    Ack,
     AttemptKey,
-    Durable,
     KeeperMessage,
-    Leave,
     Offsets,
-    ReturnTrial,
+    RevokeTrial,
     RunTrial,
+    Shutdown,
     StopTrial,
     Stream,
     TrialEnded,
@@ -22,16 +23,16 @@ from trial_keeper.wire.messages import (
 
 @dataclass(frozen=True, slots=True)
 class TrialAssigned:
-    """A trial is to be run as this attempt; its folder is ready."""
+    """A trial is to run as this attempt; its folder is ready."""
 
     key: AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
-class TrialUnprepared:
-    """A trial that was to be run cannot be: what it needs is not there, or its folder cannot be made.
+class PreparationFailed:
+    """A trial could not be prepared: its files are missing, or its folder cannot be created.
 
-    `key` names the attempt that it would have been.
+    `key` is the attempt that it would have been.
     """
 
     key: AttemptKey
@@ -42,7 +43,7 @@ class TrialUnprepared:
 
 @dataclass(frozen=True, slots=True)
 class TrialSpawned:
-    """The command runs. `at_s` is in seconds since the epoch; `how` it was started is for the log."""
+    """The command runs. `at_s` is in seconds since the epoch; `how` (the kind of start) is for the log."""
 
     key: AttemptKey
     at_s: float
@@ -61,20 +62,20 @@ class SpawnFailed:
 
 @dataclass(frozen=True, slots=True)
 class OutOfMemory:
-    """While a trial ran, the kernel killed something in its container for want of memory. None is what cannot be known."""
+    """The kernel killed a process of the container for lack of memory while a trial ran. None means unknown."""
 
     limit_bytes: int | None = None
-    """What the container may use; None when it has no limit of its own."""
+    """The container's limit; None if it has none of its own."""
     peak_bytes: int | None = None
-    """The most that the container has ever used."""
+    """The container's highest usage ever."""
 
 
 @dataclass(frozen=True, slots=True)
-class TrialCleared:
-    """What is left of a trial that is about to be told as ended.
+class CleanupFinished:
+    """The remains of a trial, reported just before its end.
 
-    `leftovers` are processes that nobody here can end, each as one line. `in_tmp` names what appeared in the temporary folder
-    while it ran, and is still there.
+    `leftovers` are processes that the keeper cannot kill, one line each. `in_tmp` names entries of the temporary folder that
+    appeared during the trial and still exist.
     """
 
     key: AttemptKey
@@ -84,9 +85,9 @@ class TrialCleared:
 
 @dataclass(frozen=True, slots=True)
 class TrialExited:
-    """The command ended and everything it started is gone, but for what `TrialCleared` has told.
+    """The command ended and everything it started is gone, except what `CleanupFinished` reported.
 
-    `ran_s` is by the monotonic clock: the wall clock may have been set meanwhile. `exit_code` is 0–255, or None when `signal`
+    `ran_s` is on the monotonic clock: the wall clock may have been set meanwhile. `exit_code` is 0–255, or None if `signal`
     ended it. `sizes` of the streams are taken after the end; `stderr_tail` is text.
     """
 
@@ -101,15 +102,15 @@ class TrialExited:
 
 @dataclass(frozen=True, slots=True)
 class StreamsGrew:
-    """A look at the attempt's files."""
+    """The attempt's files were polled and have these sizes."""
 
     key: AttemptKey
     sizes: Offsets
 
 
 @dataclass(frozen=True, slots=True)
-class StreamCut:
-    """The chunk at `offset` cannot be read, because somebody cut the file to `size` bytes."""
+class StreamTruncated:
+    """The chunk at `offset` cannot be read, because the file was truncated to `size` bytes."""
 
     key: AttemptKey
     stream: Stream
@@ -118,8 +119,25 @@ class StreamCut:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamChanged:
+    """The file of a stream was changed other than by appending."""
+
+    key: AttemptKey
+    stream: Stream
+    change: FileChange
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsMeasured:
+    """The answer to `MeasureMetrics`: the size of the metrics file, in bytes."""
+
+    key: AttemptKey
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
 class LinkOpened:
-    """A manager has said Welcome."""
+    """The manager answered Hello with Welcome."""
 
     welcome: Welcome
 
@@ -133,7 +151,7 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class LinkRefused:
-    """The manager will not have this keeper; only another manager could change that."""
+    """The manager refuses this keeper; only another manager could accept it."""
 
     cause: str
 
@@ -145,36 +163,38 @@ class ManagerMoved:
 
 @dataclass(frozen=True, slots=True)
 class SignalReceived:
-    """The keeper itself was asked to end by SIGTERM, SIGINT or SIGHUP."""
+    """The keeper received SIGTERM, SIGINT or SIGHUP."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class TimePassed:
-    """The deadline the keeper asked for is here."""
+class TimerFired:
+    """The keeper's `next_deadline_s` has passed."""
 
 
 Event = (
     TrialAssigned
-    | TrialUnprepared
+    | PreparationFailed
     | TrialSpawned
     | SpawnFailed
-    | TrialCleared
+    | CleanupFinished
     | TrialExited
     | StreamsGrew
-    | StreamCut
+    | StreamTruncated
+    | StreamChanged
+    | MetricsMeasured
     | LinkOpened
     | LinkLost
     | LinkRefused
     | ManagerMoved
     | SignalReceived
-    | TimePassed
-    | Durable
+    | TimerFired
+    | Ack
     | RunTrial
-    | ReturnTrial
+    | RevokeTrial
     | StopTrial
-    | Leave
+    | Shutdown
 )
 
 # ---- effects
@@ -182,21 +202,23 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class PrepareTrial:
-    """Make the folder of the next attempt of this trial."""
+    """Create the folder of this attempt of this trial."""
 
     trial_id: str
+    attempt_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class ForeseeTrial:
-    """Get ready for this trial, without a trace in the workspace: it follows the one that runs, unless it is called back."""
+class PrewarmTrial:
+    """Prepare the next queued trial without a trace in the workspace: it may still be revoked."""
 
     trial_id: str
+    attempt_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAttempt:
-    """Let go of the attempt's files: nothing more of them is sent."""
+    """Close the attempt's files: nothing more of them is sent."""
 
     key: AttemptKey
 
@@ -204,6 +226,13 @@ class ReleaseAttempt:
 @dataclass(frozen=True, slots=True)
 class SpawnTrial:
     """Start the command of this attempt."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureMetrics:
+    """Read the size of the attempt's metrics file now; `MetricsMeasured` reports it before the next effect is performed."""
 
     key: AttemptKey
 
@@ -255,7 +284,7 @@ class LogDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class ExitKeeper:
     """End the keeper with this code."""
 
     code: int
@@ -263,8 +292,9 @@ class Exit:
 
 Effect = (
     PrepareTrial
-    | ForeseeTrial
+    | PrewarmTrial
     | SpawnTrial
+    | MeasureMetrics
     | SignalTrial
     | OpenLink
     | Send
@@ -272,5 +302,5 @@ Effect = (
     | RecordExit
     | ReleaseAttempt
     | LogDecision
-    | Exit
+    | ExitKeeper
 )

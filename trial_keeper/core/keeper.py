@@ -1,40 +1,44 @@
 """The keeper: one job's trials and the one link to the manager. Events in, effects out.
 
-Theory of operation. A keeper is given a trial, starts its command at once, and replicates the attempt's files whenever a
-manager can be reached. An end is written to exit.json before it is told, so that it is known even if nobody ever
-listens. Where no network leads to a manager, that reads the same files from the shared storage, and leaves there the word to
-stop a trial: who brings it makes no difference here. A job without reuse is given one trial when it starts. With reuse the
-keeper says that it is idle, and is given the next trial while the last bytes of the one before may still be on their way:
-attempts that have ended are kept until the manager has said that everything about them is recorded. A trial that is given to a
-keeper that is busy waits here, and begins the moment the one before it is over; all that can be done before is. As long as it
-waits the manager may ask for it back, for a job that has nothing to do: who then says that it does not have it never begins it.
+Theory of operation. The keeper starts a trial's command as soon as it receives the trial, and replicates the attempt's files
+whenever a manager is reachable. It writes an end to exit.json before it reports it, so the end is recorded even without a
+connection. Where no network leads to a manager, the manager reads the same files from the shared storage, and leaves its stop
+request there; the keeper handles both the same way.
 
-The keeper leaves when there is nothing more for it to do: its one trial is over, or the manager says so, or it was asked by a
-signal, has been idle or without any manager for too long, has run as many trials as it may, or found that a trial could not be
-cleared away. It ends when the manager has everything, or when nothing has gone forward for `linger_s`: the workspace then has
-all there is to know. A keeper that has never reached a manager does not wait that long for one.
+A job without reuse receives one trial when it starts. With reuse the keeper reports that it is idle, and may receive the next
+trial while the last bytes of the previous one are still in transit. It keeps ended attempts until the manager has acknowledged
+that everything about them is recorded. A prefetched trial waits in the keeper's queue, is prewarmed, and starts as soon as the
+previous one ends. A queued trial can be revoked for an idle job; a keeper that acknowledges the revoke never starts it.
 
-All times named `now_s` are by the host's monotonic clock; `at_s` inside events are seconds since the epoch.
+The keeper drains when it has nothing left to do: its single trial has ended, or it has run the maximum number of trials. It also
+drains when the manager sent `Shutdown`, a signal arrived, or a trial could not be cleaned up, and when it was idle or without any
+manager for too long. It exits when the manager has everything, or after `linger_s` without progress: the workspace then has the
+complete record. A keeper that never connected lingers for a shorter time.
+
+All times named `now_s` are on the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
 
-from collections import deque
 from collections.abc import Collection
 from dataclasses import replace
 
 from trial_keeper.core.attempt import Attempt, AttemptEvent, AttemptState
 from trial_keeper.core.events import (
+    CleanupFinished,
     Effect,
     Event,
-    Exit,
-    ForeseeTrial,
+    ExitKeeper,
     LinkLost,
     LinkOpened,
     LinkRefused,
     LogDecision,
     ManagerMoved,
+    MeasureMetrics,
+    MetricsMeasured,
     OpenLink,
     OutOfMemory,
+    PreparationFailed,
     PrepareTrial,
+    PrewarmTrial,
     RecordExit,
     ReleaseAttempt,
     Send,
@@ -43,40 +47,41 @@ from trial_keeper.core.events import (
     SignalTrial,
     SpawnFailed,
     SpawnTrial,
-    StreamCut,
+    StreamChanged,
     StreamsGrew,
-    TimePassed,
+    StreamTruncated,
+    TimerFired,
     TrialAssigned,
-    TrialCleared,
     TrialExited,
     TrialSpawned,
-    TrialUnprepared,
 )
-from trial_keeper.core.link import Link, LinkEvent, LinkState, share_of
+from trial_keeper.core.link import Link, LinkEvent, LinkState, jitter
 from trial_keeper.exit_codes import KeeperExit, known, of_signal
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.limits import COLLECTED_BYTES
+from trial_keeper.wire.file_changes import FileChange, file_warning
+from trial_keeper.wire.limits import QUOTA_BYTES
 from trial_keeper.wire.messages import (
+    Ack,
     AttemptKey,
     AttemptOffsets,
-    Durable,
     Idle,
-    Leave,
-    ReturnTrial,
+    Offsets,
+    RevokeTrial,
     RunTrial,
+    Shutdown,
     StopTrial,
     Stream,
     TrialEnded,
-    TrialReturned,
+    TrialRevoked,
 )
 from trial_keeper.wire.reasons import ExitReason
 
-# Enough for the tries of a manager that is about to start. Behind a firewall every trial's container would stay longer by this.
-LINGER_UNHEARD_S = 5.0
-# A manager that is started again is there by then; a job that a firewall cuts off would hold its GPUs for nothing.
-LONGEST_UNREACHED_S = 120.0
-# While the last of these runs, the manager hears what is told, asks for trials and gives them. It gives so many only when trials
-# are over in a moment.
+# Enough for the connection attempts to a manager that is starting. Behind a firewall every trial's container lingers this long.
+LINGER_NEVER_CONNECTED_S = 5.0
+# Covers a manager's restart; a job behind a firewall would otherwise hold its GPUs for nothing.
+MAX_UNREACHABLE_S = 120.0
+# While the last of these runs, the manager receives the reports and dispatches more trials. The manager prefetches this many
+# only when trials are very short.
 PLENTY = 4
 
 
@@ -85,17 +90,17 @@ class Keeper:
 
     def __init__(self, settings: KeeperSettings, now_s: float = 0.0) -> None:
         self.settings = settings
-        self.link = Link(share_of(settings.job_id))
+        self.link = Link(jitter(settings.job_id))
         self.current: Attempt | None = None
         """The attempt whose command has not ended."""
         self.attempts: dict[AttemptKey, Attempt] = {}
-        """Those that are not closed, oldest first."""
-        self._queue: deque[str] = deque()
-        """The trials that follow, first come first."""
+        """Attempts that are not closed, oldest first."""
+        self._queue: dict[str, RunTrial] = {}
+        """Prefetched trials by id, in dispatch order."""
         self._served = 0
         self._was_linked = False
         self._is_leaving = not settings.is_reused
-        self._is_dismissed = False
+        self._is_draining = False
         self._was_signalled = False
         self._lingers_until_s = 0.0
         self._idle_since_s = now_s
@@ -103,16 +108,16 @@ class Keeper:
         self._exit_code: int | None = None
 
     @property
-    def has_plenty(self) -> bool:
-        """Whether so many trials wait here that nothing has to be told at once for the next one to come in time.
+    def queue_is_deep(self) -> bool:
+        """True when the local queue is deep enough that messages may be batched without idling.
 
-        What the manager waits for besides, such as a trial that it asked back, has to all the same.
+        Messages that the manager waits for, such as the ack of a revoke, are sent at once all the same.
         """
         return len(self._queue) >= PLENTY
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `TimePassed` is wanted next, by the host's clock; None when only events matter."""
+        """When `TimePassed` is due next, on the host's clock; None if only events matter."""
         deadlines: list[float | None] = []
         if self.link.state is LinkState.WAITING:
             deadlines.append(self.link.retry_at_s)
@@ -125,7 +130,7 @@ class Keeper:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """What to do about the event. Once an `Exit` was among the effects, nothing more comes."""
+        """Return the effects of an event. After an `Exit` effect it returns none."""
         if self._exit_code is not None:
             return []
         effects = self._handle(event, now_s)
@@ -140,40 +145,45 @@ class Keeper:
         match event:
             case StreamsGrew():
                 return self._note_growth(event)
-            case StreamCut():
+            case StreamTruncated():
                 return self._note_cut(event)
-            case Durable():
-                self.link.proved_useful()
+            case StreamChanged():
+                return self._note_change(event)
+            case MetricsMeasured():
+                return self._note_size_at_stop(event)
+            case Ack():
+                self.link.reset_backoff()
                 return self._note_durable(event.attempt, now_s)
             case RunTrial():
-                return self._prepare(event.trial_id)
-            case ReturnTrial():
+                return self._prepare(event)
+            case RevokeTrial():
                 return self._return(event.trial_id)
             case TrialAssigned():
                 return self._begin(event.key)
-            case TrialUnprepared():
+            case PreparationFailed():
                 self._begin(event.key)
-                # The next trial would meet the same.
+                # The cause is the container's, so the next trial would fail too.
                 why = "its trial could not be prepared, and the next one would meet the same"
-                return [*self._poison(why, now_s), *self._note_end(self._never_ran(event), now_s)]
+                return [*self._taint(why, now_s), *self._note_end(self._never_ran(event), now_s)]
             case TrialSpawned():
                 return self._note_start(event)
             case SpawnFailed():
                 return self._note_end(self._never_ran(event), now_s)
-            case TrialCleared():
+            case CleanupFinished():
                 return self._note_leftovers(event, now_s)
             case TrialExited():
-                return self._note_end(self._ended(event), now_s)
+                warnings = self._warn_of_truncation(self._running(event.key), event.sizes)
+                return [*warnings, *self._note_end(self._ended(event), now_s)]
             case StopTrial():
                 if event.trial_id in self._queue:
-                    self._queue.remove(event.trial_id)
-                    return self._foresee()  # who stops a trial that has not begun knows its end already
+                    del self._queue[event.trial_id]
+                    return self._prewarm_next()  # no report: the manager records its end
                 is_ours = self.current is not None and self.current.key.trial_id == event.trial_id
-                # Of one that it never heard of: the manager may have taken this keeper to be busy with it.
+                # For an unknown trial report idle: the manager may believe that this keeper runs it.
                 return self._stop(event.reason, now_s) if is_ours else self._tell_idle()
             case SignalReceived():
-                # Whoever signals the keeper itself ends the job: the cluster, or the manager through it. A manager that
-                # asked has its own reason on record already.
+                # A signal to the keeper itself ends the job: it comes from the cluster, or from the manager through it, which
+                # then has its own reason on record.
                 self._start_leaving(now_s)
                 return [*self._stop(ExitReason.JOB_LOST, now_s), *self._note_signal()]
             case LinkOpened():
@@ -185,50 +195,55 @@ class Keeper:
             case LinkRefused():
                 return self._note_link_down(LinkEvent.REFUSED, f"the manager refused: {event.cause}", now_s)
             case ManagerMoved():
-                self.link.happened(LinkEvent.MANAGER_MOVED, now_s)
+                self.link.apply(LinkEvent.MANAGER_MOVED, now_s)
                 return []
-            case Leave():
-                self._is_dismissed = True
+            case Shutdown():
+                self._is_draining = True
                 self._start_leaving(now_s)
                 text = f"the manager asks to leave: {event.reason}"
                 return [LogDecision(None, text), *self._stop(ExitReason.JOB_LOST, now_s)]
-            case TimePassed():
+            case TimerFired():
                 return []
 
     # ---- the attempt that runs
 
-    def _prepare(self, trial_id: str) -> list[Effect]:
+    def _prepare(self, run: RunTrial) -> list[Effect]:
+        trial_id = run.trial_id
         if trial_id in self._queue or self._has_begun(trial_id):
-            return []  # said again, because the manager could not know that it was heard
+            return []  # a resend: the manager could not know that the first one arrived
         if self._is_leaving:
-            # The manager learns of this job's end, and gives the trial to whoever can run it.
+            # The manager detects this job's end and dispatches the trial to another one.
             return [LogDecision(None, f"trial {trial_id} is not begun: this job is leaving")]
         if self.current is not None:
-            self._queue.append(trial_id)
-            return self._foresee() if len(self._queue) == 1 else []
-        return [PrepareTrial(trial_id)]
+            self._queue[trial_id] = run
+            return self._prewarm_next() if len(self._queue) == 1 else []
+        return [PrepareTrial(trial_id, run.attempt_id)]
 
     def _has_begun(self, trial_id: str) -> bool:
         return any(key.trial_id == trial_id for key in self.attempts)
 
     def _return(self, trial_id: str) -> list[Effect]:
-        """Give a trial back. One that never came, or was given back in an answer that was lost, is not here either."""
+        """Acknowledge a revoke. A trial that never arrived, or whose acknowledgement was lost, is acknowledged as well."""
         if self._has_begun(trial_id):
-            return []  # the manager is told so anyway
-        effects: list[Effect] = [Send(TrialReturned(trial_id))]
+            return []  # the manager receives its start anyway
+        effects: list[Effect] = [Send(TrialRevoked(trial_id))]
         if trial_id in self._queue:
-            was_next = self._queue[0] == trial_id
-            self._queue.remove(trial_id)
+            was_next = next(iter(self._queue)) == trial_id
+            del self._queue[trial_id]
             effects.append(LogDecision(None, f"trial {trial_id} is given back, for a job that has none"))
-            effects += self._foresee() if was_next else []
+            effects += self._prewarm_next() if was_next else []
         return effects
 
-    def _foresee(self) -> list[Effect]:
-        return [ForeseeTrial(self._queue[0])] if self._queue else []
+    def _prewarm_next(self) -> list[Effect]:
+        first = next(iter(self._queue.values()), None)
+        return [] if first is None else [PrewarmTrial(first.trial_id, first.attempt_id)]
 
     def _begin_next(self) -> list[Effect]:
-        """After a trial's end: the next one, or the word that there is none."""
-        return [PrepareTrial(self._queue.popleft())] if self._queue else self._tell_idle()
+        """Start the next queued trial, or report that the keeper is idle."""
+        if not self._queue:
+            return self._tell_idle()
+        run = self._queue.pop(next(iter(self._queue)))
+        return [PrepareTrial(run.trial_id, run.attempt_id)]
 
     def _begin(self, key: AttemptKey) -> list[Effect]:
         attempt = self.current = self.attempts[key] = Attempt(key, self.settings.streams)
@@ -244,9 +259,9 @@ class Keeper:
 
     def _note_start(self, event: TrialSpawned) -> list[Effect]:
         attempt = self._running(event.key)
-        attempt.happened(AttemptEvent.SPAWNED)
+        attempt.apply(AttemptEvent.SPAWNED)
         attempt.started_at_s = event.at_s
-        return [*self._tell_start(attempt), LogDecision(event.key, event.how), *self._foresee()]
+        return [*self._tell_start(attempt), LogDecision(event.key, event.how), *self._prewarm_next()]
 
     def _tell_start(self, attempt: Attempt) -> list[Effect]:
         return [Send(attempt.started)] if self.link.is_up and attempt.started is not None else []
@@ -258,13 +273,13 @@ class Keeper:
         is_idle = self.current is None and not self._is_leaving
         return [Send(Idle())] if self.link.is_up and is_idle else []
 
-    def _never_ran(self, event: SpawnFailed | TrialUnprepared) -> TrialEnded:
+    def _never_ran(self, event: SpawnFailed | PreparationFailed) -> TrialEnded:
         own = known(event.exit_code)
         reason = ExitReason.COULD_NOT_START if own is None else own.reason
         sizes = dict.fromkeys(self.settings.streams, 0)
         return TrialEnded(event.key, reason, event.exit_code, event.at_s, event.at_s, sizes, event.message)
 
-    def _note_leftovers(self, event: TrialCleared, now_s: float) -> list[Effect]:
+    def _note_leftovers(self, event: CleanupFinished, now_s: float) -> list[Effect]:
         effects: list[Effect] = [
             LogDecision(event.key, f"cannot end process {leftover}; end it as its own user")
             for leftover in event.leftovers
@@ -273,7 +288,7 @@ class Keeper:
             effects.append(
                 LogDecision(event.key, f"appeared in the temporary folder and is still there: {event.in_tmp}")
             )
-        return effects + (self._poison(KeeperExit.POISONED.meaning, now_s) if event.leftovers else [])
+        return effects + (self._taint(KeeperExit.TAINTED.meaning, now_s) if event.leftovers else [])
 
     def _ended(self, event: TrialExited) -> TrialEnded:
         attempt = self._running(event.key)
@@ -284,10 +299,10 @@ class Keeper:
             reason = ExitReason.NONZERO_EXIT if exit_code else ExitReason.SUCCEEDED
         message = event.stderr_tail
         if event.out_of_memory is not None and exit_code:
-            # Whoever was killed: a shell or a parent process passes the failure on as a code of its own.
+            # A shell or a parent process passes the failure of a killed process on as its own exit code.
             reason = ExitReason.OUT_OF_MEMORY
             message = f"{_told_shortage(event.out_of_memory)}\n{message}".strip()
-        # A command that was asked to stop and still ended well has not failed: the reason on record says why it is over.
+        # A command that exits with 0 after a stop request has not failed: the stop reason says why it ended.
         reason = attempt.stop_reason or reason
         sizes = attempt.replication.final_sizes(event.sizes)
         return TrialEnded(
@@ -298,14 +313,16 @@ class Keeper:
             attempt.started_at_s + event.ran_s,
             sizes,
             message if exit_code else "",
+            attempt.metrics_size_at_stop,
+            tuple(attempt.warnings.values()),
         )
 
     def _note_end(self, ended: TrialEnded, now_s: float) -> list[Effect]:
         attempt = self._running(ended.key)
-        attempt.happened(AttemptEvent.EXITED)
+        attempt.apply(AttemptEvent.EXITED)
         attempt.ended = ended
         attempt.kill_at_s = None
-        before = attempt.replication.beyond_collection
+        before = attempt.replication.over_quota
         attempt.replication.ended(ended.final_sizes)
         self.current = None
         self._idle_since_s = now_s
@@ -331,15 +348,25 @@ class Keeper:
         if attempt is None:
             return []
         was_running = attempt.state is AttemptState.RUNNING
-        attempt.happened(AttemptEvent.STOP_ASKED)
+        attempt.apply(AttemptEvent.STOP_ASKED)
         if not was_running:
             return []
         attempt.stop_reason = reason
         attempt.kill_at_s = now_s + self.settings.grace_s
-        return [LogDecision(attempt.key, f"stopping: {reason.value}"), SignalTrial(attempt.key, kill=False)]
+        return [
+            LogDecision(attempt.key, f"stopping: {reason.value}"),
+            MeasureMetrics(attempt.key),
+            SignalTrial(attempt.key, kill=False),
+        ]
+
+    def _note_size_at_stop(self, event: MetricsMeasured) -> list[Effect]:
+        attempt = self._running(event.key)
+        # A size that was seen counts as written even if the file is shorter by now.
+        attempt.metrics_size_at_stop = max(event.size, attempt.replication.size_of(Stream.METRICS))
+        return []
 
     def _note_signal(self) -> list[Effect]:
-        """Whoever signals twice will not wait."""
+        """Kill at once on a second signal."""
         was_signalled, self._was_signalled = self._was_signalled, True
         attempt = self.current
         if not was_signalled or attempt is None or attempt.kill_at_s is None:
@@ -364,9 +391,31 @@ class Keeper:
         attempt = self.attempts.get(event.key)
         if attempt is None:
             return []
-        before = attempt.replication.beyond_collection
+        before = attempt.replication.over_quota
+        effects = self._warn_of_truncation(attempt, event.sizes)
         attempt.replication.grew(event.sizes)
-        return self._tell_limits(attempt, before, event.key)
+        return effects + self._tell_limits(attempt, before, event.key)
+
+    def _warn_of_truncation(self, attempt: Attempt, sizes: Offsets) -> list[Effect]:
+        truncated = attempt.replication.truncated(sizes)
+        return [
+            effect for stream in truncated for effect in self._warn(attempt, stream, FileChange.TRUNCATED)
+        ]
+
+    def _warn(self, attempt: Attempt, stream: Stream, change: FileChange) -> list[Effect]:
+        if stream in attempt.warnings:
+            return []
+        text = attempt.warnings[stream] = file_warning(stream, change)
+        if attempt.ended is None:
+            return [LogDecision(attempt.key, text)]
+        attempt.ended = replace(attempt.ended, warnings=tuple(attempt.warnings.values()))
+        return [LogDecision(None, text), RecordExit(attempt.ended), *self._tell_end(attempt)]
+
+    def _note_change(self, event: StreamChanged) -> list[Effect]:
+        attempt = self.attempts.get(event.key)
+        if attempt is None or event.stream not in attempt.replication.streams:
+            return []
+        return self._warn(attempt, event.stream, event.change)
 
     def _tell_limits(
         self, attempt: Attempt, before: Collection[Stream], key: AttemptKey | None
@@ -374,37 +423,40 @@ class Keeper:
         return [
             LogDecision(
                 key,
-                f"{stream.value} has reached the {COLLECTED_BYTES[stream]} bytes that are collected of it; "
+                f"{stream.value} has reached the {QUOTA_BYTES[stream]} bytes that are collected of it; "
                 "what follows stays in its file and is not sent",
             )
-            for stream in attempt.replication.beyond_collection
+            for stream in attempt.replication.over_quota
             if stream not in before
         ]
 
     def is_due(self, effect: SendChunk) -> bool:
-        """Whether the chunk is still to be sent, after what an earlier one of the same round has met."""
+        """True if the chunk is still to be sent, after the outcome of earlier chunks of the same round."""
         attempt = self.attempts.get(effect.key)
         return attempt is not None and attempt.replication.is_due(effect.chunk)
 
-    def _note_cut(self, event: StreamCut) -> list[Effect]:
+    def _note_cut(self, event: StreamTruncated) -> list[Effect]:
         attempt = self.attempts[event.key]
         end = attempt.replication.cut(event.stream, event.offset, event.size)
         text = (
             f"somebody cut the file of {event.stream.value} to {event.size} bytes: what follows byte {end} of it is not "
             "delivered, the other streams go on; let the command append to its files only"
         )
+        attempt.warnings.setdefault(event.stream, file_warning(event.stream, FileChange.TRUNCATED))
         if attempt.ended is None:
             return [LogDecision(event.key, text)]
         attempt.ended = replace(
-            attempt.ended, final_sizes=attempt.replication.final_sizes(attempt.ended.final_sizes)
+            attempt.ended,
+            final_sizes=attempt.replication.final_sizes(attempt.ended.final_sizes),
+            warnings=tuple(attempt.warnings.values()),
         )
         return [LogDecision(None, text), RecordExit(attempt.ended), *self._tell_end(attempt)]
 
     def _close(self, attempt: Attempt, now_s: float) -> list[Effect]:
         if attempt.ended is None:
-            # Still running, although the manager has given it up: nobody waits for its results any more.
+            # Still running, although the manager has abandoned it: its results are no longer wanted.
             return self._stop(ExitReason.JOB_LOST, now_s)
-        attempt.happened(AttemptEvent.CLOSED)
+        attempt.apply(AttemptEvent.CLOSED)
         del self.attempts[attempt.key]
         return [ReleaseAttempt(attempt.key)]
 
@@ -428,11 +480,11 @@ class Keeper:
     def _open_link_when_due(self, now_s: float) -> list[Effect]:
         if not self.link.is_due(now_s):
             return []
-        self.link.happened(LinkEvent.DUE, now_s)
+        self.link.apply(LinkEvent.DUE, now_s)
         return [OpenLink(tuple(self.attempts))]
 
     def _note_link(self, event: LinkOpened, now_s: float) -> list[Effect]:
-        self.link.happened(LinkEvent.OPENED, now_s)
+        self.link.apply(LinkEvent.OPENED, now_s)
         self._was_linked = True
         self._note_progress(now_s)
         known = {entry.key: entry for entry in event.welcome.attempts}
@@ -448,15 +500,17 @@ class Keeper:
 
     def _note_progress(self, now_s: float) -> None:
         linger_s = self.settings.linger_s
-        self._lingers_until_s = now_s + (linger_s if self._was_linked else min(linger_s, LINGER_UNHEARD_S))
+        self._lingers_until_s = now_s + (
+            linger_s if self._was_linked else min(linger_s, LINGER_NEVER_CONNECTED_S)
+        )
 
     def _note_link_down(self, event: LinkEvent, text: str, now_s: float) -> list[Effect]:
-        self.link.happened(event, now_s)
+        self.link.apply(event, now_s)
         for attempt in self.attempts.values():
             attempt.replication.link_went_down()
         if event is LinkEvent.REFUSED and self.current is None:
-            self._idle_since_s = now_s  # another manager may come, and think otherwise
-        # One line for an outage, however many tries it lasts; a refusal is a decision of its own.
+            self._idle_since_s = now_s  # another manager may come and accept this job
+        # One log line per outage, however many attempts it lasts; each refusal is logged.
         is_news = self.link.state is LinkState.REFUSED or self.link.failures == 1
         return [LogDecision(None, text)] if is_news else []
 
@@ -465,14 +519,14 @@ class Keeper:
     def _start_leaving(self, now_s: float) -> None:
         if not self._is_leaving:
             self._is_leaving = True
-            self._queue.clear()  # the manager gives them to another job
+            self._queue.clear()  # the manager reassigns them to another job
             self._note_progress(now_s)
 
-    def _poison(self, why: str, now_s: float) -> list[Effect]:
+    def _taint(self, why: str, now_s: float) -> list[Effect]:
         if not self.settings.is_reused:
             return []
         self._start_leaving(now_s)
-        self._own_code = KeeperExit.POISONED
+        self._own_code = KeeperExit.TAINTED
         return [LogDecision(None, f"leaving: {why}")]
 
     @property
@@ -482,7 +536,7 @@ class Keeper:
             return self._idle_since_s + settings.linger_s
         is_unreached = not self._was_linked
         return self._idle_since_s + (
-            min(settings.idle_timeout_s, LONGEST_UNREACHED_S) if is_unreached else settings.idle_timeout_s
+            min(settings.idle_timeout_s, MAX_UNREACHABLE_S) if is_unreached else settings.idle_timeout_s
         )
 
     def _leave_when_idle_too_long(self, now_s: float) -> list[Effect]:
@@ -493,17 +547,17 @@ class Keeper:
             self._own_code = KeeperExit.REFUSED
             return [LogDecision(None, "leaving: the manager gives this job no trials")]
         if not self._was_linked:
-            self._own_code = KeeperExit.UNREACHED
-            return [LogDecision(None, f"leaving: {KeeperExit.UNREACHED.meaning}")]
+            self._own_code = KeeperExit.MANAGER_UNREACHABLE
+            return [LogDecision(None, f"leaving: {KeeperExit.MANAGER_UNREACHABLE.meaning}")]
         return [LogDecision(None, f"leaving: no trial has come for {self.settings.idle_timeout_s:g} s")]
 
     def _exit_when_done(self, now_s: float) -> list[Effect]:
         if self.current is not None or not self._is_leaving or not (self._served or self.settings.is_reused):
             return []
-        if self.attempts and not self._is_dismissed and now_s < self._lingers_until_s:
+        if self.attempts and not self._is_draining and now_s < self._lingers_until_s:
             return []
         self._exit_code = self._own_code
-        return [Exit(self._exit_code)]
+        return [ExitKeeper(self._exit_code)]
 
 
 def _told_shortage(shortage: OutOfMemory) -> str:

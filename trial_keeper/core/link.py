@@ -1,23 +1,23 @@
-"""When to connect to the manager: back-off after failures, at once when the manager moves.
+"""When to connect to the manager: back-off after failures, and at once when the manager moves.
 
-All keepers lose a manager that dies at the same moment. So that they do not come back as a herd, the waits of each are shorter
-by a share of its own.
+All keepers lose a manager that dies at the same moment. To spread their reconnects, each keeper shortens its delays by its own
+jitter.
 """
 
 from enum import Enum
 from zlib import crc32
 
-# The first retry is below what a person notices, for a manager that restarts.
+# For a restarting manager, the first retry is too fast for a person to notice.
 FIRST_RETRY_S = 0.2
-# One minute keeps 1,000 keepers below 25 reconnects a second on a manager that is up but sick. A manager that comes back
-# elsewhere is noticed through manager.json long before.
-LONGEST_RETRY_S = 60.0
-# As much of a wait is left out at most.
+# One minute keeps 1,000 keepers below 25 reconnects a second on a manager that is up but unhealthy. A manager that restarts
+# elsewhere is detected through manager.json long before.
+MAX_RETRY_S = 60.0
+# The maximum fraction by which the jitter shortens a delay.
 _SPREAD = 0.5
 
 
 class LinkState(Enum):
-    """Where the link is."""
+    """State of the link."""
 
     WAITING = "waiting"
     CONNECTING = "connecting"
@@ -26,7 +26,7 @@ class LinkState(Enum):
 
 
 class LinkEvent(Enum):
-    """What can happen to a link."""
+    """Events of a link."""
 
     DUE = "due"
     OPENED = "opened"
@@ -35,29 +35,37 @@ class LinkEvent(Enum):
     MANAGER_MOVED = "manager moved"
 
 
-NEXT: dict[tuple[LinkState, LinkEvent], LinkState] = {
+CHANGES: dict[tuple[LinkState, LinkEvent], LinkState] = {
     (LinkState.WAITING, LinkEvent.DUE): LinkState.CONNECTING,
-    (LinkState.WAITING, LinkEvent.MANAGER_MOVED): LinkState.WAITING,  # due at once
     (LinkState.CONNECTING, LinkEvent.OPENED): LinkState.UP,
     (LinkState.CONNECTING, LinkEvent.LOST): LinkState.WAITING,
     (LinkState.CONNECTING, LinkEvent.REFUSED): LinkState.REFUSED,
     (LinkState.CONNECTING, LinkEvent.MANAGER_MOVED): LinkState.WAITING,  # it may be trying the old address
     (LinkState.UP, LinkEvent.LOST): LinkState.WAITING,
     (LinkState.UP, LinkEvent.REFUSED): LinkState.REFUSED,
-    (LinkState.UP, LinkEvent.MANAGER_MOVED): LinkState.UP,
-    (LinkState.REFUSED, LinkEvent.MANAGER_MOVED): LinkState.WAITING,  # another manager may think otherwise
+    (LinkState.REFUSED, LinkEvent.MANAGER_MOVED): LinkState.WAITING,  # another manager may accept this keeper
+}
+# Events that leave the state as it is.
+IGNORED: frozenset[tuple[LinkState, LinkEvent]] = frozenset(
+    {
+        (LinkState.WAITING, LinkEvent.MANAGER_MOVED),  # due at once
+        (LinkState.UP, LinkEvent.MANAGER_MOVED),
+    }
+)
+TRANSITIONS: dict[tuple[LinkState, LinkEvent], LinkState] = CHANGES | {
+    (state, event): state for state, event in IGNORED
 }
 
 
-def share_of(job_id: str) -> float:
-    """A number from 0 to 1 that is always the same for one job, and another for most others."""
+def jitter(job_id: str) -> float:
+    """Return a number from 0 to 1 that is constant for one job, and differs between most jobs."""
     return crc32(job_id.encode()) / 2**32
 
 
 class Link:
-    """The link's state and the time of the next try (by the keeper's own clock, seconds).
+    """The link's state and the time of the next attempt to connect (on the keeper's own clock, seconds).
 
-    `share` is from 0, for a keeper that waits longest, to 1.
+    `share` is from 0, for a keeper with the longest delays, to 1.
     """
 
     def __init__(self, share: float = 0.0) -> None:
@@ -68,30 +76,30 @@ class Link:
 
     @property
     def is_up(self) -> bool:
-        """Whether messages can be sent."""
+        """True if messages can be sent."""
         return self.state is LinkState.UP
 
-    def happened(self, event: LinkEvent, now_s: float) -> None:
-        """Move on by the table, and choose the time of the next try.
+    def apply(self, event: LinkEvent, now_s: float) -> None:
+        """Apply an event by the table, and set the time of the next attempt.
 
         Raises:
             KeyError: the event cannot happen in this state; a bug.
         """
-        self.state = NEXT[self.state, event]
+        self.state = TRANSITIONS[self.state, event]
         match event:
             case LinkEvent.LOST:
-                longest_s = min(FIRST_RETRY_S * 2**self.failures, LONGEST_RETRY_S)
+                longest_s = min(FIRST_RETRY_S * 2**self.failures, MAX_RETRY_S)
                 self.retry_at_s = now_s + longest_s * (1 - _SPREAD * self._share)
-                # 2**9 seconds is past the longest wait; no need to count on for years.
+                # 2**9 times the first delay exceeds the longest one; the count needs no more.
                 self.failures = min(self.failures + 1, 9)
             case LinkEvent.MANAGER_MOVED:
                 self.failures = 0
                 self.retry_at_s = now_s
 
-    def proved_useful(self) -> None:
-        """The manager did more than say Welcome: the next loss is the first one again."""
+    def reset_backoff(self) -> None:
+        """Reset the back-off: the manager has done more than answer Welcome."""
         self.failures = 0
 
     def is_due(self, now_s: float) -> bool:
-        """Whether to connect now."""
+        """True if it is time to connect."""
         return self.state is LinkState.WAITING and now_s >= self.retry_at_s

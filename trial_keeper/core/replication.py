@@ -1,36 +1,36 @@
-"""Replication by offset: which bytes of an attempt's files to send next, and which are safe with the manager.
+"""Replication by offset: which bytes of an attempt's files to send next, and which are durable at the manager.
 
-Theory of operation. A stream is a file that only grows. For each stream three numbers are kept, durable <= sent <= size:
+Theory of operation. A stream is a file that only grows. Each stream has three numbers, durable <= sent <= size:
 
     size     bytes known to be in the file
     sent     bytes handed to the link since it came up
-    durable  bytes that the manager has confirmed to survive its own death
+    durable  bytes that the manager has acknowledged to survive its own death
 
-The keeper stores none of them. When a link comes up the manager says what it durably has, and sent = durable = that; when
-the link goes down nothing is done at all. So a chunk may travel twice, and the manager drops what it already has; a chunk
-can never be skipped, because nothing but the manager's word moves `durable`.
+The keeper stores none of them on disk. When a link comes up the manager's Welcome has its durable offsets, and sent = durable =
+that; when the link goes down nothing changes. So a chunk may be sent twice, and the manager drops what it already has. A chunk
+can never be skipped, because only the manager's acks advance `durable`.
 
 The distance between sent and durable is bounded per stream (the window), so neither side ever holds more than that in
 memory, however long the manager is away: the bytes wait in the file.
 
-Only the first bytes of a stream are collected (`trial_keeper.wire.limits`); those beyond stay in the file and are never sent.
+Each stream has a quota (`trial_keeper.wire.limits`); bytes beyond it stay in the file and are never sent.
 
-Somebody may cut a file all the same. That is noticed, and believed, when bytes that are due cannot be read because the file is
-shorter: what is gone can be sent by nobody, so the stream ends there for good, and what is appended later does not count.
+A file may be truncated all the same. This is detected when due bytes cannot be read because the file is shorter. The lost bytes
+cannot be sent, so the stream ends there permanently, and bytes that are appended later do not count.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trial_keeper.wire.limits import COLLECTED_BYTES, collected
+from trial_keeper.wire.limits import QUOTA_BYTES, collected
 from trial_keeper.wire.messages import Offsets, Stream
 
-# A metric never waits behind more than one of these on its way into the link: 20 ms at 100 Mbit/s. Smaller ones would cost half
-# as much CPU again: most of that is for a message, whatever its size.
+# A metric waits for at most one of these chunks on its way into the link: 20 ms at 100 Mbit/s. Smaller ones would cost half as
+# much CPU again: most of the cost is per message, whatever its size.
 LOG_CHUNK_BYTES = 256 * 1024
 METRICS_CHUNK_BYTES = 256 * 1024
-# At 10 ms per confirmed round trip these carry 100 MB/s each, of logs only when no trial runs that the link holds them back for.
-# What comes while the disk syncs is synced together the next time: with half of this, logs come at two thirds of the rate.
+# With an ack after 10 ms each window carries 100 MB/s; for logs only while no trial runs, as the link throttles them otherwise.
+# Bytes that arrive during a disk sync are synced together next: half of this window reduces the log rate to two thirds.
 LOG_WINDOW_BYTES = 1024 * 1024
 # A metric record is durable only as a whole, so the window must hold the longest one (999,999 bytes and its frame).
 METRICS_WINDOW_BYTES = 1024 * 1024
@@ -51,14 +51,14 @@ class _Progress:
     sent: int = 0
     durable: int = 0
     end: int | None = None
-    """No byte from here on counts: the attempt is over, or the file was cut."""
+    """Bytes from here on do not count: the attempt has ended, or the file was truncated."""
 
     def counted(self, size: int) -> int:
         return size if self.end is None else min(size, self.end)
 
 
 class Replication:
-    """The replication of one attempt's streams. Streams are sent in the order given, so the most urgent comes first."""
+    """The replication of one attempt's streams. Streams are sent in the given order, most urgent first."""
 
     def __init__(self, streams: Iterable[Stream]) -> None:
         self._progress = {stream: _Progress() for stream in streams}
@@ -66,41 +66,54 @@ class Replication:
 
     @property
     def streams(self) -> tuple[Stream, ...]:
-        """What is replicated, most urgent first."""
+        """The replicated streams, most urgent first."""
         return tuple(self._progress)
 
     def grew(self, sizes: Offsets) -> None:
-        """The files have these sizes now. A size that shrank is ignored: what was appended stays appended."""
+        """Record the current sizes of the files. A smaller size is ignored: appended bytes stay counted."""
         for stream, size in sizes.items():
             progress = self._progress[stream]
             progress.size = max(progress.size, progress.counted(size))
 
+    def size_of(self, stream: Stream) -> int:
+        """Bytes known to be in the stream."""
+        return self._progress[stream].size
+
+    def truncated(self, sizes: Offsets) -> list[Stream]:
+        """Return the streams whose files are shorter in `sizes` than before, except streams that have ended."""
+        return [
+            stream
+            for stream, progress in self._progress.items()
+            if progress.end is None and sizes.get(stream, progress.size) < progress.size
+        ]
+
     @property
-    def beyond_collection(self) -> tuple[Stream, ...]:
-        """The streams of which there is more than is ever sent."""
+    def over_quota(self) -> tuple[Stream, ...]:
+        """The streams that exceed their quota."""
         return tuple(
-            stream for stream, progress in self._progress.items() if progress.size > COLLECTED_BYTES[stream]
+            stream for stream, progress in self._progress.items() if progress.size > QUOTA_BYTES[stream]
         )
 
     def ended(self, final_sizes: Offsets) -> None:
-        """The attempt is over: bytes after these sizes do not count."""
+        """End the attempt: bytes after these sizes do not count."""
         for stream, progress in self._progress.items():
-            # Smaller than before if somebody cut the file.
+            # Smaller than before if the file was truncated.
             progress.size = progress.end = progress.counted(final_sizes[stream])
 
     def cut(self, stream: Stream, offset: int, size: int) -> int:
-        """The chunk at `offset` could not be read: the file has only `size` bytes. Where the stream ends now."""
+        """End a truncated stream: the chunk at `offset` is unreadable, as the file has only `size` bytes. Returns the stream's
+        end."""
         progress = self._progress[stream]
-        # Everything before the chunk is on its way. Should that be lost with the link, the next read finds the new end.
+        # Everything before the chunk is in transit. If the link loses it, the next read finds the new end.
         progress.end = progress.counted(max(offset, size))
         progress.size = min(progress.size, progress.end)
         progress.sent = min(progress.sent, offset)
         return progress.end
 
     def final_sizes(self, sizes: Offsets) -> dict[Stream, int]:
-        """How many bytes of each stream count, when the files have these sizes at the end of the attempt.
+        """Return how many bytes of each stream count if the files have these sizes at the end of the attempt.
 
-        What the manager has, or has on its way, counts also if the file has lost it since.
+        Bytes that the manager has, or that are in transit, count even if the file has lost them since.
         """
         return {
             stream: progress.counted(
@@ -110,21 +123,21 @@ class Replication:
         }
 
     def is_due(self, chunk: ChunkToSend) -> bool:
-        """Whether a chunk may still be read and sent: the link is up, and its stream does not end before."""
+        """True if a chunk may still be read and sent: the link is up, and its stream does not end before."""
         return self._link_is_up and chunk.offset + chunk.size_bytes <= self._progress[chunk.stream].size
 
     def link_came_up(self, durable: Offsets) -> None:
-        """A manager is there and has this much. A stream it does not name it does not know."""
+        """Reset to the manager's durable offsets. A stream that is missing there starts at 0."""
         self._link_is_up = True
         for stream, progress in self._progress.items():
             progress.sent = progress.durable = durable.get(stream, 0)
 
     def link_went_down(self) -> None:
-        """What was sent and not confirmed may be lost or not; only the next Welcome tells."""
+        """Record the loss of the link. Bytes without an ack may or may not have arrived; the next Welcome reports it."""
         self._link_is_up = False
 
     def confirmed(self, durable: Offsets) -> None:
-        """The manager has made these offsets durable. A stream that is not replicated is ignored; so is an older word."""
+        """Record the manager's durable offsets. Ignores streams that are not replicated, and smaller offsets."""
         for stream, offset in durable.items():
             progress = self._progress.get(stream)
             if progress is not None:
@@ -132,7 +145,7 @@ class Replication:
                 progress.sent = max(progress.sent, offset)
 
     def next_chunks(self) -> list[ChunkToSend]:
-        """All that may be sent now, in sending order. They count as sent from here on."""
+        """Return all chunks that may be sent now, in sending order. They count as sent from here on."""
         if not self._link_is_up:
             return []
         chunks: list[ChunkToSend] = []

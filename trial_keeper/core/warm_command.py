@@ -1,12 +1,12 @@
-"""Which commands a warm interpreter can run: `python script.py arguments`, and nothing a shell would have to do."""
+"""Recognises commands that a warm interpreter can run: `python script.py arguments`, and nothing that needs a shell."""
 
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 
 _PYTHON = re.compile(r"(?:[A-Za-z0-9_@%+:,./-]*/)?python(?:3(?:\.[0-9]+)?)?")
-# Characters that mean themselves to bash wherever they stand in a word. `=` does not in the first word, which is the
-# interpreter's; `~` is left out because bash replaces it in some places.
+# Characters without a special meaning to bash anywhere in a word. `=` has one in the first word, which is the interpreter's;
+# `~` is excluded because bash replaces it in some places.
 _PLAIN = r"[A-Za-z0-9_@%+=:,./-]"
 _PIECE = re.compile(rf"""(?P<plain>{_PLAIN}+)|'(?P<single>[^'\0]*)'|"(?P<double>[^"$`\\\0]*)\"""")
 _BLANKS = re.compile(r"[ \t]+")
@@ -20,15 +20,15 @@ class WarmCommand:
     script: str
     arguments: tuple[str, ...] = ()
     is_unbuffered: bool = False
-    """Whether the command says `-u`."""
+    """True if the command has `-u`."""
 
 
-@lru_cache(maxsize=16)  # mostly all trials of a job have one
+@lru_cache(maxsize=16)  # all trials of a job usually have the same command
 def warm_command(command: str) -> WarmCommand | None:
-    """The command as a warm start; None when only a shell, or an interpreter of its own, does what it says.
+    """Parse the command as a warm start; None if it needs a shell or its own interpreter.
 
-    Quotes are understood where bash would take what they enclose as it stands. Variables, wildcards, redirections, several
-    commands, assignments before the command, and options of the interpreter other than `-u` are not.
+    Supports quotes whose content bash would take literally. Does not support variables, wildcards, redirections, several
+    commands, assignments before the command, and options of the interpreter other than `-u`.
     """
     words = _words(command.strip(" \t\n"))
     if words is None or not words or not _PYTHON.fullmatch(words[0]):
@@ -42,7 +42,7 @@ def warm_command(command: str) -> WarmCommand | None:
 
 
 def _words(text: str) -> list[str] | None:
-    """The words bash would make of it, or None when it holds anything but words."""
+    """Split the text into the words that bash would see; None if it contains anything but words."""
     words: list[str] = []
     at, is_inside_word = 0, False
     while at < len(text):

@@ -1,4 +1,4 @@
-"""The attempt's folder on this side: claimed once, and read while it grows."""
+"""The keeper's side of an attempt's folder: claimed once, and read while it grows."""
 
 import contextlib
 import errno
@@ -19,31 +19,43 @@ from trial_keeper.errors import (
     WorkspaceMissing,
     WorkspaceNotWritable,
 )
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.attempt_ids import new_attempt_id, start_ms_of
+from trial_keeper.wire.file_changes import FileChange
 from trial_keeper.wire.messages import AttemptKey, Stream
-from trial_keeper.wire.own_files import open_inside
+from trial_keeper.wire.safe_open import open_beneath
+from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.small_files import read_all, write_all
-from trial_keeper.wire.workspace import AttemptFolder, DocumentInvalid, TrialDocument, Workspace
+from trial_keeper.wire.workspace import (
+    AttemptDocument,
+    AttemptFolder,
+    TrialDocument,
+    Workspace,
+    replace_file,
+)
 
-# An NFS client may go on saying "no such file" this long after another has made it; twice the 3 s that were measured.
+# An NFS client may report "no such file" this long after another has created it; twice the measured 3 s.
 SHARED_STORAGE_LAG_S = 6.0
-_LOOK_AGAIN_S = 0.2
+_RETRY_DELAY_S = 0.2
+# Two records rarely end in as many equal bytes: each has its own sequence number.
+_COMPARED_BYTES = 64
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 
 Found = TypeVar("Found")
 
 
 def read_shared(path: Path) -> bytes:
-    """The content of a file that the manager wrote before it started this job.
+    """Read a file that the manager wrote before it started this job.
 
     Raises:
-        WorkspaceMissing: it is not there, even after the shared storage had time to show it.
+        WorkspaceMissing: it is not there, even after the lag of shared storage.
         MountUnreadable: it cannot be read.
     """
     return _once_shown(path, lambda: read_all(path))
 
 
 def open_shared(path: Path) -> BinaryIO:
-    """A file that the manager wrote before it started this job, open for reading.
+    """Open a file for reading that the manager wrote before it started this job.
 
     Raises:
         WorkspaceMissing, MountUnreadable: as for `read_shared`.
@@ -52,26 +64,26 @@ def open_shared(path: Path) -> BinaryIO:
 
 
 def _once_shown(path: Path, look: Callable[[], Found]) -> Found:
-    gives_up_at_s = time.monotonic() + SHARED_STORAGE_LAG_S
+    deadline_s = time.monotonic() + SHARED_STORAGE_LAG_S
     while True:
         try:
             return look()
         except FileNotFoundError as error:
-            if time.monotonic() > gives_up_at_s:
+            if time.monotonic() > deadline_s:
                 raise WorkspaceMissing(
                     f"cannot find {path}: the experiment's folder is not mounted here, or the experiment was deleted; "
                     "check the mount of the shared storage in this container"
                 ) from error
-            time.sleep(_LOOK_AGAIN_S)
+            time.sleep(_RETRY_DELAY_S)
         except OSError as error:
             raise not_readable(path, error) from error
 
 
 def read_trial(workspace: Workspace, trial_id: str, own_command: str | None = None) -> TrialDocument:
-    """The trial this job is for, with the command of this task in place of the trial's where there is one.
+    """Read this job's trial. A command of this task replaces the trial's command.
 
     Raises:
-        WorkspaceMissing: its document is not there or is not one.
+        WorkspaceMissing: its document is missing or invalid.
         MountUnreadable: it cannot be read.
         SettingsInvalid: no trial can have this id.
     """
@@ -85,13 +97,13 @@ def read_trial(workspace: Workspace, trial_id: str, own_command: str | None = No
         raise WorkspaceMissing(f"{error}; {path} was not written by a manager of this version") from error
 
 
-def glimpse_trial(
+def try_read_trial(
     workspace: Workspace, trial_id: str, own_command: str | None = None
 ) -> TrialDocument | None:
-    """The same, if the storage shows it at this moment."""
+    """Like `read_trial`, without waiting; None if the storage does not show a valid document now."""
     try:
         return _read_trial(read_all(workspace.trial(trial_id).trial_json), own_command)
-    except (OSError, ValueError):  # a DocumentInvalid is one
+    except (OSError, ValueError):  # a DocumentInvalid is a ValueError
         return None
 
 
@@ -100,20 +112,24 @@ def _read_trial(content: bytes, own_command: str | None) -> TrialDocument:
     return trial if own_command is None else replace(trial, command=own_command)
 
 
-def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[AttemptKey, AttemptFolder]:
-    """The next attempt of this task, with its folder made and the parameters in place.
+def claim_attempt(
+    workspace: Workspace, settings: KeeperSettings, trial_id: str, task: str, attempt_id: str | None = None
+) -> tuple[AttemptKey, AttemptFolder]:
+    """Create a new attempt of this task, with its signed directory and its parameters.
 
-    Making the folder is the claim: it succeeds once, also between two containers on NFS.
+    `attempt_id`: the manager's choice, or None to generate one here. Creating the directory is the claim: it succeeds only once,
+    also between two containers on NFS.
 
     Raises:
         WorkspaceNotWritable: the storage is read-only, full, or belongs to another user.
         WorkspaceMissing, MountUnreadable: the parameters are not there, or cannot be read.
     """
     parameters = read_shared(workspace.trial(trial_id).parameter_cfg)
-    number = 0
     try:
+        if attempt_id is None:
+            attempt_id = new_attempt_id(time.time(), _latest_attempt(workspace, settings, trial_id, task))
         while True:
-            key = AttemptKey(trial_id, number, task)
+            key = AttemptKey(trial_id, attempt_id, task)
             folder = workspace.attempt(key)
             path, around = str(folder.path), str(folder.path.parent)
             with contextlib.suppress(FileExistsError):
@@ -121,21 +137,42 @@ def claim_attempt(workspace: Workspace, trial_id: str, task: str) -> tuple[Attem
                     os.mkdir(around)
                 except FileNotFoundError:
                     os.makedirs(around)
-            # Others may write there, too: a link of theirs is no place for this attempt.
+            # Other users may write there too: a symbolic link is not accepted as a parent.
             if stat.S_ISDIR(os.lstat(around).st_mode):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(path)
                     break
-            number += 1
-        # The fewest words to a server that may be far away.
+            attempt_id = new_attempt_id(time.time(), attempt_id)
+        # Minimise round trips: the file server may be remote.
         os.mkdir(folder.output)
         os.mkdir(os.path.dirname(folder.stream(Stream.METRICS)))
         for stream in Stream:
             os.close(_made(folder.stream(stream)))
         write_all(_made(folder.parameter_cfg), parameters)
+        # Last: a signed directory is complete.
+        document = AttemptDocument(settings.experiment_id, settings.job_id, key, time.time())
+        replace_file(folder.attempt_json, document.to_bytes(settings.token))
     except OSError as error:
         raise not_writable(workspace.root, error) from error
     return key, folder
+
+
+def _latest_attempt(workspace: Workspace, settings: KeeperSettings, trial_id: str, task: str) -> str | None:
+    """Return an attempt of this task with a later start than now, after a clock was set back; None if there is none."""
+    now_ms = time.time() * 1000
+    try:
+        keys = workspace.attempts_of(trial_id)
+    except PermissionError:  # no folder is this user's
+        return None
+    for key in reversed(keys):
+        if start_ms_of(key.attempt_id) < now_ms:
+            return None
+        if key.task == task:
+            with contextlib.suppress(OSError, DocumentInvalid):
+                content = read_all(workspace.attempt(key).attempt_json)
+                if AttemptDocument.from_bytes(content, lambda _: settings.token).key == key:
+                    return key.attempt_id
+    return None
 
 
 def _made(path: Path) -> int:
@@ -143,7 +180,7 @@ def _made(path: Path) -> int:
 
 
 def not_readable(path: Path, error: OSError) -> MountUnreadable:
-    """What to say when the shared storage is there and does not show what it holds."""
+    """Build the error for shared storage that is mounted and cannot be read."""
     if error.errno in _FORBIDDEN:
         remedy = f"let user {os.geteuid()} of this container read there, {_as_its_owner(path)}"
     else:
@@ -152,7 +189,7 @@ def not_readable(path: Path, error: OSError) -> MountUnreadable:
 
 
 def not_writable(path: Path, error: OSError) -> WorkspaceNotWritable:
-    """What to say when the workspace takes no more. `path` is a folder there."""
+    """Build the error for a workspace that cannot be written. `path` is a folder there."""
     beginning = f"cannot write in the workspace {path}: {error.strerror}"
     if error.errno == errno.EROFS:
         return MountReadOnly(f"{beginning}; mount it read-write")
@@ -162,7 +199,7 @@ def not_writable(path: Path, error: OSError) -> WorkspaceNotWritable:
         return MountFull(f"{beginning}; free some space there or ask for more quota")
     if error.errno in _FORBIDDEN:
         user = os.geteuid()
-        # Root may do anything, except where the server takes it for somebody else.
+        # Root may write anywhere, except where the server maps it to another user.
         squash = "export it with no_root_squash, " if user == 0 else ""
         return MountForbidden(
             f"{beginning} for user {user} of this container; {squash}{_as_its_owner(path)}, or chmod it for all"
@@ -171,7 +208,7 @@ def not_writable(path: Path, error: OSError) -> WorkspaceNotWritable:
 
 
 def _as_its_owner(path: Path) -> str:
-    """A remedy. Tells the owner and the mode of the path, or of the last folder on the way that can be looked at."""
+    """Build a remedy with owner and mode of the path, or of its nearest parent that can be read."""
     for known in (path, *path.parents):
         with contextlib.suppress(OSError):
             status = known.stat()
@@ -184,10 +221,11 @@ def _as_its_owner(path: Path) -> str:
 
 
 class Tail:
-    """The growing files of one attempt. Polled: shared storage tells nobody when a file grows.
+    """The growing files of one attempt. Polled, because shared storage sends no notifications.
 
-    A storage that fails for the moment, or a trial that removes its files or puts a link there, looks like a file that does not
-    grow. A file that somebody cut is told apart by its size.
+    A transient storage failure, a removed file, or a link in its place looks like a file that does not grow. A truncated file is
+    recognised by its size. `changes` names the files that were replaced or rewritten; a rewrite is detected when the last bytes
+    that were read have changed.
     """
 
     def __init__(self, folder: AttemptFolder, streams: tuple[Stream, ...]) -> None:
@@ -195,9 +233,12 @@ class Tail:
         self._paths = {stream: folder.stream(stream) for stream in streams}
         self._descriptors: dict[Stream, int] = {}
         self._sizes = dict.fromkeys(streams, 0)
+        self._read: dict[Stream, tuple[int, bytes]] = {}
+        """Per stream, the end of the last read, and the bytes before it."""
+        self.changes: dict[Stream, FileChange] = {}
 
     def sizes(self, streams: Iterable[Stream] | None = None) -> dict[Stream, int]:
-        """The sizes of these streams, or of all, at this moment, in bytes."""
+        """The current sizes of these streams, or of all, in bytes."""
         looked_at = tuple(self._paths if streams is None else streams)
         for stream in looked_at:
             try:
@@ -207,15 +248,53 @@ class Tail:
         return {stream: self._sizes[stream] for stream in looked_at}
 
     def read(self, stream: Stream, offset: int, size_bytes: int) -> bytes:
-        """Bytes of a stream; fewer than asked for only if somebody cut the file, or it cannot be read now."""
+        """Read bytes of a stream; returns fewer only if the file was truncated, or cannot be read now."""
+        data = self._pread(stream, offset, size_bytes)
+        if data:
+            self._compare(stream, offset)
+            self._read[stream] = offset + len(data), data[-_COMPARED_BYTES:]
+        return data
+
+    def check(self, streams: Iterable[Stream]) -> None:
+        """Detect files that were replaced, or rewritten since they were last read."""
+        for stream in streams:
+            if stream in self._read:
+                self._compare(stream, self._read[stream][0])
+            with contextlib.suppress(OSError):
+                if not self._is_in_place(stream):
+                    self.changes.setdefault(stream, FileChange.REPLACED)
+
+    def _is_in_place(self, stream: Stream) -> bool:
+        """True if the open file is still the one at the stream's path."""
+        if (descriptor := self._descriptors.get(stream)) is None:
+            return True  # it was never read, so nothing was missed
+        opened = os.fstat(descriptor)
+        try:
+            named = os.lstat(self._paths[stream])
+        except FileNotFoundError:
+            return False
+        # A copy of the same size has lost nothing, and some FUSE file systems change the inode number of an open file.
+        return os.path.samestat(opened, named) or opened.st_size == named.st_size
+
+    def _compare(self, stream: Stream, offset: int) -> None:
+        """Check that the last bytes that were read are unchanged, if that read ended at `offset`."""
+        end, known = self._read.get(stream, (0, b""))
+        if end != offset:
+            return
+        found = self._pread(stream, offset - len(known), len(known))
+        # `truncated_size` detects a shorter file.
+        if len(found) == len(known) and found != known:
+            self.changes.setdefault(stream, FileChange.REWRITTEN)
+
+    def _pread(self, stream: Stream, offset: int, size_bytes: int) -> bytes:
         try:
             return os.pread(self._descriptor(stream), size_bytes, offset)
         except OSError:
             self._let_go(stream)
             return b""
 
-    def cut_size(self, stream: Stream, promised: int) -> int | None:
-        """The size of a stream's file that has fewer than the `promised` bytes; None if it has them, or cannot tell now."""
+    def truncated_size(self, stream: Stream, promised: int) -> int | None:
+        """Return the size of a file with fewer than the `promised` bytes; None if it has them, or cannot be read now."""
         try:
             size = os.fstat(self._descriptor(stream)).st_size
         except OSError:
@@ -224,7 +303,7 @@ class Tail:
         return size if size < promised else None
 
     def last_text(self, stream: Stream, longest_bytes: int) -> str:
-        """The end of a stream as text, from the beginning of a line where it can."""
+        """Return the end of a stream as text, from the start of a line if possible."""
         size = self.sizes((stream,))[stream]
         data = self.read(stream, max(size - longest_bytes, 0), longest_bytes)
         if size > longest_bytes and b"\n" in data[:-1]:
@@ -232,19 +311,19 @@ class Tail:
         return data.decode(errors="replace").strip()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         while self._descriptors:
             os.close(self._descriptors.popitem()[1])
 
     def _descriptor(self, stream: Stream) -> int:
         descriptor = self._descriptors.get(stream)
         if descriptor is None:
-            descriptor = open_inside(self._folder, self._paths[stream])
+            descriptor = open_beneath(self._folder, self._paths[stream])
             self._descriptors[stream] = descriptor
         return descriptor
 
     def _let_go(self, stream: Stream) -> None:
-        """The next look begins with a fresh descriptor: a stale one of NFS never recovers."""
+        """Close the descriptor, so that the next poll opens a new one: a stale one of NFS never recovers."""
         descriptor = self._descriptors.pop(stream, None)
         if descriptor is not None:
             with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""The keeper's own control group: its memory and who was killed for it, and one for the trial where groups may be made.
+"""The keeper's own control group: its memory and OOM kills; and one for the trial where groups can be created.
 
-In a container /proc/self/cgroup says `/` when the container has a cgroup namespace, and the path on the machine when it has
-none; there the mount shows the container's group, or only groups below it. Hence the group is looked for in both places.
+In a container with a cgroup namespace /proc/self/cgroup contains `/`; in one without it contains the path on the machine, but
+the mount shows the container's group, or only groups below it. Hence both places are searched.
 
 Source: cgroups(7), proc_pid_mountinfo(5), the kernel's cgroup-v1/memory.rst and cgroup-v2.rst.
 """
@@ -17,20 +17,21 @@ from pathlib import Path
 from trial_keeper.wire.small_files import read_all
 
 ROOT = Path("/")
-# What v1 says for "no limit" is the largest number of pages in bytes, which depends on the machine.
+# v1's value for "no limit" is the largest number of pages in bytes, which depends on the machine.
 _NO_LIMIT_FROM = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryCgroup:
-    """The control group that this process's memory is counted in. What cannot be read is None, or 0 for a count."""
+    """The control group that accounts for this process's memory. An unreadable value is None, or 0 for a count."""
 
     folder: Path
     version: int
 
     @classmethod
     def own(cls, root: Path = ROOT) -> "MemoryCgroup | None":
-        """This process's; None where the kernel counts no memory or shows none. `root` has `proc` and the mounts below it."""
+        """This process's group; None if the kernel accounts for no memory or shows no group. `root` contains `proc` and the
+        mounts."""
         for version, controller in ((1, "memory"), (2, "")):
             folder = _own_folder(controller, root)
             if folder is not None and (folder / _COUNTER[version]).is_file():
@@ -38,7 +39,7 @@ class MemoryCgroup:
         return None
 
     def oom_kills(self) -> int:
-        """How many processes the kernel has killed here for want of memory."""
+        """The number of processes that the kernel has killed here for lack of memory."""
         for line in _read(self.folder / _COUNTER[self.version]).splitlines():
             name, _, value = line.partition(" ")
             if name == "oom_kill" and value.isdecimal():
@@ -46,11 +47,11 @@ class MemoryCgroup:
         return 0
 
     def pids(self) -> frozenset[int]:
-        """Who is counted here."""
+        """The processes in this group."""
         return frozenset(map(int, _read(self.folder / "cgroup.procs").split()))
 
     def limit_bytes(self) -> int | None:
-        """The lowest limit of this group and of those above it that can be seen; None for none."""
+        """The lowest limit of this group and its visible parents; None if there is none."""
         limits = []
         for folder in (self.folder, *self.folder.parents):
             text = _read(folder / ("memory.limit_in_bytes", "memory.max")[self.version - 1])
@@ -61,7 +62,7 @@ class MemoryCgroup:
         return min(limits, default=None)
 
     def peak_bytes(self) -> int | None:
-        """The most that was ever in use here; v2 tells since Linux 5.19."""
+        """The highest usage ever; on v2 available since Linux 5.19."""
         text = _read(self.folder / ("memory.max_usage_in_bytes", "memory.peak")[self.version - 1]).strip()
         return int(text) if text.isdecimal() else None
 
@@ -70,11 +71,11 @@ _COUNTER = {1: "memory.oom_control", 2: "memory.events"}
 
 
 class TrialCgroup:
-    """A control group that holds a trial's processes only, so that the kernel can end all of them in one step.
+    """A control group with a trial's processes only, so that the kernel can kill all of them in one step.
 
-    It adds to a walk over the processes: nothing can fork its way out of it, and it ends processes of other users, which this
-    one may not signal. Made where the keeper may make groups below its own (cgroup v2, Linux 5.14); in most containers they
-    are read-only. Moving a process takes the kernel 7 ms, during which the trial runs but cannot fork.
+    It complements the scan of processes: no process can leave it with a fork, and it kills processes of other users, which the
+    keeper may not signal. Available where the keeper may create groups below its own (cgroup v2, Linux 5.14); in most containers
+    they are read-only. Moving a process takes the kernel 7 ms, during which the trial runs but cannot fork.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -82,12 +83,12 @@ class TrialCgroup:
 
     @classmethod
     def around(cls, pid: int, root: Path = ROOT) -> "TrialCgroup | None":
-        """Put a process into a group of its own; None where that cannot be done."""
+        """Move a process into its own new group; None if that is not possible."""
         own = _own_folder("", root)
-        # The machine's topmost group cannot be killed, and belongs to nobody who runs trials.
+        # The machine's root group has no cgroup.kill.
         if own is None or not os.access(own / "cgroup.kill", os.W_OK):
             return None
-        group = cls(own / f"trial-{pid}")
+        group = cls(own / f"trial-{pid}")  # `of` finds it by this name
         try:
             group._folder.mkdir()
             (group._folder / "cgroup.procs").write_text(str(pid))
@@ -96,24 +97,32 @@ class TrialCgroup:
             return None
         return group
 
+    @classmethod
+    def of(cls, pid: int, root: Path = ROOT) -> "TrialCgroup | None":
+        """The group that `around` created for this process, which may have ended; None if there is none."""
+        own = _own_folder("", root)
+        folder = None if own is None else own / f"trial-{pid}"
+        return cls(folder) if folder is not None and folder.is_dir() else None
+
     def kill(self) -> None:
-        """SIGKILL to everything in it."""
+        """Send SIGKILL to all its processes."""
         with contextlib.suppress(OSError):
             (self._folder / "cgroup.kill").write_text("1")
 
     def pids(self) -> list[int]:
-        """What is in it, without the dead."""
+        """The processes in it, without zombies."""
         return [int(pid) for pid in _read(self._folder / "cgroup.procs").split()]
 
     def remove(self) -> None:
-        """Take it away, unless something is still in it."""
+        """Remove the group, unless it still contains a process."""
         with contextlib.suppress(OSError):
             self._folder.rmdir()
 
 
 @cache
 def _own_folder(controller: str, root: Path) -> Path | None:
-    """Where this process's group of a v1 controller, or of v2 for "", can be seen. A keeper is not moved to another."""
+    """The visible folder of this process's group, of a v1 controller or of v2 for "". Cached: a keeper never changes its
+    group."""
     path = _own_path(controller, _read(root / "proc/self/cgroup"))
     mounts = list(_mounts(controller, _read(root / "proc/self/mountinfo")))
     if path is None or not mounts:
@@ -145,7 +154,7 @@ def _own_path(controller: str, text: str) -> str | None:
 
 
 def _mounts(controller: str, text: str) -> Iterator[tuple[str, str]]:
-    """For each mount of the hierarchy: which of its groups the mount shows, and where."""
+    """For each mount of the hierarchy: the group at its root, and its mount point."""
     for line in text.splitlines():
         mount, _, source = line.partition(" - ")
         match mount.split(), source.split():

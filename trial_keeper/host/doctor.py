@@ -1,7 +1,7 @@
-"""`trial-keeper doctor`: a look at each thing that a keeper depends on in this container.
+"""`trial-keeper doctor`: checks everything that a keeper depends on in this container.
 
-Each check stands alone: it runs in a thread with a time limit, so neither storage that hangs nor a network that swallows
-packets hides what the others find. A check that lacks something which another has already complained of is skipped.
+The checks are independent: each runs in a thread with a time limit, so neither storage that hangs nor a network that drops
+packets hides the other findings. A check is skipped if it needs something that another check has already reported as failed.
 """
 
 import contextlib
@@ -26,25 +26,26 @@ from trial_keeper.host.gpus import Gpus, GpusUnseen, NvmlMissing
 from trial_keeper.host.mount import check_writing, look_at, written_folder
 from trial_keeper.settings import SettingValue, read_settings
 from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
+from trial_keeper.wire.listener_uid import UntrustedListener, verify_listener_uid
 from trial_keeper.wire.messages import Hello, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
-from trial_keeper.wire.own_port import StrangerListens, check_own
+from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.versions import mismatch_message, versions_agree
-from trial_keeper.wire.workspace import DocumentInvalid, ManagerDocument, Workspace
+from trial_keeper.wire.workspace import ManagerDocument, Workspace
 
-# A network step gives up by itself before its check is given up, on a machine that is busy too: it knows better what failed.
-LONGEST_STEP_S = 4.5
-LONGEST_CHECK_S = 8.0
-# Clocks this far apart make the times of a trial look wrong, and nothing else.
-LARGEST_SKEW_S = 5.0
-# Below the first a metric may find no room; below the second a trial's own files soon will not.
-_LEAST_FREE_BYTES, _FEW_FREE_BYTES = 2**24, 2**30
-_LEAST_FREE_INODES, _FEW_FREE_INODES = 100, 10_000
+# Below the check's own limit, so that on a busy machine too the step reports which part failed.
+MAX_STEP_S = 4.5
+MAX_CHECK_S = 8.0
+# A larger skew only makes the times of a trial look wrong.
+MAX_SKEW_S = 5.0
+# Below the first a metric may not fit; below the second a trial's own files soon will not.
+_MIN_FREE_BYTES, _FEW_FREE_BYTES = 2**24, 2**30
+_MIN_FREE_INODES, _FEW_FREE_INODES = 100, 10_000
 _MIB, _GIB = 2**20, 2**30
 
 
 class Outcome(str, Enum):
-    """What came of a check. WARN stops no trial."""
+    """The result of a check. WARN stops no trial."""
 
     OK = "OK"
     WARN = "WARN"
@@ -54,7 +55,7 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check, in one line. `remedy` is empty when nothing has to be done."""
+    """The result of one check, as one line. `remedy` is empty if nothing has to be done."""
 
     check: str
     outcome: Outcome
@@ -70,7 +71,7 @@ Check = Callable[[], Finding]
 
 
 def report(examined: Iterable[Finding], say: Callable[[str], None], *, as_json: bool) -> int:
-    """Say what was found, a line as soon as it is known or one JSON document; 1 if anything failed, else 0."""
+    """Print the findings, one line each as they come, or one JSON document. Returns 1 if a check failed, else 0."""
     findings = []
     for finding in examined:
         findings.append(finding)
@@ -85,7 +86,7 @@ def report(examined: Iterable[Finding], say: Callable[[str], None], *, as_json: 
 
 
 def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """All findings, in the order in which a keeper needs the things."""
+    """Yield all findings, in the order in which a keeper needs what they check."""
     values, problems = read_settings(environ)
     yield check_settings(values, problems)
     yield bounded("bash", check_bash)
@@ -120,8 +121,8 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield bounded("gpu", check_gpus)
 
 
-def bounded(name: str, check: Check, limit_s: float = LONGEST_CHECK_S) -> Finding:
-    """What the check finds, or that it took too long, or that it broke."""
+def bounded(name: str, check: Check, limit_s: float = MAX_CHECK_S) -> Finding:
+    """Run the check with a time limit. A timeout or an exception becomes a failed finding."""
     found: queue.SimpleQueue[Finding] = queue.SimpleQueue()
 
     def look() -> None:
@@ -130,7 +131,7 @@ def bounded(name: str, check: Check, limit_s: float = LONGEST_CHECK_S) -> Findin
         except Exception as error:  # noqa: BLE001 - one broken check must not hide the others
             found.put(_fail(name, f"the check itself broke: {error!r}", "report it as a bug of trial-keeper"))
 
-    # A daemon: what hangs is left hanging.
+    # A daemon thread: one that hangs must not block the exit.
     threading.Thread(target=look, name=f"doctor {name}", daemon=True).start()
     try:
         return found.get(timeout=limit_s)
@@ -146,7 +147,7 @@ def bounded(name: str, check: Check, limit_s: float = LONGEST_CHECK_S) -> Findin
 
 
 def check_settings(values: Mapping[str, SettingValue], problems: Iterable[str]) -> Finding:
-    """Whether the job told its keeper everything. The token is not shown."""
+    """Check the settings in the environment. The token is not shown."""
     if wrong := "; ".join(problems):
         return _fail(
             "settings",
@@ -161,20 +162,20 @@ def check_settings(values: Mapping[str, SettingValue], problems: Iterable[str]) 
 
 
 def check_bash() -> Finding:
-    """Whether a trial's command can be started."""
+    """Check that a trial's command can be started."""
     path = shutil.which("bash")
     if path is None:
         return _fail("bash", "there is no bash on the PATH", "use an image that has bash")
     command = [path, "-e", "-o", "pipefail", "-c", 'echo "$BASH_VERSION"']
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_STEP_S, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_STEP_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         return _fail("bash", f"{path} does not work: {error}", "repair bash in the image")
     return _ok("bash", f"{path}, version {done.stdout.strip()}")
 
 
 def check_gpus() -> Finding:
-    """Which GPUs can be seen. None is no failure: most trials want none."""
+    """List the visible GPUs. None is no failure: most trials need none."""
     devices = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
     try:
         gpus = Gpus()
@@ -191,7 +192,7 @@ def check_gpus() -> Finding:
 
 
 def check_mount(mount: Path, workspace: Workspace) -> Finding:
-    """Whether the shared storage is there, with the experiment's folder on it, and can be read. As a keeper looks itself."""
+    """Check that the shared storage has the experiment's folder and is readable, as a keeper checks it itself."""
     try:
         look_at(mount, workspace)
     except KeeperError as error:
@@ -200,7 +201,7 @@ def check_mount(mount: Path, workspace: Workspace) -> Finding:
 
 
 def check_write(folder: Path) -> Finding:
-    """Whether this user can make files there, and remove them, and to whom they belong then."""
+    """Check that this user can create and remove files there, and report which user owns them."""
     try:
         owner = check_writing(folder)
         folder_owner = folder.stat().st_uid
@@ -218,19 +219,19 @@ def check_write(folder: Path) -> Finding:
 
 
 def check_space(root: Path) -> Finding:
-    """Whether there is room for what a trial writes."""
+    """Check the free space for a trial's files."""
     try:
         status = os.statvfs(root)
     except OSError as error:
         return Finding("space", Outcome.SKIP, f"cannot look at {root}: {error.strerror}")
     free, whole = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
-    # Some file systems make inodes as they need them, and say that there are none.
+    # Some file systems allocate inodes on demand, and report a count of 0.
     inodes = status.f_favail if status.f_files else None
     found = f"{_size(free)} of {_size(whole)} free"
     if inodes is not None:
         found += f", {inodes} inodes free"
     remedy = "remove what is not needed there, or ask for more quota"
-    if free < _LEAST_FREE_BYTES or (inodes is not None and inodes < _LEAST_FREE_INODES):
+    if free < _MIN_FREE_BYTES or (inodes is not None and inodes < _MIN_FREE_INODES):
         return _fail("space", found, remedy)
     if free < _FEW_FREE_BYTES or (inodes is not None and inodes < _FEW_FREE_INODES):
         return Finding("space", Outcome.WARN, found, remedy)
@@ -238,7 +239,7 @@ def check_space(root: Path) -> Finding:
 
 
 def check_clock(root: Path) -> Finding:
-    """How far this clock is from the shared storage's, by a file that was just written."""
+    """Measure this clock's skew from the shared storage's clock, with a file that was just written."""
     before_s = time.time()
     try:
         with _TemporaryFile(root) as path:
@@ -249,11 +250,11 @@ def check_clock(root: Path) -> Finding:
 
 
 def clock_finding(before_s: float, written_s: float, after_s: float) -> Finding:
-    """The finding for a file whose time is `written_s`, made between two looks at this container's clock."""
+    """The finding for a file with time `written_s`, written between two readings of this container's clock."""
     skew_s = max(written_s - after_s, 0.0) - max(before_s - written_s, 0.0)
     which = "ahead of" if skew_s < 0 else "behind"
     found = f"{abs(skew_s):.1f} s {which} the shared storage's"
-    if abs(skew_s) > LARGEST_SKEW_S:
+    if abs(skew_s) > MAX_SKEW_S:
         return Finding(
             "clock", Outcome.WARN, found, "let both machines keep time by NTP; times of trials look wrong"
         )
@@ -261,7 +262,7 @@ def clock_finding(before_s: float, written_s: float, after_s: float) -> Finding:
 
 
 class _TemporaryFile:
-    """A file with one byte in it, written through to the storage, and gone afterwards."""
+    """A file of one byte, synced to the storage, and removed on exit."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f".doctor-{uuid.uuid4().hex}"
@@ -283,7 +284,7 @@ class _TemporaryFile:
 
 
 def _file_system(path: Path) -> str:
-    """What kind of file system the path is on, and of what."""
+    """Return the type and source of the file system that holds the path."""
     best, found = "", "an unknown file system"
     real = path.resolve()
     try:
@@ -303,7 +304,7 @@ def _file_system(path: Path) -> str:
 
 
 def check_manager_document(workspace: Workspace, values: Mapping[str, SettingValue]) -> Finding:
-    """Whether manager.json says where the manager of this experiment is."""
+    """Check that manager.json names the address of this experiment's manager."""
     path = workspace.manager_json
     remedy = "let the manager write it again with `nnictl resume`"
     try:
@@ -332,7 +333,7 @@ def check_manager_document(workspace: Workspace, values: Mapping[str, SettingVal
 
 
 def _read_document(workspace: Workspace) -> tuple[ManagerDocument, int] | None:
-    """What `check_manager_document` has looked at, and whose it is; None if it has complained, or hangs."""
+    """Return manager.json and the uid of its owner; None if it is unreadable, or the read hangs."""
     found: list[tuple[ManagerDocument, int]] = []
 
     def read() -> Finding:
@@ -345,7 +346,7 @@ def _read_document(workspace: Workspace) -> tuple[ManagerDocument, int] | None:
 
 
 def check_version(manager: str, *, is_asked: bool) -> Finding:
-    """The version rule, as a keeper applies it before it runs anything."""
+    """Apply the version rule, as a keeper does before it runs anything."""
     found = f"keeper {__version__}, manager {manager}"
     if versions_agree(manager, __version__):
         return _ok("version", found)
@@ -355,7 +356,7 @@ def check_version(manager: str, *, is_asked: bool) -> Finding:
 
 
 def check_name(address: str, _: Mapping[str, SettingValue]) -> Finding:
-    """Whether the manager's host can be found by name."""
+    """Resolve the manager's host name."""
     host, port = _split(address)
     try:
         numbers = sorted(
@@ -365,7 +366,7 @@ def check_name(address: str, _: Mapping[str, SettingValue]) -> Finding:
         return _fail(
             "name",
             f"cannot resolve {host}: {error.strerror if isinstance(error, OSError) else error}",
-            "mend DNS in this container, or give the manager an address that is known here",
+            "fix DNS in this container, or give the manager an address that is known here",
         )
     if numbers == [host]:
         return Finding("name", Outcome.SKIP, f"{host} needs no name resolution")
@@ -373,10 +374,10 @@ def check_name(address: str, _: Mapping[str, SettingValue]) -> Finding:
 
 
 def check_tcp(address: str, _: Mapping[str, SettingValue]) -> Finding:
-    """Whether somebody listens at the manager's address."""
+    """Connect to the manager's address."""
     began_s = time.monotonic()
     try:
-        with socket.create_connection(_split(address), timeout=LONGEST_STEP_S):
+        with socket.create_connection(_split(address), timeout=MAX_STEP_S):
             return _ok("tcp", f"{address} answers in {1000 * (time.monotonic() - began_s):.1f} ms")
     except ConnectionRefusedError:
         return _fail(
@@ -387,7 +388,7 @@ def check_tcp(address: str, _: Mapping[str, SettingValue]) -> Finding:
     except TimeoutError:
         return _fail(
             "tcp",
-            f"{address} does not answer within {LONGEST_STEP_S:g} s",
+            f"{address} does not answer within {MAX_STEP_S:g} s",
             "let firewalls and network policies pass this port between container and manager",
         )
     except OSError as error:
@@ -399,13 +400,13 @@ def check_tcp(address: str, _: Mapping[str, SettingValue]) -> Finding:
 
 
 def check_tls(certificate: str | None, address: str, _: Mapping[str, SettingValue]) -> Finding:
-    """Whether who listens there has the certificate that manager.json names."""
+    """Check that the listener has the certificate that manager.json names."""
     if certificate is None:
         return Finding("tls", Outcome.SKIP, "manager.json names no certificate: nothing is encrypted")
-    from trial_keeper.host.trust import why_not_trusted
+    from trial_keeper.host.trust import verify_certificate
 
     try:
-        problem = why_not_trusted(address, certificate, LONGEST_STEP_S)
+        problem = verify_certificate(address, certificate, MAX_STEP_S)
     except OSError:
         return Finding("tls", Outcome.SKIP, f"nobody to ask at {address}")
     if problem is None:
@@ -420,11 +421,11 @@ def check_tls(certificate: str | None, address: str, _: Mapping[str, SettingValu
 def check_service(
     certificate: str | None, manager_uid: int, address: str, values: Mapping[str, SettingValue]
 ) -> Finding:
-    """Whether the manager would let this job's keeper in. The session of the keeper that runs is not touched."""
+    """Check that the manager accepts this job's keeper. The session of the running keeper is not affected."""
     missing = [name for name in ("experiment_id", "job_id", "token") if name not in values]
     if missing:
         return Finding("grpc", Outcome.SKIP, f"cannot say Hello without {', '.join(missing)}")
-    import grpc  # 80 ms that only this check needs
+    import grpc  # here, since only this check needs the 80 ms of its import
 
     from trial_keeper.host.link import CHANNEL_OPTIONS
     from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials
@@ -435,18 +436,18 @@ def check_service(
         if found.outcome is Outcome.FAIL:
             return replace(found, check="grpc")
     else:
-        # One that nobody listens at says so itself.
+        # The connection itself reports an address without a listener.
         with contextlib.suppress(ConnectionRefusedError):
             try:
-                check_own(*_split(address), [manager_uid])
-            except StrangerListens as error:
+                verify_listener_uid(*_split(address), [manager_uid])
+            except UntrustedListener as error:
                 return _fail(
                     "grpc", str(error), "`nnictl resume` brings the manager back, at a port of its own"
                 )
     job_id, token = str(values["job_id"]), str(values["token"])
     hello = Hello(__version__, str(values["experiment_id"]), job_id, "doctor", is_probe=True)
     began_s = time.monotonic()
-    # Only to whom the certificate is: the token goes along.
+    # The call carries the token, so only after the listener has been verified.
     with (
         grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
         if certificate is None
@@ -457,7 +458,7 @@ def check_service(
         call = KeeperServiceStub(channel).Connect(
             iter([keeper_message_to_pb(hello)]),
             metadata=((JOB_KEY, job_id), (TOKEN_KEY, token)),
-            timeout=LONGEST_STEP_S,
+            timeout=MAX_STEP_S,
         )
         try:
             answer = manager_message_from_pb(next(call))
@@ -509,7 +510,7 @@ def at_each(
     addresses: Iterable[str],
     values: Mapping[str, SettingValue],
 ) -> list[Finding]:
-    """The check at each address. A keeper tries them in turn, so it is enough if one serves."""
+    """Run the check at each address. A keeper tries them in turn, so one that works is enough: others only WARN."""
     findings = [bounded(name, lambda address=address: check(address, values)) for address in addresses]  # type: ignore[misc]
     one_serves = any(finding.outcome is Outcome.OK for finding in findings)
     return [
@@ -518,7 +519,7 @@ def at_each(
     ]
 
 
-# ---- words
+# ---- texts
 
 
 def _ok(check: str, found: str) -> Finding:
@@ -539,7 +540,7 @@ def _of_error(check: str, outcome: Outcome, error: Exception) -> Finding:
 
 
 def _of_text(check: str, outcome: Outcome, text: str) -> Finding:
-    """Our own messages end with the way out."""
+    """Split one of our own messages, which end with the remedy, into a finding."""
     found, _, remedy = text.partition("; ")
     return Finding(check, outcome, found, remedy)
 

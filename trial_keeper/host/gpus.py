@@ -4,13 +4,13 @@ import contextlib
 import ctypes
 from typing import Any
 
-from trial_keeper.errors import UserMistake
+from trial_keeper.errors import UserError
 from trial_keeper.wire.messages import GpuUsage
 
 _DRIVER_LIBRARY = "libnvidia-ml.so.1"
 
 
-class GpusUnseen(UserMistake):
+class GpusUnseen(UserError):
     """The driver shows no GPU here."""
 
 
@@ -19,19 +19,18 @@ class NvmlMissing(GpusUnseen):
 
 
 class Gpus:
-    """The driver, ready to be asked."""
+    """Queries the driver."""
 
     def __init__(self) -> None:
-        """Find it.
+        """Load the driver's library and list the GPUs.
 
         Raises:
             GpusUnseen: no driver in this container, or it does not work.
             NvmlMissing: nvidia-ml-py is not installed.
         """
         try:
-            ctypes.CDLL(
-                _DRIVER_LIBRARY
-            )  # before the import: 40 ms and some MB that a machine without GPUs need not pay
+            # Before the import, whose 40 ms and some MB a machine without GPUs saves.
+            ctypes.CDLL(_DRIVER_LIBRARY)
         except OSError as error:
             raise GpusUnseen(
                 f"cannot ask for GPUs: {_DRIVER_LIBRARY} is not here; "
@@ -60,7 +59,7 @@ class Gpus:
         return len(self._handles)
 
     def names(self) -> list[str]:
-        """What each GPU calls itself, in the order of their indices."""
+        """Return the product name of each GPU, in the order of their indices."""
         names = []
         for handle in self._handles:
             try:
@@ -70,7 +69,7 @@ class Gpus:
         return names
 
     def usage(self, indices: tuple[int, ...] | None) -> tuple[GpuUsage, ...]:
-        """What these GPUs do now; None: all. One that does not answer is left out."""
+        """Return the current usage of these GPUs; None: all. A GPU that does not answer is omitted."""
         usages = []
         for index, handle in enumerate(self._handles):
             if indices is not None and index not in indices:

@@ -1,4 +1,4 @@
-"""Does what the keeper decides: the one loop of a keeper's process."""
+"""Executes the keeper's effects: the one event loop of a keeper process."""
 
 import asyncio
 import contextlib
@@ -14,15 +14,19 @@ from typing import TYPE_CHECKING
 from trial_keeper import __version__
 from trial_keeper.core.environment import trial_environ
 from trial_keeper.core.events import (
+    CleanupFinished,
     Effect,
     Event,
-    Exit,
-    ForeseeTrial,
+    ExitKeeper,
     LogDecision,
     ManagerMoved,
+    MeasureMetrics,
+    MetricsMeasured,
     OpenLink,
     OutOfMemory,
+    PreparationFailed,
     PrepareTrial,
+    PrewarmTrial,
     RecordExit,
     ReleaseAttempt,
     Send,
@@ -31,14 +35,13 @@ from trial_keeper.core.events import (
     SignalTrial,
     SpawnFailed,
     SpawnTrial,
-    StreamCut,
+    StreamChanged,
     StreamsGrew,
-    TimePassed,
+    StreamTruncated,
+    TimerFired,
     TrialAssigned,
-    TrialCleared,
     TrialExited,
     TrialSpawned,
-    TrialUnprepared,
 )
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.errors import KeeperError
@@ -46,27 +49,27 @@ from trial_keeper.exit_codes import of_signal
 from trial_keeper.host.attempt_files import (
     Tail,
     claim_attempt,
-    glimpse_trial,
     not_writable,
     read_trial,
+    try_read_trial,
 )
+from trial_keeper.host.cached_listing import CachedListing
 from trial_keeper.host.cgroups import MemoryCgroup
-from trial_keeper.host.file_news import SLOW_LOOK_S, FileNews
-from trial_keeper.host.folder_names import FolderNames
-from trial_keeper.host.guard import Guard
+from trial_keeper.host.file_watcher import SLOW_LOOK_S, FileWatcher
 from trial_keeper.host.mount import with_code
+from trial_keeper.host.orphan_reaper import OrphanReaper
+from trial_keeper.host.output_forwarder import OutputForwarder
 from trial_keeper.host.process import TrialProcess, adopt_orphans, ancestors, descendants
-from trial_keeper.host.relay import Relay
 from trial_keeper.host.usage import UsageSampler, UsageWatch
 from trial_keeper.host.warm_starts import WarmStarts
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, TrialEnded, Usage
-from trial_keeper.wire.own_files import open_inside
+from trial_keeper.wire.safe_open import open_beneath
+from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.small_files import write_all
 from trial_keeper.wire.workspace import (
     MARKER,
     AttemptFolder,
-    DocumentInvalid,
     TrialDocument,
     Workspace,
     exit_to_bytes,
@@ -77,39 +80,39 @@ from trial_keeper.wire.workspace import (
 if TYPE_CHECKING:
     from trial_keeper.host.link import ManagerLink
 
-# A trial that floods one of its files costs this many looks at most; a person who reads a log along does not notice.
+# Bounds the polls of a file that grows fast; a person who follows a log does not notice the delay.
 _METRICS_REST_S = 0.01
 _LOGS_REST_S = 0.1
-# While a stop is under way only: nobody tells when the last process of a group has ended.
+# Only while a stop is in progress: no signal reports the end of a group's last process.
 _GROUP_LOOK_S = 0.05
-# Without a trial nothing grows; whatever brings one says so.
+# No file grows without a trial, and a new trial wakes the loop.
 _IDLE_LOOK_S = 3600.0
 _MANAGER_LOOK_S = 1.0
-# Who else is counted in a control group changes seldom, and short trials begin many times a second.
+# Membership of a control group changes rarely, and short trials start many times a second.
 _SHARED_MEMORY_LOOK_S = 1.0
-# The thread that writes them takes turns with this one, while a trial may be about to start.
+# The writer thread competes with this one for the interpreter, while a trial may be about to start.
 _LINES_REST_S = 0.1
 _MESSAGE_BYTES = 4096
-# How a command ends that was killed, and a shell whose command was.
+# Exit statuses of a killed command, and of a shell whose command was killed.
 _KILLED = (-signal.SIGKILL, of_signal(signal.SIGKILL))
 _NAMES_SHOWN = 5
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True)
-class _Surroundings:
-    """What was there before a trial, and is not its doing. The end of one trial is the beginning of the next."""
+class HostBaseline:
+    """The host's state before a trial, so not caused by it. The end of one trial is the baseline of the next."""
 
     in_tmp: frozenset[str]
-    """What lies in the temporary folder."""
+    """The entries of the temporary folder."""
     oom_kills: int
     pids: frozenset[int] = frozenset()
-    """The processes of this machine; empty if nobody looked."""
+    """The processes of this machine; empty if not scanned."""
 
 
 @dataclass(slots=True)
 class _Attempt:
-    """What this process holds of an attempt until it is closed."""
+    """The resources of an attempt that is not closed."""
 
     key: AttemptKey
     trial: TrialDocument
@@ -117,10 +120,10 @@ class _Attempt:
     tail: Tail = field(init=False)
     sizes: Offsets = field(default_factory=dict)
     shares_memory: bool = False
-    found: _Surroundings = _Surroundings(frozenset(), 0)
-    """When it began."""
+    found: HostBaseline = HostBaseline(frozenset(), 0)
+    """The baseline at its start."""
     spawned_s: float = 0.0
-    """By the monotonic clock."""
+    """On the monotonic clock."""
     sampler: UsageSampler | None = None
     usage: UsageWatch | None = None
 
@@ -131,12 +134,12 @@ class _Attempt:
 class Host:
     """One keeper process around one `Keeper`.
 
-    A job without reuse needs nobody's word to start: its trial is started by `begin`, before asyncio and gRPC are even imported.
+    A job without reuse starts its trial without a manager: `begin` starts it before asyncio and gRPC are even imported.
     """
 
     def __init__(self, settings: KeeperSettings, workspace: Workspace, task: str) -> None:
-        # Before any thread runs. Process 1 needs none: all of its namespace ends with it.
-        self._guard = Guard() if os.getpid() != 1 else None
+        # Before any thread runs. Process 1 needs none: its whole namespace ends with it.
+        self._guard = OrphanReaper() if os.getpid() != 1 else None
         self._settings = settings
         self._environ = without_settings(os.environ)
         self._workspace = workspace
@@ -144,32 +147,32 @@ class Host:
         self._keeper = Keeper(settings, time.monotonic())
         self._attempts: dict[AttemptKey, _Attempt] = {}
         self._unclaimed: set[AttemptKey] = set()
-        """Those that could not even be claimed: a folder of that name would be another's."""
+        """Attempts that could not be claimed, and so have no folder."""
         self._unrecorded: dict[AttemptKey, TrialEnded] = {}
-        """Ends that the workspace did not take yet."""
+        """Ends that could not be written to the workspace yet."""
         self._current: _Attempt | None = None
-        self._at_end: _Surroundings | None = None
-        """While the end of a trial is handled, and perhaps the next one begins."""
-        self._foreseen: TrialDocument | None = None
-        """The next trial, as it was given."""
-        self._tmp = FolderNames(tempfile.gettempdir()) if settings.is_reused else None
+        self._at_end: HostBaseline | None = None
+        """Set while the end of a trial is handled, during which the next one may start."""
+        self._prewarmed: TrialDocument | None = None
+        """The next trial's document, if it was prewarmed."""
+        self._tmp = CachedListing(tempfile.gettempdir()) if settings.is_reused else None
         self._process: TrialProcess | None = None
-        self._news = FileNews()
+        self._news = FileWatcher()
         self._memory = MemoryCgroup.own()
         self._shared_memory = False
         self._shared_memory_at_s = -_SHARED_MEMORY_LOOK_S
-        self._stdout = Relay(1) if settings.relay_output else None
-        self._stderr = Relay(2)
+        self._stdout = OutputForwarder(1) if settings.relay_output else None
+        self._stderr = OutputForwarder(2)
         self._showing: asyncio.TimerHandle | None = None
         self._shown_at_s = -_LINES_REST_S
-        """When its thread was last told of lines, by the loop's clock."""
+        """When its thread was last woken for lines, on the loop's clock."""
         self._warm: WarmStarts | None = None
         self._warm_marker: tuple[str, ...] = ()
         if settings.warm_imports and settings.is_reused:
-            # A fork of it shows the interpreter's environment to whoever looks, not the trial's.
+            # In /proc a fork shows the interpreter's environment, not the trial's.
             self._warm_marker = (workspace.warm_marker(settings.job_id),)
             environ = self._common_environ() | {MARKER: self._warm_marker[0]}
-            self._warm = WarmStarts(settings.warm_imports, environ, self._say)
+            self._warm = WarmStarts(settings.warm_imports, environ, self._say, self._register)
         self._link: ManagerLink | None = None
         self._waiting_for_loop: list[Effect] = []
         self._early_signals: list[int] = []
@@ -183,12 +186,12 @@ class Host:
             signal.signal(number, lambda received, _: self._early_signals.append(received))
 
     def begin(self, trial: TrialDocument, key: AttemptKey, folder: AttemptFolder) -> None:
-        """Start the one trial of a job without reuse."""
+        """Start the single trial of a job without reuse."""
         self._attempts[key] = _Attempt(key, trial, folder)
         self._handle(TrialAssigned(key))
 
     async def run(self) -> int:
-        """Go on until the keeper decides to end; its exit code. Whatever is raised, no trial is left afterwards."""
+        """Run until the keeper decides to exit. Returns its exit code. On any exception no trial process is left."""
         try:
             return await self._run()
         finally:
@@ -196,14 +199,16 @@ class Host:
                 self._process.signal(kill=True)
             if self._warm is not None:
                 self._warm.close()
+            if self._guard is not None:
+                self._guard.close()
 
     async def _run(self) -> int:
-        # gRPC takes 80 ms to import, while the trial already runs.
+        # Importing gRPC takes 80 ms, while the trial already runs.
         from trial_keeper.host.link import ManagerLink
 
         loop = asyncio.get_running_loop()
         self._link = ManagerLink(self._workspace, self._settings, self._handle)
-        self._link.pace_logs(are_paced=self._process is not None)
+        self._link.limit_log_rate(are_paced=self._process is not None)
         loop.add_signal_handler(signal.SIGCHLD, self._note_ended_child)
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._handle, SignalReceived(number))
@@ -214,7 +219,7 @@ class Host:
         self._watch_usage()
         self._look_at_process()
         watchers = [loop.create_task(self._watch_files()), loop.create_task(self._watch_manager())]
-        self._handle(TimePassed())
+        self._handle(TimerFired())
         try:
             await self._done.wait()
         finally:
@@ -237,10 +242,10 @@ class Host:
         try:
             self._perform(self._keeper.handle(event, time.monotonic()))
             if self._link is not None:
-                self._link.gather(may_gather=self._keeper.has_plenty)
+                self._link.gather(may_gather=self._keeper.queue_is_deep)
             self._set_timer()
         except Exception as error:  # noqa: BLE001 - raised again by `run`
-            # Whoever posted the event could only lose it, and leave a keeper that neither works nor ends.
+            # The poster of the event could only drop it, which would leave a keeper that neither works nor ends.
             self._failure = self._failure or error
             self._done.set()
 
@@ -260,12 +265,12 @@ class Host:
 
     def _pass_time(self) -> None:
         self._timer = None
-        self._handle(TimePassed())
+        self._handle(TimerFired())
 
     def _note_ended_child(self) -> None:
         self._look_at_process()
         if self._process is not None and self._process.ends_silently:
-            self._news.look_now()  # from now on every moment
+            self._news.poll_now()  # poll at a short interval from now on
 
     def _look_at_process(self) -> None:
         process, attempt = self._process, self._current
@@ -275,11 +280,14 @@ class Host:
         leftovers = tuple(f"{leftover.pid} ({leftover.command})" for leftover in process.leftovers())
         self._process = self._current = None
         if self._guard is not None:
-            self._guard.rest()
+            # The warm interpreter stays, and detects the keeper's death only once its modules are imported.
+            self._guard.watch(self._warm_marker, self._spared)
         at_end = self._at_end = self._surroundings(process.seen)
         in_tmp = at_end.in_tmp - attempt.found.in_tmp
         if leftovers or in_tmp:
-            self._handle(TrialCleared(attempt.key, leftovers, _listed(in_tmp)))
+            self._handle(CleanupFinished(attempt.key, leftovers, _listed(in_tmp)))
+        attempt.tail.check(self._settings.streams)
+        self._tell_changes(attempt)
         self._handle(
             TrialExited(
                 attempt.key,
@@ -292,35 +300,35 @@ class Host:
             )
         )
         self._at_end = None
-        # The next trial may run by now: what could wait comes after its start.
+        # The next trial may run already: anything that could block comes after its start.
         if attempt.usage is not None:
             attempt.usage.stop()
         for stream in self._watched_streams:
             self._news.remove(attempt.folder.stream(stream))
-        self._news.look_now()
+        self._news.poll_now()
         if self._current is None:
-            self._opened_link().pace_logs(are_paced=False)
+            self._opened_link().limit_log_rate(are_paced=False)
 
-    def _surroundings(self, pids: frozenset[int] = frozenset()) -> _Surroundings:
-        return _Surroundings(
-            # Where the next trial of the job could find it.
+    def _surroundings(self, pids: frozenset[int] = frozenset()) -> HostBaseline:
+        return HostBaseline(
+            # The next trial of the job could find these entries.
             self._tmp.names() if self._tmp is not None else frozenset(),
             self._memory.oom_kills() if self._memory is not None else 0,
             pids,
         )
 
-    def _memory_shortage(self, attempt: _Attempt, at_end: _Surroundings, status: int) -> OutOfMemory | None:
+    def _memory_shortage(self, attempt: _Attempt, at_end: HostBaseline, status: int) -> OutOfMemory | None:
         memory = self._memory
         if memory is None or at_end.oom_kills == attempt.found.oom_kills:
             return None
         if status not in _KILLED and (attempt.shares_memory or self._shares_memory()):
-            return None  # it may have been another's process, and this trial failed by itself
+            return None  # the killed process may belong to another job, and this trial failed by itself
         return OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
 
     def _shares_memory(self, longest_ago_s: float = 0.0) -> bool:
-        """Whether others are counted in this keeper's control group, as on a laptop; in a container it has one of its own.
+        """True if other processes are counted in this keeper's control group, as on a laptop; a container has its own.
 
-        As it was when that was last looked at, if that is no longer ago.
+        Returns the previous result if it is at most `longest_ago_s` old.
         """
         if self._memory is None or os.getpid() == 1:
             return False
@@ -331,7 +339,7 @@ class Host:
         known = {os.getpid(), *ancestors(), *descendants((os.getpid(),))}
         if self._guard is not None:
             known.add(self._guard.pid)
-        # Who came or went meanwhile may be the trial's own: a shell that has just begun starts its command.
+        # A process that came or went meanwhile may be the trial's: a new shell forks its command.
         others = before & (self._memory.pids() - known)
         self._shared_memory_at_s, self._shared_memory = now_s, bool(others)
         return self._shared_memory
@@ -351,7 +359,7 @@ class Host:
                 if grew:
                     attempt.sizes = sizes
                     self._handle(StreamsGrew(attempt.key, sizes))
-                # The last process of a group need not be a child of this one, so its end comes without a signal.
+                # The group's last process need not be a child of this one, so its end comes without a signal.
                 is_silent = self._process is not None and self._process.ends_silently
                 longest_s = _GROUP_LOOK_S if is_silent else SLOW_LOOK_S
             for relay in relays:
@@ -369,7 +377,7 @@ class Host:
         seen = self._manager_stamp()
         while True:
             await asyncio.sleep(_MANAGER_LOOK_S)
-            # A disk that was full may not be any more, and nobody else can tell the end should the manager never be reached.
+            # Retry: a full disk may have space again, and if the manager stays unreachable no other record of the end exists.
             with contextlib.suppress(OSError):
                 self._record_exits()
             if self._keeper.link.is_up:
@@ -381,11 +389,11 @@ class Host:
             seen = stamp or seen
 
     def _look_for_stop(self) -> None:
-        """What no stream can tell, the manager leaves in the workspace."""
+        """Read the stop request that the manager leaves in the workspace when it has no stream to the keeper."""
         attempt = self._current
         if attempt is None:
             return
-        # Not there, or not shown yet, or not whole: there is another look.
+        # Missing, not visible yet, or incomplete: the next poll retries.
         with contextlib.suppress(OSError, DocumentInvalid):
             stop = stop_from_bytes(self._workspace.trial(attempt.key.trial_id).stop_json.read_bytes())
             self._handle(stop)
@@ -408,17 +416,22 @@ class Host:
                 case OpenLink():
                     self._open_link(effect)
                 case PrepareTrial():
-                    self._prepare(effect.trial_id)
-                case ForeseeTrial():
+                    self._prepare(effect.trial_id, effect.attempt_id)
+                case PrewarmTrial():
                     if self._warm is not None:
-                        # The trial that runs comes first, and what is to be told of it.
-                        asyncio.get_running_loop().call_soon(self._foresee, effect.trial_id)
+                        # The running trial and its messages come first.
+                        asyncio.get_running_loop().call_soon(
+                            self._prewarm_next, effect.trial_id, effect.attempt_id
+                        )
                 case SpawnTrial():
                     self._spawn(self._attempts[effect.key])
+                case MeasureMetrics():
+                    size = self._attempts[effect.key].tail.sizes((Stream.METRICS,))[Stream.METRICS]
+                    self._handle(MetricsMeasured(effect.key, size))
                 case SignalTrial():
                     if self._process is not None:
                         self._process.signal(kill=effect.kill)
-                        self._news.look_now()
+                        self._news.poll_now()
                 case RecordExit():
                     if effect.ended.key not in self._unclaimed:
                         self._unrecorded[effect.ended.key] = effect.ended
@@ -427,43 +440,40 @@ class Host:
                     self._release(effect.key)
                 case LogDecision():
                     self._log(effect)
-                case Exit():
+                case ExitKeeper():
                     self._exit_code = effect.code
                     self._done.set()
 
-    def _prepare(self, trial_id: str) -> None:
-        key = unclaimed = AttemptKey(trial_id, 0, self._task)
-        foreseen, self._foreseen = self._foreseen, None
+    def _prepare(self, trial_id: str, attempt_id: str) -> None:
+        key = AttemptKey(trial_id, attempt_id, self._task)
+        is_claimed = False
+        prewarmed, self._prewarmed = self._prewarmed, None
         try:
-            if foreseen is not None and foreseen.trial_id == trial_id:
-                trial = foreseen
+            if prewarmed is not None and prewarmed.trial_id == trial_id:
+                trial = prewarmed
             else:
                 trial = read_trial(self._workspace, trial_id, self._settings.command)
-            key, folder = claim_attempt(self._workspace, trial_id, self._task)
+            key, folder = claim_attempt(self._workspace, self._settings, trial_id, self._task, attempt_id)
+            is_claimed = True
             trial = with_code(self._workspace, trial, folder)
         except KeeperError as error:
-            if key is unclaimed:
+            if not is_claimed:
                 self._unclaimed.add(key)
-            self._handle(TrialUnprepared(key, time.time(), error.exit_code, str(error)))
+            self._handle(PreparationFailed(key, time.time(), error.exit_code, str(error)))
             return
         self._attempts[key] = _Attempt(key, trial, folder)
         self._handle(TrialAssigned(key))
 
-    def _foresee(self, trial_id: str) -> None:
-        """Let the next trial's process get ready as far as that can be done without its folder."""
+    def _prewarm_next(self, trial_id: str, attempt_id: str) -> None:
+        """Prewarm the next trial's process as far as possible without its folder."""
         if self._current is not None and self._current.key.trial_id == trial_id:
-            return  # it was quicker
-        trial = self._foreseen = glimpse_trial(self._workspace, trial_id, self._settings.command)
-        folder = self._workspace.attempt(AttemptKey(trial_id, 0, self._task))
-        # One that is begun anew, or unpacks its code first, starts without.
-        if (
-            self._warm is None
-            or trial is None
-            or trial.code_snapshot is not None
-            or os.path.lexists(folder.path)
-        ):
+            return  # it has started already
+        trial = self._prewarmed = try_read_trial(self._workspace, trial_id, self._settings.command)
+        folder = self._workspace.attempt(AttemptKey(trial_id, attempt_id, self._task))
+        # A trial that unpacks a code snapshot starts without prewarming.
+        if self._warm is None or trial is None or trial.code_snapshot is not None:
             return
-        self._warm.foresee(trial, folder, self._environ_of(trial, folder))
+        self._warm.prewarm(trial, folder, self._environ_of(trial, folder))
 
     def _environ_of(self, trial: TrialDocument, folder: AttemptFolder) -> dict[str, str]:
         return trial_environ(self._environ, self._settings.experiment_id, trial, folder, self._workspace)
@@ -475,35 +485,40 @@ class Host:
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
         markers = (str(folder.path), *self._warm_marker)
         if self._guard is not None:
-            self._guard.watch(markers)
-        spared: tuple[int, ...] = ()
+            self._guard.watch(markers, self._spared)
         warm_pid: int | None = None
         if self._warm is not None:
             self._warm.prepare(trial.command)
-            spared, warm_pid = self._warm.spared, self._warm.start(trial, folder, environ)
+            warm_pid = self._warm.start(trial, folder, environ)
+        exempt_sessions = self._spared
         began_s, began_at_s = time.monotonic(), time.time()
         try:
             if warm_pid is not None:
                 self._process = TrialProcess.of(
-                    warm_pid, spared, sys_dir=str(folder.path), bystanders=found.pids
+                    warm_pid, exempt_sessions, sys_dir=str(folder.path), preexisting_pids=found.pids
                 )
             else:
                 self._process = TrialProcess.started(
-                    trial.command, trial.code_dir, environ, stdout, stderr, spared, found.pids
+                    trial.command,
+                    trial.code_dir,
+                    environ,
+                    stdout,
+                    stderr,
+                    exempt_sessions,
+                    found.pids,
+                    self._register,
                 )
                 began_s, began_at_s = time.monotonic(), time.time()
         except KeeperError as error:
             self._handle(SpawnFailed(attempt.key, time.time(), error.exit_code, str(error)))
             return
-        if self._guard is not None:
-            self._guard.watch(markers, self._process.pid)
-        attempt.shares_memory = self._shares_memory(_SHARED_MEMORY_LOOK_S)  # only now: the trial runs already
+        attempt.shares_memory = self._shares_memory(_SHARED_MEMORY_LOOK_S)  # must not delay the start
         self._current = attempt
         attempt.sampler = UsageSampler(
             attempt.key,
             folder.path,
             trial.gpu_indices,
-            self._warm.spared if self._warm is not None else (),
+            exempt_sessions,
         )
         if self._settings.relay_output:
             for relay, path in ((self._stdout, stdout), (self._stderr, stderr)):
@@ -512,16 +527,28 @@ class Host:
         for stream in self._watched_streams:
             rest_s = _METRICS_REST_S if stream is Stream.METRICS else _LOGS_REST_S
             self._news.add(folder.stream(stream), rest_s=rest_s)
-        self._news.look_now()
+        self._news.poll_now()
         if self._link is not None:
-            self._link.pace_logs(are_paced=True)
+            self._link.limit_log_rate(are_paced=True)
         how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
         attempt.spawned_s = began_s
         self._handle(TrialSpawned(attempt.key, began_at_s, how))
+        # Opens the files, so that one that the trial replaces later is still tracked.
+        attempt.tail.sizes(self._settings.streams)
         self._watch_usage()
 
+    @property
+    def _spared(self) -> tuple[int, ...]:
+        """Pids of the warm interpreter and its forks, which belong to no trial."""
+        return self._warm.exempt_sessions if self._warm is not None else ()
+
+    def _register(self, pid: int) -> None:
+        """Register the session with the orphan reaper; the process executes nothing before this returns."""
+        if self._guard is not None:
+            self._guard.register(pid)
+
     def _watch_usage(self) -> None:
-        """Once there is a loop to tell."""
+        """Start the usage watch, if the event loop and a sampler exist."""
         attempt = self._current
         if self._link is None or attempt is None or attempt.sampler is None or attempt.usage is not None:
             return
@@ -529,11 +556,13 @@ class Host:
 
     def _record_exits(self) -> None:
         for ended in list(self._unrecorded.values()):
-            replace_file(self._workspace.attempt(ended.key).exit_json, exit_to_bytes(ended))
+            replace_file(
+                self._workspace.attempt(ended.key).exit_json, exit_to_bytes(ended, self._settings.token)
+            )
             del self._unrecorded[ended.key]
 
     def _release(self, key: AttemptKey) -> None:
-        self._unrecorded.pop(key, None)  # it is known where it matters
+        self._unrecorded.pop(key, None)  # the manager has recorded the end
         attempt = self._attempts.pop(key, None)
         if attempt is not None:
             attempt.tail.close()
@@ -541,7 +570,7 @@ class Host:
                 attempt.usage.stop()
 
     def _common_environ(self) -> dict[str, str]:
-        """What the trials of this job have in common of their environment."""
+        """Return the part of the environment that all trials of this job share."""
         nothing = TrialDocument("", 0, "", "")
         folder = AttemptFolder(self._workspace.root)
         whole = self._environ_of(nothing, folder)
@@ -564,7 +593,7 @@ class Host:
                 settings.job_id,
                 self._task,
                 attempts=effect.attempts,
-                returns_trials=settings.is_reused,
+                supports_revoke=settings.is_reused,
             )
         )
 
@@ -575,14 +604,19 @@ class Host:
         data = attempt.tail.read(chunk.stream, chunk.offset, chunk.size_bytes)
         if len(data) == chunk.size_bytes:
             self._opened_link().send(Chunk(effect.key, chunk.stream, chunk.offset, data))
-        elif (size := attempt.tail.cut_size(chunk.stream, chunk.offset + chunk.size_bytes)) is not None:
-            self._handle(StreamCut(effect.key, chunk.stream, chunk.offset, size))
+        elif (size := attempt.tail.truncated_size(chunk.stream, chunk.offset + chunk.size_bytes)) is not None:
+            self._handle(StreamTruncated(effect.key, chunk.stream, chunk.offset, size))
         else:
-            # What follows would leave a hole: begin again from what the manager has.
+            # Later chunks would leave a gap: reconnect and restart from the manager's offset.
             self._opened_link().drop(
                 f"cannot read {chunk.size_bytes} bytes of {chunk.stream.value} at {chunk.offset}: "
                 "the shared storage fails; check it"
             )
+        self._tell_changes(attempt)
+
+    def _tell_changes(self, attempt: _Attempt) -> None:
+        while attempt.tail.changes:
+            self._handle(StreamChanged(attempt.key, *attempt.tail.changes.popitem()))
 
     def _say(self, text: str) -> None:
         self._log(LogDecision(None, text))
@@ -605,7 +639,7 @@ class Host:
         self._stderr.look()
 
     def _writing(self, write: Callable[[], None]) -> None:
-        """A full disk ends no keeper: what cannot be written is still told over the link."""
+        """Run a write to the workspace. An error is logged to stderr, as the link still delivers what cannot be written."""
         try:
             write()
         except OSError as error:
@@ -614,7 +648,7 @@ class Host:
 
 def _append(folder: AttemptFolder, line: str) -> None:
     path = folder.stream(Stream.KEEPER)
-    descriptor = open_inside(folder.path, path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    descriptor = open_beneath(folder.path, path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     write_all(descriptor, line.encode(errors="replace"))
 
 

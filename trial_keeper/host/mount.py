@@ -1,4 +1,4 @@
-"""Entering the shared storage: it is waited for, looked at, written to, and the training code is unpacked from it."""
+"""Preparation of the shared storage: wait for it, check it, test writing, and unpack the training code."""
 
 import gzip
 import os
@@ -17,10 +17,10 @@ from trial_keeper.errors import CodeDamaged, MountMissing, MountUnreadable, Work
 from trial_keeper.host.attempt_files import not_readable, not_writable, open_shared
 from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace, is_safe_name
 
-# Storage that is mounted at all is mounted by then; whoever waits longer is told what for.
+# Mounted storage is available by then; a longer wait is logged.
 _SAYS_AFTER_S = 5.0
-_LOOK_AGAIN_S = 0.2
-# However short the wait, the storage has time to answer once.
+_RETRY_DELAY_S = 0.2
+# The minimum wait lets the storage answer once.
 _ONE_LOOK_S = 1.0
 _MAY_COME = (MountMissing, MountUnreadable, WorkspaceMissing)
 _PROBE_BYTES = 4096
@@ -32,13 +32,13 @@ _NAMES_SHOWN = 5
 
 
 def wait_for_mount(mount: Path, workspace: Workspace, wait_s: float, say: Callable[[str], None]) -> None:
-    """Return once the experiment's folder is there and can be read.
+    """Return once the experiment's folder exists and is readable.
 
-    Looks from a thread of its own, because storage whose server is away lets a look hang. `say` is told what is waited for, after
-    5 s and then ever more seldom.
+    Polls in a separate thread, because a call on storage with an unreachable server hangs. `say` receives the current problem
+    after 5 s, and then at growing intervals.
 
     Raises:
-        MountMissing, MountUnreadable, WorkspaceMissing: it was not, all the time.
+        MountMissing, MountUnreadable, WorkspaceMissing: it did not within `wait_s`.
     """
     looks: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
     given_up = threading.Event()
@@ -52,31 +52,31 @@ def wait_for_mount(mount: Path, workspace: Workspace, wait_s: float, say: Callab
             else:
                 looks.put(None)
                 return
-            given_up.wait(_LOOK_AGAIN_S)
+            given_up.wait(_RETRY_DELAY_S)
 
     began_at_s = time.monotonic()
-    gives_up_at_s = began_at_s + max(wait_s, _ONE_LOOK_S)
+    deadline_s = began_at_s + max(wait_s, _ONE_LOOK_S)
     says_after_s = _SAYS_AFTER_S
     problem: Exception = MountUnreadable(
         f"cannot read {mount}: the shared storage does not answer; check its server and the network to it"
     )
-    # A daemon: what hangs is left hanging.
+    # A daemon thread: one that hangs must not block the exit.
     looker = threading.Thread(target=look, name="mount", daemon=True)
     looker.start()
     try:
-        while (now_s := time.monotonic()) < gives_up_at_s:
+        while (now_s := time.monotonic()) < deadline_s:
             says_at_s = began_at_s + says_after_s
             if now_s >= says_at_s:
-                left_s = gives_up_at_s - now_s
+                left_s = deadline_s - now_s
                 say(f"waiting for the shared storage, for {left_s:.0f} s yet: {problem}")
                 says_after_s *= 2
                 continue
             try:
-                seen = looks.get(timeout=min(says_at_s, gives_up_at_s) - now_s)
+                seen = looks.get(timeout=min(says_at_s, deadline_s) - now_s)
             except queue.Empty:
                 continue
             if seen is None:
-                looker.join()  # the keeper forks soon
+                looker.join()  # no other thread may run when the keeper forks
                 return
             if not isinstance(seen, _MAY_COME):
                 raise seen
@@ -87,12 +87,12 @@ def wait_for_mount(mount: Path, workspace: Workspace, wait_s: float, say: Callab
 
 
 def look_at(mount: Path, workspace: Workspace) -> None:
-    """Whether the experiment's folder is there, and its manager's document can be read, at this moment.
+    """Check once that the experiment's folder exists, and that its manager.json is readable.
 
     Raises:
         MountMissing: there is no such path.
-        WorkspaceMissing: the path is there, and the experiment is not.
-        MountUnreadable: this user may not look, or the storage fails.
+        WorkspaceMissing: the path exists, but the experiment's folder does not.
+        MountUnreadable: this user may not read it, or the storage fails.
     """
     try:
         os.stat(mount)
@@ -133,7 +133,7 @@ def _why_missing(mount: Path, workspace: Workspace) -> str:
 
 
 def written_folder(workspace: Workspace, trial_id: str | None) -> Path:
-    """Where the keeper of a trial makes its first folder; others may write nowhere else. None: of whatever it will be given."""
+    """The nearest existing parent of the first folder that a trial's keeper creates. `trial_id` None: of any trial's."""
     folders = [workspace.trials]
     if trial_id is not None and is_safe_name(trial_id):
         trial = workspace.trial(trial_id)
@@ -142,17 +142,17 @@ def written_folder(workspace: Workspace, trial_id: str | None) -> Path:
 
 
 def check_writing(folder: Path) -> int:
-    """Write a file there, through to the storage, and remove it; the user id that it belonged to.
+    """Write a file there, synced to the storage, and remove it. Returns its owner's user id.
 
     Raises:
-        WorkspaceNotWritable: it cannot be written; a subclass says why.
+        WorkspaceNotWritable: it cannot be written; a subclass names the cause.
     """
     path = folder / f".keeper-{uuid.uuid4().hex}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, bytes(_PROBE_BYTES))
-            # A full or failing server says so here at the latest.
+            # A full or failing server reports it at fsync at the latest.
             os.fsync(descriptor)
             return os.fstat(descriptor).st_uid
         finally:
@@ -166,12 +166,12 @@ def check_writing(folder: Path) -> int:
 
 
 def with_code(workspace: Workspace, trial: TrialDocument, folder: AttemptFolder) -> TrialDocument:
-    """The trial with the code folder that it runs in: its own copy of the snapshot, or the folder it names.
+    """Return the trial with its code folder: its own copy of the snapshot, or the folder it names.
 
     Raises:
-        CodeDamaged: the snapshot is no whole archive, or not one of ours.
+        CodeDamaged: the snapshot is incomplete, or not one of ours.
         WorkspaceMissing, MountUnreadable: it is not there, or cannot be read.
-        WorkspaceNotWritable: there is no room for the copy.
+        WorkspaceNotWritable: there is no space for the copy.
     """
     if trial.code_snapshot is None:
         return trial
@@ -184,7 +184,7 @@ def with_code(workspace: Workspace, trial: TrialDocument, folder: AttemptFolder)
 
 
 def unpack_code(snapshot: Path, folder: Path) -> None:
-    """Make the folder, and in it what the snapshot holds. No member can lie, or lead, outside.
+    """Create the folder and extract the snapshot into it. Rejects members and links that point outside.
 
     Raises:
         CodeDamaged, WorkspaceMissing, MountUnreadable, WorkspaceNotWritable: as for `with_code`.
@@ -197,7 +197,7 @@ def unpack_code(snapshot: Path, folder: Path) -> None:
                     fileobj=content, mode="r|", encoding="utf-8", errors="surrogateescape"
                 ) as archive:
                     _extract(archive, folder)
-                # The end of the archive is not yet the end of the file, where the checksum is.
+                # Read on to the end of the file, where the checksum is.
                 while content.read(_READ_BYTES):
                     pass
         except (gzip.BadGzipFile, zlib.error, tarfile.TarError, EOFError, ValueError) as error:

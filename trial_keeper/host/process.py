@@ -1,14 +1,19 @@
-"""A trial's processes: a command that leads a session of its own, and whatever it starts.
+"""A trial's processes: a command that leads its own session, and everything it starts.
 
-Theory of operation. A process that double forks, leaves its group, makes a session or closes its descriptors still cannot
-leave its ancestors: this process adopts orphans, so whatever the trial started is below it, and stays. Processes that
-another one started on the trial's behalf are found by the environment they were given; a look at all of a machine's is
-dear, so only those are looked at that were not there before the trial. Process 1 of a namespace has all of it below
-itself. What is found is killed, round after round until nothing new is there: a process can fork while others die, but not
-once it was sent SIGKILL.
+Theory of operation. A process that double forks, leaves its group, creates a session or closes its descriptors still keeps
+its ancestors: this process adopts orphans, so everything that the trial started stays below it. Processes that another one
+started on the trial's behalf are found by their environment. Reading the environments of all processes of a machine is
+expensive, so pre-existing pids are skipped. Process 1 of a namespace has all processes below it. Cleanup kills round after
+round until two scans in a row find nothing. A process can fork while others die, but not after it was sent SIGKILL. A scan can
+miss a process that forks, executes or is adopted at that moment.
+
+A trial is registered before it executes: a shell blocks on a pipe, its stdin, until `register` has returned, and only then
+executes bash with the command. So the cleanup after a killed keeper has the pid and the session of everything that ever runs,
+including what BASH_ENV starts. EOF on the pipe signals the keeper's death, and the shell exits.
 """
 
 import contextlib
+import errno
 import os
 import select
 import signal
@@ -24,30 +29,35 @@ from trial_keeper.wire.small_files import read_all, write_all
 from trial_keeper.wire.workspace import MARKER
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
-_LONGEST_SHOWN = 200
-# What was killed is mostly gone within a millisecond. The keeper's loop stands still for so long at the most.
+_MAX_SHOWN = 200
+# Most killed processes end within a millisecond. This bounds how long the keeper's loop blocks.
 _SHORT_S = 0.05
-# Memory of hundreds of gigabytes, or a GPU's, takes seconds to be given back.
-LONGEST_DEATH_S = 10.0
-_LOOK_AGAIN_S = 0.001
-# Half of all memory: enough to come before a keeper, and before what else runs on a laptop only if it is really large.
+# Freeing hundreds of gigabytes of memory, or a GPU's memory, takes seconds.
+MAX_DEATH_S = 10.0
+POLL_RETRY_DELAY_S = 0.001
+EMPTY_SCANS = 2
+"""One scan can miss a process whose parent dies, or that executes another program, during the scan."""
+# sh sources no file at start. TMOUT would end the wait.
+# With -e and pipefail a failure inside a pipe or before the last line fails the trial.
+_START_GATE = 'TMOUT= read -r _ && exec "$0" -e -o pipefail -c "$1" </dev/null'
+# Half of all memory: the trial is killed before the keeper, but before other programs of a laptop only if it is really large.
 _OOM_SCORE_RAISE = 500
 _HIGHEST_OOM_SCORE = 1000
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what a trial's processes leave behind, as the first process of a container is by nature.
+    """Become the parent of orphaned processes of a trial, as the first process of a container is by default.
 
-    Where the kernel will not have it, orphans go elsewhere, and only the trial's group and marked processes are found.
+    If the kernel refuses, orphans go elsewhere, and only the trial's group and marked processes are found.
     """
-    import ctypes  # 2 ms of a keeper's start, and only a keeper's
+    import ctypes  # here, since it costs 2 ms that only a keeper has to spend
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """A process that could not be ended. `command` is the beginning of its command line."""
+    """A process that could not be killed. `command` is the start of its command line."""
 
     pid: int
     command: str
@@ -56,20 +66,24 @@ class Leftover:
 class TrialProcess:
     """A child of this process that leads a session, with everything it started. One at a time.
 
-    All children of this process are taken for the trial's and reaped, except those that are spared. A spared one leads a session
-    too, and all of that session is left alone, with what is below it; its owner waits for it.
+    All children of this process count as the trial's and are reaped, except those in `exempt_sessions`. An exempt child leads a
+    session too; that whole session and its descendants are left alone, and its owner waits for it.
     """
 
     def __init__(
-        self, pid: int, sys_dir: str | None, spared: Collection[int], bystanders: frozenset[int]
+        self,
+        pid: int,
+        sys_dir: str | None,
+        exempt_sessions: Collection[int],
+        preexisting_pids: frozenset[int],
     ) -> None:
-        """For `started` and `of`. `bystanders` were there before the trial."""
+        """For `started` and `of`. `preexisting_pids` existed before the trial."""
         self.seen: frozenset[int] = frozenset()
-        """When it has ended: the processes that were there then, so before any trial that begins now. Empty if nobody looked."""
+        """After its end: all processes at that time, which predate any later trial. Empty if not scanned."""
         self.pid = pid
         self._sys_dir = sys_dir
-        self._spared = frozenset(spared)
-        self._bystanders = bystanders
+        self._spared = frozenset(exempt_sessions)
+        self._preexisting_pids = preexisting_pids
         self._popen: subprocess.Popen[bytes] | None = None
         self._status: int | None = None
         self._waits_for_group = False
@@ -86,21 +100,32 @@ class TrialProcess:
         environ: Mapping[str, str],
         stdout: Path,
         stderr: Path,
-        spared: Collection[int] = (),
-        bystanders: frozenset[int] = frozenset(),
+        exempt_sessions: Collection[int] = (),
+        preexisting_pids: frozenset[int] = frozenset(),
+        register: Callable[[int], None] | None = None,
     ) -> "TrialProcess":
         """Start bash with a command; stdout and stderr are appended to files.
 
-        The files are the child's own descriptors: it never waits for its keeper and never dies of a broken pipe. `bystanders`,
-        where they are known: the processes that are there now.
+        The files are the child's own descriptors: it never waits for its keeper and never gets SIGPIPE. `preexisting_pids`: the
+        processes that exist now, if known. `register` is called with the pid, which is also the session id, before the command
+        executes.
 
         Raises:
-            CommandNotStarted: there is no bash, the code folder cannot be entered, or no system takes such a command.
+            CommandNotStarted: there is no bash, the code folder cannot be entered, or the system rejects the command.
         """
-        bystanders = bystanders or _all_pids()
-        with _raised_oom_score():
-            popen = _popen(command, code_dir, environ, stdout, stderr)
-        trial = cls(popen.pid, environ.get(MARKER), spared, bystanders)
+        preexisting_pids = preexisting_pids or all_pids()
+        gate, release = os.pipe()
+        try:
+            with _raised_oom_score():
+                popen = _popen(command, code_dir, environ, gate, stdout, stderr)
+            if register is not None:
+                register(popen.pid)
+            with contextlib.suppress(BrokenPipeError):  # the shell was killed
+                os.write(release, b"\n")
+        finally:
+            os.close(gate)
+            os.close(release)
+        trial = cls(popen.pid, environ.get(MARKER), exempt_sessions, preexisting_pids)
         trial._popen = popen
         return trial
 
@@ -108,28 +133,27 @@ class TrialProcess:
     def of(
         cls,
         pid: int,
-        spared: Collection[int] = (),
+        exempt_sessions: Collection[int] = (),
         *,
         sys_dir: str | None = None,
-        bystanders: frozenset[int] = frozenset(),
+        preexisting_pids: frozenset[int] = frozenset(),
     ) -> "TrialProcess":
-        """A child that runs already, as a fork of a warm interpreter does.
+        """Wrap a child that runs already, such as a fork of a warm interpreter.
 
-        `sys_dir` is its attempt's folder, which its own environment in /proc need not show, but that of what it starts does.
-        `bystanders`, where they are known: the processes that were there when it began.
+        `sys_dir` is its attempt's folder. Its own environment in /proc need not show it, but those of its child processes do.
+        `preexisting_pids`: the processes that existed at its start, if known.
         """
         own = _oom_score()
         if own is not None:
             _set_oom_score(str(pid), min(own + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE))
-        return cls(pid, sys_dir, spared, bystanders or _all_pids())
+        return cls(pid, sys_dir, exempt_sessions, preexisting_pids or all_pids())
 
     def poll(self) -> int | None:
-        """None while it runs; afterwards its exit code, or -n for signal n.
+        """Return None while it runs; afterwards its exit code, or -n for signal n.
 
-        When it has ended, nothing it started is left to write into its files, or cannot be got rid of: see `leftovers`. A trial
-        that was asked to stop runs until its whole group is gone: a shell dies of the polite signal at once, while
-        what it started may still be saving its work. Orphans are reaped on the way. To be called again after a moment
-        also when no child has ended since: the last process to go need not be one.
+        After the end, no process that it started is left to write into its files, except `leftovers`. A trial that was asked to
+        stop runs until its whole group is gone: a shell dies of SIGTERM at once, while its children may still save their work.
+        Orphans are reaped on the way. Poll repeatedly even if no child has ended since: the last process need not be a child.
         """
         self._reap()
         if self._status is None or (self._waits_for_group and self._group_lives()):
@@ -142,35 +166,35 @@ class TrialProcess:
 
     @property
     def ends_silently(self) -> bool:
-        """Whether `poll` may find the end without any child having ended: it is to be called every moment."""
+        """True if `poll` may find the end without the end of a child: poll it at a short interval."""
         return self._waits_for_group or (self._status is not None and not self._is_over)
 
     def signal(self, *, kill: bool) -> None:
-        """SIGTERM to every process of its group, or SIGKILL to everything it started, also to what left the group."""
+        """Send SIGTERM to every process of its group, or SIGKILL to everything it started, also outside the group."""
         self._waits_for_group = not kill
         if self._status is None:
             self._signal_group(signal.SIGKILL if kill else signal.SIGTERM)
             if not kill:
-                # Whoever was stopped is to have its grace as well.
+                # A stopped process must run to use its grace period.
                 self._signal_group(signal.SIGCONT)
         if kill and not self._is_over:
             self._end_everything()
 
     def leftovers(self) -> tuple[Leftover, ...]:
-        """What is still there of a trial that has ended: another user's, or stuck in the kernel. Mostly empty."""
+        """The remaining processes of an ended trial: another user's, or stuck in the kernel. Usually empty."""
         self._reap()
-        self._left = [pid for pid in self._left if not _is_dead(pid)]
+        self._left = [pid for pid in self._left if not is_dead(pid)]
         return tuple(Leftover(pid, _command_line(pid)) for pid in self._left)
 
     # ---- the group
 
     def _signal_group(self, number: int) -> None:
-        # A process that became another user's is beyond reach.
+        # A process that has become another user's cannot be signalled.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             try:
                 os.killpg(self.pid, number)
             except ProcessLookupError:
-                # In its first moment the fork of a warm interpreter leads no group yet.
+                # The fork of a warm interpreter leads no group until it has called setsid.
                 if self._status is None:
                     os.kill(self.pid, number)
 
@@ -186,7 +210,7 @@ class TrialProcess:
     def _reap(self) -> None:
         for pid in _ended_children(self._spared):
             if pid == self.pid and not self._waits_for_group:
-                # Now, while the dead leader still holds the group's number: later it could be somebody else's.
+                # Now, while the dead leader still reserves the group id, which can be reused later.
                 self._signal_group(signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             if pid == self.pid:
@@ -197,25 +221,27 @@ class TrialProcess:
     # ---- everything
 
     def _end_everything(self) -> bool:
-        """Kill all of it, and wait a moment. Whether that is over: nothing is left, or nothing more can be done about it."""
+        """Kill all of it, and wait briefly. True if done: nothing is left, or nothing more can be done."""
         now_s = time.monotonic()
         if self._gives_up_at_s is None:
-            self._gives_up_at_s = now_s + LONGEST_DEATH_S
+            self._gives_up_at_s = now_s + MAX_DEATH_S
         killed: set[int] = set()
+        empty_scans = 0
         while True:
             if self._cgroup is not None:
                 killed.update(self._cgroup.pids())
                 self._cgroup.kill()
             self._reap()
             self._left = self._living()
-            dying = [pid for pid in self._left if pid in killed or _kill(pid)]
-            if not dying:
+            dying = [pid for pid in self._left if pid in killed or kill(pid)]
+            empty_scans = 0 if dying else empty_scans + 1
+            if empty_scans == EMPTY_SCANS:
                 return True
-            # What was forked just before its parent died comes first, and only then time to die.
+            # Find what was forked just before its parent died first; only then wait for the ends.
             is_new = not killed.issuperset(dying)
             killed.update(dying)
             if not is_new:
-                _wait_for_ends(dying, now_s + _SHORT_S)
+                wait_for_ends(dying, now_s + _SHORT_S)
             if time.monotonic() > now_s + _SHORT_S:
                 return time.monotonic() > self._gives_up_at_s
 
@@ -224,53 +250,21 @@ class TrialProcess:
         if self._cgroup is not None:
             found.update(self._cgroup.pids())
         if self._sys_dir is not None and os.getpid() != 1:
-            self.seen = _all_pids()
-            new = self.seen - self._bystanders
+            self.seen = all_pids()
+            new = self.seen - self._preexisting_pids
             found.update(marked((self._sys_dir,), (pid for pid in new if not self._is_spared(pid))))
-        return [pid for pid in found if not _is_dead(pid)]
+        return [pid for pid in found if not is_dead(pid)]
 
     def _is_spared(self, pid: int) -> bool:
-        return bool(self._spared) and pid != self.pid and _session_of(pid) in self._spared
-
-
-def end_marked(sys_dirs: Collection[str], sessions: Collection[int] = ()) -> int:
-    """Kill what attempts of a keeper that is gone have left on this machine, and wait for it; how many processes it was.
-
-    Found by their environment, or by their session. Processes of other users stay.
-    """
-
-    def find() -> set[int]:
-        pids = _all_pids()
-        found = {*marked(sys_dirs, pids), *(pid for pid in pids if sessions and _session_of(pid) in sessions)}
-        return found.union(descendants(found))
-
-    return _end_all(find)
-
-
-def end_below(pid: int) -> None:
-    """Kill what this process has started, and what that has, and wait for it. Processes of other users stay."""
-    _end_all(lambda: descendants((pid,)))
-
-
-def _end_all(find: Callable[[], Iterable[int]]) -> int:
-    """Kill what is found, and wait for it, until nothing more is found; how many processes it was."""
-    gives_up_at_s = time.monotonic() + LONGEST_DEATH_S
-    ended: set[int] = set()
-    while time.monotonic() < gives_up_at_s:
-        dying = [pid for pid in find() if not _is_dead(pid) and _kill(pid)]
-        if not dying:
-            break
-        ended.update(dying)
-        _wait_for_ends(dying, gives_up_at_s)
-    return len(ended)
+        return bool(self._spared) and pid != self.pid and session_of(pid) in self._spared
 
 
 def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
-    """Those of the processes that were started with the folder of one of these attempts as their NNI_SYS_DIR."""
+    """Filter the processes that were started with one of these attempts' folders as NNI_SYS_DIR."""
     wanted = [os.fsencode(f"\0{MARKER}={sys_dir}\0") for sys_dir in sys_dirs]
     found = []
     for pid in pids:
-        # It may be gone, or another user's.
+        # The process may be gone, or another user's.
         with contextlib.suppress(OSError):
             environ = b"\0%b\0" % read_all(f"/proc/{pid}/environ")
             if any(entry in environ for entry in wanted):
@@ -279,9 +273,9 @@ def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
 
 
 def descendants(pids: Iterable[int], is_left_out: Callable[[int], bool] = lambda _: False) -> list[int]:
-    """Children of these processes, their children, and so on, without those left out and what is below them.
+    """Return the children of these processes, their children, and so on, without the excluded ones and those below them.
 
-    What forks or dies meanwhile may be missed.
+    Processes that fork or die meanwhile may be missed.
     """
     found: list[int] = []
     following = list(pids)
@@ -293,7 +287,7 @@ def descendants(pids: Iterable[int], is_left_out: Callable[[int], bool] = lambda
 
 
 def ancestors() -> list[int]:
-    """The parent of this process, its parent, and so on."""
+    """Return the parent of this process, its parent, and so on."""
     found = [os.getppid()]
     with contextlib.suppress(OSError):
         while found[-1] > 1:
@@ -304,46 +298,46 @@ def ancestors() -> list[int]:
 def _children(pid: int) -> list[int]:
     children: list[int] = []
     try:
-        # Of a keeper's threads, a dozen, only the first starts processes, and adopts orphans.
+        # Of a keeper's dozen threads only the first starts processes and adopts orphans.
         for thread in (pid,) if pid == os.getpid() else os.listdir(f"/proc/{pid}/task"):
             children += map(int, read_all(f"/proc/{pid}/task/{thread}/children").split())
     except OSError:
         if os.path.exists("/proc/thread-self/children"):
-            return children  # it, or one of its threads, is gone
-        # A kernel without these files, which take a tenth of the time.
-        import psutil  # 15 ms that few keepers need
+            return children  # the process, or one of its threads, is gone
+        # A kernel without the children files, which take a tenth of psutil's time.
+        import psutil  # here, since few keepers need its 15 ms
 
         with contextlib.suppress(psutil.Error):
             return [child.pid for child in psutil.Process(pid).children()]
     return children
 
 
-def _ended_children(spared: frozenset[int]) -> Iterator[int]:
-    """Children that ended and were not waited for. The caller waits for each before it asks for the next."""
+def _ended_children(exempt_sessions: frozenset[int]) -> Iterator[int]:
+    """Yield children that ended and were not waited for. The caller waits for each before it asks for the next."""
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, look)) is not None:
-            if ended.si_pid in spared:
+            if ended.si_pid in exempt_sessions:
                 break
             yield ended.si_pid
         else:
             return
-        # The spared one hides what ended after it, until its owner has waited for it.
+        # The exempt child hides those that ended after it, until its owner has waited for it.
         for pid in _children(os.getpid()):
-            if pid not in spared and os.waitid(os.P_PID, pid, look) is not None:
+            if pid not in exempt_sessions and os.waitid(os.P_PID, pid, look) is not None:
                 yield pid
 
 
-def _wait_for_ends(pids: Iterable[int], deadline_s: float) -> None:
-    """Until all of them, killed before, have ended, or it is time. Children are not reaped."""
+def wait_for_ends(pids: Iterable[int], deadline_s: float) -> None:
+    """Wait until all of these killed processes have ended, or until the deadline. Children are not reaped."""
     for pid in pids:
         try:
             descriptor = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
         except OSError:  # a kernel before 5.3, or too many open files
-            while not _is_dead(pid) and time.monotonic() < deadline_s:
-                time.sleep(_LOOK_AGAIN_S)
+            while not is_dead(pid) and time.monotonic() < deadline_s:
+                time.sleep(POLL_RETRY_DELAY_S)
             continue
         try:
             end = select.poll()
@@ -353,10 +347,15 @@ def _wait_for_ends(pids: Iterable[int], deadline_s: float) -> None:
             os.close(descriptor)
 
 
-def _kill(pid: int) -> bool:
-    """Whether it is going to end."""
+def kill(pid: int) -> bool:
+    """Send SIGKILL. True if the process is going to end."""
+    return is_sent(pid, signal.SIGKILL)
+
+
+def is_sent(pid: int, number: int) -> bool:
+    """True if the process was signalled or is gone; False if it is another user's."""
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
     except ProcessLookupError:
         return True
     except PermissionError:
@@ -364,24 +363,30 @@ def _kill(pid: int) -> bool:
     return True
 
 
-def _is_dead(pid: int) -> bool:
-    """Whether there is no such process, or only its entry until somebody waits for it."""
+def is_dead(pid: int) -> bool:
+    """True if the process does not exist, or is a zombie."""
+    return state_of(pid) in b"ZX"
+
+
+def state_of(pid: int) -> bytes:
+    """The state letter of proc_pid_stat(5); X also if there is no such process."""
     try:
         stat = read_all(f"/proc/{pid}/stat")
     except OSError:
-        return True
-    return _fields_of(stat)[0] in b"ZX"
+        return b"X"
+    return _fields_of(stat)[0]
 
 
 def _fields_of(stat: bytes) -> list[bytes]:
-    """The state, the parent and what follows. The name before them stands in brackets and may hold anything.
+    """Split the state, the parent and the following fields. The name before them is in brackets and may hold anything.
 
     Source: proc_pid_stat(5).
     """
     return stat[stat.rindex(b")") + 2 :].split()
 
 
-def _session_of(pid: int) -> int | None:
+def session_of(pid: int) -> int | None:
+    """The pid of its session's leader, which may be gone; None if the process is gone."""
     with contextlib.suppress(ProcessLookupError):
         return os.getsid(pid)
     return None
@@ -393,20 +398,21 @@ def _command_line(pid: int) -> str:
             read_all(f"/proc/{pid}/cmdline")
             .replace(b"\0", b" ")
             .decode(errors="replace")
-            .strip()[:_LONGEST_SHOWN]
+            .strip()[:_MAX_SHOWN]
         )
     return ""
 
 
-def _all_pids() -> frozenset[int]:
+def all_pids() -> frozenset[int]:
+    """The visible processes of this machine."""
     return frozenset(map(int, filter(str.isdecimal, os.listdir("/proc"))))
 
 
 @contextlib.contextmanager
 def _raised_oom_score() -> Iterator[None]:
-    """Have the kernel end what is started meanwhile, and what that starts, before the one that watches it.
+    """Raise this process's OOM score, so that the kernel kills processes started meanwhile before their keeper.
 
-    The child inherits it: a moment later it may have children of its own that do not.
+    The children inherit it. Setting it after their start would miss grandchildren.
     """
     own = _oom_score()
     if own is not None:
@@ -425,27 +431,35 @@ def _oom_score() -> int | None:
 
 
 def _set_oom_score(process: str, score: int) -> None:
-    # Where /proc is read-only, or the process is gone, it goes without. To lower a score to what it was is always allowed.
+    # Optional: fails if /proc is read-only or the process is gone. Restoring a previous lower score is always allowed.
     with contextlib.suppress(OSError):
         write_all(os.open(f"/proc/{process}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), b"%d" % score)
 
 
+def _bash(environ: Mapping[str, str]) -> str:
+    paths = (os.path.join(folder, "bash") for folder in os.get_exec_path(environ))
+    found = next((path for path in paths if os.access(path, os.X_OK)), None)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return found
+
+
 def _popen(
-    command: str, code_dir: str, environ: Mapping[str, str], stdout: Path, stderr: Path
+    command: str, code_dir: str, environ: Mapping[str, str], gate: int, stdout: Path, stderr: Path
 ) -> subprocess.Popen[bytes]:
+    """Start the trial's shell, which waits for a line from `gate`."""
     if not os.path.isdir(code_dir):
         raise CommandNotStarted(
             f"cannot enter the code folder {code_dir}: there is no such folder here; check codeDir in the experiment file"
         )
-    shown = repr(command if len(command) <= _LONGEST_SHOWN else command[:_LONGEST_SHOWN] + "...")
+    shown = repr(command if len(command) <= _MAX_SHOWN else command[:_MAX_SHOWN] + "...")
     with open(stdout, "ab") as out, open(stderr, "ab") as err:
         try:
             return subprocess.Popen(
-                # A failure inside a pipe or before the last line is a failure of the trial.
-                ["bash", "-e", "-o", "pipefail", "-c", command],
+                ["/bin/sh", "-c", _START_GATE, _bash(environ), command],
                 cwd=code_dir,
                 env=dict(environ),
-                stdin=subprocess.DEVNULL,
+                stdin=gate,
                 stdout=out,
                 stderr=err,
                 start_new_session=True,

@@ -1,4 +1,4 @@
-"""Whether who answers at an address is the manager: it has the certificate that manager.json names."""
+"""Verifies that the server at an address is the manager: it has the certificate that manager.json names."""
 
 import socket
 import ssl
@@ -7,20 +7,20 @@ import grpc
 
 from trial_keeper.wire.metadata import MANAGER_NAME
 
-# Instead of the address, which may change. Source: grpc_types.h.
+# The certificate names this instead of the address, which may change. Source: grpc_types.h.
 TLS_OPTIONS = [("grpc.ssl_target_name_override", MANAGER_NAME)]
 
 
 def channel_credentials(certificate: str) -> grpc.ChannelCredentials:
-    """What lets a channel open to the owner of this certificate (PEM) and to nobody else."""
+    """Return credentials that connect a channel only to the owner of this certificate (PEM)."""
     return grpc.ssl_channel_credentials(root_certificates=certificate.encode())
 
 
-def why_not_trusted(address: str, certificate: str, timeout_s: float) -> str | None:
-    """What is wrong with who answers at HOST:PORT, in words; None if it is the owner of the certificate.
+def verify_certificate(address: str, certificate: str, timeout_s: float) -> str | None:
+    """Verify the server at HOST:PORT. Returns the problem as text; None if it owns the certificate.
 
     Raises:
-        OSError: nobody answers.
+        OSError: nothing answers.
     """
     host, _, port = address.rpartition(":")
     try:

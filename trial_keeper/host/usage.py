@@ -1,7 +1,7 @@
-"""What a trial uses, looked at every few seconds by a thread, so that slow storage delays nothing but this.
+"""A trial's resource usage, sampled every few seconds in a separate thread, so that slow storage delays nothing else.
 
-CPU time is never lost between two looks: what a process has used moves to its parent when it is waited for, and from the last
-of them to the keeper, so the sum over all descendants and the keeper's own account of its children only grows.
+No CPU time is lost between two samples: a process's time moves to its parent when it is waited for, and finally to the keeper.
+So the sum over all descendants and the keeper's own time of waited-for children only grows.
 """
 
 import asyncio
@@ -17,20 +17,19 @@ from trial_keeper.host.gpus import Gpus, GpusUnseen
 from trial_keeper.wire.messages import AttemptKey, GpuUsage, Usage
 
 INTERVAL_S = 5.0
-# Early enough to say something of short trials, late enough not to stand in the way of their start.
+# Early enough to cover short trials, late enough not to delay their start.
 FIRST_AFTER_S = 1.0
-# A look at all processes of a crowded machine, or at a folder of very many files, is made so much more seldom that all of it
-# stays below 0.2 % of a core.
+# Scanning many processes, or a folder of very many files, is slowed down so that all of it stays below 0.2 % of a core.
 _REST_PER_CPU_TIME = 1000
 _REST_PER_WALK = 2000
-_LONGEST_STAT_BYTES = 4096
+_MAX_STAT_BYTES = 4096
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """One process. `cpu_s` has the time of its children that it waited for."""
+    """One process. `cpu_s` includes the time of its children that it waited for."""
 
     parent: int
     session: int
@@ -39,13 +38,13 @@ class ProcessStat:
 
 
 def stat_from_bytes(content: bytes) -> ProcessStat:
-    """Read /proc/PID/stat.
+    """Parse /proc/PID/stat.
 
     Raises:
-        ValueError: the content is not one.
+        ValueError: the content is no such file's.
     Source: proc_pid_stat(5).
     """
-    # The name stands in brackets and may hold anything, brackets and spaces too.
+    # The name is in brackets and may contain anything, brackets and spaces too.
     fields = content[content.rindex(b")") + 1 :].split()
     if len(fields) < 22:
         raise ValueError(f"cannot read {content!r} as the stat of a process: it is too short")
@@ -55,28 +54,28 @@ def stat_from_bytes(content: bytes) -> ProcessStat:
 
 
 def all_processes() -> dict[int, ProcessStat]:
-    """Every process that can be seen, by its pid."""
+    """Return every visible process by its pid."""
     found = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
-            # It may be gone by now.
+            # The process may have ended.
             with contextlib.suppress(OSError):
-                # Two thirds of what `open` costs, and these are most of all that a keeper at rest does.
+                # Two thirds of the cost of `open`; these reads are most of an idle keeper's work.
                 descriptor = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    found[int(name)] = stat_from_bytes(os.read(descriptor, _LONGEST_STAT_BYTES))
+                    found[int(name)] = stat_from_bytes(os.read(descriptor, _MAX_STAT_BYTES))
                 finally:
                     os.close(descriptor)
     return found
 
 
 def descendants(processes: Mapping[int, ProcessStat], root: int) -> list[ProcessStat]:
-    """Children of `root`, their children, and so on, without `root` itself."""
+    """Return the children of `root`, their children, and so on, without `root` itself."""
     children: dict[int, list[int]] = {}
     for pid, stat in processes.items():
         children.setdefault(stat.parent, []).append(pid)
     found: list[ProcessStat] = []
-    # Popped, so that no process is met twice, whatever the parents that were read at different moments say.
+    # Popped, so that no process is visited twice, even if parents that were read at different times form a cycle.
     following = children.pop(root, [])
     while following:
         pid = following.pop()
@@ -86,7 +85,7 @@ def descendants(processes: Mapping[int, ProcessStat], root: int) -> list[Process
 
 
 def size_on_disk(folder: Path) -> int:
-    """Bytes that the files below a folder take, as far as they can be seen."""
+    """Return the bytes that the visible files below a folder occupy."""
     total = 0
     folders = [str(folder)]
     while folders:
@@ -100,22 +99,22 @@ def size_on_disk(folder: Path) -> int:
 
 
 class UsageSampler:
-    """Looks at everything below this process, the GPUs of the trial and the attempt's folder."""
+    """Samples everything below this process, the GPUs of the trial and the attempt's folder."""
 
     def __init__(
         self,
         key: AttemptKey,
         folder: Path,
         gpu_indices: tuple[int, ...] | None,
-        spared: Collection[int] = (),
+        exempt_sessions: Collection[int] = (),
     ) -> None:
-        """Begin when the trial does, so that nothing it has started is there yet.
+        """Create it at the trial's start, before the trial has started any process.
 
-        `spared` lead sessions that are no trial's.
+        `exempt_sessions` are exempt sessions: they belong to no trial.
         """
         self._key = key
         self._folder = folder
-        self._spared = spared
+        self._spared = exempt_sessions
         self._gpu_indices = gpu_indices
         self._gpus: Gpus | None = None
         self._is_first_look = True
@@ -124,10 +123,10 @@ class UsageSampler:
         self._disk_bytes = 0
         self._next_walk_s = 0.0
         self.rest_s = FIRST_AFTER_S
-        """How long to wait before the next look."""
+        """Delay before the next sample."""
 
     def look(self) -> Usage:
-        """What is used now; CPU since the last look."""
+        """Sample the current usage; CPU since the last sample."""
         if self._is_first_look:
             self._is_first_look = False
             with contextlib.suppress(GpusUnseen):
@@ -135,7 +134,7 @@ class UsageSampler:
         began_s = time.thread_time()
         processes = self._processes()
         cpu_s, now_s = self._cpu_s(processes), time.monotonic()
-        # A process that lets the kernel reap its children takes their time with it.
+        # If the kernel reaps a process's children by itself, their time is lost, so the sum may shrink.
         used_s = max(cpu_s - self._last_cpu_s, 0.0)
         cpu_percent = 100 * used_s / max(now_s - self._last_look_s, _TICK_S)
         self._last_cpu_s, self._last_look_s = cpu_s, now_s
@@ -169,10 +168,10 @@ class UsageSampler:
 
 
 class UsageWatch:
-    """Looks for as long as a trial runs, in a thread of its own. A trial that ends before the first look never has one."""
+    """Samples while a trial runs, in a separate thread. A trial that ends before the first sample never starts the thread."""
 
     def __init__(self, sampler: UsageSampler, tell: Callable[[Usage], object]) -> None:
-        """On the running loop; `tell` is called there."""
+        """Bind to the running loop, on which `tell` is called."""
         self._sampler = sampler
         self._tell = tell
         self._loop = asyncio.get_running_loop()
@@ -180,12 +179,12 @@ class UsageWatch:
         self._start = self._loop.call_later(sampler.rest_s, self._begin)
 
     def stop(self) -> None:
-        """Look no more. Returns at once; a look that is under way is not told."""
+        """Stop sampling. Returns at once; a sample in progress is discarded."""
         self._start.cancel()
         self._stopped.set()
 
     def _begin(self) -> None:
-        # A daemon: storage that hangs must not keep the keeper from ending.
+        # A daemon thread: hanging storage must not block the keeper's exit.
         threading.Thread(target=self._run, name="usage", daemon=True).start()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Warm starts: trials as forks of an interpreter that has the user's modules imported already."""
+"""Warm starts: trials as forks of a fork server, an interpreter that has already imported the user's modules."""
 
 import contextlib
 import json
@@ -8,22 +8,23 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from trial_keeper.core.warm_command import WarmCommand
 from trial_keeper.errors import WarmStartRefused
-from trial_keeper.host.process import end_below
+from trial_keeper.host.leftovers import end_below
 
 _INTERPRETER = Path(__file__).with_name("warm_main.py")
 _HEADER_BYTES = 4
+_MAY_IMPORT = b"i"
 _RECEIVED_BYTES = 4096
-# A fork of a process with gigabytes takes a second on a busy machine; one that takes this long is stuck.
-_LONGEST_START_S = 30.0
-_LONGEST_DEATH_S = 5.0
-# What a Python and its numerical libraries read once, when they start or are imported. Locales decide on encodings.
+# A fork of a process with gigabytes takes a second on a busy machine; a longer one is stuck.
+_MAX_START_S = 30.0
+_MAX_DEATH_S = 5.0
+# Variables that Python and its numerical libraries read only at start or import. Locales determine encodings.
 _READ_ONCE = (
     "PYTHON",
     "LD_",
@@ -38,14 +39,14 @@ _READ_ONCE = (
     "NUMEXPR_",
 )
 _SET_BY_FORK = "PYTHONUNBUFFERED"
-# A `python` that is a shell's script has set these to what it found when the interpreter started.
+# If `python` is a shell script, it has set these to their values at the interpreter's start.
 _SET_BY_SHELLS = ("PWD", "OLDPWD")
 _DIED_WAITING = "cannot start a trial warm: its fork died while it waited; it is started plainly"
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """One trial to start. `environ` is complete; stdout and stderr are appended to, and made when absent, when it begins."""
+    """One trial to start. `environ` is complete. The trial's start opens stdout and stderr for appending, and creates them."""
 
     command: WarmCommand
     cwd: str
@@ -57,12 +58,20 @@ class WarmStart:
 class WarmInterpreter:
     """A process of the user's Python that has imported modules and forks itself for each trial.
 
-    A trial is a child of the calling process, which must adopt orphans (`process.adopt_orphans`, or be process 1): its pid can
-    be signalled and waited for as any child's, and it leads a session of its own. Not for use by several threads at once.
+    A trial is a child of the calling process, which must adopt orphans (`process.adopt_orphans`, or be process 1). So its pid can
+    be signalled and waited for like any child's, and it leads its own session. Not thread-safe.
     """
 
-    def __init__(self, python: str, imports: tuple[str, ...], environ: Mapping[str, str]) -> None:
-        """Start it; it imports on its own time. `environ` is the container's: what trials get later may add to it.
+    def __init__(
+        self,
+        python: str,
+        imports: tuple[str, ...],
+        environ: Mapping[str, str],
+        register: Callable[[int], None] | None = None,
+    ) -> None:
+        """Start the interpreter; it imports in the background. `environ` is the container's: a trial's environment may add to it.
+
+        `register` is called with its pid, which is also its session id, before it imports anything.
 
         Raises:
             WarmStartRefused: there is no such Python.
@@ -72,25 +81,25 @@ class WarmInterpreter:
         self._is_ready = False
         self._occupation = "it started"
         self._asked: WarmStart | None = None
-        """What the fork that waits was asked to become."""
+        """The trial that the standby fork was asked to prepare."""
         self._word: socket.socket | None = None
-        """What that one waits for; closed, it ends."""
+        """The socket for the standby fork's start command; closing it ends that fork."""
         self._last_pid: int | None = None
-        """Of the last fork that was prepared."""
+        """The pid of the last fork that was prepared."""
         self._leaving: socket.socket | None = None
-        """From the last trial comes the word here that it has left the interpreter's session."""
+        """The socket on which the last trial confirms that it has left the interpreter's session."""
         self._received = b""
-        """What has come of the channel and was not looked at yet."""
+        """Bytes of the channel that were received and not parsed yet."""
         self._channel, theirs = socket.socketpair()
         with theirs:
             try:
                 self._process = subprocess.Popen(
                     [python, "-u", str(_INTERPRETER), str(theirs.fileno()), *imports],
-                    # A folder that no trial has, so that what came from a relative PYTHONPATH can be told.
+                    # No trial runs in this folder, so entries from a relative PYTHONPATH can be recognised.
                     cwd="/proc",
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
-                    # What modules print while they are imported is no trial's.
+                    # The output of the imports belongs to no trial.
                     stdout=2,
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
@@ -100,15 +109,19 @@ class WarmInterpreter:
                 raise WarmStartRefused(
                     f"cannot start {python!r} to hold it warm: {error}; use the name of a Python that the container has"
                 ) from error
+        if register is not None:
+            register(self.pid)
+        with contextlib.suppress(OSError):  # it has died, which the next start reports
+            self._channel.sendall(_MAY_IMPORT)
 
     @property
     def pid(self) -> int:
-        """The interpreter's own process: it is no trial's, so it is spared when a trial is cleaned up."""
+        """The interpreter's own process. It belongs to no trial, so a trial's cleanup must exempt it."""
         return self._process.pid
 
     @property
     def has_ended(self) -> bool:
-        """Whether it was waited for: its pid is another's by now, or nobody's."""
+        """True once the process was waited for: its pid may have been reused."""
         return self._process.returncode is not None
 
     def fileno(self) -> int:
@@ -116,10 +129,10 @@ class WarmInterpreter:
         return self._channel.fileno()
 
     def is_ready(self, timeout_s: float = 0.0) -> bool:
-        """Whether all modules are imported, after waiting for it this long.
+        """True if all modules are imported, after waiting for at most `timeout_s`.
 
         Raises:
-            WarmStartRefused: a module cannot be imported or held, or the interpreter died; it says so from now on.
+            WarmStartRefused: a module cannot be imported or preloaded, or the interpreter died; every later call raises it again.
         """
         self._raise_refusal()
         deadline_s = time.monotonic() + timeout_s
@@ -128,17 +141,17 @@ class WarmInterpreter:
         return self._is_ready
 
     def prepare(self, start: WarmStart) -> None:
-        """Let the fork that waits become all of this trial but its first step, while another one may run.
+        """Let the standby fork prepare this trial up to its first step, while another one may run.
 
-        Returns at once; whether it can is told by `start`. Nothing of this trial is there yet: its script has not begun, and its
-        files are not touched. What was prepared before and has not begun is given up.
+        Returns at once; `start` reports the outcome. The trial has no visible effect yet: its script has not started, and its
+        files are untouched. A previously prepared trial that has not started is dropped.
 
         Raises:
-            WarmStartRefused: nothing is prepared. Of an interpreter that died every later start says so again.
+            WarmStartRefused: nothing is prepared. After the interpreter's death every later start raises it again.
         """
         self._raise_refusal()
         if self._process.poll() is not None:
-            self._give_up(self._death())  # and not one trial more from the fork that it has left
+            self._give_up(self._death())  # its remaining standby fork must not run a trial either
         self._compare(start.environ)
         while not self._is_ready:
             self._note(self._receive())
@@ -149,14 +162,15 @@ class WarmInterpreter:
             self._asked, self._word = start, ours
             self._send(request, [theirs.fileno()])
 
-    def start(self, start: WarmStart) -> int:
-        """Start a trial; its pid. When this returns, its script is about to run. Waits until the modules are imported.
+    def start(self, start: WarmStart, register: Callable[[int], None] | None = None) -> int:
+        """Start a trial and return its pid. On return its script is about to run. Waits until the modules are imported.
 
-        Quickest when it was prepared.
+        Fastest if the trial was prepared. `register` is called with the pid, which becomes its session id too, before its script
+        runs.
 
         Raises:
-            WarmStartRefused: nothing was started, and a plain start is the way out. Of an interpreter that died every later
-                start says so again.
+            WarmStartRefused: nothing was started; start the trial plainly. After the interpreter's death every later start raises
+            it again.
         """
         self._raise_refusal()
         if self._process.poll() is not None:
@@ -167,7 +181,7 @@ class WarmInterpreter:
         try:
             for path in (start.stdout, start.stderr):
                 stdio.append(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666))
-            return self._begin(self._word, stdio)
+            return self._begin(self._word, stdio, register)
         except OSError as error:
             raise WarmStartRefused(
                 f"cannot open {error.filename}: {error.strerror}; let the keeper write there"
@@ -177,8 +191,10 @@ class WarmInterpreter:
                 os.close(descriptor)
             self._forget()
 
-    def _begin(self, word: socket.socket | None, stdio: list[int]) -> int:
-        """Say the word to the fork that was asked to wait for it; its pid."""
+    def _begin(
+        self, word: socket.socket | None, stdio: list[int], register: Callable[[int], None] | None
+    ) -> int:
+        """Send the start command to the prepared fork and return its pid."""
         message = self._answer()
         pid: int | None = message.get("prepared")
         if "refused" in message:
@@ -191,6 +207,8 @@ class WarmInterpreter:
                 "cannot start a trial warm: this keeper does not adopt orphans, so it would not learn the trial's end; "
                 "run it as the first process of a container or on Linux 3.4 or later"
             )
+        if register is not None:
+            register(pid)
         try:
             socket.send_fds(word, [b"1"], stdio)
         except OSError as error:
@@ -207,15 +225,15 @@ class WarmInterpreter:
 
     def _answer(self) -> dict[str, Any]:
         self._asked = None
-        message = self._receive(_LONGEST_START_S)
-        # The last one had answered: it was killed so soon after that the interpreter could not know.
+        message = self._receive(_MAX_START_S)
+        # That fork had answered; it was killed before the interpreter could record its answer.
         while "died" in message and message["died"] == self._last_pid:
-            message = self._receive(_LONGEST_START_S)
+            message = self._receive(_MAX_START_S)
         self._last_pid = message.get("prepared")
         return message
 
     def _dismiss(self, pid: int | None) -> None:
-        """Let go of a fork that is not wanted any more: without its word it ends."""
+        """End a fork that is no longer needed: it exits when its socket is closed without a start command."""
         if self._word is not None:
             self._word.close()
             self._word = None
@@ -223,31 +241,30 @@ class WarmInterpreter:
             _reap(pid)
 
     def _forget(self) -> None:
-        """Give up what was prepared and has not begun."""
+        """Drop a trial that was prepared and has not started."""
         if self._asked is not None:
             self._dismiss(self._answer().get("prepared"))
         self._dismiss(None)
 
     def close(self) -> None:
-        """End the interpreter, and what its modules have started. Trials go on: they are not its children."""
+        """End the interpreter, and the processes that its modules have started. Trials continue: they are not its children."""
         if self._process.poll() is None:
-            end_below(self._process.pid)  # first: when the channel is closed it ends by itself
+            end_below(self._process.pid)  # first: it exits when the channel is closed
         self._channel.close()
         self._asked = None
         self._dismiss(None)
         if self._leaving is not None:
-            self._leaving.settimeout(_LONGEST_DEATH_S)
-            with contextlib.suppress(OSError):  # it has ended, or will not be stopped by this either
+            self._leaving.settimeout(_MAX_DEATH_S)
+            with contextlib.suppress(OSError):  # it has ended, or the wait is pointless
                 self._leaving.recv(1)
             self._forget_leaving()
-        # Once it has been waited for, also by somebody who reaps whatever ends, the number could be another's.
+        # After a wait, which another reaper may also do, the pid could be reused.
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(
-                subprocess.TimeoutExpired
-            ):  # stuck in the kernel: whoever adopts it has it
-                self._process.wait(_LONGEST_DEATH_S)
+            # One that is stuck in the kernel is left to its adopter.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_MAX_DEATH_S)
         self._refusal = (
             self._refusal or "cannot start a trial warm: the interpreter was closed; start it plainly"
         )
@@ -292,7 +309,7 @@ class WarmInterpreter:
     def _send(self, data: bytes, descriptors: list[int]) -> None:
         data = len(data).to_bytes(_HEADER_BYTES, "big") + data
         try:
-            self._channel.settimeout(_LONGEST_START_S)
+            self._channel.settimeout(_MAX_START_S)
             sent = socket.send_fds(self._channel, [data], descriptors)
             self._channel.sendall(data[sent:])
         except OSError as error:
@@ -305,13 +322,13 @@ class WarmInterpreter:
         return message
 
     def _exactly(self, size: int) -> bytes:
-        """The next bytes of the channel. What comes with them waits here."""
+        """Return the next bytes of the channel. Surplus bytes are buffered."""
         while len(self._received) < size:
             try:
                 piece = self._channel.recv(_RECEIVED_BYTES)
             except TimeoutError as error:
                 self._give_up(
-                    f"cannot start a trial warm: the interpreter has not answered for {_LONGEST_START_S:g} s; start it plainly",
+                    f"cannot start a trial warm: the interpreter has not answered for {_MAX_START_S:g} s; start it plainly",
                     error,
                 )
             except OSError as error:
@@ -324,7 +341,7 @@ class WarmInterpreter:
 
     def _death(self) -> str:
         try:
-            code = self._process.wait(_LONGEST_DEATH_S)
+            code = self._process.wait(_MAX_DEATH_S)
         except subprocess.TimeoutExpired:
             how = "closed its channel"
         else:
@@ -336,7 +353,7 @@ class WarmInterpreter:
 
 
 def _request(start: WarmStart, given: Mapping[str, str]) -> bytes:
-    """As `_Request` of the interpreter reads it. `given`: the environment that the interpreter was started with."""
+    """Encode the request for the interpreter's `_Request`. `given`: the environment that the interpreter was started with."""
     command, environ = start.command, start.environ
     argv = [command.script, *command.arguments]
     flags = ["-u"] if command.is_unbuffered else []
@@ -369,5 +386,5 @@ def _is_own_child(pid: int) -> bool:
 
 
 def _reap(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):  # adopted by somebody else, who does it
+    with contextlib.suppress(ChildProcessError):  # another process has adopted it and reaps it
         os.waitpid(pid, 0)

@@ -1,38 +1,37 @@
-"""The interpreter's half of a warm start. The user's own Python runs this file, so it stands alone: standard library, 3.8.
+"""The fork server of warm starts. The user's own Python runs this file, so it is self-contained: standard library, 3.8.
 
-Theory of operation. The keeper starts `python -u warm_main.py DESCRIPTOR module…`, which runs this file. The modules are
-imported, and after each of them the process is looked at: a thread, a child, an open descriptor or an initialised GPU cannot be
-given to a fork, so the module is refused by name. From then on there is one fork more than there are trials, the spare: it
-waits on the keeper's channel in the interpreter's place, so that no trial waits for a fork, and as long as nobody wants it
-copies what a trial's start writes to of the memory that they share. It was forked twice, and the process between ended at
-once, so that it is a child of the keeper, which adopts orphans, and the keeper learns the trial's exact end from the kernel.
-With its request, which may come while the trial before still runs, the spare sets itself up, says so, and waits for the
-keeper's word, with which come stdout and stderr; then `_serve` returns in it: the script runs on top of this file's last
-lines, and its end is the interpreter's own end, with all that Python does then (SystemExit, tracebacks, threads, atexit,
-unflushed files). The interpreter forks the next spare as soon as one has set itself up.
+Theory of operation. The keeper starts `python -u warm_main.py DESCRIPTOR module…`, which runs this file. It imports the modules
+and inspects the process after each import: a thread, a child, an open descriptor or an initialised GPU does not survive a fork,
+so the module is refused by name. From then on there is always one more fork than trials, the standby fork. It waits on the
+keeper's channel in place of the interpreter, so that no trial waits for a fork. While idle it writes to the shared memory pages
+that a trial's start writes to, so that they are copied in advance. It is forked twice, and the process in between exits at
+once. So it is a child of the keeper, which adopts orphans and gets the trial's exact exit status from the kernel.
+The request may arrive while the previous trial still runs. The standby fork then sets itself up, reports so, and waits for the
+keeper's start command, which carries stdout and stderr. Then `_serve` returns in it, and the script runs from this file's last
+lines. The script's end is the interpreter's own end, with all that Python does then (SystemExit, tracebacks, threads, atexit,
+unflushed files). The interpreter forks the next standby fork as soon as the current one is set up.
 
-On the channel each message is four bytes of length and what they count. To the keeper a JSON object: `importing` (a module),
-`ready`, `refused` (a text; `died` is the pid of a spare that is the reason), `prepared` (a pid). From the keeper one request per
-trial (see `_Request`), which is no JSON, because to read that costs a fork twice as many pages; with it comes one descriptor: the
-socket over which comes the keeper's word, a byte with the descriptors of stdout and stderr. A byte comes back once the trial has
-a session of its own.
+On the channel the keeper first sends one byte, which permits the imports. Every later message is a length of four bytes and
+that many bytes. The interpreter sends JSON objects: `importing` (a module), `ready`, `refused` (a text; `died` is the pid of the
+standby fork that caused it), `prepared` (a pid). The keeper sends one request per trial (see `_Request`). It is not JSON, because
+parsing JSON doubles the number of pages that a fork copies. One descriptor comes with it: the socket for the start command, which
+is a byte with the descriptors of stdout and stderr. The fork replies with one byte once it has its own session.
 
-A script that is run again and again is compiled in the interpreter, and its forks have the code from their beginning.
+The interpreter compiles a script that runs repeatedly, and its forks inherit the code.
 """
 
 from __future__ import annotations
 
-_BLANK_MAIN = dict(
-    globals()
-)  # what this version of Python gives any script: the trial's own `__main__` begins so
-del _BLANK_MAIN["annotations"]  # but for the line above
+# The namespace that this version of Python gives to any script: the initial `__main__` of a trial.
+_PRISTINE_MAIN = dict(globals())
+del _PRISTINE_MAIN["annotations"]  # set by the import above
 
-import sys  # noqa: E402 - the lines above have to be the first
+import sys  # noqa: E402 - the lines above must come first
 
 if __name__ == "__main__":
     import os
 
-    # A script's folder is first on its path. Nothing in this one is for the user's modules to find.
+    # Python puts a script's folder first on its path; the user's modules must not find this one.
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
 
@@ -57,25 +56,25 @@ if TYPE_CHECKING:
     from typing import Any, Iterator, NoReturn
 
 _TASKS = "/proc/self/task"
-# The kernel takes a moment to forget a thread that was joined.
-_LONGEST_FORGETTING_S = 0.5
+# The kernel removes the task entry of a joined thread with a short delay.
+_MAX_FORGETTING_S = 0.5
 _HEADER_BYTES = 4
 _READ_BYTES = 64 * 1024
-# The one that a relative PYTHONPATH was taken from, when Python started.
+# Relative entries of PYTHONPATH were resolved against this folder when Python started.
 _own_folder = os.getcwd()
-# With the keeper's word; with a request there is one.
+# The start command carries two, a request carries one.
 _DESCRIPTORS = 2
-# What a trial tells the keeper: it is in a session of its own.
+# A trial's reply to the keeper: it is in its own session.
 _HAS_LEFT = b"l"
-# One may be killed for its memory; when so many are, one after the other, there is a reason that stays.
-_MOST_DEATHS = 3
+# A single one may be killed for its memory; this many in a row have a permanent cause.
+_MAX_DEATHS = 3
 _REHEARSED = object()
-# What a spare tells of a script that the interpreter is not to hold, and of one that it holds already. No path begins so.
-_UNFIT, _WAS_HELD = b"\0-", b"\0="
-# Of a longer one the source would go to the interpreter for as long as it takes to compile.
-_LONGEST_HELD_BYTES = 1 << 20
-# A trial's request changes about so many.
-_VARIABLES_REHEARSED = 8
+# A standby fork's answer for a script that is not to be cached, and for one that is cached already. No path starts like this.
+_NOT_CACHEABLE, _CACHE_HIT = b"\0-", b"\0="
+# The source of a longer script would occupy the interpreter's memory while it compiles.
+_MAX_HELD_BYTES = 1 << 20
+# The typical number of variables that a trial's request changes.
+_VARIABLES_PREFAULTED = 8
 
 
 # ---- the channel
@@ -87,10 +86,10 @@ def _send(channel: socket.socket, **message: Any) -> None:
 
 
 class _Request:
-    """A trial to start, of whose environment it has the difference to the interpreter's own: NAME=VALUE, and names to unset.
+    """A trial to start. Its environment is a difference to the interpreter's own: NAME=VALUE entries, and names to unset.
 
-    On the channel these are words with a null byte between two. The first tells how many of them are argv, orig_argv and names to
-    unset, and whether output is unbuffered, as numbers; then come the folder to be in, those three, and the variables.
+    On the channel these are fields separated by null bytes. The first field holds four numbers: the counts of argv, orig_argv and
+    names to unset, and 1 if output is unbuffered. Then come the working directory, those three lists, and the variables.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -103,7 +102,7 @@ class _Request:
 
 
 def _receive(channel: socket.socket) -> tuple[_Request, list[int]]:
-    """The next request. Ends the process when the keeper is gone: that is how it learns so."""
+    """Return the next request. Ends the process on EOF, which signals the keeper's death."""
     data, descriptors = _receive_descriptors(channel, _HEADER_BYTES)
     data += _exactly(channel, _HEADER_BYTES - len(data))
     return _Request(_exactly(channel, int.from_bytes(data, "big"))), descriptors
@@ -132,21 +131,21 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 
 
 def _import(name: str, channel: socket.socket) -> str | None:
-    """Import a module; why it cannot be held, or None."""
-    way_out = f"take {name} out of warmImports"
+    """Import a module. Returns why it cannot be preloaded, or None."""
+    remedy = f"take {name} out of warmImports"
     try:
         __import__(name)
-    except BaseException as error:  # noqa: BLE001 - whatever stops it, SystemExit too, is told
-        import traceback  # 260 kB that each fork would have to take along
+    except BaseException as error:  # noqa: BLE001 - any failure is reported, SystemExit too
+        import traceback  # imported only here: its 260 kB would be in each fork
 
         cause = "".join(traceback.format_exception_only(type(error), error)).strip()
-        return f"cannot import {name}: {cause}; install it for {sys.executable}, or {way_out}"
+        return f"cannot import {name}: {cause}; install it for {sys.executable}, or {remedy}"
     found = _impurity(channel)
-    return found and f"cannot hold {name} warm: importing it {found}; {way_out}"
+    return found and f"cannot hold {name} warm: importing it {found}; {remedy}"
 
 
 def _impurity(channel: socket.socket) -> str | None:
-    """What a fork of this process could not be given, as the end of a sentence."""
+    """Describe what of this process does not survive a fork, as the end of a sentence; None if nothing."""
     if _cuda_is_initialised():
         return _USES_CUDA
     found = _impurity_of(_open_files(channel))
@@ -167,26 +166,26 @@ _USES_CUDA = "initialises CUDA, which does not survive a fork"
 def _impurity_of(opened: list[str]) -> str | None:
     if any(target.startswith("/dev/nvidia") for target in opened):
         return _USES_CUDA
-    # Other devices keep no place in them that could be shared.
+    # Other devices have no shared file offset.
     shared = [target for target in opened if not target.startswith("/dev/")]
     return f"leaves files open ({', '.join(shared)}), which all trials would share" if shared else None
 
 
 def _threads() -> list[str]:
-    """The names of the threads that would run in this process while it forks, this one left out.
+    """Return the names of the threads that run in this process when it forks, without the current one.
 
-    Libraries that are made to be forked end their threads before each fork, and start them again when they need them next:
-    so does OpenBLAS, under numpy and scipy. Hence a fork for nothing, when there are any.
+    Libraries with fork support end their threads before each fork, and restart them on the next use. OpenBLAS does so, under
+    numpy and scipy. Hence a fork that does nothing, if there are any threads.
     """
     if len(os.listdir(_TASKS)) == 1:
         return []
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Python 3.12 warns of what is being found out here
+        warnings.simplefilter("ignore")  # Python 3.12 warns of threads, which this function detects itself
         child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    deadline_s = time.monotonic() + _LONGEST_FORGETTING_S
+    deadline_s = time.monotonic() + _MAX_FORGETTING_S
     while len(os.listdir(_TASKS)) > 1 and time.monotonic() < deadline_s:
         time.sleep(0.001)
     names = []
@@ -200,11 +199,11 @@ def _threads() -> list[str]:
 
 
 def _processes() -> list[str]:
-    """The names of this process's children that have not ended, as far as the kernel tells."""
-    deadline_s = time.monotonic() + _LONGEST_FORGETTING_S
+    """Return the names of this process's children that have not ended, as far as the kernel reports them."""
+    deadline_s = time.monotonic() + _MAX_FORGETTING_S
     while True:
         names = _children()
-        if not names or time.monotonic() > deadline_s:  # one that is about to end may do so
+        if not names or time.monotonic() > deadline_s:  # a child may be about to end
             return names
         time.sleep(0.001)
 
@@ -212,7 +211,7 @@ def _processes() -> list[str]:
 def _children() -> list[str]:
     names = []
     for task in os.listdir(_TASKS):
-        with contextlib.suppress(OSError):  # not every kernel tells
+        with contextlib.suppress(OSError):  # not every kernel reports children
             with open(f"{_TASKS}/{task}/children") as file:
                 children = file.read().split()
             for pid in children:
@@ -231,13 +230,13 @@ def _python_name(native_id: int) -> str | None:
 
 
 def _open_files(channel: socket.socket) -> list[str]:
-    """What is open besides the standard three and the channel, as the kernel names it."""
+    """Return the open files except the standard three and the channel, as the kernel names them."""
     targets = []
     for name in os.listdir("/proc/self/fd"):
         if int(name) > 2 and int(name) != channel.fileno():
             try:
                 targets.append(os.readlink(f"/proc/self/fd/{name}"))
-            except OSError:  # the listing's own
+            except OSError:  # the descriptor of the listing itself
                 continue
     return targets
 
@@ -251,10 +250,12 @@ def _cuda_is_initialised() -> bool:
 
 
 def _serve() -> tuple[str, Any]:
-    """Start trials until the keeper is gone. Returns in a trial's own process only: its script's path, and source or code."""
+    """Start trials until the keeper is gone. Returns only in a trial's process: the script's path, and its source or code."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
+    # The keeper permits the imports once it has registered this process; EOF ends it.
+    _exactly(channel, 1)
     names = sys.argv[2:]
     del sys.argv[1:]
     _become_ready(channel, names)
@@ -271,9 +272,9 @@ def _serve() -> tuple[str, Any]:
         problem = _fork_twice()
         if problem is None:
             os.close(news)
-            return _become(channel, tell)
+            return _run_child(channel, tell)
         os.close(tell)
-        told = _read_and_close(news)  # to its end: the spare has answered, or is dead
+        told = _read_and_close(news)  # until EOF: the standby fork has answered, or is dead
         number, _, answer = told.partition(b"\0")
         deaths = 0 if told else deaths + 1
         if _is_closed(channel):
@@ -283,10 +284,10 @@ def _serve() -> tuple[str, Any]:
         elif answer:
             _held.note(answer)
         elif told:
-            # The keeper knows whether that one had answered, and was killed before it could tell so here.
+            # The fork died before it could answer here; only the keeper knows if it had accepted a request.
             text = "cannot start a trial warm: its fork died at once; it is started plainly"
             _send(channel, refused=text, died=int(number))
-        elif deaths >= _MOST_DEATHS:
+        elif deaths >= _MAX_DEATHS:
             _refuse_next(
                 channel,
                 f"cannot start a trial warm: {deaths} forks of the interpreter died while they waited; it is started plainly",
@@ -294,9 +295,9 @@ def _serve() -> tuple[str, Any]:
 
 
 def _become_ready(channel: socket.socket, names: list[str]) -> None:
-    """Import the modules, and do what only the first fork would find undone."""
+    """Import the modules, and do the work that the first fork would otherwise do."""
     environ = dict(os.environb)
-    if sys.version_info < (3, 8):  # noqa: UP036 - this is where an older one is told
+    if sys.version_info < (3, 8):  # noqa: UP036 - reports an older version
         _refuse(
             channel, f"cannot hold {sys.executable} warm: it is older than Python 3.8; leave warmImports out"
         )
@@ -309,21 +310,21 @@ def _become_ready(channel: socket.socket, names: list[str]) -> None:
         if reason is not None:
             _refuse(channel, reason)
     _SHARED_IDS.update(map(id, sys.modules.values()))
-    # A trial's environment is this one, as it was given, and what its request changes.
+    # A trial's environment is the interpreter's original one plus the changes of its request.
     os.environb.clear()
     os.environb.update(environ)
     child = os.fork()
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    for _ in _rehearse():
+    for _ in _prefault():
         continue
     gc.collect()
-    gc.freeze()  # a collection in a fork would write to, and so copy, every page with an object on it
+    gc.freeze()  # a collection in a fork would write to, and so copy, every page that holds an object
 
 
 def _refuse_next(channel: socket.socket, text: str) -> None:
-    """There is no spare, so the interpreter itself hears the next request."""
+    """Receive the next request in the interpreter itself, as no standby fork exists, and refuse it."""
     for descriptor in _receive(channel)[1]:
         os.close(descriptor)
     _send(channel, refused=text)
@@ -334,7 +335,7 @@ def _is_closed(channel: socket.socket) -> bool:
 
 
 def _waiting(channel: socket.socket) -> bytes | None:
-    """The first byte of what is to be received; empty where nothing comes any more, None where nothing has come yet."""
+    """Peek at the first byte to be received; empty at EOF, None if nothing has arrived yet."""
     try:
         return channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:
@@ -351,46 +352,46 @@ print(f"{1 / 3:.1f}", *Thing().value(3), file=file, flush=True)
 """
 
 
-def _rehearse() -> Iterator[None]:
-    """Do what each trial does, in steps, so that functions are bound, caches filled and memory taken before they are wanted.
+def _prefault() -> Iterator[None]:
+    """Do what each trial does, in steps, to bind functions, fill caches and allocate memory in advance.
 
-    In the interpreter, before the forks, it saves a third of a short trial's processor time. In a fork that waits, the pages that
-    it shares with the interpreter are copied while nobody waits for them. Nothing is changed by it.
+    In the interpreter, before the forks, this saves a third of a short trial's processor time. In an idle standby fork it
+    prefaults the copy-on-write pages. It leaves the state unchanged.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         _stream(number, name, getattr(sys, name), is_buffered=False)
     yield
     main = type(sys)("__main__")
-    vars(main).update(_BLANK_MAIN)
+    vars(main).update(_PRISTINE_MAIN)
     vars(main).update(file=io.StringIO())
     exec(compile(_REHEARSAL, "rehearsal", "exec", dont_inherit=True), vars(main))
     del main
-    gc.collect()  # before anybody could see what that has left
+    gc.collect()  # the garbage must not be visible to a trial
     yield
     _modules_so_far()
     _are_flushed()
-    variables = [b"%b=%b" % pair for pair in itertools.islice(os.environb.items(), _VARIABLES_REHEARSED)]
+    variables = [b"%b=%b" % pair for pair in itertools.islice(os.environb.items(), _VARIABLES_PREFAULTED)]
     _set_variables(_Request(b"\0".join((b"0 0 0 0", b"/", *variables))))
     yield
-    with contextlib.suppress(OSError):  # the trial that runs may remove the folder
+    with contextlib.suppress(OSError):  # the running trial may remove the folder
         os.path.dirname(os.path.realpath(os.path.abspath(os.path.join(os.getcwd(), "script"))))
 
 
 def _rehearse_until_called(channel: socket.socket, steps: Iterator[None]) -> None:
-    """Until something is to be received, or all is rehearsed: where trials are short nobody waits for the rest."""
+    """Prefault until a message arrives or all steps are done: short trials must not wait for the rest."""
     while _waiting(channel) is None and next(steps, _REHEARSED) is not _REHEARSED:
         continue
 
 
 def _refuse(channel: socket.socket, text: str) -> NoReturn:
-    """Say so, and stay until the keeper has ended what the modules have started: it finds that below this process."""
+    """Report the refusal and wait for the keeper, which finds processes that the modules started below this one."""
     _send(channel, refused=text)
     while True:
-        _exactly(channel, 1)  # ends the process once the keeper lets go
+        _exactly(channel, 1)  # ends the process once the keeper closes the channel
 
 
 def _late_impurity() -> str | None:
-    """As `_impurity`, at the time of a fork: a thread may come later than the import that is behind it."""
+    """Like `_impurity`, at the time of a fork: a module may start a thread long after its import."""
     if _cuda_is_initialised():
         return "has initialised CUDA"
     threads = _threads()
@@ -398,7 +399,10 @@ def _late_impurity() -> str | None:
 
 
 def _fork_twice() -> str | None:
-    """Make the spare, as a child of whoever adopts orphans. In it: None. Here, once it is that: what went wrong, or nothing."""
+    """Create the standby fork as a child of the process that adopts orphans.
+
+    Returns None in the fork. In the interpreter, returns once that is done: the problem, or an empty string.
+    """
     adopted, hold = os.pipe()
     try:
         between = os.fork()
@@ -414,7 +418,7 @@ def _fork_twice() -> str | None:
         if spare:
             os._exit(0)
         os.close(hold)
-        os.read(adopted, 1)  # its end
+        os.read(adopted, 1)  # until EOF
         os.close(adopted)
         return None
     os.close(adopted)
@@ -428,15 +432,15 @@ def _not_forked(error: OSError) -> str:
     return f"cannot fork the warm interpreter: {error.strerror}; raise the limits on memory and processes"
 
 
-def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
-    """Wait for a request and turn this fork into the process that it asks for, once the keeper says so."""
-    steps = _rehearse()
+def _run_child(channel: socket.socket, tell: int) -> tuple[str, Any]:
+    """Wait for a request and turn this fork into the requested process, once the keeper commands its start."""
+    steps = _prefault()
     _rehearse_until_called(channel, steps)
     request, (descriptor,) = _receive(channel)
     _tell(tell, b"%d\0" % os.getpid())
     word = socket.socket(fileno=descriptor)
     message: dict[str, Any] = {"prepared": os.getpid()}
-    source, code, answer = b"", None, _UNFIT
+    source, code, answer = b"", None, _NOT_CACHEABLE
     untouched, place = sys.path[:], ("", "")
     script = os.fsdecode(request.argv[0])
     try:
@@ -454,20 +458,20 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
     _send(channel, **message)
     channel.close()
     _tell(tell, answer)
-    # The next spare is forked now, and so is ready for the turn after this one's.
+    # The next standby fork is forked now, to be ready for the trial after this one.
     os.close(tell)
     _rehearse_until_called(word, steps)
-    # Nothing comes when the keeper is gone or has no use for this one any more: then nobody expects this trial.
+    # EOF means that the keeper is gone or no longer needs this fork.
     said, descriptors = _receive_descriptors(word, 1)
     if "refused" in message or not said:
         os._exit(1)
-    # Only now: until then it belongs to the interpreter, and not to the trial that ran meanwhile.
+    # Only now: until here it belongs to the interpreter, and not to the trial that ran meanwhile.
     os.setsid()
     _tell(word.fileno(), _HAS_LEFT)
     word.close()
     _take_stdio(descriptors, is_buffered=not request.is_unbuffered)
     try:
-        os.chdir(request.cwd)  # the trial before may have made it anew
+        os.chdir(request.cwd)  # the previous trial may have recreated it
         has_moved = _has_moved(script, place)
     except OSError as error:
         what = f"cannot enter the code folder {os.fsdecode(request.cwd)}: {error.strerror}"
@@ -481,12 +485,12 @@ def _become(channel: socket.socket, tell: int) -> tuple[str, Any]:
 
 
 def _tell(listener: int, word: bytes) -> None:
-    with contextlib.suppress(BrokenPipeError):  # it is gone, and this trial goes on
+    with contextlib.suppress(BrokenPipeError):  # the reader is gone, but this trial continues
         os.write(listener, word)
 
 
 def _set_up(request: _Request) -> None:
-    """All that can be done before the trial's turn has come, but what its script brings with it."""
+    """Do the preparation that is possible before the trial's turn and independent of its script."""
     stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(stdin, 0)
     os.close(stdin)
@@ -513,7 +517,7 @@ def _source_of(script: str) -> bytes:
 
 
 def _read_and_close(descriptor: int) -> bytes:
-    """All of a file or a pipe; `open` would take twice as many words with the kernel."""
+    """Return the whole content of a file or a pipe; os.read avoids the extra system calls that open() makes."""
     try:
         data = piece = os.read(descriptor, _READ_BYTES)
         while piece:
@@ -525,33 +529,33 @@ def _read_and_close(descriptor: int) -> bytes:
 
 
 def _path_of(script: str) -> str:
-    """The script's path as Python shows it: absolute since 3.9, and otherwise as it was written."""
+    """The script's path as Python shows it: absolute since 3.9, unchanged before."""
     return os.path.join(os.getcwd(), script) if sys.version_info >= (3, 9) else script
 
 
-class _Held:
-    """The code of the script that is run again and again, for each spare to have from its fork on.
+class _CodeCache:
+    """Code cache for a script that runs repeatedly; each standby fork inherits it.
 
-    All that it knows comes from spares: only they open what is the user's.
+    All its input comes from standby forks: only they open the user's files.
     """
 
     script = last = _NO_SCRIPT = ("", b"")
-    """A script's path, as Python shows it, and what it holds: of the code, and of what the last spare had to compile."""
+    """Path (as Python shows it) and source: of the cached script, and of the one that the last standby fork compiled."""
     code: Any = None
 
     def code_of(self, path: str, source: bytes) -> Any:
-        """As `_compiled`, which takes a while."""
+        """Return the cached code, or compile it like `_compiled`, which is slow."""
         return self.code if self.script == (path, source) else _compiled(path, source)
 
     def answer(self, path: str, source: bytes, code: Any) -> bytes:
-        """What a spare tells `note` of its script; never nothing."""
-        if code is None or len(source) > _LONGEST_HELD_BYTES:
-            return _UNFIT
-        return _WAS_HELD if code is self.code else b"%b\0%b" % (os.fsencode(path), source)
+        """Return a standby fork's report on its script, for `note`; never empty."""
+        if code is None or len(source) > _MAX_HELD_BYTES:
+            return _NOT_CACHEABLE
+        return _CACHE_HIT if code is self.code else b"%b\0%b" % (os.fsencode(path), source)
 
     def note(self, answer: bytes) -> None:
-        """What a spare had to compile, the same twice in a row, is compiled here for all that follow."""
-        if answer in (_UNFIT, _WAS_HELD):
+        """Compile the script for all later forks if two standby forks in a row had to compile the same one."""
+        if answer in (_NOT_CACHEABLE, _CACHE_HIT):
             self.last = self._NO_SCRIPT
             return
         path, _, source = answer.partition(b"\0")
@@ -560,26 +564,26 @@ class _Held:
             self.script, self.code = self.last, _compiled(*self.last)
 
 
-_held = _Held()
+_held = _CodeCache()
 
 
 def _compiled(path: str, source: bytes) -> Any:
-    """The script, ready to run; None if there is something to say of it: it is said when the trial has begun."""
+    """The script, ready to run; None if compiling raises or warns, which Python then reports when the trial runs."""
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             code = compile(source, path, "exec", dont_inherit=True)
-    except Exception:  # noqa: BLE001 - Python meets it again, and tells
+    except Exception:  # noqa: BLE001 - Python raises and reports it again
         return None
     return None if said else code
 
 
 def _up_to_date(script: str, source: bytes, code: Any) -> Any:
-    """What is to be run, now that the turn has come: the code, or the source of a script that has changed since."""
+    """Return what to run when the trial's turn has come: the code, or the new source if the script has changed."""
     try:
         now = _source_of(script)
     except OSError as error:
-        # In Python's words.
+        # Python's own wording.
         what = f"can't open file {_path_of(script)!r}: [Errno {error.errno}] {error.strerror}"
         print(f"{sys.executable}: {what}", file=sys.stderr, flush=True)
         os._exit(2)
@@ -597,9 +601,9 @@ def _take_stdio(descriptors: list[int], *, is_buffered: bool) -> None:
 
 
 def _set_path(script: str) -> tuple[str, str]:
-    """`sys.path` as `python script` has it; the folder this process is in, and where the script really lies.
+    """Set `sys.path` as `python script` has it. Returns the working directory and the script's real path.
 
-    Relative entries of PYTHONPATH were taken from the folder that the interpreter is in.
+    The interpreter has resolved relative entries of PYTHONPATH against its own folder.
     """
     entries = os.environ["PYTHONPATH"].split(os.pathsep) if os.environ.get("PYTHONPATH") else []
     moved = {
@@ -615,7 +619,7 @@ def _set_path(script: str) -> tuple[str, str]:
 
 
 def _has_moved(script: str, place: tuple[str, str]) -> bool:
-    """Whether a link leads elsewhere than when `_set_path` told the place: that of the folder, or one below it to the script."""
+    """True if a link has changed since `_set_path` returned `place`: in the path of the folder, or below it to the script."""
     cwd, real = place
     if os.getcwd() != cwd:
         return True
@@ -624,17 +628,17 @@ def _has_moved(script: str, place: tuple[str, str]) -> bool:
 
 
 def _stream(number: int, name: str, like: Any, *, is_buffered: bool) -> io.TextIOWrapper:
-    """A standard stream over its descriptor, as Python makes it at its start, with the encoding that `like` was given then.
+    """Create a standard stream over its descriptor as Python does at start, with the encoding of `like`.
 
     Source: CPython, create_stdio in Python/pylifecycle.c.
     """
     is_output = number > 0
-    file: Any = open(  # noqa: SIM115 - it lasts as long as the trial
+    file: Any = open(  # noqa: SIM115 - open as long as the trial
         number, "wb" if is_output else "rb", -1 if is_buffered or not is_output else 0, closefd=False
     )
     raw = getattr(file, "raw", file)
     raw.name = f"<{name}>"
-    # Since 3.9 stderr shows whole lines at once, even in a file.
+    # Since 3.9 stderr is line-buffered, even in a file.
     by_line = is_buffered and (raw.isatty() or (name == "stderr" and sys.version_info >= (3, 9)))
     stream = io.TextIOWrapper(
         file, like.encoding, like.errors, newline="\n", line_buffering=by_line, write_through=not is_buffered
@@ -644,13 +648,13 @@ def _stream(number: int, name: str, like: Any, *, is_buffered: bool) -> io.TextI
 
 
 def _fresh_main(script: str) -> str:
-    """Put a `__main__` in place that has just begun to run the script; the script's path as Python shows it."""
+    """Install a new `__main__` for the script. Returns the script's path as Python shows it."""
     path = _path_of(script)
     main = type(sys)("__main__")
     namespace = vars(main)
-    namespace.update(_BLANK_MAIN)
+    namespace.update(_PRISTINE_MAIN)
     namespace.update(
-        __doc__=None, __file__=path, __loader__=type(_BLANK_MAIN["__loader__"])("__main__", path)
+        __doc__=None, __file__=path, __loader__=type(_PRISTINE_MAIN["__loader__"])("__main__", path)
     )
     if "__annotations__" in namespace:
         namespace["__annotations__"] = {}
@@ -659,7 +663,7 @@ def _fresh_main(script: str) -> str:
 
 
 def _hide_this_file(error: BaseException) -> None:
-    """Have the error shown as it would be had this file not run the script."""
+    """Show the error without this file's frame in its traceback."""
     hook = getattr(sys, "excepthook", sys.__excepthook__)
     own = error.__traceback__
     shown = own and own.tb_next
@@ -677,22 +681,22 @@ def _hide_this_file(error: BaseException) -> None:
 try:
     import ctypes
 
-    # Not os._exit: what libraries registered with the C library is done. Not a CDLL: no other thread runs in the meantime.
+    # Not os._exit: exit handlers of C libraries must run. PyDLL, not CDLL, keeps the GIL, so that no other thread runs meanwhile.
     _exit: Any = ctypes.PyDLL(None).exit
-except (ImportError, OSError, AttributeError):  # a Python built without it
+except (ImportError, OSError, AttributeError):  # a Python built without ctypes
     _exit = None
 _exit_code: int | None = None
 
 
 @atexit.register
 def _end_at_once() -> None:
-    """End a trial as Python does, but for taking apart what it shares with the interpreter: that would copy every page of it.
+    """End a trial as Python does, but without destroying what it shares with the interpreter, which would copy every page.
 
-    It is registered before anything else, so it runs last: threads are joined, other functions have run. What is the trial's
-    own goes as it would: its modules, with what is deleted or flushed when they go. Where Python would have something
-    to say, it is left to Python.
+    It is registered first, so it runs last: after the joins of threads and all other exit functions. The trial's own modules
+    are destroyed as usual, with the deletions and flushes that follow. Wherever Python would report something, this returns
+    and Python does the rest.
     """
-    # A thread that is left would see its modules go; only Python can stop it before.
+    # A remaining thread would see its modules destroyed; only Python can stop it before.
     if _exit is None or _exit_code is None or _thread._count() or not _are_flushed():
         return
     own = _own_modules()
@@ -702,12 +706,12 @@ def _end_at_once() -> None:
         if hasattr(sys, name):
             setattr(sys, name, None)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    # io.IOBase knows them all as well, and takes hundreds of times as long to say so.
+    # io.IOBase gives the same answer, hundreds of times slower.
     kinds = (_io._IOBase, sys.modules["_pyio"].IOBase) if "_pyio" in sys.modules else _io._IOBase
-    # As Python does: what dies with the modules is older then, and a file is flushed before what it writes to is closed.
+    # As Python does: collect before the modules go, and flush a file before its target is closed.
     gc.collect()
     gone = [sys.modules.pop(name) for name in own if type(sys.modules.get(name)) is type(sys)]
-    # A shared one may have a second name of the trial's.
+    # The trial may have bound a shared module to a second name.
     left = [weakref.ref(module) for module in gone if id(module) not in _SHARED_IDS]
     del gone
     gc.collect()
@@ -722,7 +726,7 @@ def _end_at_once() -> None:
             try:
                 if not found.closed:
                     found.flush()
-            except Exception:  # noqa: BLE001 - Python, too, has nothing to say then
+            except Exception:  # noqa: BLE001 - Python reports nothing here, either
                 pass
     if _are_flushed():
         _exit(_exit_code)
@@ -733,19 +737,19 @@ _shared: tuple[str, Any, int] = ("", None, 0)
 
 
 def _modules_so_far() -> tuple[str, Any, int]:
-    """The last one, by the order of their import, and how many there are. To look at each would copy the page of its name."""
+    """Name and module of the newest import, and the number of modules. Iterating over all would copy the pages of their names."""
     name = next(reversed(sys.modules))
     return name, sys.modules[name], len(sys.modules)
 
 
 def _own_modules() -> list[str] | None:
-    """Those that the interpreter has not given the trial, in order; None where that cannot be told any more."""
+    """Return the modules that the trial itself has imported, in order; None if that can no longer be determined."""
     last, module, count = _shared
     if type(sys.modules) is not dict or sys.modules.get(last) is not module:
         return None
     newest_first = list(itertools.takewhile(lambda name: name != last, reversed(sys.modules)))
     if len(sys.modules) - len(newest_first) != count:
-        return None  # one of them was removed, or was imported anew and stands elsewhere
+        return None  # a shared module was removed or imported again
     return [*(["__main__"] if "__main__" in sys.modules else []), *reversed(newest_first)]
 
 
@@ -754,13 +758,16 @@ def _are_flushed() -> bool:
         for stream in (sys.stdout, sys.stderr):
             if stream is not None and not stream.closed:
                 stream.flush()
-    except Exception:  # noqa: BLE001 - Python meets it again, and tells
+    except Exception:  # noqa: BLE001 - Python raises and reports it again
         return False
     return True
 
 
 def _clear(namespace: dict[str, Any]) -> None:
-    """Source: CPython, _PyModule_ClearDict: what begins with one underscore goes first."""
+    """Clear a module's namespace, names with one underscore first.
+
+    Source: CPython, _PyModule_ClearDict.
+    """
     for is_private in (True, False):
         for name in list(namespace):
             if (name.startswith("_") and not name.startswith("__")) is is_private and name != "__builtins__":
@@ -768,7 +775,7 @@ def _clear(namespace: dict[str, Any]) -> None:
 
 
 def _code_of(error: BaseException) -> int | None:
-    """What the process ends with after this error; None where Python does more than end."""
+    """Return the exit code after this error; None if Python does more than exit."""
     if isinstance(error, SystemExit):
         if error.code is None:
             return 0
@@ -779,12 +786,12 @@ def _code_of(error: BaseException) -> int | None:
 
 
 if __name__ == "__main__":
-    _own_code = sys._getframe().f_code  # kept: to let go of it would copy what it holds
+    _own_code = sys._getframe().f_code  # kept: freeing it would copy the pages that it holds
     _script, _program = _serve()
     _shared = _modules_so_far()
     _path = _fresh_main(_script)
     try:
-        # No name of this file's for the namespace: it would keep the script's objects from being deleted at the end.
+        # The namespace has no name in this file: a reference would keep the script's objects alive at the end.
         if isinstance(_program, bytes):
             _program = compile(_program, _path, "exec", dont_inherit=True)
         exec(_program, vars(sys.modules["__main__"]))

@@ -1,7 +1,7 @@
-"""What Python is given to run as a warm interpreter: only the way to `warm_interpreter.py`, which lies beside this file.
+"""The script that Python runs as a warm interpreter: it only executes `warm_interpreter.py`, which is beside this file.
 
-Python keeps the syntax tree of the file that it was given until its end. Of a long one that is hundreds of pages of memory, and
-each trial, which is a fork, would copy them to let go of them. No name of this file's: a trial's `__main__` begins as this one.
+Python keeps the syntax tree of its main script until the end. For a long script that is hundreds of pages of memory, and each
+trial, which is a fork, would copy them to free them. This file defines no names: a trial's `__main__` starts as this one.
 """
 
 exec(

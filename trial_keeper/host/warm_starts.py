@@ -1,4 +1,4 @@
-"""Which trials of a job are forks of a warm interpreter, and what is said of the others."""
+"""Decides which trials of a job start as forks of a warm interpreter, and logs why others do not."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -11,56 +11,69 @@ from trial_keeper.wire.workspace import AttemptFolder, TrialDocument
 
 
 class WarmStarts:
-    """One interpreter for all trials of a job, begun when the first trial tells which Python it wants.
+    """One interpreter for all trials of a job, started with the first trial, which determines the Python.
 
-    That trial starts plainly, as does every one that comes before the modules are imported, or cannot be a fork; each reason for
-    that is told once.
+    That trial starts plainly, as does every trial that starts before the modules are imported, or that cannot be a fork; each
+    reason is logged once.
     """
 
     def __init__(
-        self, imports: tuple[str, ...], environ: Mapping[str, str], say: Callable[[str], None]
+        self,
+        imports: tuple[str, ...],
+        environ: Mapping[str, str],
+        say: Callable[[str], None],
+        register: Callable[[int], None],
     ) -> None:
-        """`environ` is what all trials have in common. `say` is told why a trial starts plainly."""
+        """`environ` is what all trials have in common. `say` logs why a trial starts plainly.
+
+        `register` is called with the pid of the interpreter, and of each trial, before it executes any user code. The process
+        leads a session, or will.
+        """
         self._imports = imports
         self._environ = environ
         self._say = say
+        self._register = register
         self._told: set[str] = set()
         self._python = ""
         self._interpreter: WarmInterpreter | None = None
 
     @property
-    def spared(self) -> tuple[int, ...]:
-        """The processes among the keeper's children that are no trial's."""
+    def exempt_sessions(self) -> tuple[int, ...]:
+        """The children of the keeper that belong to no trial."""
         interpreter = self._interpreter
         return () if interpreter is None or interpreter.has_ended else (interpreter.pid,)
 
     def prepare(self, command: str) -> None:
-        """Let an interpreter for this command import the modules, if there is none yet. Returns at once."""
+        """Start an interpreter for this command in the background, if there is none yet. Returns at once."""
         wanted = warm_command(command)
         if self._interpreter is None and not self._python and wanted is not None:
             self._python = wanted.python
             try:
-                self._interpreter = WarmInterpreter(wanted.python, self._imports, self._environ)
+                self._interpreter = WarmInterpreter(
+                    wanted.python, self._imports, self._environ, self._register
+                )
             except WarmStartRefused as error:
                 self._tell(str(error))
 
-    def foresee(self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]) -> None:
-        """This trial is the next to start, unless something comes between: let a fork get ready for it. Returns at once."""
+    def prewarm(self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]) -> None:
+        """Let the standby fork prepare for the trial that is probably next. Returns at once."""
         try:
             interpreter, start = self._wanted(trial, folder, environ)
             if interpreter is not None and start is not None:
                 interpreter.prepare(start)
         except WarmStartRefused:
-            return  # its start meets the same, and tells
+            return  # the trial's start raises and logs the same
 
     def start(self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]) -> int | None:
-        """The pid of the trial, which runs; None if it has to be started plainly."""
+        """Start the trial and return its pid; None if it has to be started plainly."""
         if warm_command(trial.command) is None:
             self._tell("trials start plainly: only `python script.py arguments` can be started warm")
             return None
         try:
             interpreter, start = self._wanted(trial, folder, environ)
-            return interpreter.start(start) if interpreter is not None and start is not None else None
+            if interpreter is None or start is None:
+                return None
+            return interpreter.start(start, self._register)
         except WarmStartRefused as error:
             self._tell(str(error))
             return None
@@ -68,7 +81,7 @@ class WarmStarts:
     def _wanted(
         self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]
     ) -> tuple[WarmInterpreter | None, WarmStart | None]:
-        """Who is to start it, and what; None where it is to start plainly."""
+        """Return the fork server and the start request; `(None, None)` if the trial must start without a fork server."""
         interpreter, command = self._interpreter, warm_command(trial.command)
         if interpreter is None or command is None or not interpreter.is_ready():
             return None, None
@@ -78,12 +91,12 @@ class WarmStarts:
                 "use one Python for all trials"
             )
         if not os.path.isdir(trial.code_dir):
-            return None, None  # the plain start says what is wrong
+            return None, None  # the plain start reports the problem
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
         return interpreter, WarmStart(command, trial.code_dir, environ, stdout, stderr)
 
     def close(self) -> None:
-        """End the interpreter; a trial that runs goes on."""
+        """End the interpreter; a running trial continues."""
         if self._interpreter is not None:
             self._interpreter.close()
 

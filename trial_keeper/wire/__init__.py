@@ -1,1 +1,1 @@
-"""What keeper and manager say to each other: messages on the stream, and the folder both of them see."""
+"""The protocol between keeper and manager: the messages of the stream, and the workspace that both sides see."""

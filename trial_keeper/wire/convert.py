@@ -1,6 +1,6 @@
-"""Messages to protobuf and back. The only module that touches generated code.
+"""Converts messages to protobuf and back. The only module that uses generated code.
 
-What comes from a peer may be anything. A message is read whole or refused: everything in it can be stored, named and shown.
+A peer may send anything. A message is either valid as a whole or rejected: every value in it can be stored, named and shown.
 """
 
 import math
@@ -9,28 +9,29 @@ from collections.abc import Iterable, Sequence
 from google.protobuf.message import DecodeError
 
 from trial_keeper.wire import messages as m
+from trial_keeper.wire.attempt_ids import is_attempt_id
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.workspace import is_safe_name
 
-# A keeper says 64 things in one breath at most, and a manager what has come together while it wrote.
-MOST_IN_ONE_BREATH = 4096
-# A keeper has one attempt to deliver, and after a long time without a manager some more.
-MOST_ATTEMPTS_OF_HELLO = 1024
+# A keeper batches at most 64 messages, and a manager what accumulated while it wrote.
+MAX_BATCH = 4096
+# A keeper has one attempt to deliver, and some more after a long time without a manager.
+MAX_ATTEMPTS_OF_HELLO = 1024
 # Keepers send the last 4 KiB of stderr.
-MOST_CHARACTERS_OF_MESSAGE = 64 * 1024
-# PEP 440 sets no limit; nobody needs so much.
-MOST_CHARACTERS_OF_VERSION = 100
-MOST_GPUS = 1024
-# A value is repeated so that somebody finds it; the answer to a peer, and a line of the log, stay short.
-_LONGEST_SHOWN_CHARACTERS = 60
+MAX_CHARACTERS_OF_MESSAGE = 64 * 1024
+# PEP 440 sets no limit; no real version is this long.
+MAX_CHARACTERS_OF_VERSION = 100
+MAX_GPUS = 1024
+# An error repeats the value to help find it, but stays short for the peer and the log.
+_MAX_SHOWN_CHARACTERS = 60
 
 CONNECT_METHOD = pb.DESCRIPTOR.services_by_name["KeeperService"].methods_by_name["Connect"]
-"""The protocol's one method; its `name`, and in `containing_service` the service's `full_name`."""
+"""The protocol's only method; its `name`, and in `containing_service` the service's `full_name`."""
 
 
 class MessageInvalid(ValueError):
-    """The peer sent something that this version of the protocol cannot mean."""
+    """The peer sent a message that is invalid in this version of the protocol."""
 
 
 _STREAM_TO_PB: dict[m.Stream, pb.Stream.ValueType] = {
@@ -43,24 +44,24 @@ _STREAM_FROM_PB: dict[int, m.Stream] = {number: stream for stream, number in _ST
 
 
 def keeper_messages_to_pb(messages: Sequence[m.KeeperMessage]) -> pb.ConnectRequest:
-    """The protobuf form of what a keeper says in one breath: at least one message."""
+    """Convert a keeper's batch of at least one message to protobuf."""
     request = keeper_message_to_pb(messages[0])
-    request.also.extend(map(keeper_message_to_pb, messages[1:]))
+    request.batch.extend(map(keeper_message_to_pb, messages[1:]))
     return request
 
 
 def keeper_messages_from_pb(request: pb.ConnectRequest) -> list[m.KeeperMessage]:
-    """What the keeper said in one breath.
+    """Convert a keeper's batch from protobuf.
 
     Raises:
-        MessageInvalid: as for `keeper_message_from_pb`, for any of them; or they are too many.
+        MessageInvalid: as for `keeper_message_from_pb`, for any of the messages; or there are too many.
     """
-    _check_count("messages in one breath", len(request.also), MOST_IN_ONE_BREATH)
-    return [keeper_message_from_pb(each) for each in (request, *request.also)]
+    _check_count("messages in one breath", len(request.batch), MAX_BATCH)
+    return [keeper_message_from_pb(each) for each in (request, *request.batch)]
 
 
 def keeper_messages_from_bytes(content: bytes) -> list[m.KeeperMessage]:
-    """What the keeper said in one breath, as it came over the wire.
+    """Parse a keeper's batch as received.
 
     Raises:
         MessageInvalid: as for `keeper_messages_from_pb`; or it is no protobuf.
@@ -73,12 +74,12 @@ def keeper_messages_from_bytes(content: bytes) -> list[m.KeeperMessage]:
 
 
 def manager_messages_to_bytes(messages: Sequence[m.ManagerMessage]) -> bytes:
-    """As it goes over the wire, what the manager says in one breath: at least one message."""
+    """Serialise a manager's batch of at least one message."""
     return manager_messages_to_pb(messages).SerializeToString()
 
 
 def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
-    """The protobuf form of what a keeper says."""
+    """Convert a keeper's message to protobuf."""
     match message:
         case m.Chunk():
             return pb.ConnectRequest(
@@ -98,7 +99,7 @@ def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
                     task=message.task,
                     attempts=[_key_to_pb(key) for key in message.attempts],
                     is_probe=message.is_probe,
-                    returns_trials=message.returns_trials,
+                    supports_revoke=message.supports_revoke,
                 )
             )
         case m.TrialStarted():
@@ -115,6 +116,8 @@ def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
                     ended_at_s=message.ended_at_s,
                     final_sizes=_offsets_to_pb(message.final_sizes),
                     message=message.message,
+                    metrics_size_at_stop=message.metrics_size_at_stop,
+                    warnings=message.warnings,
                 )
             )
         case m.Usage():
@@ -129,16 +132,16 @@ def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
             )
         case m.Idle():
             return pb.ConnectRequest(idle=pb.Idle())
-        case m.TrialReturned():
-            return pb.ConnectRequest(trial_returned=pb.TrialReturned(trial_id=message.trial_id))
+        case m.TrialRevoked():
+            return pb.ConnectRequest(trial_revoked=pb.TrialRevoked(trial_id=message.trial_id))
 
 
 def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
-    """What the keeper said.
+    """Convert a keeper's message from protobuf.
 
     Raises:
-        MessageInvalid: no known message, an unknown stream or reason, an id that cannot name a folder, a number that is no
-            size, no moment or no figure, more of something than any keeper has.
+        MessageInvalid: no known message, an unknown stream or reason, an id that cannot name a folder, an invalid size, time or
+            figure, or more items than any keeper sends.
     """
     try:
         return _keeper_message_from_pb(request)
@@ -157,7 +160,7 @@ def _keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
             )
         case "hello":
             hello = request.hello
-            _check_count("attempts", len(hello.attempts), MOST_ATTEMPTS_OF_HELLO)
+            _check_count("attempts", len(hello.attempts), MAX_ATTEMPTS_OF_HELLO)
             return m.Hello(
                 _version_from(hello.version),
                 _id_from(hello.experiment_id),
@@ -165,14 +168,14 @@ def _keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
                 _id_from(hello.task),
                 tuple(_key_from_pb(key) for key in hello.attempts),
                 hello.is_probe,
-                hello.returns_trials,
+                hello.supports_revoke,
             )
         case "trial_started":
             started = request.trial_started
             return m.TrialStarted(_key_from_pb(started.key), started.started_at_s)
         case "trial_ended":
             ended = request.trial_ended
-            _check_count("characters of an end", len(ended.message), MOST_CHARACTERS_OF_MESSAGE)
+            _check_count("characters of an end", len(ended.message), MAX_CHARACTERS_OF_MESSAGE)
             return m.TrialEnded(
                 key=_key_from_pb(ended.key),
                 reason=_reason_from(ended.reason),
@@ -181,10 +184,14 @@ def _keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
                 ended_at_s=ended.ended_at_s,
                 final_sizes=_offsets_from_pb(ended.final_sizes),
                 message=ended.message,
+                metrics_size_at_stop=(
+                    ended.metrics_size_at_stop if ended.HasField("metrics_size_at_stop") else None
+                ),
+                warnings=tuple(ended.warnings),
             )
         case "usage":
             usage = request.usage
-            _check_count("GPUs", len(usage.gpus), MOST_GPUS)
+            _check_count("GPUs", len(usage.gpus), MAX_GPUS)
             return m.Usage(
                 _key_from_pb(usage.key),
                 _figure_from(usage.cpu_percent),
@@ -194,8 +201,8 @@ def _keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
             )
         case "idle":
             return m.Idle()
-        case "trial_returned":
-            return m.TrialReturned(_id_from(request.trial_returned.trial_id))
+        case "trial_revoked":
+            return m.TrialRevoked(_id_from(request.trial_revoked.trial_id))
         case _:
             raise MessageInvalid(
                 "cannot read a keeper's message: it holds no message that this version knows"
@@ -203,27 +210,27 @@ def _keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
 
 
 def manager_messages_to_pb(messages: Sequence[m.ManagerMessage]) -> pb.ConnectResponse:
-    """The protobuf form of what the manager says in one breath: at least one message."""
+    """Convert a manager's batch of at least one message to protobuf."""
     response = manager_message_to_pb(messages[0])
-    response.also.extend(map(manager_message_to_pb, messages[1:]))
+    response.batch.extend(map(manager_message_to_pb, messages[1:]))
     return response
 
 
 def manager_messages_from_pb(response: pb.ConnectResponse) -> list[m.ManagerMessage]:
-    """What the manager said in one breath.
+    """Convert a manager's batch from protobuf.
 
     Raises:
-        MessageInvalid: as for `manager_message_from_pb`, for any of them; or they are too many.
+        MessageInvalid: as for `manager_message_from_pb`, for any of the messages; or there are too many.
     """
-    _check_count("messages in one breath", len(response.also), MOST_IN_ONE_BREATH)
-    return [manager_message_from_pb(each) for each in (response, *response.also)]
+    _check_count("messages in one breath", len(response.batch), MAX_BATCH)
+    return [manager_message_from_pb(each) for each in (response, *response.batch)]
 
 
 def manager_message_to_pb(message: m.ManagerMessage) -> pb.ConnectResponse:
-    """The protobuf form of what the manager says."""
+    """Convert a manager's message to protobuf."""
     match message:
-        case m.Durable():
-            return pb.ConnectResponse(durable=pb.Durable(attempt=_attempt_to_pb(message.attempt)))
+        case m.Ack():
+            return pb.ConnectResponse(ack=pb.Ack(attempt=_attempt_to_pb(message.attempt)))
         case m.Welcome():
             return pb.ConnectResponse(
                 welcome=pb.Welcome(
@@ -232,41 +239,44 @@ def manager_message_to_pb(message: m.ManagerMessage) -> pb.ConnectResponse:
                 )
             )
         case m.RunTrial():
-            return pb.ConnectResponse(run_trial=pb.RunTrial(trial_id=message.trial_id))
-        case m.ReturnTrial():
-            return pb.ConnectResponse(return_trial=pb.ReturnTrial(trial_id=message.trial_id))
+            return pb.ConnectResponse(
+                run_trial=pb.RunTrial(trial_id=message.trial_id, attempt_id=message.attempt_id)
+            )
+        case m.RevokeTrial():
+            return pb.ConnectResponse(revoke_trial=pb.RevokeTrial(trial_id=message.trial_id))
         case m.StopTrial():
             return pb.ConnectResponse(
                 stop_trial=pb.StopTrial(trial_id=message.trial_id, reason=message.reason.value)
             )
-        case m.Leave():
-            return pb.ConnectResponse(leave=pb.Leave(reason=message.reason))
+        case m.Shutdown():
+            return pb.ConnectResponse(shutdown=pb.Shutdown(reason=message.reason))
 
 
 def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
-    """What the manager said.
+    """Convert a manager's message from protobuf.
 
     Raises:
-        MessageInvalid: no known message, an unknown stream or reason, a reason that is none to stop for, an id that cannot
+        MessageInvalid: no known message, an unknown stream or reason, a reason that is no stop reason, an id that cannot
             name a folder.
     """
     match response.WhichOneof("message"):
-        case "durable":
-            return m.Durable(_attempt_from_pb(response.durable.attempt))
+        case "ack":
+            return m.Ack(_attempt_from_pb(response.ack.attempt))
         case "welcome":
             welcome = response.welcome
             return m.Welcome(
                 welcome.version, tuple(_attempt_from_pb(attempt) for attempt in welcome.attempts)
             )
         case "run_trial":
-            return m.RunTrial(_id_from(response.run_trial.trial_id))
-        case "return_trial":
-            return m.ReturnTrial(_id_from(response.return_trial.trial_id))
+            run = response.run_trial
+            return m.RunTrial(_id_from(run.trial_id), _attempt_id_from(run.attempt_id))
+        case "revoke_trial":
+            return m.RevokeTrial(_id_from(response.revoke_trial.trial_id))
         case "stop_trial":
             stop = response.stop_trial
             return m.StopTrial(_id_from(stop.trial_id), _stop_reason_from(stop.reason))
-        case "leave":
-            return m.Leave(response.leave.reason)
+        case "shutdown":
+            return m.Shutdown(response.shutdown.reason)
         case _:
             raise MessageInvalid(
                 "cannot read a manager's message: it holds no message that this version knows"
@@ -274,25 +284,31 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
 
 
 def _key_to_pb(key: m.AttemptKey) -> pb.AttemptKey:
-    return pb.AttemptKey(trial_id=key.trial_id, attempt=key.attempt, task=key.task)
+    return pb.AttemptKey(trial_id=key.trial_id, attempt_id=key.attempt_id, task=key.task)
 
 
 def _key_from_pb(key: pb.AttemptKey) -> m.AttemptKey:
-    if key.attempt >= m.MOST_ATTEMPTS:
-        raise MessageInvalid(f"cannot read a message: there is no attempt {key.attempt}")
-    return m.AttemptKey(_id_from(key.trial_id), key.attempt, _id_from(key.task))
+    return m.AttemptKey(_id_from(key.trial_id), _attempt_id_from(key.attempt_id), _id_from(key.task))
+
+
+def _attempt_id_from(text: str) -> str:
+    if not is_attempt_id(text):
+        raise MessageInvalid(
+            f"cannot read a message: {_shown(text)} is no attempt's id; use a keeper and a manager of one version"
+        )
+    return text
 
 
 def _id_from(text: str) -> str:
-    """An id as it comes from a peer: of an experiment, a job, a task or a trial. It names folders and stands in logs."""
+    """Validate a peer's id of an experiment, a job, a task or a trial: it names folders and appears in logs."""
     if not is_safe_name(text):
         raise MessageInvalid(f"cannot read a message: {_shown(text)} can be no id")
     return text
 
 
 def _version_from(text: str) -> str:
-    """As for an id. What it says is for others to judge."""
-    if not (text.isascii() and text.isprintable() and len(text) <= MOST_CHARACTERS_OF_VERSION):
+    """Validate the characters and the length of a peer's version. The version rule is checked elsewhere."""
+    if not (text.isascii() and text.isprintable() and len(text) <= MAX_CHARACTERS_OF_VERSION):
         raise MessageInvalid(f"cannot read a message: {_shown(text)} can be no version")
     return text
 
@@ -303,7 +319,7 @@ def _check_count(what: str, count: int, most: int) -> None:
 
 
 def _size_from(size: int) -> int:
-    if size > m.LARGEST_SIZE:
+    if size > m.MAX_SIZE:
         raise MessageInvalid(f"cannot read a message: {size} is neither a size nor an offset")
     return size
 
@@ -315,7 +331,7 @@ def _figure_from(figure: float) -> float:
 
 
 def _shown(text: str) -> str:
-    return repr(text if len(text) <= _LONGEST_SHOWN_CHARACTERS else f"{text[:_LONGEST_SHOWN_CHARACTERS]}…")
+    return repr(text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…")
 
 
 def _gpu_to_pb(gpu: m.GpuUsage) -> pb.GpuUsage:

@@ -1,6 +1,6 @@
-"""The messages between keeper and manager, as the rest of the code sees them.
+"""The messages between keeper and manager, as plain dataclasses.
 
-Each class has a twin of the same name in proto/trial_keeper/wire/v1/keeper.proto; `convert` is the only place that knows both.
+Each class has a counterpart of the same name in proto/trial_keeper/wire/v1/keeper.proto; only `convert` uses both.
 """
 
 import math
@@ -10,16 +10,17 @@ from enum import Enum
 
 from trial_keeper.wire.reasons import ExitReason
 
-# No file is larger, and no database holds a larger number.
-LARGEST_SIZE = 2**63 - 1
-# A cluster that starts a task anew every minute needs six weeks for so many.
-MOST_ATTEMPTS = 2**16
-# The year 5138: a later time is a mistake, and could not be shown.
+# No file is larger, and SQLite stores no larger integer.
+MAX_SIZE = 2**63 - 1
+# One for each stream, with spare room for streams of later keepers.
+MAX_WARNINGS = 16
+MAX_CHARACTERS_OF_WARNING = 1000
+# The year 5138: a later time is an error, and could not be shown.
 LATEST_S = 1e11
 
 
 class Stream(Enum):
-    """An append-only file of an attempt. The value is the word that files, tables and command lines use."""
+    """An append-only file of an attempt. The value is its name in files, tables and command lines."""
 
     METRICS = "metrics"
     STDOUT = "stdout"
@@ -29,14 +30,14 @@ class Stream(Enum):
 
 @dataclass(frozen=True, slots=True)
 class AttemptKey:
-    """One start of a trial's command in one task. Attempts count from 0."""
+    """One start of a trial's command in one task. `attempt_id` is never used twice: see `wire.attempt_ids`."""
 
     trial_id: str
-    attempt: int
+    attempt_id: str
     task: str
 
     def __str__(self) -> str:
-        return f"{self.trial_id}/{self.attempt}/{self.task}"
+        return f"{self.trial_id}/{self.attempt_id}/{self.task}"
 
 
 Offsets = Mapping[Stream, int]
@@ -44,10 +45,10 @@ Offsets = Mapping[Stream, int]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The keeper's first message: who it is and which attempts it still has to deliver.
+    """The keeper's first message: its identity and the attempts that it still has to deliver.
 
-    `is_probe`: it only asks whether it would be let in. The manager answers Welcome and ends the stream, and the session of
-    the job's real keeper goes on. `returns_trials`: it knows `ReturnTrial`.
+    `is_probe`: only tests whether the manager would accept it. The manager answers Welcome and ends the stream, and the session
+    of the job's real keeper continues. `supports_revoke`: the keeper supports `RevokeTrial`.
     """
 
     version: str
@@ -56,24 +57,24 @@ class Hello:
     task: str
     attempts: tuple[AttemptKey, ...] = ()
     is_probe: bool = False
-    returns_trials: bool = False
+    supports_revoke: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class TrialStarted:
-    """The attempt's command runs. Time in seconds since the epoch, by the keeper's clock."""
+    """The attempt's command runs. `started_at_s` is in seconds since the epoch, on the keeper's clock."""
 
     key: AttemptKey
     started_at_s: float
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a moment that is none."""
+        """Raises ValueError for an invalid time."""
         _check_moment("started_at_s", self.started_at_s)
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes of one stream, beginning at `offset`."""
+    """Bytes of one stream, starting at `offset`."""
 
     key: AttemptKey
     stream: Stream
@@ -83,11 +84,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnded:
-    """How an attempt ended. It is also what exit.json holds.
+    """How an attempt ended; also the content of exit.json.
 
-    `exit_code` is the command's, 128+n for signal n, or one of `trial_keeper.exit_codes` when it never ran. `final_sizes` has
-    every replicated stream; bytes that a stray process appends later do not count. `message` holds the last lines of stderr,
-    or the keeper's own words. `ended_at_s` is `started_at_s` and the time that the command ran by the monotonic clock.
+    `exit_code` is the command's, 128+n for signal n, or one of `trial_keeper.exit_codes` if it never ran. `final_sizes` has every
+    replicated stream; bytes that a stray process appends later do not count. `message` holds the last lines of stderr, or the
+    keeper's own message. `ended_at_s` is `started_at_s` plus the command's run time on the monotonic clock.
+    `metrics_size_at_stop` is the size of the metrics file, in bytes, when the keeper received the stop; None if it received none,
+    or is of an earlier version. `warnings` describe changes to the attempt's files, one line each.
     """
 
     key: AttemptKey
@@ -97,16 +100,27 @@ class TrialEnded:
     ended_at_s: float
     final_sizes: Offsets = field(default_factory=dict)
     message: str = ""
+    metrics_size_at_stop: int | None = None
+    warnings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises ValueError for what no ended trial can say: it comes from other machines, and from files that anybody wrote."""
+        """Raises ValueError for impossible values: the data come from other machines, and from files that anyone could write."""
         if not -(2**31) <= self.exit_code < 2**31:
             raise ValueError(f"exit code {self.exit_code} is none")
         _check_moment("started_at_s", self.started_at_s)
         _check_moment("ended_at_s", self.ended_at_s)
         for stream, size in self.final_sizes.items():
-            if not 0 <= size <= LARGEST_SIZE:
+            if not 0 <= size <= MAX_SIZE:
                 raise ValueError(f"{size} is not the size of {stream.value}")
+        if not 0 <= (self.metrics_size_at_stop or 0) <= MAX_SIZE:
+            raise ValueError(
+                f"{self.metrics_size_at_stop} is not the size of {Stream.METRICS.value} at a stop"
+            )
+        if len(self.warnings) > MAX_WARNINGS:
+            raise ValueError(f"{len(self.warnings)} warnings are more than {MAX_WARNINGS}")
+        longest = max(map(len, self.warnings), default=0)
+        if longest > MAX_CHARACTERS_OF_WARNING:
+            raise ValueError(f"a warning of {longest} characters is longer than {MAX_CHARACTERS_OF_WARNING}")
 
 
 def _check_moment(name: str, at_s: float) -> None:
@@ -116,7 +130,7 @@ def _check_moment(name: str, at_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class GpuUsage:
-    """What one GPU does at present, whoever makes it do so. `index` is the driver's."""
+    """The current load of one GPU, by all processes. `index` is the driver's."""
 
     index: int
     utilisation_percent: float
@@ -125,7 +139,7 @@ class GpuUsage:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What the trial's process tree uses at present. `cpu_percent` is of one core; `disk_bytes` is the attempt's folder."""
+    """The current usage of the trial's process tree. `cpu_percent` is of one core; `disk_bytes` is the attempt's folder."""
 
     key: AttemptKey
     cpu_percent: float
@@ -141,7 +155,7 @@ class Idle:
 
 @dataclass(frozen=True, slots=True)
 class AttemptOffsets:
-    """What the manager durably has of an attempt. `closed`: nothing about it needs to be sent again."""
+    """The offsets of an attempt that the manager has stored durably. `closed`: nothing needs to be sent again."""
 
     key: AttemptKey
     offsets: Offsets
@@ -150,7 +164,7 @@ class AttemptOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The manager's answer to Hello: from where to go on."""
+    """The manager's answer to Hello: the offsets to continue from."""
 
     version: str
     attempts: tuple[AttemptOffsets, ...] = ()
@@ -158,46 +172,47 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class RunTrial:
-    """Run this trial; everything about it is in the workspace."""
+    """Run this trial as this attempt; its data is in the workspace. The manager makes a new attempt id for each dispatch."""
+
+    trial_id: str
+    attempt_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class RevokeTrial:
+    """Give up this trial unless it has started. Only for keepers with `supports_revoke`."""
 
     trial_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class ReturnTrial:
-    """Give this trial back, unless it has begun. Only for keepers that say that they know it."""
-
-    trial_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class TrialReturned:
-    """The answer to `ReturnTrial`: the keeper does not have the trial, and will not begin it."""
+class TrialRevoked:
+    """Acknowledges `RevokeTrial`: the keeper does not have the trial, and never starts it."""
 
     trial_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class StopTrial:
-    """Stop this trial; the reason is on record before any signal is sent."""
+    """Stop this trial; the reason is recorded before any signal is sent."""
 
     trial_id: str
     reason: ExitReason
 
 
 @dataclass(frozen=True, slots=True)
-class Durable:
-    """Everything before these offsets survives the manager's death."""
+class Ack:
+    """Everything before these offsets is durable: it survives the manager's death."""
 
     attempt: AttemptOffsets
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """Nothing more to do here: the keeper ends."""
+class Shutdown:
+    """Drain: the keeper has nothing more to do and ends."""
 
     reason: str
 
 
-KeeperMessage = Hello | TrialStarted | Chunk | TrialEnded | Usage | Idle | TrialReturned
-ManagerMessage = Welcome | RunTrial | ReturnTrial | StopTrial | Durable | Leave
+KeeperMessage = Hello | TrialStarted | Chunk | TrialEnded | Usage | Idle | TrialRevoked
+ManagerMessage = Welcome | RunTrial | RevokeTrial | StopTrial | Ack | Shutdown

@@ -2,5 +2,5 @@
 
 JOB_KEY = "trial-keeper-job"
 TOKEN_KEY = "trial-keeper-token"
-# The manager may move to any address; its certificate has this name, which is nobody's (RFC 2606), at all of them.
+# The manager may move to any address; its certificate has this reserved name (RFC 2606) at all of them.
 MANAGER_NAME = "manager.trial-keeper.invalid"

@@ -1,10 +1,10 @@
-"""Why a trial ended: the closed list that retry, feedback to the tuner and every display look at."""
+"""Why a trial ended: the closed list that retries, the tuner's feedback and all displays use."""
 
 from enum import Enum
 
 
 class ExitReason(str, Enum):
-    """The one reason that every ended trial carries."""
+    """The reason that every ended trial has, exactly one."""
 
     SUCCEEDED = "succeeded"
     NONZERO_EXIT = "non-zero exit"
@@ -19,10 +19,10 @@ class ExitReason(str, Enum):
     VERSION = "version"
     COULD_NOT_START = "could not start"
     TRIAL_OVER = "trial over"
-    """Of one task: the others have ended the trial, which has a reason of its own."""
+    """For one task: the others have ended the trial, which has its own reason."""
 
 
 STOP_REASONS = frozenset(
     {ExitReason.STOPPED_BY_USER, ExitReason.EARLY_STOPPED, ExitReason.TIME_LIMIT, ExitReason.TRIAL_OVER}
 )
-"""Why a keeper may be told to stop a trial. It puts the reason on record; how a command ended by itself, only it can say."""
+"""The reasons of a request to stop a trial. The keeper records it; only the keeper can report how a command ended by itself."""

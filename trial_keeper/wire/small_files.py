@@ -1,5 +1,6 @@
-"""Reading and writing small files, and what the kernel shows as such, in a third of the time that `open` takes: keeper and
-manager do it often for each trial, and each word with the kernel is a moment in which other threads take their turn.
+"""Reads and writes small files, also of /proc, in a third of the time that `open` takes.
+
+Keeper and manager do it often for each trial, and each system call gives other threads a turn.
 """
 
 import os
@@ -9,10 +10,10 @@ _READ_BYTES = 16 * 1024
 
 
 def read_all(path: str | Path) -> bytes:
-    """The whole content.
+    """Return the whole content.
 
     Raises:
-        OSError: it cannot be read, as when the process that it speaks of is gone.
+        OSError: it cannot be read, for example because its process is gone.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -25,7 +26,7 @@ def read_all(path: str | Path) -> bytes:
 
 
 def write_all(descriptor: int, content: bytes, *, is_durable: bool = False) -> None:
-    """Write all of it, and close the descriptor in any case. `is_durable`: it is on the disk when this returns.
+    """Write the whole content, and close the descriptor in any case. With `is_durable` it is on disk when this returns.
 
     Raises:
         OSError: it cannot be written; a part of it may be there.

@@ -5,20 +5,20 @@ Source: the version check policy of NNI's page on OpenPAI.
 
 from packaging.version import Version
 
-# Managers older than this accept any keeper.
+# Managers before this release accept any keeper.
 FIRST_CHECKING_RELEASE = (0, 6)
 
 
 def versions_agree(manager: str, keeper: str) -> bool:
-    """Whether this keeper may serve this manager.
+    """True if this keeper may serve this manager.
 
-    Compared as numbers: 2.10 is not 2.1. A version that PyPI could not have given agrees only with itself.
+    Compared as numbers: 2.10 is not 2.1. A version that is invalid for PyPI agrees only with itself.
     """
     if manager == keeper:
         return True
     try:
         wanted, present = _first_two(manager), _first_two(keeper)
-    except ValueError:  # InvalidVersion, or digits beyond what Python reads
+    except ValueError:  # InvalidVersion, or more digits than Python converts
         return False
     return wanted < FIRST_CHECKING_RELEASE or wanted == present
 
@@ -29,7 +29,7 @@ def _first_two(version: str) -> tuple[int, int]:
 
 
 def mismatch_message(manager: str, keeper: str) -> str:
-    """The sentence that trial, log, nnictl and web page show; it ends with the remedy."""
+    """Return the message of trial, log, nnictl and web page; it ends with the remedy."""
     return (
         f"cannot run: manager is version {manager} and keeper is version {keeper}, which differ in the first two numbers; "
         f"install trial-keeper {manager} where the trial runs (pip install 'trial-keeper=={manager}'), "

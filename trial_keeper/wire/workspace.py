@@ -1,22 +1,24 @@
-"""Every path in a workspace, and the documents that lie there.
+"""All paths and documents of a workspace.
 
     <mount>/<experiment id>/
         manager.json                        written by the manager: its version and addresses
-        run.sh                              what a job runs
-        code-<digest>.tar.gz                the training code as jobs unpack it; not with jobs that see the code folder itself
-        checkpoints/                        what trials go on from, with a tuner that lets them
+        run.sh                              the script of each job
+        code-<digest>.tar.gz                a snapshot of the training code; not for jobs that see the code folder itself
+        checkpoints/                        what trials resume from, if the tuner supports it
         sdk/nni_sdk/                        the manager's own nni_sdk, for a Python that has none
         trials/<trial id>/
             trial.json, parameter.cfg       written by the manager
-            stop.json                       written by the manager when the trial is to end and no stream can carry the word
-            attempts/<n>/<task>/            written by one keeper; the trial's NNI_SYS_DIR
+            stop.json                       written by the manager to stop the trial when no stream can deliver the request
+            attempts/<id>/<task>/           written by one keeper; the trial's NNI_SYS_DIR
+                attempt.json                which attempt this is, signed; without it nothing here counts
                 parameter.cfg, .nni/metrics, exit.json
                 output/{stdout, stderr, trial.log}
-                code/                       the snapshot, unpacked for this attempt alone
+                code/                       the unpacked snapshot of this attempt
 
-Manager and keeper see the same tree under different mount points, so a `Workspace` is made from the root as its side sees it.
+Manager and keeper see the same tree under different mount points, so each side makes a `Workspace` from its own root.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -25,37 +27,38 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trial_keeper.wire.attempt_ids import is_attempt_id, is_legacy_number, sort_key
 from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
+from trial_keeper.wire.signatures import DocumentInvalid, check_signature, signed
 from trial_keeper.wire.small_files import write_all
 
-# An id names a folder, so it can hold nothing that leads out of one.
+# An id names a folder, so path separators and ".." are excluded.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
-# More than a cluster starts; whoever may write there could make any number of folders, with any names.
+# Per owner: more than a cluster starts. Anyone with write access there could create any number of folders.
 _NEWEST_ATTEMPTS = 1000
-_ATTEMPT_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
-# On one line: several would take Python's slow encoder, between two trials.
+# On one line: indentation would use Python's slow encoder, between two trials.
 _TEXT_OF = json.JSONEncoder(ensure_ascii=False).encode
 
 
-class DocumentInvalid(ValueError):
-    """A document in the workspace is missing a field or is not what its name says."""
+# trials/<trial id>/attempts/<id>/<task>
+_ATTEMPT_DEPTH = 5
 
 
 MARKER = "NNI_SYS_DIR"
-"""The variable that tells whose a process is: every process of an attempt inherits it, and no other has its value."""
+"""The variable that identifies a process's attempt: every process of the attempt inherits it, and its value is unique."""
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether the name can be one folder of a workspace, and no more than one."""
+    """True if the name can be a single path component in a workspace."""
     return _SAFE_NAME.fullmatch(name) is not None
 
 
 def safe_name(name: str) -> str:
-    """The name.
+    """Return the name unchanged.
 
     Raises:
-        ValueError: it could lead out of the folder that it is to be in.
+        ValueError: the name could escape its parent folder.
     """
     if not is_safe_name(name):
         raise ValueError(
@@ -66,13 +69,13 @@ def safe_name(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AttemptFolder:
-    """What one keeper writes for one attempt."""
+    """The files that one keeper writes for one attempt."""
 
     path: Path
 
     @property
     def parameter_cfg(self) -> Path:
-        """The parameters, where the SDK looks for them."""
+        """The parameters, at the path that the SDK reads."""
         return self.path / "parameter.cfg"
 
     @property
@@ -82,12 +85,17 @@ class AttemptFolder:
 
     @property
     def code(self) -> Path:
-        """The attempt's own copy of the training code, where it comes from a snapshot."""
+        """The attempt's own copy of the training code, if it comes from a snapshot."""
         return self.path / "code"
 
     @property
+    def attempt_json(self) -> Path:
+        """The document that identifies the attempt, signed by its keeper."""
+        return self.path / "attempt.json"
+
+    @property
     def exit_json(self) -> Path:
-        """How the attempt ended; there once it has."""
+        """How the attempt ended, signed by its keeper; absent before its end."""
         return self.path / "exit.json"
 
     def stream(self, stream: Stream) -> Path:
@@ -105,28 +113,28 @@ class AttemptFolder:
 
 @dataclass(frozen=True, slots=True)
 class TrialFolder:
-    """What the manager writes for one trial, and the attempts below it."""
+    """The files that the manager writes for one trial, and its attempts."""
 
     path: Path
 
     @property
     def trial_json(self) -> Path:
-        """What the keeper needs to know of the trial."""
+        """The trial's data for the keeper."""
         return self.path / "trial.json"
 
     @property
     def parameter_cfg(self) -> Path:
-        """The parameters, in the form the SDK reads."""
+        """The parameters, in the SDK's format."""
         return self.path / "parameter.cfg"
 
     @property
     def stop_json(self) -> Path:
-        """There once the trial is to end and its keepers could not all be told over a stream."""
+        """The stop request for the trial; absent unless some of its keepers had no stream to receive it."""
         return self.path / "stop.json"
 
     @property
     def attempts(self) -> Path:
-        """One folder per attempt, named by its number."""
+        """One folder per attempt, named by its id."""
         return self.path / "attempts"
 
 
@@ -138,7 +146,7 @@ class Workspace:
 
     @property
     def manager_json(self) -> Path:
-        """Where the manager is at present; replaced by rename when it moves."""
+        """The manager's current addresses; replaced by rename when they change."""
         return self.root / "manager.json"
 
     @property
@@ -148,12 +156,12 @@ class Workspace:
 
     @property
     def sdk(self) -> Path:
-        """The folder that is put on a trial's Python path: it holds the package nni_sdk and nothing else."""
+        """The folder on a trial's Python path; it holds the package nni_sdk and nothing else."""
         return self.root / "sdk"
 
     @property
     def checkpoints(self) -> Path:
-        """What trials save for later ones to go on from, where the tuner has them do so."""
+        """What trials save for later ones to resume from, if the tuner supports it."""
         return self.root / "checkpoints"
 
     @property
@@ -162,14 +170,14 @@ class Workspace:
         return self.root / "trials"
 
     def code_snapshot(self, digest: str) -> Path:
-        """The snapshot of training code with this content."""
+        """The snapshot of training code with this digest."""
         return self.file(f"code-{digest}.tar.gz")
 
     def file(self, name: str) -> Path:
-        """A file that a document in the workspace names.
+        """The path of a file that a document in the workspace names.
 
         Raises:
-            ValueError: the name could lead out of the workspace.
+            ValueError: the name could escape the workspace.
         """
         return self.root / safe_name(name)
 
@@ -177,7 +185,7 @@ class Workspace:
         """The folder of a trial.
 
         Raises:
-            ValueError: the id could lead out of the workspace.
+            ValueError: the id could escape the workspace.
         """
         return TrialFolder(self.trials / safe_name(trial_id))
 
@@ -185,31 +193,50 @@ class Workspace:
         """The folder of an attempt.
 
         Raises:
-            ValueError: an id could lead out of the workspace.
+            ValueError: an id could escape the workspace.
         """
-        return AttemptFolder(self.trial(key.trial_id).attempts / str(key.attempt) / safe_name(key.task))
+        return AttemptFolder(
+            self.trial(key.trial_id).attempts / safe_name(key.attempt_id) / safe_name(key.task)
+        )
+
+    def attempt_folder_of(self, path: Path) -> Path:
+        """The folder of the attempt that a file belongs to."""
+        return self.root.joinpath(*path.relative_to(self.root).parts[:_ATTEMPT_DEPTH])
 
     def warm_marker(self, job_id: str) -> str:
-        """Instead of an attempt's folder, what marks the processes of a job's warm interpreter. There is no such folder."""
+        """The marker of the processes of a job's warm interpreter, in place of an attempt's folder. No such folder exists."""
         return str(self.root / "warm" / safe_name(job_id))
 
     def attempts_of(
         self, trial_id: str, folders_in: Callable[[Path], list[str]] | None = None
     ) -> list[AttemptKey]:
-        """The attempts that have left a folder, oldest first. What else a trial may have put there is passed over, and all but
-        the newest thousand numbers. `folders_in` names the folders in a folder where they are not on this machine.
+        """The attempts that have a folder, sorted by start. A folder alone does not prove that one of our keepers made it.
+
+        Other names are skipped, and all but the newest thousand folders of each owner. `folders_in` lists the folders in a
+        folder, for storage that is not on this machine.
 
         Raises:
-            OSError: the storage does not show them.
+            PermissionError: this user can open none of the folders. If at least one is readable, the others are skipped: anyone
+                can create one.
+            OSError: the storage cannot list them.
         """
         folder, look = self.trial(trial_id).attempts, folders_in or _folders_in
-        numbers = sorted(int(name) for name in look(folder) if _ATTEMPT_NUMBER.fullmatch(name))
-        del numbers[:-_NEWEST_ATTEMPTS]
-        return [
-            AttemptKey(trial_id, number, task)
-            for number in numbers
-            for task in sorted(filter(is_safe_name, look(folder / str(number))))
-        ]
+        names = _newest_folders_in(folder) if folders_in is None else folders_in(folder)
+        ids = [name for name in names if is_attempt_id(name) or is_legacy_number(name)]
+        keys: list[AttemptKey] = []
+        closed: PermissionError | None = None
+        for attempt_id in sorted(ids, key=sort_key):
+            try:
+                tasks = look(folder / attempt_id)
+            except PermissionError as error:
+                closed = error
+            else:
+                keys += [
+                    AttemptKey(trial_id, attempt_id, task) for task in sorted(filter(is_safe_name, tasks))
+                ]
+        if closed is not None and not keys:
+            raise closed
+        return keys
 
 
 def _folders_in(folder: Path) -> list[str]:
@@ -220,11 +247,24 @@ def _folders_in(folder: Path) -> list[str]:
         return []
 
 
-def replace_file(path: Path, content: bytes, mode: int = 0o666, *, is_durable: bool = False) -> None:
-    """Write a file that readers see whole or not at all. The folder must exist; one process writes a given path.
+def _newest_folders_in(folder: Path) -> list[str]:
+    names = _folders_in(folder)
+    if len(names) <= _NEWEST_ATTEMPTS:
+        return names
+    # Another user's folders must not crowd out a keeper's.
+    by_owner: dict[int, list[str]] = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            by_owner.setdefault(os.lstat(folder / name).st_uid, []).append(name)
+    return [name for own in by_owner.values() for name in sorted(own, key=sort_key)[-_NEWEST_ATTEMPTS:]]
 
-    `mode` is what the umask leaves of it. Whatever lies where the new file is made (of a process that died there, or put there by
-    somebody: a link, a pipe) is removed and not written to. `is_durable`: the content is on the disk before the name is.
+
+def replace_file(path: Path, content: bytes, mode: int = 0o666, *, is_durable: bool = False) -> None:
+    """Write a file atomically: readers see it complete or not at all. The folder must exist; each path has one writer process.
+
+    `mode` is subject to the umask. An existing file at the temporary path (of a process that died there, or a link or a pipe that
+    another user placed) is removed and not written to. With `is_durable` the content is on disk before the name, and the name is
+    on disk when this returns.
     """
     folder, name = os.path.split(path)
     temporary = os.path.join(folder, f".{name}.new")
@@ -236,13 +276,19 @@ def replace_file(path: Path, content: bytes, mode: int = 0o666, *, is_durable: b
         descriptor = os.open(temporary, flags, mode)
     write_all(descriptor, content, is_durable=is_durable)
     os.replace(temporary, path)
+    if is_durable:
+        descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
 class ManagerDocument:
-    """manager.json: which manager owns the experiment, and where it listens (HOST:PORT, the first that answers is used).
+    """manager.json: which manager owns the experiment, and where it listens (HOST:PORT, keepers use the first that answers).
 
-    `certificate`: the manager's own, as PEM; keepers then speak TLS, and to nobody who has another. None on loopback.
+    `certificate` is the manager's own, as PEM; keepers then use TLS and accept no other certificate. None on loopback.
     """
 
     experiment_id: str
@@ -261,7 +307,7 @@ class ManagerDocument:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "ManagerDocument":
-        """Read the file's content.
+        """Parse the file's content.
 
         Raises:
             DocumentInvalid: not such a document.
@@ -284,9 +330,9 @@ class ManagerDocument:
 class TrialDocument:
     """trial.json: what a keeper needs to run a trial.
 
-    `command` is given to bash. `code_dir` is where it runs, as the container sees it; it is empty when `code_snapshot`, the
-    name of a file in the workspace, has to be unpacked first. `gpu_indices` is None when the trial may see whatever the container
-    sees, and empty when it may see no GPU.
+    `command` is executed by bash. `code_dir` is its working directory, as the container sees it; it is empty if `code_snapshot`,
+    the name of a file in the workspace, has to be unpacked first. `gpu_indices` is None if the trial may see all GPUs of the
+    container, and empty if it may see none.
     """
 
     trial_id: str
@@ -311,7 +357,7 @@ class TrialDocument:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "TrialDocument":
-        """Read the file's content.
+        """Parse the file's content.
 
         Raises:
             DocumentInvalid: not such a document.
@@ -332,44 +378,105 @@ class TrialDocument:
             )
 
 
-def exit_to_bytes(ended: TrialEnded) -> bytes:
-    """The content of exit.json."""
-    return _dump(
-        {
-            "trial_id": ended.key.trial_id,
-            "attempt": ended.key.attempt,
-            "task": ended.key.task,
-            "reason": ended.reason.value,
-            "exit_code": ended.exit_code,
-            "started_at_s": ended.started_at_s,
-            "ended_at_s": ended.ended_at_s,
-            "final_sizes": {stream.value: size for stream, size in ended.final_sizes.items()},
-            "message": ended.message,
+@dataclass(frozen=True, slots=True)
+class AttemptDocument:
+    """attempt.json: which attempt a directory holds. Its keeper signs it with the job's token before the command starts.
+
+    `started_at_s` is in seconds since the epoch, on the keeper's clock.
+    """
+
+    experiment_id: str
+    job_id: str
+    key: AttemptKey
+    started_at_s: float
+
+    def to_bytes(self, token: str) -> bytes:
+        """The file's content, signed."""
+        fields = {
+            "experiment_id": self.experiment_id,
+            "job_id": self.job_id,
+            "trial_id": self.key.trial_id,
+            "attempt_id": self.key.attempt_id,
+            "task": self.key.task,
+            "started_at_s": self.started_at_s,
         }
-    )
+        return _dump(signed(_ATTEMPT, fields, token))
+
+    @classmethod
+    def from_bytes(cls, content: bytes, token_of: Callable[[str], str]) -> "AttemptDocument":
+        """Parse the file's content. `token_of` returns the token of a job by its id.
+
+        Raises:
+            DocumentInvalid: not such a document.
+            SignatureInvalid: the signature does not match the token of the job that the document names.
+        """
+        document = _load(_ATTEMPT, content)
+        with _fields_of(_ATTEMPT):
+            job_id = safe_name(_typed(document["job_id"], str))
+            read = cls(
+                _typed(document["experiment_id"], str),
+                job_id,
+                _key_of(document),
+                float(_typed(document["started_at_s"], int, float)),
+            )
+        check_signature(_ATTEMPT, document, token_of(job_id))
+        return read
 
 
-def exit_from_bytes(content: bytes) -> TrialEnded:
-    """Read the content of exit.json.
+_ATTEMPT = "attempt.json"
+_EXIT = "exit.json"
+
+
+def exit_to_bytes(ended: TrialEnded, token: str) -> bytes:
+    """The content of exit.json, signed with the job's token."""
+    fields = {
+        "trial_id": ended.key.trial_id,
+        "attempt_id": ended.key.attempt_id,
+        "task": ended.key.task,
+        "reason": ended.reason.value,
+        "exit_code": ended.exit_code,
+        "started_at_s": ended.started_at_s,
+        "ended_at_s": ended.ended_at_s,
+        "final_sizes": {stream.value: size for stream, size in ended.final_sizes.items()},
+        "message": ended.message,
+        "metrics_size_at_stop": ended.metrics_size_at_stop,
+        "warnings": list(ended.warnings),
+    }
+    return _dump(signed(_EXIT, fields, token))
+
+
+def exit_from_bytes(content: bytes, token: str | None = None) -> TrialEnded:
+    """Parse the content of exit.json. `token` None skips the signature check: attempts of version 0.6 are unsigned.
 
     Raises:
         DocumentInvalid: not such a document.
+        SignatureInvalid: the signature does not match the token.
     """
-    document = _load("exit.json", content)
-    with _fields_of("exit.json"):
-        return TrialEnded(
-            AttemptKey(
-                _typed(document["trial_id"], str),
-                _typed(document["attempt"], int),
-                _typed(document["task"], str),
-            ),
+    document = _load(_EXIT, content)
+    with _fields_of(_EXIT):
+        ended = TrialEnded(
+            _key_of(document),
             ExitReason(document["reason"]),
             _exit_code(document["exit_code"]),
             float(_typed(document["started_at_s"], int, float)),
             float(_typed(document["ended_at_s"], int, float)),
             {Stream(word): _typed(size, int) for word, size in document["final_sizes"].items()},
             _typed(document["message"], str),
+            # Documents of earlier keepers have neither.
+            _typed(document.get("metrics_size_at_stop"), int, type(None)),
+            tuple(_typed(warning, str) for warning in _typed(document.get("warnings", []), list)),
         )
+    if token is not None:
+        check_signature(_EXIT, document, token)
+    return ended
+
+
+def _key_of(document: dict[str, Any]) -> AttemptKey:
+    # Version 0.6 wrote a number.
+    attempt_id = str(_typed(document["attempt"], int)) if "attempt" in document else document["attempt_id"]
+    return AttemptKey(
+        _typed(document["trial_id"], str), _typed(attempt_id, str), _typed(document["task"], str)
+    )
 
 
 def stop_to_bytes(stop: StopTrial) -> bytes:
@@ -378,7 +485,7 @@ def stop_to_bytes(stop: StopTrial) -> bytes:
 
 
 def stop_from_bytes(content: bytes) -> StopTrial:
-    """Read the content of stop.json.
+    """Parse the content of stop.json.
 
     Raises:
         DocumentInvalid: not such a document.
@@ -416,12 +523,12 @@ def _typed(value: Any, *kinds: type) -> Any:
     if type(value) not in kinds:
         raise TypeError(f"{value!r} is not {' or '.join(kind.__name__ for kind in kinds)}")
     if type(value) is str:
-        value.encode()  # JSON can spell half a surrogate pair, which nothing can store
+        value.encode()  # rejects a lone surrogate, which JSON allows and nothing can store
     return value
 
 
 class _fields_of:  # noqa: N801 - reads as a statement in `with`
-    """Turn whatever a wrong document raises into one kind of error."""
+    """Convert every exception of an invalid document into DocumentInvalid."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""nnictl algo: tuners and assessors by name, those of this project and the user's own."""
+"""nnictl algo: built-in and registered tuners and assessors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import click
 
 from nni_manager.cli.options import example, json_anyway, json_option
 from nni_manager.client import output
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 
 
 @click.group()
 def algo() -> None:
-    """List tuners and assessors, and give names to your own.
+    """List tuners and assessors, and register your own.
 
     \b
     Example:
@@ -28,7 +28,7 @@ def algo() -> None:
 @algo.command("list", epilog=example("nnictl algo list", "nnictl algo list --json"))
 @json_option
 def list_algorithms(as_json: bool) -> None:
-    """List what an experiment file can name: tuners, advisors and assessors, built in or registered."""
+    """List built-in and registered tuners, advisors and assessors."""
     rows = list(_algorithms())
     if as_json:
         output.print_json(rows)
@@ -43,10 +43,10 @@ def list_algorithms(as_json: bool) -> None:
 @click.argument("name")
 @json_anyway
 def show(name: str) -> None:
-    """Print what is known of a tuner or an assessor as JSON; of a built-in one, what classArgs it takes."""
+    """Print a tuner or an assessor as JSON, with the classArgs of a built-in one."""
     found = [row for row in _algorithms() if row["name"] == name]
     if not found:
-        raise UserMistake(
+        raise UserError(
             f"cannot find a tuner or an assessor {name!r}; `nnictl algo list` shows those there are"
         )
     for row in found:
@@ -59,7 +59,10 @@ def show(name: str) -> None:
 @click.option("--meta", "-m", "meta", metavar="FILE", required=True, type=click.Path(path_type=Path),
               help="YAML with algoType, builtinName, className and, if the module is not installed, codeDirectory.")  # fmt: skip
 def register(meta: Path) -> None:
-    """Give a tuner or an assessor of yours a name, for builtinTunerName or builtinAssessorName of experiment files."""
+    """Register your tuner or assessor under a name.
+
+    Experiment files use the name as builtinTunerName or builtinAssessorName.
+    """
     from nni_manager.config import registered_algorithms as registered
     from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
 
@@ -71,7 +74,7 @@ def register(meta: Path) -> None:
 @algo.command(epilog=example("nnictl algo unregister demotuner"))
 @click.argument("name")
 def unregister(name: str) -> None:
-    """Forget a tuner or an assessor that was registered. Your code stays, and so do experiments that use it."""
+    """Unregister a tuner or an assessor. Your code and the experiments that use it are kept."""
     from nni_manager.config import registered_algorithms as registered
 
     for gone in registered.unregister(name):
@@ -97,7 +100,7 @@ def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def _class_args(kind: str, name: str) -> dict[str, Any]:
-    """What each argument may be and its default, in the words of JSON Schema."""
+    """The JSON Schema of each argument, with its default."""
     from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
 
     schema = (ASSESSOR_ARGS if kind == "assessor" else CLASS_ARGS)[name].model_json_schema()

@@ -1,16 +1,16 @@
-"""An experiment as one file, to be taken to another machine: `save` makes it, `load` makes an experiment of it.
+"""Archives of experiments: `save` writes an experiment to one file, `load` restores it on another machine.
 
-    manifest.json           the format, the experiment's id, and who wrote it
+    manifest.json           the format, the experiment's id, and the version that wrote it
     experiment.sqlite       the store, without the experiment's secret and without logins
-    log/                    logs of the manager, and those of trials that it collected
-    code/                   what trials of annotated code run, and
-    code-with-annotations/  the files of it that differ, as their user had them
-    trials/                 what trials left in the workspace, and
-    checkpoints/            what a population of trials goes on from
-    code.tar.gz             the code folder, where it was asked for
+    log/                    logs of the manager, and collected logs of trials
+    code/                   code that trials run, generated from annotated code
+    code-with-annotations/  the files that differ from it, as the user wrote them
+    trials/                 output of trials in the workspace
+    checkpoints/            checkpoints that a population of trials resumes from
+    code.tar.gz             the code folder, if requested
 
-It holds files and folders only: what else a trial may have put there stays behind. An archive is taken for a stranger's: what
-would leave its folder, or run when it is read, is refused or left out.
+An archive holds regular files and folders only; other file types that a trial created are left out. `load` treats an archive
+as untrusted: members that lead out of the folder, or run when they are read, are refused or left out.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import gzip
 import io
 import json
 import os
-import posixpath
 import secrets
 import shutil
 import stat
@@ -34,39 +33,59 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nni_manager.config.model import AzureStorage, ClaimStorage, ExperimentConfig, KubernetesConfig, PaiConfig
+from nni_manager.cli.archive_reader import (
+    LIMITS,
+    NO_LIMITS,
+    ArchiveLimits,
+    CodeMembers,
+    NamedMembers,
+    refuse_links_out,
+    unpack,
+)
+from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.config.model import AzureStorage, ClaimStorage, ExperimentSpec, KubernetesConfig, PaiConfig
 from nni_manager.engine.code_snapshot import take_snapshot
-from nni_manager.errors import Bug, UserMistake
-from nni_manager.services import refuse_nameless_claim, storage_here
+from nni_manager.errors import InternalError, UserError
+from nni_manager.plain_text import escaped
 from nni_manager.store.copying import copy_store
 from nni_manager.store.folders import ExperimentFolder, Registry
-from nni_manager.store.store import StoreReader
-from nni_manager.tuner.foreign_memo import without_programs
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.untrusted_store import copy_tables
+from nni_manager.training_service_factory import refuse_nameless_claim, storage_here
+from nni_manager.tuner.untrusted_metadata import strip_pickles
 from trial_keeper import __version__
-from trial_keeper.wire.own_files import NotOwnFile, open_inside
+from trial_keeper.wire.safe_open import UnsafePath, open_beneath
 from trial_keeper.wire.workspace import Workspace, is_safe_name
 
 _FORMAT = 1
 _MANIFEST, _STORE, _CODE = "manifest.json", "experiment.sqlite", "code.tar.gz"
-# Of the workspace.
+# Folders of the workspace.
 _TRIALS = "trials"
 _WORKSPACE = (_TRIALS, "checkpoints")
-# Of the experiment's folder. Not its keys, its notes of processes, the local jobs, which another machine has not, and what a
-# tuner of the user's own has kept: that may be a pickle, which nobody should read of an archive.
+# Subfolders of the experiment's folder. Left out: keys, process records, and local jobs, which exist on one machine only; and
+# the state of a custom tuner, which may be a pickle and must not be loaded from an archive.
 _FOLDERS = ("log", "code", "code-with-annotations")
-# Keys of the config, at any depth, that name something which may lie in the code folder.
+# Keys of the config, at any depth, whose path may lie in the code folder.
 _IN_CODE = ("code_dir", "config_path", "job_file")
-# A trial's own copy of the code lies here, below its attempt's folder; the code itself is told apart.
+# Depth of a trial's copy of the code below its attempt's folder. The copy is left out: the code has its own member.
 _CODE_DEPTH = 4
 
 
-class ArchiveUnusable(UserMistake):
+# A manifest has three short fields.
+_MAX_MANIFEST_BYTES = 4096
+# Linux refuses longer arguments (MAX_ARG_STRLEN), so no experiment has a longer command.
+_MAX_COMMAND_BYTES = 128 * 1024
+# Characters that a message quotes from an archive.
+_MAX_WHY = 1000
+
+
+class ArchiveUnusable(UserError):
     """cannot use the archive; save the experiment again"""
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where things of a loaded experiment are to be; None: where the archive has them, or where they always are."""
+    """Locations and login of a loaded experiment; None: as in the archive, or the default."""
 
     log_dir: Path
     code_dir: Path | None = None
@@ -79,18 +98,18 @@ class Places:
 
 
 def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]:
-    """Write the archive; what the user should know of it. Nobody may own the experiment meanwhile.
+    """Write the archive, and return warnings for the user. No manager may own the experiment meanwhile.
 
     Raises:
-        UserMistake: the experiment is not over, or its code cannot be packed.
+        UserError: the experiment is not terminal, or its code cannot be packed.
         OSError: the archive cannot be written.
     """
     if not target.parent.is_dir():
-        raise UserMistake(
+        raise UserError(
             f"cannot write {target}: there is no folder {target.parent}; make it, or name another"
         )
     with StoreReader(folder.database) as reader:
-        config = ExperimentConfig.from_json(reader.experiment().config)
+        config = ExperimentSpec.from_json(reader.experiment().config)
     warnings, left_out = [], 0
     if config.kubernetes is not None and isinstance(config.kubernetes.storage, AzureStorage):
         warnings.append(f"{target} holds nothing of what trials left on the share; get it there")
@@ -105,7 +124,7 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
             excluded = (config.log_dir,) if storage is None else (config.log_dir, storage)
             snapshot = take_snapshot(config.code_dir, Workspace(part), config.secret_files, excluded)
             os.rename(part / snapshot.name, part / _CODE)
-        # 0600: it holds what the experiment's folder holds.
+        # 0600, as private as the experiment's folder.
         with open(os.open(part / "archive", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive:
                 _add_bytes(archive, _MANIFEST, _manifest(folder.experiment_id))
@@ -126,7 +145,7 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
     return warnings
 
 
-def _without_login(config: ExperimentConfig) -> ExperimentConfig:
+def _without_login(config: ExperimentSpec) -> ExperimentSpec:
     if config.pai is None:
         return config
     return dataclasses.replace(config, pai=dataclasses.replace(config.pai, token=None, password=None))
@@ -145,7 +164,7 @@ def _add_bytes(archive: tarfile.TarFile, name: str, content: bytes) -> None:
 
 
 def _add_file(archive: tarfile.TarFile, name: str, path: Path, root: Path) -> None:
-    with open(open_inside(root, path), "rb") as file:
+    with open(open_beneath(root, path), "rb") as file:
         status = os.fstat(file.fileno())
         member = tarfile.TarInfo(name)
         member.size, member.mtime = status.st_size, int(status.st_mtime)
@@ -154,7 +173,7 @@ def _add_file(archive: tarfile.TarFile, name: str, path: Path, root: Path) -> No
 
 
 def _add_tree(archive: tarfile.TarFile, name: str, root: Path) -> int:
-    """Add a folder, if there is one; how much of it is neither file nor folder, or cannot be read."""
+    """Add a folder if it exists; return how many entries were left out (no file or folder, or unreadable)."""
     if not root.is_dir():
         return 0
     left_out = 0
@@ -170,7 +189,7 @@ def _add_tree(archive: tarfile.TarFile, name: str, root: Path) -> int:
         for each in sorted(files):
             try:
                 _add_file(archive, str(Path(name) / here / each), Path(above) / each, root)
-            except (NotOwnFile, PermissionError):
+            except (UnsafePath, PermissionError):
                 left_out += 1
     return left_out
 
@@ -178,60 +197,72 @@ def _add_tree(archive: tarfile.TarFile, name: str, root: Path) -> int:
 # ---- load
 
 
-def load(path: Path, places: Places) -> tuple[ExperimentFolder, ExperimentConfig]:
-    """Make an experiment of the archive; its folder and what it runs. Nothing of it runs yet, and it is owned by nobody.
+def load(
+    path: Path, places: Places, limits: ArchiveLimits = LIMITS
+) -> tuple[ExperimentFolder, ExperimentSpec, bool]:
+    """Create an experiment from the archive, and return its folder and config. Nothing runs, and no manager owns it.
 
-    Whatever goes wrong, nothing is left.
+    The last value is False if the archive's code was left out, because the code folder is not empty.
+
+    A failure leaves nothing behind.
 
     Raises:
-        ArchiveUnusable: it is no archive that `save` made.
-        UserMistake: the experiment is here already, or something that it needs is not.
+        ArchiveUnusable: the file is not an archive that `save` wrote.
+        ArchiveTooLarge, StoreTooLarge: the archive exceeds the limits for untrusted archives.
+        UserError: the experiment exists already, or something that it needs is missing.
     """
     places.log_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=places.log_dir, prefix=".loading-") as temporary:
         part = Path(temporary)
-        with _own_words(path):
-            _unpack(path, part, {_MANIFEST, _STORE, _CODE}, {*_FOLDERS, *_WORKSPACE})
+        with _as_archive_unusable(path):
+            named = NamedMembers({_MANIFEST, _STORE, _CODE}, {*_FOLDERS, *_WORKSPACE})
+            unpack(path, part, named, limits, (0o700, 0o600))
+            for needed in (_MANIFEST, _STORE):
+                if not (part / needed).is_file():
+                    raise ValueError(f"it holds no {needed}")
             name = _id_of(part / _MANIFEST)
-            with StoreReader(part / _STORE) as reader:
+            store = part / "tables.sqlite"
+            copy_tables(part / _STORE, store, is_bounded=limits != NO_LIMITS)
+            with StoreReader(store) as reader:
                 stored = reader.experiment()
                 if stored.experiment_id != name:
                     raise ValueError(f"it is of {name!r} and holds {stored.experiment_id!r}")
-                config = ExperimentConfig.from_json(stored.config)
+                config = ExperimentSpec.from_json(stored.config)
+            _refuse_endless_command(config)
         folder = ExperimentFolder(places.log_dir / name)
         known = {each.experiment_id for each in Registry.of_user().all() if each.path.exists()}
         if name in known or folder.path.exists():
-            raise UserMistake(
+            raise UserError(
                 f"cannot load {path}: experiment {name} is here already; `nnictl experiment delete {name}` first"
             )
         config = _placed(config, folder, places, path, has_code=(part / _CODE).exists())
         refuse_nameless_claim(config)
         storage = storage_here(config)
         try:
-            folder.make(storage, reuses_jobs=config.reuse.is_on)
-            with _own_words(path):
+            folder.make(storage)
+            with _as_archive_unusable(path):
                 copy_store(
-                    part / _STORE,
+                    store,
                     folder.database,
                     config=config.to_json(),
                     secret=secrets.token_bytes(32),
-                    memo_of=without_programs,
+                    metadata_of=strip_pickles,
                 )
-            _fill(folder, config, part)
+            has_own_code = _fill(folder, config, part, limits, path)
             Registry.of_user().add(folder)
         except FileExistsError as error:
             shutil.rmtree(folder.path, ignore_errors=True)
-            raise UserMistake(
+            raise UserError(
                 f"cannot load {path}: {error.filename} is there already; name another shared storage with --storage"
             ) from error
         except BaseException:
             folder.remove()
             raise
-    return folder, config
+    return folder, config, has_own_code
 
 
 @contextlib.contextmanager
-def _own_words(path: Path) -> Iterator[None]:
+def _as_archive_unusable(path: Path) -> Iterator[None]:
     try:
         yield
     except (
@@ -242,15 +273,26 @@ def _own_words(path: Path) -> Iterator[None]:
         ValueError,
         KeyError,
         TypeError,
-        Bug,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+        ConfigInvalid,
+        InternalError,
     ) as error:
+        why = (
+            "something in it is nested too deep"
+            if isinstance(error, RecursionError)
+            else escaped("; ".join(str(error).splitlines()))
+        )
         raise ArchiveUnusable(
-            f"cannot load {path}: it is no archive that `nnictl experiment save` made, or not whole ({error}); save the "
-            "experiment again"
+            f"cannot load {path}: it is no archive that `nnictl experiment save` made, or not whole ({why[:_MAX_WHY]}); "
+            "save the experiment again"
         ) from error
 
 
 def _id_of(manifest: Path) -> str:
+    if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
+        raise ValueError(f"its {_MANIFEST} has more than {_MAX_MANIFEST_BYTES} bytes")
     document: dict[str, Any] = json.loads(manifest.read_bytes())
     if document["format"] != _FORMAT:
         raise ValueError(
@@ -262,28 +304,16 @@ def _id_of(manifest: Path) -> str:
     return name
 
 
-def _unpack(path: Path, target: Path, files: set[str], folders: set[str]) -> None:
-    """Unpack what is named; anything else is refused."""
-    with tarfile.open(path, "r:gz") as archive:
-        for member in archive:
-            first, *rest = member.name.split("/")
-            is_named = (first in files and not rest and member.isreg()) or (
-                first in folders and (member.isdir() or (member.isreg() and rest))
-            )
-            if not is_named or posixpath.normpath(member.name) != member.name:
-                raise ValueError(f"{member.name!r} is not of an experiment")
-            member.mode = 0o700 if member.isdir() or member.mode & stat.S_IXUSR else 0o600
-            if hasattr(tarfile, "data_filter"):
-                archive.extract(member, target, filter="data")
-            else:  # Python 3.10 before 3.10.12, and 3.11 before 3.11.4
-                member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
-                archive.extract(member, target)
+def _refuse_endless_command(config: ExperimentSpec) -> None:
+    size = len((config.trial_command or "").encode(errors="surrogatepass"))
+    if size > _MAX_COMMAND_BYTES:
+        raise ValueError(f"its command has {size} bytes, and no shell takes more than {_MAX_COMMAND_BYTES}")
 
 
 def _placed(
-    config: ExperimentConfig, folder: ExperimentFolder, places: Places, path: Path, *, has_code: bool
-) -> ExperimentConfig:
-    """The experiment with the paths and the login of this machine."""
+    config: ExperimentSpec, folder: ExperimentFolder, places: Places, path: Path, *, has_code: bool
+) -> ExperimentSpec:
+    """The config with the paths and the login of this machine."""
     if config.is_annotated:
         code_dir = folder.generated_code
     elif places.code_dir is not None:
@@ -291,11 +321,11 @@ def _placed(
     else:
         code_dir = folder.path / "saved-code" if has_code else config.code_dir
     if not (has_code or config.is_annotated or code_dir.is_dir()):
-        raise UserMistake(
-            f"cannot load {path}: it holds no code, and there is no folder {code_dir}; name the code's folder with --codeDir, "
-            "or save the experiment with --saveCodeDir"
+        raise UserError(
+            f"cannot load {path}: it holds no code, and there is no folder {escaped(str(code_dir))}; name the code's folder with "
+            "--codeDir, or save the experiment with --saveCodeDir"
         )
-    moved = ExperimentConfig.from_json(
+    moved = ExperimentSpec.from_json(
         json.dumps(_moved(json.loads(config.to_json()), config.code_dir, code_dir))
     )
     pai = None if moved.pai is None else _with_login(moved.pai, places, path)
@@ -304,7 +334,7 @@ def _placed(
 
 
 def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
-    """The config with all that lies in the code folder where that is now; so a login beside the code stays out of snapshots."""
+    """The config with paths in the code folder moved to the new one; so snapshots still exclude a login beside the code."""
     if isinstance(value, dict):
         return {name: _moved(each, old, new, name) for name, each in value.items()}
     if key in _IN_CODE and isinstance(value, str) and Path(value).is_relative_to(old):
@@ -313,7 +343,7 @@ def _moved(value: Any, old: Path, new: Path, key: str = "") -> Any:
 
 
 def _with_storage(kubernetes: KubernetesConfig, places: Places, path: Path) -> KubernetesConfig:
-    """An NFS export is found where it is mounted; where the volume of a claim is, only the user knows."""
+    """The config with the path of a claim's volume, from the user or the archive. An NFS mount is detected instead."""
     if not isinstance(kubernetes.storage, ClaimStorage):
         return kubernetes
     storage = _storage_at(places.storage or kubernetes.storage.path, path)
@@ -322,8 +352,9 @@ def _with_storage(kubernetes: KubernetesConfig, places: Places, path: Path) -> K
 
 def _storage_at(storage: Path, path: Path) -> Path:
     if not storage.is_dir():
-        raise UserMistake(
-            f"cannot load {path}: there is no folder {storage}; name with --storage where this machine has the shared storage"
+        raise UserError(
+            f"cannot load {path}: there is no folder {escaped(str(storage))}; name with --storage where this machine has the "
+            "shared storage"
         )
     return storage
 
@@ -331,16 +362,19 @@ def _storage_at(storage: Path, path: Path) -> Path:
 def _with_login(pai: PaiConfig, places: Places, path: Path) -> PaiConfig:
     storage = _storage_at(places.storage or pai.storage, path)
     if not (pai.is_local or places.token or places.password):
-        raise UserMistake(
-            f"cannot load {path}: it runs on OpenPAI {pai.host}, and archives hold no login; set OPENPAI_TOKEN, or "
-            f"OPENPAI_PASSWORD, to that of {pai.user}"
+        raise UserError(
+            f"cannot load {path}: it runs on OpenPAI {escaped(pai.host)}, and archives hold no login; set OPENPAI_TOKEN, or "
+            f"OPENPAI_PASSWORD, to that of {escaped(pai.user)}"
         )
     return dataclasses.replace(
         pai, storage=storage, token=places.token, password=None if places.token else places.password
     )
 
 
-def _fill(folder: ExperimentFolder, config: ExperimentConfig, part: Path) -> None:
+def _fill(
+    folder: ExperimentFolder, config: ExperimentSpec, part: Path, limits: ArchiveLimits, path: Path
+) -> bool:
+    """Move the unpacked files to their folders; False if the code was left out, because the code folder is not empty."""
     for name in _FOLDERS:
         if (part / name).is_dir():
             shutil.move(part / name, _made_way(folder.path / name))
@@ -350,20 +384,24 @@ def _fill(folder: ExperimentFolder, config: ExperimentConfig, part: Path) -> Non
             shutil.move(each, folder.workspace.root / name / each.name)
             if folder.workspace.root != folder.path:
                 _open_to_read(folder.workspace.root / name / each.name)
-    if (part / _CODE).exists() and not _holds_anything(config.code_dir):
-        config.code_dir.mkdir(parents=True, exist_ok=True)
-        _unpack_code(part / _CODE, config.code_dir)
+    if not (part / _CODE).exists():
+        return True
+    if _holds_anything(config.code_dir):
+        return False
+    config.code_dir.mkdir(parents=True, exist_ok=True)
+    _unpack_code(part / _CODE, config.code_dir, limits, path)
+    return True
 
 
 def _made_way(path: Path) -> Path:
-    """Where something is to be moved; an empty folder that is there goes."""
+    """The target of a move. Removes an empty folder that exists there."""
     if path.is_dir():
         path.rmdir()
     return path
 
 
 def _open_to_read(folder: Path) -> None:
-    """A workspace on a shared storage is read by the users that containers run as."""
+    """Make the folder world-readable: containers read a workspace on shared storage as other users."""
     for above, _, files in os.walk(folder):
         os.chmod(above, 0o755)
         for each in files:
@@ -374,37 +412,17 @@ def _holds_anything(folder: Path) -> bool:
     return folder.is_dir() and any(folder.iterdir())
 
 
-def _unpack_code(path: Path, target: Path) -> None:
-    """Links are the code's own; none may lead out, and nothing is written through one."""
-    links: set[str] = set()
-    with _own_words(path), tarfile.open(path, "r:gz") as archive:
-        for member in archive:
-            above = {posixpath.normpath(str(each)) for each in Path(member.name).parents}
-            name = posixpath.normpath(member.name)
-            if not (member.isreg() or member.isdir() or member.issym()) or not links.isdisjoint(
-                {*above, name}
-            ):
-                raise ValueError(f"{member.name!r} of the code is neither file nor folder nor link")
-            if _leads_out(member.name):
-                raise ValueError(f"{member.name!r} of the code lies outside")
-            if member.issym():
-                links.add(name)
-                if posixpath.isabs(member.linkname) or _leads_out(
-                    posixpath.join(posixpath.dirname(member.name), member.linkname)
-                ):
-                    raise ValueError(f"{member.name!r} of the code leads outside")
-            member.mode = 0o755 if member.isdir() or member.mode & stat.S_IXUSR else 0o644
-            if hasattr(tarfile, "data_filter"):
-                archive.extract(member, target, filter="data")
-            else:
-                member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
-                archive.extract(member, target)
-
-
-def _leads_out(path: str) -> bool:
-    return posixpath.isabs(path) or posixpath.normpath(path).split("/")[0] == ".."
+def _unpack_code(code: Path, target: Path, limits: ArchiveLimits, path: Path) -> None:
+    """Unpack the code completely or not at all, because trials run what the folder holds."""
+    with tempfile.TemporaryDirectory(dir=target, prefix=".loading-") as temporary:
+        part = Path(temporary)
+        with _as_archive_unusable(path):
+            unpack(code, part, CodeMembers(), limits.of_code(), (0o755, 0o644), f"{path}: {_CODE}")
+            refuse_links_out(part)
+        for each in list(part.iterdir()):
+            each.rename(target / each.name)
 
 
 def default_target(experiment_id: str) -> Path:
-    """Where an experiment is saved to when nothing else is said."""
+    """The default path of an experiment's archive."""
     return Path(f"{experiment_id}-{time.strftime('%Y%m%d-%H%M%S')}.tar.gz")

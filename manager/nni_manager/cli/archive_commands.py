@@ -1,4 +1,4 @@
-"""nnictl experiment save and load: an experiment as a file, and a file as an experiment."""
+"""nnictl experiment save and load: archives of experiments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import click
 from nni_manager.cli.options import example, named_experiment_argument
 from nni_manager.client import output
 from nni_manager.client.experiments import resolve, stored_status
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
+from nni_manager.plain_text import escaped
 
 
 @click.command(
@@ -31,16 +32,16 @@ from nni_manager.errors import UserMistake
     help="Also the code folder, without what .nniignore names.",
 )
 def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
-    """Write an experiment that is over to one file: results, logs, what its tuner knows. Logins and keys are not in it."""
+    """Save an ended experiment to one file: results, logs and tuner state. Logins and keys are left out."""
     from nni_manager.cli import archive
 
     known = resolve(experiment_id)
     name = known.experiment_id
     if known.manager is not None:
-        raise UserMistake(f"cannot save experiment {name}: it runs; `nnictl stop {name}` first")
+        raise UserError(f"cannot save experiment {name}: it runs; `nnictl stop {name}` first")
     state = stored_status(known.folder)
     if not state["isOver"]:
-        raise UserMistake(
+        raise UserError(
             f"cannot save experiment {name}: its manager died while it was {state['status']}, and its trials may run; "
             f"`nnictl resume {name}` and `nnictl stop {name}` first"
         )
@@ -48,8 +49,8 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
     if path.is_dir():
         path /= archive.default_target(name)
     if path.exists():
-        raise UserMistake(f"cannot write {path}: it is there already; name another file, or remove it")
-    with known.folder.owned():  # nobody resumes it meanwhile
+        raise UserError(f"cannot write {path}: it is there already; name another file, or remove it")
+    with known.folder.owned():  # prevents a resume meanwhile
         warnings = archive.save(known.folder, path, has_code=has_code)
     for warning in warnings:
         output.warning(warning)
@@ -73,40 +74,61 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
               help="Write the search space there, to be looked at.")  # fmt: skip
 @click.option("--storage", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
               help="Where this machine has the shared storage (nniManagerNFSMountPath).")  # fmt: skip
+@click.option("--no-limits", "is_unlimited", is_flag=True,
+              help="Also a large archive, which may fill disk and memory; only of whom you trust.")  # fmt: skip
 def load(
-    source: Path, code_dir: Path | None, log_dir: Path | None, space_path: Path | None, storage: Path | None
+    source: Path,
+    code_dir: Path | None,
+    log_dir: Path | None,
+    space_path: Path | None,
+    storage: Path | None,
+    is_unlimited: bool,
 ) -> None:
-    """Make an experiment of an archive. It can be viewed, and resumed: that runs the command that the archive names.
+    """Create an experiment from an archive.
 
-    For OpenPAI the login is taken from OPENPAI_TOKEN or OPENPAI_PASSWORD.
+    It can be viewed and resumed; a resume runs the command that the archive names. For OpenPAI, the login is read from
+    OPENPAI_TOKEN or OPENPAI_PASSWORD.
     """
-    from nni_manager.cli import archive
+    from nni_manager.cli import archive, archive_reader
 
     token, password = os.environ.get("OPENPAI_TOKEN"), os.environ.get("OPENPAI_PASSWORD")
     logs = _absolute(log_dir) or Path.home() / "nni-experiments"
     places = archive.Places(logs, _absolute(code_dir), _absolute(storage), token, password)
-    folder, config = archive.load(source, places)
+    limits = archive_reader.NO_LIMITS if is_unlimited else archive_reader.LIMITS
+    folder, config, has_own_code = archive.load(source, places, limits)
     if space_path is not None:
+        # UTF-8 cannot encode a lone surrogate, so it is written as a JSON escape.
         space_path.write_text(
-            json.dumps(config.search_space_raw, indent=2, ensure_ascii=False) + "\n", "utf-8"
+            json.dumps(config.search_space_raw, indent=2, ensure_ascii=False) + "\n",
+            "utf-8",
+            "backslashreplace",
         )
     name = folder.experiment_id
     output.info(f"Loaded experiment {name} ({stored_status(folder)['status']}) into {folder.path}")
+    if not has_own_code:
+        output.warning(
+            f"the archive's code was not unpacked, because there is code in {config.code_dir}: that is what would run; name an "
+            "empty folder with --codeDir to have the archive's"
+        )
     if config.tuner.name == "CmaEs":
         output.warning(
             "what CMA-ES knew of its own is a program and was left out: it learns from the results anew, and goes on "
             "otherwise than it would have"
         )
-    runs = [f"`{config.trial_command}` in {config.code_dir}" if config.trial_command else "its job file"]
+    # Escape control characters: a carriage return in a command would hide the text before it.
+    code = escaped(str(config.code_dir))
+    runs = [f"`{escaped(config.trial_command)}` in {code}" if config.trial_command else "its job file"]
     for own in (config.tuner.own, None if config.assessor is None else config.assessor.own):
         if own is not None:
-            runs.append(f"{own.class_name} of {own.code_dir or 'an installed module'}")
+            name_of_class, place = (
+                escaped(own.class_name),
+                escaped(str(own.code_dir or "an installed module")),
+            )
+            runs.append(f"{name_of_class} of {place}")
             if own.code_dir is not None and not Path(own.code_dir).is_dir():
-                output.warning(
-                    f"there is no folder {own.code_dir} here: put the code of {own.class_name} there"
-                )
-    # Which cluster an archive names is to be looked at: that one gets the login.
-    where = "" if config.pai is None or config.pai.is_local else f", on OpenPAI {config.pai.host}"
+                output.warning(f"there is no folder {place} here: put the code of {name_of_class} there")
+    # Name the cluster of the archive, because it receives the user's login.
+    where = "" if config.pai is None or config.pai.is_local else f", on OpenPAI {escaped(config.pai.host)}"
     output.info(
         f"`nnictl view {name}` shows it; `nnictl resume {name}` goes on with it and runs {' and '.join(runs)}{where}"
     )

@@ -1,4 +1,4 @@
-"""The eight commands that a new user needs first, as NNI prints them."""
+"""The eight commands that a new user needs first, in the format of NNI."""
 
 from nni_manager.client import output
 
@@ -15,9 +15,9 @@ _COMMANDS = (
 
 
 def print_commands() -> None:
-    """Print them.
+    """Print the list of commands.
 
-    Source: what `nnictl create` of NNI v1.3 prints.
+    Source: the output of `nnictl create` of NNI v1.3.
     """
     output.plain("You can use these commands to get more information about the experiment")
     output.plain(output.RULE)

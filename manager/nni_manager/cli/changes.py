@@ -1,4 +1,4 @@
-"""What changes an experiment that runs: nnictl update, nnictl trial retry, nnictl experiment import."""
+"""Commands that change a running experiment: nnictl update, nnictl trial retry, nnictl experiment import."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from nni_manager.cli.options import example, experiment_argument, trial_option
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.client.manager_client import ManagerClient
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 
 if TYPE_CHECKING:
     from nni_manager.config.document import Document, PathInFile
 
-# What the manager takes.
-_MOST_IMPORTED_BYTES = 4 * 1024 * 1024
+# The manager accepts at most this much.
+_MAX_IMPORTED_BYTES = 4 * 1024 * 1024
 
 _file = click.option(
     "--filename",
@@ -45,16 +45,16 @@ def _running(experiment_id: str | None, what: str) -> tuple[KnownExperiment, Man
     client = known.client()
     if client is None:
         name = known.experiment_id
-        raise UserMistake(
+        raise UserError(
             f"cannot {what} experiment {name}: it does not run; `nnictl resume {name}` goes on with it, then try again"
         )
     return known, client
 
 
 def _refuse(document: Document, problems: Sequence[tuple[PathInFile, str]]) -> None:
-    from nni_manager.config.mistakes import ConfigInvalid
+    from nni_manager.config.diagnostics import ConfigInvalid
 
-    mistakes = [*document.mistakes, *(document.mistake(place, message) for place, message in problems)]
+    mistakes = [*document.diagnostics, *(document.diagnostic(place, message) for place, message in problems)]
     if mistakes:
         raise ConfigInvalid(mistakes)
 
@@ -64,7 +64,7 @@ def _refuse(document: Document, problems: Sequence[tuple[PathInFile, str]]) -> N
 
 @click.group()
 def update() -> None:
-    """Change an experiment while it runs. The change outlives its manager: a resume goes on with it.
+    """Change a running experiment. The change is stored: a resumed experiment keeps it.
 
     \b
     Example:
@@ -81,7 +81,7 @@ def update() -> None:
 @experiment_argument
 @_file
 def searchspace(experiment_id: str | None, path: Path) -> None:
-    """Propose trials of another search space from now on; what is known so far counts where it lies in that."""
+    """Use another search space for new trials. Earlier results that lie in it still count."""
     from nni_manager.config.document import read_json, read_yaml
     from nni_manager.config.search_space import read_search_space
 
@@ -153,7 +153,7 @@ def _put(experiment_id: str | None, update_type: str, key: str, value: Any) -> N
 @experiment_argument
 @trial_option("A trial that is over and did not succeed.")
 def retry(experiment_id: str | None, trial_id: str) -> None:
-    """Begin a new trial with the parameters of one that failed or was stopped, also when the experiment is DONE."""
+    """Start a new trial with the parameters of a failed or stopped one, even if the experiment is DONE."""
     known, client = _running(experiment_id, "begin a trial of")
     trial_id = known.trial_id(trial_id)
     begun = client.post("/trial-jobs", trial_id, "retry")
@@ -173,17 +173,17 @@ def retry(experiment_id: str | None, trial_id: str) -> None:
 @experiment_argument
 @_file
 def import_results(experiment_id: str | None, path: Path) -> None:
-    """Let the tuner learn from results of elsewhere.
+    """Import prior results into the tuner.
 
-    The file has a list of {"parameter": {...}, "value": 0.93}. When one of them is wrong, all mistakes are told and none is
+    The file has a list of {"parameter": {...}, "value": 0.93}. If any entry is invalid, all errors are reported and nothing is
     imported.
     """
     from nni_manager.config.document import read_json
-    from nni_manager.config.known_results import read_results
+    from nni_manager.config.prior_results import read_results
     from nni_manager.config.search_space import parse_search_space
 
     known, client = _running(experiment_id, "import results into")
-    document = read_json(path, _MOST_IMPORTED_BYTES)
+    document = read_json(path, _MAX_IMPORTED_BYTES)
     params = client.get("/experiment")["params"]
     space, tuner = parse_search_space(params["searchSpace"]), params["tuner"]["builtinTunerName"]
     _refuse(document, read_results(document.value, space, tuner)[1])

@@ -1,4 +1,4 @@
-"""nnictl completion: what lets a shell complete commands, options, and the ids of experiments and trials."""
+"""nnictl completion: shell completion of commands, options, and the ids of experiments and trials."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from click.shell_completion import get_completion_class
 from nni_manager.cli.options import example
 from nni_manager.client import output
 
-# What click looks for in the environment of a program of this name.
+# The environment variable that click reads for a program of this name.
 _VARIABLE = "_NNICTL_COMPLETE"
 
 
@@ -23,10 +23,10 @@ _VARIABLE = "_NNICTL_COMPLETE"
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Let a shell complete commands and ids.
+    """Print a shell completion script.
 
-    Prints what the shell has to run. Then TAB completes commands, options, and the ids of experiments and trials.
+    After the shell has run it, TAB completes commands, options, and the ids of experiments and trials.
     """
     made = get_completion_class(shell)
-    assert made is not None  # it is one of click's own
+    assert made is not None  # click supports every choice of the argument
     output.plain(made(context.find_root().command, {}, "nnictl", _VARIABLE).source())

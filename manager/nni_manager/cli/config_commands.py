@@ -1,4 +1,4 @@
-"""nnictl config: experiment files checked, described and converted, without an experiment."""
+"""nnictl config: validates, describes and converts experiment files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import click
 
 from nni_manager.cli.options import example
 from nni_manager.client import output
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 
 if TYPE_CHECKING:
-    from nni_manager.config.model import ExperimentConfig
+    from nni_manager.config.model import ExperimentSpec
 
-_SCHEMAS = {"v1": "NNI's first schema", "v2": "NNI's second schema"}
+_SCHEMAS = {"v1": "NNI v1 schema", "v2": "NNI v2 schema"}
 _FILE = click.Path(path_type=Path)
 
 
 @click.group()
 def config() -> None:
-    """Check experiment files, and convert them.
+    """Validate and convert experiment files.
 
     \b
     Example:
@@ -35,12 +35,12 @@ def config() -> None:
 @click.argument("file", type=_FILE)
 @click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
 def check(file: Path, as_json: bool) -> int:
-    """Say whether an experiment file is right, or every mistake in it.
+    """Validate an experiment file and report all errors.
 
-    The search space, annotations and paths it names are looked at, too. Nothing is started, and no cluster is asked. The exit
-    code is 1 when there is a mistake.
+    Also validates the search space, annotations and paths that the file names. Starts nothing and contacts no cluster. The exit
+    code is 1 if there is an error.
     """
-    from nni_manager.config.mistakes import ConfigInvalid
+    from nni_manager.config.diagnostics import ConfigInvalid
     from nni_manager.config.reader import read_experiment_file, schema_of
 
     try:
@@ -48,16 +48,15 @@ def check(file: Path, as_json: bool) -> int:
     except ConfigInvalid as error:
         if not as_json:
             raise
-        mistakes = [dataclasses.asdict(mistake) for mistake in error.mistakes]
-        output.print_json({"file": str(file), "isRight": False, "mistakes": mistakes, "warnings": []})
+        diagnostics = [dataclasses.asdict(each) for each in error.diagnostics]
+        output.print_json(_verdict(file, diagnostics, []))
         return 1
     warnings = [*found.warnings, *_what_keeps_it_from_running(found)]
     if as_json:
-        verdict = {"file": str(file), "isRight": True, "mistakes": [], "warnings": warnings}
-        output.print_json(verdict | {"schema": schema_of(file)} | _summary(found))
+        output.print_json(_verdict(file, [], warnings) | {"schema": schema_of(file)} | _summary(found))
         return 0
     summary = _summary(found)
-    output.info(f"{file} is right, in {_SCHEMAS[schema_of(file)]}")
+    output.info(f"{file} is valid ({_SCHEMAS[schema_of(file)]})")
     output.info(
         f"experiment {found.experiment_name} on {summary['platform']}, tuner {summary['tuner']}, "
         f"search space of {', '.join(summary['searchSpace'])}"
@@ -67,7 +66,18 @@ def check(file: Path, as_json: bool) -> int:
     return 0
 
 
-def _summary(found: ExperimentConfig) -> dict[str, Any]:
+def _verdict(file: Path, diagnostics: list[dict[str, Any]], warnings: list[str]) -> dict[str, Any]:
+    is_valid = not diagnostics
+    former_names = {"isRight": is_valid, "mistakes": diagnostics}  # until 0.7; they go in 0.8
+    return {
+        "file": str(file),
+        "isValid": is_valid,
+        "diagnostics": diagnostics,
+        "warnings": warnings,
+    } | former_names
+
+
+def _summary(found: ExperimentSpec) -> dict[str, Any]:
     return {
         "experimentName": found.experiment_name,
         "platform": found.training_service,
@@ -78,14 +88,14 @@ def _summary(found: ExperimentConfig) -> dict[str, Any]:
     }
 
 
-def _what_keeps_it_from_running(found: ExperimentConfig) -> list[str]:
-    from nni_manager.errors import UserMistake
-    from nni_manager.services import refuse_nameless_claim
+def _what_keeps_it_from_running(found: ExperimentSpec) -> list[str]:
+    from nni_manager.errors import UserError
+    from nni_manager.training_service_factory import refuse_nameless_claim
 
     try:
         refuse_nameless_claim(found)
-    except UserMistake as mistake:
-        return [str(mistake)]
+    except UserError as error:
+        return [str(error)]
     return []
 
 
@@ -100,7 +110,7 @@ def _what_keeps_it_from_running(found: ExperimentConfig) -> list[str]:
 def schema(version: str | None) -> None:
     """Print the JSON schema of experiment files.
 
-    Editors complete and check a file with it, such as VS Code with the extension YAML, when its first line is
+    An editor, such as VS Code with the YAML extension, completes and validates a file whose first line is
 
     \b
       # yaml-language-server: $schema=experiment.schema.json
@@ -121,9 +131,9 @@ def schema(version: str | None) -> None:
 )
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def convert(file: Path, to: Path | None, force: bool) -> None:
-    """Print an experiment file of NNI's first schema in the second.
+    """Convert an experiment file from the NNI v1 schema to v2.
 
-    What has no place there is named on stderr. Comments are not kept.
+    Keys that v2 does not have are reported on stderr. Comments are not kept.
     """
     from nni_manager.config.convert import convert as converted_from
 
@@ -139,11 +149,11 @@ def convert(file: Path, to: Path | None, force: bool) -> None:
 
 def _write(path: Path, text: str, force: bool) -> None:
     try:
-        # A file may hold a login, as the one it was made of.
+        # 0600: the converted file may hold a login.
         flags = os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL)
         with open(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
-        raise UserMistake(
+        raise UserError(
             f"cannot write {path}: it is there already; name another file, or replace it with --force"
         ) from error

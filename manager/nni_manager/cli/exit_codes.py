@@ -1,6 +1,6 @@
-"""How nnictl ends: 0 when all is well, and one of these. docs/nnictl.md has them for users."""
+"""Exit codes of nnictl other than 0 (success). docs/nnictl.md describes them for users."""
 
 FAILED = 1
-"""Something could not be done; stderr says why, on one line for each mistake."""
+"""An error; stderr has one line for each."""
 INTERRUPTED = 130
-"""Ctrl-C: 128 + SIGINT, as shells have it."""
+"""Ctrl-C: 128 + SIGINT, as in shells."""

@@ -1,4 +1,4 @@
-"""nnictl experiment: look at experiments, take their results away, and remove them."""
+"""nnictl experiment: list, show and delete experiments."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from nni_manager.cli.options import (
-    agreed,
     complete_experiment,
+    confirm,
     example,
     experiment_argument,
     json_anyway,
@@ -18,13 +18,13 @@ from nni_manager.cli.options import (
 from nni_manager.client import output
 from nni_manager.client.experiments import (
     KnownExperiment,
-    beginning_with,
     known_experiments,
+    match_prefix,
     resolve,
     stored_status,
 )
-from nni_manager.errors import NniManagerError, UserMistake
-from nni_manager.store.folders import ExperimentFolder, Registry, spoilt_lines
+from nni_manager.errors import NniManagerError, UserError
+from nni_manager.store.folders import ExperimentFolder, Registry, corrupt_entries
 
 
 @click.group()
@@ -45,7 +45,7 @@ def list_experiments(all_of_them: bool, as_json: bool) -> None:
     """List the experiments of this user."""
     lines = [known.line() for known in known_experiments() if all_of_them or known.is_served]
     if all_of_them:
-        lines = sorted(lines + spoilt_lines(Registry.of_user()), key=lambda line: str(line["id"]))
+        lines = sorted(lines + corrupt_entries(Registry.of_user()), key=lambda line: str(line["id"]))
     if as_json:
         output.print_json(lines)
         return
@@ -92,7 +92,7 @@ def _status_word(line: dict[str, Any]) -> str:
 @experiment_argument
 @json_anyway
 def show(experiment_id: str | None) -> None:
-    """Print an experiment's profile as JSON: limits, search space, tuner, trial, and how each running trial is heard."""
+    """Print an experiment's profile as JSON: limits, search space, tuner, trial, and transport of each running trial."""
     output.print_json(resolve(experiment_id).profile())
 
 
@@ -100,7 +100,7 @@ def show(experiment_id: str | None) -> None:
 @experiment_argument
 @json_anyway
 def status(experiment_id: str | None) -> None:
-    """Print an experiment's status as JSON, and what stopped it, if anything did."""
+    """Print an experiment's status as JSON, with the error that stopped it, if any."""
     known = resolve(experiment_id)
     client = known.client()
     if client is not None:
@@ -125,18 +125,18 @@ def status(experiment_id: str | None) -> None:
 @click.argument("experiment_id", metavar="[ID]", required=False, shell_complete=complete_experiment)
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="All experiments that do not run.")
 @click.option(
-    "--force", is_flag=True, help="Also what cannot be read, and one whose trials may run without a manager."
+    "--force", is_flag=True, help="Also what cannot be read, and one whose trials run without a manager."
 )
 @click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask.")
 def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed: bool) -> int:
-    """Remove an experiment with all it has stored, on the shared storage too. Your code stays."""
+    """Delete an experiment and all its data, also on the shared storage. Your code is kept."""
     if (experiment_id is None) == (not all_of_them):
-        raise UserMistake(
+        raise UserError(
             "cannot tell what to delete; give the ID of an experiment, or --all for all that do not run"
         )
     spoilt = Registry.of_user().spoilt()
     if experiment_id in spoilt and force:
-        # Nobody knows where its folder is, if there is one.
+        # The corrupt entry does not name the folder, so only the entry can be removed.
         Registry.of_user().remove(experiment_id)
         output.info(f"Forgot experiment {experiment_id}, of which nothing can be read")
         return 0
@@ -147,13 +147,13 @@ def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed:
             output.warning(kept)
         chosen = [known for known in chosen if reasons[known.experiment_id] is None]
     elif (reason := _reason_to_keep(chosen[0], force)) is not None:
-        raise UserMistake(reason)
+        raise UserError(reason)
     if not chosen:
         output.info("There is no experiment to delete")
         return 0
     names = ", ".join(known.experiment_id for known in chosen)
     what = f"experiment {names}" if len(chosen) == 1 else f"{len(chosen)} experiments ({names})"
-    if not is_agreed and not agreed(f"Delete {what} with all results and logs?"):
+    if not is_agreed and not confirm(f"Delete {what} with all results and logs?"):
         output.info("Nothing was deleted")
         return 1
     problems = [problem for problem in map(_delete, chosen) if problem is not None]
@@ -165,52 +165,62 @@ def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed:
 def _to_delete(given: str, force: bool) -> KnownExperiment:
     if not force:
         return resolve(given)
-    matching = beginning_with(given, known_experiments())
+    matching = match_prefix(given, known_experiments())
     return matching[0] if len(matching) == 1 else resolve(given)
 
 
 def _reason_to_keep(known: KnownExperiment, force: bool) -> str | None:
-    """Why the experiment cannot be deleted, as a whole sentence; None when it can."""
+    """The reason why the experiment cannot be deleted, as a sentence; None if it can."""
     name = known.experiment_id
     if known.is_served:
         how = "runs" if known.manager is not None else "is viewed"
         return f"cannot delete experiment {name}: it {how}; `nnictl stop {name}` first"
     if force:
         return None
-    if known.problem:
-        return f"cannot delete experiment {name}: {known.problem}; or delete it with --force"
-    try:
-        state = stored_status(known.folder)
-    except NniManagerError as error:
-        return f"cannot delete experiment {name}, of which nothing can be read ({error}); use --force"
-    if not state["isOver"]:
+    from nni_manager.client.remains import processes_left, remains_of, why_unreadable
+
+    if why := why_unreadable(known):
+        if left := processes_left(known.folder):
+            return f"cannot delete experiment {name}: {left}, and nothing can be read of it ({why}); `nnictl stop {name}` first"
+        return f"cannot delete experiment {name}, of which nothing can be read ({why}); use --force"
+    state = stored_status(known.folder)
+    if state["isOver"]:
+        return None
+    remains = remains_of(known.folder)
+    if remains:
         return (
-            f"cannot delete experiment {name}: its manager died while it was {state['status']}, and its trials may run; "
+            f"cannot delete experiment {name}: its manager died while it was {state['status']}, and {remains}; "
             f"`nnictl resume {name}` and `nnictl stop {name}` first, or use --force"
         )
     return None
 
 
 def _remove_from_share(folder: ExperimentFolder) -> str:
-    from nni_manager.config.model import ExperimentConfig
-    from nni_manager.services import remove_from_share
-    from nni_manager.store.store import StoreReader
+    from nni_manager.config.model import ExperimentSpec
+    from nni_manager.store.reader import StoreReader
+    from nni_manager.training_service_factory import remove_from_share
 
     try:
         with StoreReader(folder.database) as reader:
-            config = ExperimentConfig.from_json(reader.experiment().config)
+            config = ExperimentSpec.from_json(reader.experiment().config)
     except NniManagerError:
-        return ""  # nobody knows of one
+        return ""  # the share is unknown
     return remove_from_share(config, folder.workspace)
 
 
 def _delete(known: KnownExperiment) -> str | None:
-    """Delete it; why that was not possible, or None."""
+    """Delete the experiment; return the reason if it cannot be removed completely, else None."""
     workspace = known.folder.workspace.root
     with contextlib.ExitStack() as stack:
-        # From here on no manager can take it. A lock that cannot be opened is no one's.
+        # Holding the lease keeps managers from starting. If the lock cannot be opened, no manager holds it.
         with contextlib.suppress(OSError):
             stack.enter_context(known.folder.owned())
+        from nni_manager.client.remains import processes_left
+
+        if still := processes_left(known.folder):
+            output.warning(
+                f"experiment {known.experiment_id} is deleted while {still}; end them with `kill -9`"
+            )
         if why := _remove_from_share(known.folder):
             output.warning(why)
         known.folder.remove()

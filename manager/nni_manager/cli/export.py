@@ -1,4 +1,4 @@
-"""nnictl experiment export: parameters and results, for a program or a spreadsheet."""
+"""nnictl experiment export: parameters and results as JSON or CSV."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nni_manager.client.experiments import resolve
 from nni_manager.client.results import flat_columns
 
 if TYPE_CHECKING:
-    from nni_manager.store.store import StoreReader
+    from nni_manager.store.reader import StoreReader
 
 Record = dict[str, Any]
 
@@ -38,8 +38,8 @@ Record = dict[str, Any]
     "--intermediate", "-i", "has_intermediates", is_flag=True, help="Also the intermediate results."
 )
 def export(experiment_id: str | None, target: Path | None, kind: str, has_intermediates: bool) -> None:
-    """Print parameters and results of the trials that succeeded."""
-    from nni_manager.store.store import StoreReader
+    """Print parameters and final results of the trials."""
+    from nni_manager.store.reader import StoreReader
 
     known = resolve(experiment_id)
     with StoreReader(known.folder.database) as reader:
@@ -51,7 +51,7 @@ def export(experiment_id: str | None, target: Path | None, kind: str, has_interm
             f"experiment {name} has no result yet; `nnictl trial ls {name}` shows how its trials are"
         )
     if target is None:
-        # A terminal's encoding may have no letter for what a parameter is called.
+        # Write bytes: a terminal's encoding may lack characters of a parameter's name.
         sys.stdout.buffer.write(text.encode())
         sys.stdout.flush()
         return
@@ -60,9 +60,9 @@ def export(experiment_id: str | None, target: Path | None, kind: str, has_interm
 
 
 def records_of(reader: StoreReader, *, has_intermediates: bool) -> Iterator[Record]:
-    """A record for each trial that succeeded, in the order they were made, with the keys of NNI's export.
+    """A record for each trial with a counted final result, in order of creation, with the keys of NNI's export.
 
-    What is no JSON stays text. NaN and infinities are kept here, and what comes of them is the format's affair.
+    A result that is not JSON stays text. NaN and infinities are kept here; each format converts them.
     """
     courses: dict[str, list[Any]] = {}
     if has_intermediates:
@@ -82,7 +82,7 @@ def _value_of(text: str) -> Any:
 
 
 def to_json(records: Sequence[Record]) -> str:
-    """A list with a line for each record; NaN and infinities, which JSON has not, become null."""
+    """A JSON list with one record per line. NaN and infinities become null, because JSON does not have them."""
     lines = [json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) for record in records]
     return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
 
@@ -99,11 +99,11 @@ def _finite(value: Any) -> Any:
 
 
 def to_csv(records: Sequence[Record]) -> str:
-    """A table with a column for each parameter, named as `flat_columns` does. What is no text is JSON text."""
+    """A CSV table with a column for each parameter, named as in `flat_columns`. Values that are not text are JSON."""
     names, rows = flat_columns([(each["trialJobId"], each["parameter"], each["value"]) for each in records])
     text = io.StringIO()
     has_intermediates = any("intermediate" in record for record in records)
-    # Lines end as RFC 4180 has it: with another end, a carriage return in a cell would be no text in quotes.
+    # Lines end with CRLF (RFC 4180). With another line end, csv would not quote a cell with a carriage return.
     writer = csv.writer(text)
     writer.writerow([*names, "intermediate"] if has_intermediates else names)
     for record, row in zip(records, rows, strict=True):

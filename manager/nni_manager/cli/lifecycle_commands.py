@@ -1,4 +1,4 @@
-"""nnictl create, resume, view, stop and top: the life of an experiment's manager."""
+"""nnictl create, resume, view, stop and top: the life cycle of an experiment's manager."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from nni_manager.cli.options import (
 from nni_manager.client import output
 from nni_manager.client.experiments import (
     KnownExperiment,
-    beginning_with,
     known_experiments,
+    match_prefix,
     resolve,
     stored_status,
 )
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
-from nni_manager.errors import NniManagerError, UserMistake
+from nni_manager.errors import NniManagerError, UserError
 
 
 @click.command(epilog=example("nnictl create --config config.yml", "nnictl create -c config.yml -p auto -f"))
@@ -46,7 +46,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
     """Start a new experiment."""
     import secrets
 
-    from nni_manager import services
+    from nni_manager import training_service_factory
     from nni_manager.client import manager_process, preflight
     from nni_manager.config.reader import read_experiment_file
 
@@ -64,7 +64,9 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
     if config.pai is not None or config.kubernetes is not None:
         from nni_manager.engine.code_snapshot import size_of
 
-        storage = services.storage_here(config) or config.log_dir  # where its workspace will be
+        storage = (
+            training_service_factory.storage_here(config) or config.log_dir
+        )  # the parent folder of the workspace
         size = size_of(config.code_dir, storage, config.secret_files)
         output.info(f"pack codeDir {config.code_dir} for the containers: {size}")
     if config.is_annotated:
@@ -80,18 +82,22 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
 @named_experiment_argument
 @start_options
 def resume(experiment_id: str, host: str, port: int | None, debug: bool, foreground: bool) -> int:
-    """Go on with an experiment whose manager does not run."""
+    """Resume an experiment whose manager is not running."""
     from nni_manager.client import manager_process
 
     known = resolve(experiment_id)
     name = known.experiment_id
-    if known.manager is not None:
-        raise UserMistake(
+    if known.manager_is_frozen():
+        output.info(
+            f"The manager of experiment {name} is frozen ({known.folder.lease_holder()}): another takes over"
+        )
+    elif known.manager is not None:
+        raise UserError(
             f"cannot resume experiment {name}: it runs on port {known.manager.port}; "
             f"watch it with `nnictl top {name}`, or stop it first with `nnictl stop {name}`"
         )
     if known.view is not None:
-        # The manager shows the same and more, most often on the same port.
+        # The manager serves everything that the view serves, usually on the same port.
         manager_process.end_view(known)
         output.info(f"Ended the view of experiment {name} on port {known.view.port}")
     ports = _ports(port, host)
@@ -112,7 +118,7 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
 @click.option("--port", "-p", type=Port(), default="8080", show_default=True, metavar="N|auto",
               help="Port of the HTTP API. auto: the first that is free.")  # fmt: skip
 def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> int:
-    """Serve a stored experiment, to be looked at and not changed."""
+    """Serve a stored experiment read-only."""
     from nni_manager.client import manager_process
 
     known = resolve(experiment_id)
@@ -178,7 +184,7 @@ def _print_banner(known: KnownExperiment, foreground: bool) -> None:
 
 
 def _stay(known: KnownExperiment) -> int:
-    """Show the experiment to its end, then end its manager; the exit code."""
+    """Show the experiment until its end, then stop its manager; return the exit code."""
     from nni_manager.client import watch
     from nni_manager.client.manager_process import stop_experiment
 
@@ -193,7 +199,7 @@ def _stay(known: KnownExperiment) -> int:
 
 
 def _stop_after_interrupt(known: KnownExperiment) -> int:
-    """Ctrl-C: stop the experiment. Once more: do not wait for its trials to end, and make its manager leave at once."""
+    """Stop the experiment after Ctrl-C. A second Ctrl-C terminates its manager at once, without waiting for its trials."""
     from nni_manager.client.manager_process import leave, stop_experiment
 
     name = known.experiment_id
@@ -225,9 +231,10 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
 def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
     """Stop experiments.
 
-    Running trials are cancelled, data stays. Views of experiments end as well.
+    Running trials are cancelled; data is kept. Views of the experiments end as well.
     """
     from nni_manager.client.manager_process import end_view, stop_experiment
+    from nni_manager.client.remains import end_processes
 
     chosen = _to_stop(experiment_id, all_of_them, port)
     if not chosen:
@@ -242,6 +249,9 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
                 output.info(f"Stopping experiment {known.experiment_id}")
                 stop_experiment(known, output.info)
                 output.info("Stop experiment success.")
+            if not known.is_served:
+                output.info(f"Stopping experiment {known.experiment_id}")
+                end_processes(known)
         except NniManagerError as error:
             problems.append(error)
             output.error(str(error))
@@ -250,7 +260,7 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
 
 def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[KnownExperiment]:
     if sum((given is not None, all_of_them, port is not None)) > 1:
-        raise UserMistake("cannot use more than one of ID, --all and --port; name experiments in one way")
+        raise UserError("cannot use more than one of ID, --all and --port; name experiments in one way")
     running = [each for each in known_experiments() if each.is_served]
     if all_of_them:
         return running
@@ -260,27 +270,35 @@ def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[Kno
             viewed = [each for each in running if each.view is not None and each.view.port == port]
             chosen = [dataclasses.replace(each, manager=None) for each in viewed]
         if not chosen:
-            raise UserMistake(
+            raise UserError(
                 f"cannot find an experiment on port {port}; `nnictl experiment list` shows those that run"
             )
         return chosen
     if given is not None and given.endswith("*"):
         chosen = [each for each in running if each.experiment_id.startswith(given[:-1])]
         if not chosen:
-            raise UserMistake(
+            raise UserError(
                 f"cannot find a running experiment {given}; `nnictl experiment list` shows those that run"
             )
         return chosen
-    # A prefix that only one running experiment has is clear, whatever ended experiments there are.
-    matching = beginning_with(given, running) if given is not None else running
+    # A prefix of exactly one running experiment is unique, whatever stopped experiments match.
+    matching = match_prefix(given, running) if given is not None else running
+    if len(matching) != 1 and given is not None:
+        matching = match_prefix(given, known_experiments())
     known = matching[0] if len(matching) == 1 else resolve(given)
     if not known.is_served:
+        from nni_manager.client.remains import is_torn
+
+        if is_torn(known):
+            return [known]
+        if known.problem:
+            raise UserError(known.problem)
         name, status = known.experiment_id, stored_status(known.folder)
         if status["isOver"]:
-            raise UserMistake(
+            raise UserError(
                 f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would go on with it"
             )
-        raise UserMistake(
+        raise UserError(
             f"cannot stop experiment {name}: its manager is not running; if its trials still run, "
             f"`nnictl resume {name}` finds them and `nnictl stop {name}` then stops them"
         )
@@ -294,14 +312,14 @@ def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[Kno
 def top(experiment_id: str | None, every_s: float) -> None:
     """Watch a running experiment.
 
-    Shows progress, the best trial so far and the time that is left. Ctrl-C ends the watching, not the experiment.
+    Shows the progress, the best trial so far and the remaining time. Ctrl-C ends this command, not the experiment.
     """
     from nni_manager.client import watch
 
     known = resolve(experiment_id)
     if known.manager is None:
         name = known.experiment_id
-        raise UserMistake(
+        raise UserError(
             f"cannot watch experiment {name}: it does not run; `nnictl trial ls {name}` shows its trials"
         )
     watch.follow(known, every_s)

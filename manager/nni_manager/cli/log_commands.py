@@ -1,4 +1,4 @@
-"""nnictl log: what managers and trials wrote."""
+"""nnictl log: the output of managers and trials."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ import click
 from nni_manager.cli.options import Command, example, experiment_argument, trial_option
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
-from nni_manager.errors import NniManagerError, TryAgain, UserMistake
+from nni_manager.errors import NniManagerError, RetryableError, UserError
 
 if TYPE_CHECKING:
     from nni_manager.engine.shared_files import SharedFiles
-    from nni_manager.engine.trial_logs import Place
+    from nni_manager.engine.trial_logs import LogLocation
 
-# Shorter than a person notices, and a look costs a few system calls.
-_FOLLOW_EVERY_S = 0.2
+# Too short to notice, and a poll costs only a few system calls.
+_FOLLOW_INTERVAL_S = 0.2
 _BLOCK_BYTES = 1 << 16
 
 
 @click.group()
 def log() -> None:
-    """Look at logs.
+    """Show logs.
 
     \b
     Example:
@@ -62,7 +62,7 @@ def _log_options(command: Command) -> Command:
 def log_stdout(
     experiment_id: str | None, head: int | None, tail: int | None, path_only: bool, follow: bool
 ) -> None:
-    """Print what the manager wrote to its stdout."""
+    """Print the manager's stdout."""
     folder = resolve(experiment_id).folder
     _print_log(folder.manager_stdout, folder.manager_log, _Part(head, tail, follow), path_only)
 
@@ -72,14 +72,14 @@ def log_stdout(
 def log_stderr(
     experiment_id: str | None, head: int | None, tail: int | None, path_only: bool, follow: bool
 ) -> None:
-    """Print what the manager wrote to its stderr."""
+    """Print the manager's stderr."""
     folder = resolve(experiment_id).folder
     _print_log(folder.manager_stderr, folder.manager_log, _Part(head, tail, follow), path_only)
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Which lines of a log are meant; all that None leaves."""
+    """The selected lines of a log. None: no limit at that end."""
 
     head: int | None
     tail: int | None
@@ -88,10 +88,10 @@ class _Part:
     def __post_init__(self) -> None:
         if self.head is not None and (self.tail is not None or self.follows):
             other = "--follow" if self.tail is None else "--tail"
-            raise UserMistake(f"cannot use --head and {other} together; leave one out")
+            raise UserError(f"cannot use --head and {other} together; leave one out")
 
     def print_from(self, file: BinaryIO) -> None:
-        """Print them, and leave the file where they end."""
+        """Print the lines, and leave the file position at their end."""
         out = sys.stdout.buffer
         if self.head is not None:
             out.writelines(itertools.islice(file, self.head))
@@ -103,14 +103,14 @@ class _Part:
 
 
 def _seek_last_lines(file: BinaryIO, count: int) -> None:
-    """Go to where the last lines begin, without reading what is before them: logs have gigabytes."""
+    """Seek to the start of the last `count` lines. Reads backwards, because logs may have gigabytes."""
     at, missing = file.seek(0, os.SEEK_END), count
     is_end = True
     while at > 0:
         begin = max(0, at - _BLOCK_BYTES)
         file.seek(begin)
         block = file.read(at - begin)
-        # The last line's own end begins no further line.
+        # The newline at the end of the file starts no further line.
         end = len(block) - 1 if is_end and block.endswith(b"\n") else len(block)
         is_end = False
         while missing and (end := block.rfind(b"\n", 0, end)) >= 0:
@@ -133,7 +133,7 @@ def _print_log(path: Path, manager_log: Path, part: _Part, path_only: bool) -> N
     with path.open("rb") as file:
         part.print_from(file)
         while part.follows:
-            time.sleep(_FOLLOW_EVERY_S)
+            time.sleep(_FOLLOW_INTERVAL_S)
             shutil.copyfileobj(file, sys.stdout.buffer)
             sys.stdout.flush()
 
@@ -163,7 +163,7 @@ def log_trial(
     follow: bool,
     path_only: bool,
 ) -> None:
-    """Print what a trial wrote, in its newest attempt."""
+    """Print the output of a trial's newest attempt."""
     known = resolve(experiment_id)
     if trial_id is None:
         for each in known.trials():
@@ -181,9 +181,9 @@ def _print_trial(
     known: KnownExperiment,
     asked: dict[str, Any],
     stream: str,
-    place: Place | None,
+    place: LogLocation | None,
     part: _Part,
-    look: Callable[[], Place | None],
+    look: Callable[[], LogLocation | None],
     *,
     path_only: bool,
 ) -> None:
@@ -191,7 +191,7 @@ def _print_trial(
 
     if place is None:
         why = f" ({watch.why(asked)})" if asked["message"].strip() else ""
-        raise UserMistake(
+        raise UserError(
             f"cannot show {stream} of trial {asked['id']}: it is {asked['state']} and has written nothing{why}; "
             f"see what the manager did in {known.folder.manager_log}"
         )
@@ -208,18 +208,18 @@ def _print_trial(
 
 @contextlib.contextmanager
 def _shared_files(known: KnownExperiment) -> Iterator[SharedFiles]:
-    """The experiment's files, also where they are on a share; without that, when it cannot be had."""
-    from nni_manager import services
-    from nni_manager.config.model import ExperimentConfig
+    """The experiment's files, including those on a share. If the share is unavailable, warn and use collected files only."""
+    from nni_manager import training_service_factory
+    from nni_manager.config.model import ExperimentSpec
     from nni_manager.engine.shared_files import SharedFiles
-    from nni_manager.store.store import StoreReader
-    from nni_manager.training_services.patience import Patience
+    from nni_manager.store.reader import StoreReader
+    from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
     with StoreReader(known.folder.database) as reader:
-        config = ExperimentConfig.from_json(reader.experiment().config)
+        config = ExperimentSpec.from_json(reader.experiment().config)
     share = None
     try:
-        share = services.share_of(config, known.folder.workspace, Patience(tries=2))
+        share = training_service_factory.share_of(config, known.folder.workspace, ClientRetryPolicy(tries=2))
     except NniManagerError as error:
         output.warning(f"only what was collected is shown: {error}")
     with contextlib.closing(share) if share is not None else contextlib.nullcontext():
@@ -229,22 +229,22 @@ def _shared_files(known: KnownExperiment) -> Iterator[SharedFiles]:
 def _follow(
     known: KnownExperiment,
     trial_id: str,
-    look: Callable[[], Place | None],
-    place: Place,
+    look: Callable[[], LogLocation | None],
+    place: LogLocation,
     read_bytes: int,
 ) -> None:
-    """Print what comes, until the trial is over; a new attempt begins anew."""
+    """Print new output until the trial is terminal. A new attempt is printed from the start of its log."""
     is_over = False
     while not is_over:
-        time.sleep(_FOLLOW_EVERY_S)
-        # Asked before the log is read: what a trial wrote last is there when it is over.
+        time.sleep(_FOLLOW_INTERVAL_S)
+        # Check before reading the log: a terminal trial's output is complete.
         is_over = known.trial_is_over(trial_id)
         now = look() or place
-        if now.key != place.key:
-            output.warning(f"trial {trial_id}: attempt {now.key.attempt} ({now.key.task}) goes on")
+        if now.attempt.key != place.attempt.key:
+            output.warning(f"trial {trial_id}: attempt {now.attempt.number} ({now.attempt.key.task}) goes on")
             read_bytes = 0
         place = now
-        # What is collected and what lies in the workspace has the same bytes at the same offsets.
+        # The collected log and the log in the workspace have the same bytes at the same offsets.
         with _opened(place) as file:
             file.seek(read_bytes)
             shutil.copyfileobj(file, sys.stdout.buffer)
@@ -252,26 +252,28 @@ def _follow(
             read_bytes = file.tell()
 
 
-def _wait_for_log(known: KnownExperiment, trial_id: str, look: Callable[[], Place | None]) -> Place | None:
+def _wait_for_log(
+    known: KnownExperiment, trial_id: str, look: Callable[[], LogLocation | None]
+) -> LogLocation | None:
     while (place := look()) is None and not known.trial_is_over(trial_id):
-        time.sleep(_FOLLOW_EVERY_S)
+        time.sleep(_FOLLOW_INTERVAL_S)
     return place or look()
 
 
 @contextlib.contextmanager
-def _opened(place: Place) -> Iterator[BinaryIO]:
+def _opened(place: LogLocation) -> Iterator[BinaryIO]:
     with open(place.open(), "rb") as file:
         yield file
 
 
-def _log_of(known: KnownExperiment, shared: SharedFiles, trial_id: str, word: str) -> Place | None:
-    """The log of the newest attempt that left it."""
+def _log_of(known: KnownExperiment, shared: SharedFiles, trial_id: str, word: str) -> LogLocation | None:
+    """The location of this log in the newest attempt that has it; None: no attempt has it."""
     from nni_manager.engine.trial_logs import newest_place
     from trial_keeper.wire.messages import Stream
 
     stream = {"stdout": Stream.STDOUT, "stderr": Stream.STDERR, "trial.log": Stream.KEEPER}[word]
     try:
         shared.fetch(trial_id, stream)
-    except TryAgain as error:
+    except RetryableError as error:
         output.warning(str(error))
     return newest_place(known.folder, trial_id, stream)

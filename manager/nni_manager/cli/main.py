@@ -1,4 +1,4 @@
-"""nnictl: the commands, and how each kind of mistake is told."""
+"""nnictl: the command tree, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ from trial_keeper import __version__
 
 
 def main() -> None:
-    """The console script."""
+    """Entry point of the console script."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup stays nohup
+        if signal.getsignal(number) is not signal.SIG_IGN:  # keep nohup's setting
             signal.signal(number, _interrupt)
     _let_streams_take_anything()
     sys.exit(run(sys.argv[1:]))
 
 
 def _let_streams_take_anything() -> None:
-    # Closed by whoever started nnictl, or of a character set that lacks a trial's letters: no reason for a traceback.
+    # A closed stream, or one whose encoding lacks a character, must not raise a traceback.
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if isinstance(stream, io.TextIOWrapper):
@@ -59,7 +59,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Do what a command line says; the exit code. Every mistake of the user is one line on stderr and exit code 1."""
+    """Run a command line, and return its exit code. Each user error is one line on stderr, with exit code 1."""
     try:
         code = cli.main(list(arguments), prog_name="nnictl", standalone_mode=False)
         sys.stdout.flush()
@@ -77,23 +77,23 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except OSError as error:
         if output.is_hangup(error):
-            # Nobody reads any more (`nnictl trial ls | head -1`): no reason to complain, and nobody to complain to.
+            # The reader has gone (`nnictl trial ls | head -1`). Redirect stdout so that the flush at exit does not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         output.error(
-            f"cannot use {error.filename or 'a file'}: {error.strerror or error}; mend that and try again"
+            f"cannot use {error.filename or 'a file'}: {error.strerror or error}; fix that and try again"
         )
         return 1
     return code if isinstance(code, int) else 0
 
 
 def _lines(error: NniManagerError) -> list[str]:
-    # Files with several mistakes have a line for each.
-    return str(error).splitlines() if hasattr(error, "mistakes") else [str(error)]
+    # An invalid file has one line for each error.
+    return str(error).splitlines() if hasattr(error, "diagnostics") else [str(error)]
 
 
 def usage_line(error: click.UsageError) -> str:
-    """A mistake of the command line as one sentence from "cannot" to the way out."""
+    """A usage error as one sentence, from "cannot" to the remedy."""
     path = error.ctx.command_path if error.ctx is not None else "nnictl"
     near: Sequence[str] = ()
     match error:
@@ -121,8 +121,8 @@ def usage_line(error: click.UsageError) -> str:
 def cli(context: click.Context) -> None:
     """Run hyper-parameter experiments.
 
-    An ID may be shortened to its beginning, and left out when exactly one experiment runs. The exit code is 0 when all is well,
-    1 when something could not be done (why is on stderr), and 130 after Ctrl-C.
+    An ID may be abbreviated to a prefix, and omitted if exactly one experiment runs. The exit code is 0 on success, 1 on an
+    error (reported on stderr), and 130 after Ctrl-C.
 
     \b
     Example:

@@ -12,7 +12,7 @@ from nni_manager.cli.options import example
 from nni_manager.client import output
 
 if TYPE_CHECKING:
-    from nni_manager.local_openpai.service import Service, StateFolder
+    from nni_manager.local_openpai.daemon import Service, StateFolder
 
 
 @click.group()
@@ -70,11 +70,11 @@ def start(
     state_dir: Path | None,
     as_json: bool,
 ) -> None:
-    """Start it in the background, and print how to use it.
+    """Start OpenPAI on this machine in the background, and print how to use it.
 
-    What is not given is as it was the last time. If it runs already, that is printed.
+    Options that are not given keep their values of the last start. If it runs already, print how to use it.
     """
-    from nni_manager.local_openpai import service
+    from nni_manager.local_openpai import daemon
     from nni_manager.local_openpai.options import absolute, new_storage_of, virtual_cluster_of
 
     changes: dict[str, Any] = {
@@ -86,11 +86,11 @@ def start(
         "notification_file": notification_file and absolute(notification_file),
     }
     state = _state(state_dir)
-    found = service.running(state)
-    options = found.process.options if found else service.last_options(state)
+    found = daemon.running(state)
+    options = found.process.options if found else daemon.last_options(state)
     wanted = dataclasses.replace(options, **{name: value for name, value in changes.items() if value})
     if found is None:
-        _show(service.start(state, wanted), as_json, "Started OpenPAI on this machine")
+        _show(daemon.start(state, wanted), as_json, "Started OpenPAI on this machine")
         return
     if wanted != options:
         output.warning("options have no effect: it runs already; `nnictl openpai stop-service` first")
@@ -100,11 +100,11 @@ def start(
 @openpai.command("stop-service", epilog=example("nnictl openpai stop-service"))
 @_state_dir
 def stop_service(state_dir: Path | None) -> None:
-    """End it. Tasks that run go on, and the next start finds them."""
-    from nni_manager.local_openpai import service
+    """Stop OpenPAI on this machine. Running tasks continue, and the next start finds them."""
+    from nni_manager.local_openpai import daemon
 
     state = _state(state_dir)
-    ended = service.stop(state)
+    ended = daemon.stop(state)
     if ended is None:
         output.info(f"OpenPAI does not run in {state.path}")
         return
@@ -117,11 +117,11 @@ def stop_service(state_dir: Path | None) -> None:
 @_state_dir
 @_json
 def status(state_dir: Path | None, as_json: bool) -> int:
-    """Print how to use it, if it runs; the exit code is 1 if it does not."""
-    from nni_manager.local_openpai import service
+    """Print how to use OpenPAI on this machine, if it runs. The exit code is 1 if it does not run."""
+    from nni_manager.local_openpai import daemon
 
     state = _state(state_dir)
-    found = service.running(state)
+    found = daemon.running(state)
     if found is not None:
         _show(found, as_json, "OpenPAI runs on this machine")
         return 0
@@ -133,7 +133,7 @@ def status(state_dir: Path | None, as_json: bool) -> int:
 
 
 def _state(state_dir: Path | None) -> StateFolder:
-    from nni_manager.local_openpai.service import StateFolder
+    from nni_manager.local_openpai.daemon import StateFolder
 
     return StateFolder.of_user() if state_dir is None else StateFolder(state_dir.expanduser().absolute())
 
@@ -174,7 +174,7 @@ def _show(service: Service, as_json: bool, headline: str) -> None:
     output.plain("paiConfig:")
     output.plain(f"  userName: {credentials.user}")
     if service.state == _state(None):
-        # Found by itself; tasks get this environment's Python, and storages where the kernel mounts none.
+        # `local` finds the service. Tasks also get this environment's Python, and storages if the kernel cannot mount them.
         output.plain("  host: local")
     else:
         output.plain(f"  token: {credentials.token}")

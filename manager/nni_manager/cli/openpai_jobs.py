@@ -1,4 +1,4 @@
-"""nnictl openpai: jobs on any OpenPAI, whoever made them."""
+"""nnictl openpai: jobs on any OpenPAI cluster, also those that trial-keeper did not submit."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ import click
 
 from nni_manager.cli.options import Command, example
 from nni_manager.client import output
-from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.errors import RetryableError, UserError
 
 if TYPE_CHECKING:
     from nni_manager.training_services.openpai.render import RenderedJob
-    from nni_manager.training_services.openpai.rest import JobDetail, OpenPai
+    from nni_manager.training_services.openpai.rest import JobStatus, OpenPai
 
-# OpenPAI's log manager gives up 1 MB/s, and its REST server takes 600 calls a minute.
-_FOLLOW_EVERY_S = 2.0
-# What a log of a task that has just been started needs to come into being.
-_LOG_WITHIN_S = 60.0
+# OpenPAI's log manager serves at most 1 MB/s, and its REST server accepts 600 calls a minute.
+_FOLLOW_INTERVAL_S = 2.0
+# The log of a task that has just started appears within this time.
+_LOG_TIMEOUT_S = 60.0
 _ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Access:
-    """Which cluster a command line means; what is not given is None."""
+    """The options that select a cluster and a user; None: not given."""
 
     host: str | None
     user: str | None
@@ -38,35 +38,35 @@ class Access:
     config: Path | None
 
     def cluster(self) -> OpenPai:
-        """The cluster: of the options, of the experiment file, of the environment, of this machine, in this order.
+        """The selected cluster. Options take precedence, then the experiment file, the environment, and the local OpenPAI.
 
         Raises:
-            UserMistake: nothing says which.
-            ConfigInvalid: the experiment file cannot be used.
+            UserError: the cluster, the user or the login is not given.
+            ConfigInvalid: the experiment file is invalid.
         """
         from nni_manager.config.model import LOCAL_HOST
         from nni_manager.training_services.openpai.rest import OpenPai
-        from nni_manager.training_services.patience import Patience
+        from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
-        patience = Patience(tries=3)
+        retry_policy = ClientRetryPolicy(tries=3)
         if self.config is not None:
-            from nni_manager import services
+            from nni_manager import training_service_factory
             from nni_manager.config.reader import read_experiment_file
 
             pai = read_experiment_file(self.config, reads_code=False).pai
             if pai is None:
-                raise UserMistake(
+                raise UserError(
                     f"cannot use --config {self.config}: the experiment does not run on OpenPAI; give --host, --user and --token"
                 )
             meant = dataclasses.replace(
                 pai, host=self.host or pai.host, user=self.user or pai.user, token=self.token or pai.token
             )
-            return services.open_cluster(meant, patience=patience)
+            return training_service_factory.open_cluster(meant, retry_policy=retry_policy)
         host = self.host or os.environ.get("OPENPAI_HOST")
         if host is None or host.lower() == LOCAL_HOST:
-            from nni_manager import services
+            from nni_manager import training_service_factory
 
-            here = services.running_here(patience)
+            here = training_service_factory.running_here(retry_policy)
             if here is not None and not (self.user or self.token):
                 return here
             host = host if here is None else here.address
@@ -74,15 +74,15 @@ class Access:
         token = self.token or os.environ.get("OPENPAI_TOKEN")
         password = None if token else os.environ.get("OPENPAI_PASSWORD")
         if host is None or user is None or (token or password) is None:
-            raise UserMistake(
+            raise UserError(
                 "cannot tell which OpenPAI is meant, and as whom; give --config with an experiment file, or set OPENPAI_HOST, "
                 "OPENPAI_USER and OPENPAI_TOKEN (or give --host, --user and --token), or start one here: `nnictl openpai start`"
             )
-        return OpenPai(host, user, token=token, password=password, patience=patience)
+        return OpenPai(host, user, token=token, password=password, retry_policy=retry_policy)
 
 
 def _on_a_cluster(command: Command) -> Command:
-    """Options that say which cluster is meant; the command gets an `Access`."""
+    """Adds the options that select a cluster; the command receives an `Access`."""
 
     @functools.wraps(command)
     def with_access(
@@ -108,7 +108,7 @@ _job = click.argument("job", metavar="JOB")
 _file = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 
 
-# ---- jobs in
+# ---- submit
 
 
 @click.command(epilog=example("nnictl openpai submit job.yml --config config.yml"))
@@ -119,7 +119,7 @@ _file = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 )
 @_json
 def submit(access: Access, file: Path, tags: Sequence[str], as_json: bool) -> None:
-    """Hand in a job file."""
+    """Submit a job file."""
     _refuse_commas(tags)
     text = file.read_text("utf-8-sig")
     job = _checked(text, str(file))
@@ -140,8 +140,11 @@ def submit(access: Access, file: Path, tags: Sequence[str], as_json: bool) -> No
 @_file
 @_json
 def validate(file: Path, as_json: bool) -> int:
-    """Check a job file as OpenPAI would, and more; needs no cluster. The exit code is 1 when it cannot run."""
-    from nni_manager.training_services.openpai.mistakes import ProtocolInvalid
+    """Validate a job file, more strictly than OpenPAI does.
+
+    Needs no cluster. The exit code is 1 if the job cannot run.
+    """
+    from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 
     text = file.read_text("utf-8-sig")
     if not as_json:
@@ -154,7 +157,7 @@ def validate(file: Path, as_json: bool) -> int:
     try:
         found, kind = _checked(text, str(file)).warnings, "warning"
     except ProtocolInvalid as error:
-        found, kind = error.mistakes, "mistake"
+        found, kind = error.diagnostics, "mistake"
     output.print_json(
         [
             {"kind": kind, "line": each.line, "column": each.column, "key": each.key, "message": each.message}
@@ -167,7 +170,7 @@ def validate(file: Path, as_json: bool) -> int:
 def _refuse_commas(tags: Sequence[str]) -> None:
     for tag in tags:
         if "," in tag:
-            raise UserMistake(
+            raise UserError(
                 f"cannot use --tag {tag}: no tag of OpenPAI holds a comma; give --tag several times"
             )
 
@@ -183,7 +186,7 @@ def _warnings(job: RenderedJob) -> list[str]:
     return [str(warning) for warning in job.warnings]
 
 
-# ---- jobs seen
+# ---- show
 
 
 @click.command(
@@ -209,18 +212,18 @@ def list_jobs(
     as_json: bool,
 ) -> None:
     """List jobs, newest first."""
-    from nni_manager.training_services.openpai.states import JobState
+    from nni_manager.training_services.openpai.states import PaiJobState
 
-    known = [state.value for state in JobState]
+    known = [state.value for state in PaiJobState]
     wanted = [word.strip().upper() for word in states.split(",") if word.strip()]
     unknown = [word for word in wanted if word not in known]
     if unknown:
-        raise UserMistake(f"cannot use --state {unknown[0]}: there is no such state; use {', '.join(known)}")
+        raise UserError(f"cannot use --state {unknown[0]}: there is no such state; use {', '.join(known)}")
     cluster = access.cluster()
     _refuse_commas(tags)
     rows = cluster.jobs(
         keyword=keyword,
-        states=[JobState(word) for word in wanted],
+        states=[PaiJobState(word) for word in wanted],
         tags=tags,
         user=None if all_users else "",
     )[:head]
@@ -251,7 +254,7 @@ def list_jobs(
 @_job
 @_json
 def show(access: Access, job: str, as_json: bool) -> None:
-    """Show a job: its state, why it ended, its tasks."""
+    """Show a job: its state, the reason for its end, its tasks."""
     detail = access.cluster().job(job)
     if as_json:
         output.print_json(detail.document)
@@ -292,25 +295,25 @@ def show(access: Access, job: str, as_json: bool) -> None:
     "--output", "-o", "target", metavar="FILE", type=click.Path(path_type=Path), help="Write it there."
 )
 def export(access: Access, job: str, target: Path | None) -> None:
-    """Print a job as a job file. Its secrets are masked: write your own in before it is handed in again."""
+    """Print a job as a job file. Its secrets are masked: fill in your own before you submit it again."""
     text = access.cluster().config(job)
     if target is None:
         output.plain(text.rstrip("\n"))
         return
     if target.exists():
-        raise UserMistake(f"cannot write {target}: it is there already; name another file, or remove it")
+        raise UserError(f"cannot write {target}: it is there already; name another file, or remove it")
     target.write_text(text)
     output.info(f"wrote {target}")
 
 
-# ---- jobs stopped
+# ---- stop
 
 
 @click.command(epilog=example("nnictl openpai stop train", "nnictl openpai stop alice~train"))
 @_on_a_cluster
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
 def stop(access: Access, jobs: Sequence[str]) -> None:
-    """Stop jobs. Their containers are killed 30 s later, if they have not ended by then."""
+    """Stop jobs. Containers that still run after 30 s are killed."""
     cluster = access.cluster()
     for job in jobs:
         cluster.stop(job)
@@ -337,7 +340,7 @@ def stop(access: Access, jobs: Sequence[str]) -> None:
 )
 @click.option("--follow", "-f", is_flag=True, help="Print on, until the job ends.")
 def logs(access: Access, job: str, task: str | None, stream: str, follow: bool) -> None:
-    """Print what a task of a job wrote."""
+    """Print the log of a task of a job."""
     cluster = access.cluster()
     for piece in _log_pieces(cluster, job, task, stream, follow):
         sys.stdout.buffer.write(piece)
@@ -345,11 +348,11 @@ def logs(access: Access, job: str, task: str | None, stream: str, follow: bool) 
 
 
 def _log_pieces(cluster: OpenPai, job: str, task: str | None, stream: str, follow: bool) -> Iterator[bytes]:
-    """The log from its beginning, as it grows. An attempt that replaces another begins anew."""
-    from nni_manager.training_services.openpai.rest import JobUnknown, RequestRefused
+    """The log from its start, as it grows. A new attempt starts from the start of its own log."""
+    from nni_manager.training_services.openpai.rest import JobNotOnCluster, RequestRejected
 
     seen: tuple[int, int] | None = None
-    printed, gives_up_at_s = 0, time.monotonic() + _LOG_WITHIN_S
+    printed, deadline_s = 0, time.monotonic() + _LOG_TIMEOUT_S
     while True:
         detail = cluster.job(job)
         is_over = detail.document.get("jobStatus", {}).get("state") in _ENDED
@@ -359,31 +362,31 @@ def _log_pieces(cluster: OpenPai, job: str, task: str | None, stream: str, follo
                 seen, printed = (detail.attempt, attempt), 0
             locations = cluster.log_locations(job, detail.attempt, role, index, attempt)
             if stream not in locations:
-                raise UserMistake(
+                raise UserError(
                     f"cannot show {stream} of {role}-{index}: there is no such log; use {', '.join(locations) or 'another task'}"
                 )
             piece = cluster.log(locations[stream], printed)
             printed += len(piece)
-            gives_up_at_s = float("inf")
+            deadline_s = float("inf")
             yield piece
-        except (JobUnknown, RequestRefused, _NotYet) as error:
-            if is_over or not follow or time.monotonic() > gives_up_at_s:
-                raise UserMistake(str(error)) from error
-        except TryAgain as error:
+        except (JobNotOnCluster, RequestRejected, _NotYet) as error:
+            if is_over or not follow or time.monotonic() > deadline_s:
+                raise UserError(str(error)) from error
+        except RetryableError as error:
             if not follow:
                 raise
             output.warning(str(error))
         if is_over or not follow:
             return
-        time.sleep(_FOLLOW_EVERY_S)
+        time.sleep(_FOLLOW_INTERVAL_S)
 
 
-class _NotYet(UserMistake):
+class _NotYet(UserError):
     """cannot show a log yet: the job has no tasks; wait until it runs"""
 
 
-def _task(detail: JobDetail, wanted: str | None) -> tuple[str, int, int]:
-    """Role, index and attempt of the task that is meant."""
+def _task(detail: JobStatus, wanted: str | None) -> tuple[str, int, int]:
+    """Role, index and attempt of the wanted task; None: the first one."""
     tasks = {
         f"{role}-{task.get('taskIndex')}": (
             role,
@@ -397,11 +400,11 @@ def _task(detail: JobDetail, wanted: str | None) -> tuple[str, int, int]:
     if wanted is None:
         return next(iter(tasks.values()))
     if wanted not in tasks:
-        raise UserMistake(f"cannot find task {wanted!r} of job {detail.name}; use one of {', '.join(tasks)}")
+        raise UserError(f"cannot find task {wanted!r} of job {detail.name}; use one of {', '.join(tasks)}")
     return tasks[wanted]
 
 
-def _tasks(detail: JobDetail) -> Iterator[tuple[str, dict[str, Any]]]:
+def _tasks(detail: JobStatus) -> Iterator[tuple[str, dict[str, Any]]]:
     for role, value in (detail.document.get("taskRoles") or {}).items():
         for task in value.get("taskStatuses") or []:
             yield role, task

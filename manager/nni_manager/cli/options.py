@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and how their examples are written."""
+"""Options and arguments that several commands share, and the format of their examples."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import click
 
-from nni_manager.errors import NniManagerError, UserMistake
+from nni_manager.errors import NniManagerError, UserError
 
 Command = Callable[..., Any]
-# Nobody looks through more.
-_MOST_COMPLETIONS = 200
+# A longer list of completions is not readable.
+_MAX_COMPLETIONS = 200
 
 
 class Port(click.ParamType[Any]):
@@ -22,7 +22,7 @@ class Port(click.ParamType[Any]):
     name = "N|auto"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
-        """The number."""
+        """The port number; None for `auto`."""
         from nni_manager.client.preflight import HIGHEST_PORT
 
         if value == "auto":
@@ -33,7 +33,7 @@ class Port(click.ParamType[Any]):
 
 
 def start_options(command: Command) -> Command:
-    """Options of what starts a manager: `host`, `port` (None: any), `debug` and `foreground`."""
+    """Options of commands that start a manager: `host`, `port` (None: any), `debug` and `foreground`."""
     for option in (
         click.option("--foreground", "-f", is_flag=True, help="Show progress, wait for the end, then stop."),
         click.option("--debug", "-d", is_flag=True, help="Log more, and check no versions."),
@@ -51,7 +51,7 @@ def start_options(command: Command) -> Command:
 
 
 def complete_experiment(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
-    """The ids of this user's experiments that begin so, for a shell."""
+    """The ids of this user's experiments that start with the given text, for shell completion."""
     from nni_manager.store.folders import Registry
 
     ids = [folder.experiment_id for folder in Registry.of_user().all() if folder.path.is_dir()]
@@ -59,13 +59,13 @@ def complete_experiment(_: click.Context, __: click.Parameter, begun: str) -> li
 
 
 def complete_trial(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
-    """The ids of trials of the experiment that stands before, for a shell; none where a command would say what is wrong."""
+    """The matching trial ids of the experiment that the command line names, for shell completion; on an error, none."""
     from nni_manager.client.experiments import resolve, stored_ids
 
-    # An option that waits for its value keeps click from naming what stands before.
+    # While an option lacks its value, click leaves earlier arguments in `args` and not in `params`.
     given = context.params.get("experiment_id") or next(iter(context.args), None)
     with contextlib.suppress(NniManagerError):
-        return stored_ids(resolve(given).folder, begun, _MOST_COMPLETIONS)
+        return stored_ids(resolve(given).folder, begun, _MAX_COMPLETIONS)
     return []
 
 
@@ -78,23 +78,23 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 def trial_option(help_text: str, *, required: bool = True) -> Callable[[Command], Command]:
-    """--trial-id, which may be shortened to its beginning as well."""
+    """The option --trial-id, which also accepts a prefix of an id."""
     return click.option(
         "--trial-id", "-T", required=required, metavar="TRIAL", help=help_text, shell_complete=complete_trial
     )
 
 
 def example(*lines: str) -> str:
-    """What stands below the options in a command's help."""
+    """The examples below the options in a command's help."""
     return "\b\nExample:\n" + "\n".join(f"  {line}" for line in lines)
 
 
-def agreed(question: str) -> bool:
-    """Whether the user says yes, on the terminal.
+def confirm(question: str) -> bool:
+    """Ask on the terminal; True if the user agrees.
 
     Raises:
-        UserMistake: there is nobody to ask.
+        UserError: there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise UserMistake(f"cannot ask {question!r}, for there is no terminal; say so with --yes")
+        raise UserError(f"cannot ask {question!r}, for there is no terminal; say so with --yes")
     return click.confirm(question)

@@ -1,4 +1,4 @@
-"""nnictl platform: what experiments leave on a cluster's shared storage."""
+"""nnictl platform: removes leftovers of experiments from a cluster's shared storage."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from pathlib import Path
 
 import click
 
-from nni_manager.cli.options import agreed, example
+from nni_manager.cli.options import confirm, example
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments, stored_status
-from nni_manager.errors import NniManagerError, UserMistake
+from nni_manager.errors import NniManagerError, UserError
 from trial_keeper.wire.workspace import Workspace, is_safe_name
 
 
 @click.group("platform")
 def platform() -> None:
-    """Clean up what experiments left on a cluster.
+    """Clean up leftovers of experiments on a cluster.
 
     \b
     Example:
@@ -32,21 +32,21 @@ def platform() -> None:
               help="An experiment file that names the cluster.")  # fmt: skip
 @click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask.")
 def clean(config_path: Path, is_agreed: bool) -> int:
-    """Remove what trials that are over left there.
+    """Remove leftovers of ended experiments from the shared storage.
 
-    That is: code, output and logs of your experiments on the shared storage, once these are over.
+    That is: code, output and logs of trials of your experiments, once these have ended.
 
-    Results and collected logs stay in the experiments' own folders; such an experiment can still be viewed and resumed. What
-    belongs to experiments that run, or that this user does not know, stays.
+    Results and collected logs stay in the experiments' own folders, so the experiments can still be viewed and resumed. Files
+    of running experiments, and of experiments unknown to this user, are kept.
     """
     from nni_manager.config.reader import read_experiment_file
-    from nni_manager.services import refuse_nameless_claim, storage_here
+    from nni_manager.training_service_factory import refuse_nameless_claim, storage_here
 
     config = read_experiment_file(config_path, reads_code=False)
     refuse_nameless_claim(config)
     storage = storage_here(config)
     if storage is None and config.kubernetes is not None:
-        raise UserMistake(
+        raise UserError(
             f"cannot clean up for {config_path.name}: its experiments are on a share that this machine does not have mounted; "
             "`nnictl experiment delete ID` removes what one has there"
         )
@@ -67,7 +67,7 @@ def clean(config_path: Path, is_agreed: bool) -> int:
         output.info(f"There is nothing to clean in {storage}")
         return 0
     names = ", ".join(workspace.root.name for workspace in cleanable)
-    if not is_agreed and not agreed(f"Remove what trials of {names} left in {storage}?"):
+    if not is_agreed and not confirm(f"Remove what trials of {names} left in {storage}?"):
         output.info("Nothing was removed")
         return 1
     return max(map(_clean, cleanable))
@@ -82,7 +82,7 @@ def _workspaces_in(storage: Path) -> list[Workspace]:
 
 
 def _reason_to_keep(known: KnownExperiment | None, workspace: Workspace) -> str | None:
-    """Why it cannot be cleaned; None when it can, and empty when there is nothing to say because it is clean."""
+    """The reason why the workspace cannot be cleaned; None if it can be cleaned; empty if it is clean already."""
     if not _left_in(workspace):
         return ""
     if known is None or known.folder.workspace.root.resolve() != workspace.root.resolve():

@@ -1,4 +1,4 @@
-"""nnictl tensorboard: what trials wrote for TensorBoard, shown by it."""
+"""nnictl tensorboard: runs TensorBoard on the logs of trials."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ import click
 from nni_manager.cli.options import Port, complete_trial, example, experiment_argument
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
-from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.errors import RetryableError, UserError
 
 if TYPE_CHECKING:
     from nni_manager.store.process_identity import ProcessIdentity
 
 _HOST = "127.0.0.1"
-# It imports half of the world, on a cold disk too.
-_READY_WITHIN_S = 60.0
-_ENDED_WITHIN_S = 10.0
+# TensorBoard imports many large packages, sometimes from a cold disk.
+_READY_TIMEOUT_S = 60.0
+_ENDED_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 
 
-class TensorBoardMissing(UserMistake):
+class TensorBoardMissing(UserError):
     """cannot start TensorBoard: it is not installed; `pip install tensorboard`"""
 
 
-class TensorBoardFailed(TryAgain):
-    """cannot start TensorBoard; its last words say why"""
+class TensorBoardFailed(RetryableError):
+    """cannot start TensorBoard; the last line of its output names the cause"""
 
 
 @click.group()
 def tensorboard() -> None:
-    """Show what trials wrote for TensorBoard.
+    """Show the TensorBoard logs of trials.
 
-    That is what lies in `$NNI_OUTPUT_DIR/tensorboard` of a trial.
+    A trial writes them to `$NNI_OUTPUT_DIR/tensorboard`.
 
     \b
     Example:
@@ -61,7 +61,10 @@ def tensorboard() -> None:
               help="Only this trial; several are possible.  [default: all]")  # fmt: skip
 @click.option("--port", "-p", type=Port(), default="6006", show_default=True, metavar="N|auto")
 def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | None) -> None:
-    """Start TensorBoard on this machine, in the background, and print its address. It is open to all users of this machine."""
+    """Start TensorBoard on this machine in the background, and print its address.
+
+    All users of this machine can open it.
+    """
     from nni_manager.client import preflight
 
     known = resolve(experiment_id)
@@ -79,7 +82,7 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
     with log_path.open("wb") as log:
         child = subprocess.Popen(
             [sys.executable, "-m", "tensorboard.main", *where, "--host", _HOST, "--port", str(port)],
-            # Python looks for modules where it is started: not in the experiment's folder, where trials and archives write.
+            # Python imports modules from its working directory, so that must not be a folder which trials and archives write.
             cwd=sys.prefix,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -100,7 +103,7 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
 @tensorboard.command(epilog=example("nnictl tensorboard stop", "nnictl tensorboard stop GvTf2bVe"))
 @experiment_argument
 def stop(experiment_id: str | None) -> None:
-    """End every TensorBoard of an experiment."""
+    """Stop every TensorBoard of an experiment."""
     from nni_manager.store.process_identity import terminate
 
     known = resolve(experiment_id)
@@ -109,14 +112,14 @@ def stop(experiment_id: str | None) -> None:
         process, _ = _noted(note)
         with contextlib.suppress(ProcessLookupError):
             if process is not None:
-                # The number may be somebody's else by now: looked at again once nobody can take it over.
+                # The pid may have been reused: check it again once the pidfd pins the process.
                 descriptor = os.pidfd_open(process.pid)
                 if not process.is_alive:
                     os.close(descriptor)
-                elif terminate(descriptor, _ENDED_WITHIN_S):
+                elif terminate(descriptor, _ENDED_TIMEOUT_S):
                     count += 1
                 else:
-                    raise TryAgain(
+                    raise RetryableError(
                         f"cannot end TensorBoard: process {process.pid} ignores SIGTERM; end it with `kill -9 {process.pid}`"
                     )
         note.unlink(missing_ok=True)
@@ -137,7 +140,7 @@ def _logs_of(known: KnownExperiment, trial_ids: tuple[str, ...]) -> list[str]:
         folders = [workspace.attempt(key).output / "tensorboard" for key in reversed(attempts)]
         found = next((folder for folder in folders if folder.is_dir()), None)
         if found is None:
-            raise UserMistake(
+            raise UserError(
                 f"cannot show trial {trial_id} in TensorBoard: it has written nothing to $NNI_OUTPUT_DIR/tensorboard; name that "
                 "folder as the log folder in your training code"
             )
@@ -148,8 +151,8 @@ def _logs_of(known: KnownExperiment, trial_ids: tuple[str, ...]) -> list[str]:
 def _wait_until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> None:
     import socket
 
-    gives_up_at_s = time.monotonic() + _READY_WITHIN_S
-    while time.monotonic() < gives_up_at_s:
+    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    while time.monotonic() < deadline_s:
         if child.poll() is not None:
             words = log.read_text(errors="replace").strip().splitlines()
             last = words[-1] if words else "it said nothing"
@@ -161,7 +164,7 @@ def _wait_until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> N
                 return
         time.sleep(_POLL_S)
     raise TensorBoardFailed(
-        f"cannot start TensorBoard: nobody listens on port {port} after {_READY_WITHIN_S:.0f} s; see {log}"
+        f"cannot start TensorBoard: nobody listens on port {port} after {_READY_TIMEOUT_S:.0f} s; see {log}"
     )
 
 
@@ -174,7 +177,7 @@ def _note(known: KnownExperiment, pid: int, port: int) -> None:
     from trial_keeper.wire.workspace import replace_file
 
     process = ProcessIdentity.of(pid)
-    if process is not None:  # it has not failed at once
+    if process is not None:  # it has not exited already
         content = json.dumps({"process": dataclasses.asdict(process), "port": port}).encode()
         replace_file(known.folder.path / f"tensorboard-{pid}.json", content, 0o600)
 

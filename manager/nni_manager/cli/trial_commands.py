@@ -1,4 +1,4 @@
-"""nnictl trial: look at trials, and stop them."""
+"""nnictl trial: shows and stops trials."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import click
 
 from nni_manager.cli.options import example, experiment_argument, json_anyway, json_option, trial_option
 from nni_manager.client import output
-from nni_manager.client.experiments import garbage_bytes, resolve
-from nni_manager.errors import UserMistake
+from nni_manager.client.experiments import corrupt_bytes, resolve
+from nni_manager.errors import UserError
 
 
 @click.group()
 def trial() -> None:
-    """Look at trials, and stop them.
+    """Show and stop trials.
 
     \b
     Example:
@@ -32,11 +32,11 @@ def trial() -> None:
 @click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N trials.")
 @json_option
 def list_trials(experiment_id: str | None, head: int | None, tail: int | None, as_json: bool) -> None:
-    """List the trials of an experiment, in the order they were made."""
+    """List the trials of an experiment, in the order of their creation."""
     from nni_manager.client import watch
 
     if head is not None and tail is not None:
-        raise UserMistake("cannot use --head and --tail together; leave one out")
+        raise UserError("cannot use --head and --tail together; leave one out")
     known = resolve(experiment_id)
     trials = known.trials() if as_json else known.trial_list()
     shown = trials[:head] if head is not None else trials[-tail:] if tail is not None else trials
@@ -49,7 +49,7 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
     rows = [[str(each["sequenceId"]), each["id"], each["state"], *watch.trial_cells(each)] for each in shown]
     headings = ["no.", "trial", "state", "value", "time", "parameters"]
     output.print_table(headings, rows, right=("no.", "value", "time"))
-    garbage = {} if known.problem else garbage_bytes(known.folder)
+    garbage = {} if known.problem else corrupt_bytes(known.folder)
     for each in shown:
         if each["id"] in garbage:
             output.warning(
@@ -64,7 +64,7 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
 @trial_option("The trial to show.")
 @json_anyway
 def show(experiment_id: str | None, trial_id: str) -> None:
-    """Print all that is known of one trial as JSON: parameters, result, how it ended, what it used."""
+    """Print one trial as JSON: parameters, result, how it ended, and the resources it used."""
     known = resolve(experiment_id)
     output.print_json(known.trial(known.trial_id(trial_id)))
 
@@ -73,13 +73,13 @@ def show(experiment_id: str | None, trial_id: str) -> None:
 @experiment_argument
 @trial_option("The trial to stop.")
 def kill(experiment_id: str | None, trial_id: str) -> None:
-    """Stop one trial; the experiment goes on."""
+    """Stop one trial; the experiment continues."""
     known = resolve(experiment_id)
     trial_id = known.trial_id(trial_id)
     client = known.client()
     if client is None:
         name = known.experiment_id
-        raise UserMistake(
+        raise UserError(
             f"cannot stop trial {trial_id}: experiment {name} does not run; "
             f"if its trials still do, `nnictl resume {name}` finds them"
         )
@@ -93,16 +93,16 @@ def kill(experiment_id: str | None, trial_id: str) -> None:
 @experiment_argument
 @trial_option("The trial whose values are filled in.")
 def codegen(experiment_id: str | None, trial_id: str) -> None:
-    """Print annotated code with the values of a trial in the place of its own (useAnnotation: true).
+    """Print annotated code with the values of a trial filled in (useAnnotation: true).
 
-    Each file has a line with its name above it when there are several.
+    If there are several files, a line with its name precedes each.
     """
     from nni_manager.config.annotated_code import files_with_values
 
     known = resolve(experiment_id)
     annotated = known.folder.annotated_code
     if not annotated.is_dir():
-        raise UserMistake(
+        raise UserError(
             f"cannot generate code of experiment {known.experiment_id}: it has no annotated code; its parameters are in "
             f"`nnictl trial ls {known.experiment_id}`"
         )

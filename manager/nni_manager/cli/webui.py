@@ -1,4 +1,4 @@
-"""nnictl webui: where a browser, or a program, finds an experiment."""
+"""nnictl webui: the addresses of an experiment, for a browser or a program."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from nni_manager.cli.options import example, experiment_argument
 from nni_manager.client import output
 from nni_manager.client.experiments import resolve
 from nni_manager.client.links import links_to
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 
 
 @click.group()
 def webui() -> None:
-    """Find an experiment with a browser or a program.
+    """Print the addresses of an experiment, for a browser or a program.
 
     \b
     Example:
@@ -26,16 +26,17 @@ def webui() -> None:
 @experiment_argument
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def url(experiment_id: str | None, as_json: bool) -> None:
-    """Print a link that opens the web page of an experiment; where it listens everywhere, one for each address of this machine.
+    """Print a login link to the web page of an experiment.
 
-    The first browser that comes by one of them, within ten minutes, is let in, and for a week. The token, which programs need,
-    is in no address: browsers and proxies write those down.
+    If the API listens on all addresses, one link is printed for each address of this machine. The first browser that opens one
+    of them within ten minutes is logged in for a week. No link contains the token that programs need, because browsers and
+    proxies record URLs.
     """
     known = resolve(experiment_id)
     server = known.manager or known.view
     if server is None:
         name = known.experiment_id
-        raise UserMistake(
+        raise UserError(
             f"cannot tell where experiment {name} is served: it does not run; `nnictl view {name}` serves what is stored of it"
         )
     found = links_to(known.experiment_id, server)

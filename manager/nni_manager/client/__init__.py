@@ -1,1 +1,1 @@
-"""What starts, finds and asks the managers of this user's experiments: shared by nnictl and the Python Experiment API."""
+"""Starts, finds and calls the managers of this user's experiments: shared by nnictl and the Python Experiment API."""

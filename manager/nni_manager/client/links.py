@@ -1,4 +1,4 @@
-"""Links that open the web page of an experiment, for whoever has begun to serve it."""
+"""Login links to the web page of an experiment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nni_manager.client import output
-from nni_manager.client.manager_client import ManagerClient, ManagerSilent, RequestRefused
+from nni_manager.client.manager_client import ManagerClient, ManagerRefusal, ManagerUnresponsive
 from nni_manager.store.folders import ManagerProcess
 
 _EVERYWHERE = ("0.0.0.0", "::")
@@ -16,7 +16,7 @@ _EVERYWHERE = ("0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What lets one browser in, by each address at which the manager answers. The code is behind the #, which no server sees."""
+    """Login links for one browser, one link per address of the manager. The code follows the #, so no server receives it."""
 
     origins: list[str]
     links: list[str]
@@ -24,10 +24,10 @@ class Links:
 
 
 def links_to(experiment_id: str, server: ManagerProcess) -> Links:
-    """New ones, from whoever serves the experiment.
+    """Request new links from the manager or view that serves the experiment.
 
     Raises:
-        ManagerSilent: nobody answers, or another program does.
+        ManagerUnresponsive: no answer, or another program answers.
     """
     made = ManagerClient(experiment_id, server).post("/entrance")
     origins = list(dict.fromkeys(urls_of(server)))
@@ -35,10 +35,10 @@ def links_to(experiment_id: str, server: ManagerProcess) -> Links:
 
 
 def print_links(experiment_id: str, server: ManagerProcess) -> None:
-    """Tell whoever has begun to serve an experiment where its page is; that it cannot be told is no reason to fail."""
+    """Print the links of an experiment's page. An error is only a warning, because the experiment is served anyway."""
     try:
         found = links_to(experiment_id, server)
-    except (ManagerSilent, RequestRefused) as error:
+    except (ManagerUnresponsive, ManagerRefusal) as error:
         output.warning(str(error))
         return
     output.plain(f"The Web UI urls are: {'   '.join(found.links)}")
@@ -49,7 +49,7 @@ def print_links(experiment_id: str, server: ManagerProcess) -> None:
 
 
 def urls_of(server: ManagerProcess) -> Iterator[str]:
-    """The addresses at which a manager answers, without any secret."""
+    """The URLs at which a manager answers, without any secret."""
     hosts = list(_addresses_here(server.host)) if server.host in _EVERYWHERE else [server.host]
     for host in hosts:
         yield dataclasses.replace(server, host=host).origin
@@ -61,6 +61,6 @@ def _addresses_here(everywhere: str) -> Iterator[str]:
     families = (socket.AF_INET,) if everywhere == "0.0.0.0" else (socket.AF_INET, socket.AF_INET6)
     for name in sorted(interfaces := psutil.net_if_addrs()):
         for address in interfaces[name]:
-            # A link-local address of IPv6 means nothing without its interface.
+            # A link-local IPv6 address is unusable without its interface.
             if address.family in families and "%" not in address.address:
                 yield address.address

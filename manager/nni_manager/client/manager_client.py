@@ -1,36 +1,36 @@
-"""Calls to the manager of one experiment."""
+"""HTTP client for the manager of one experiment."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from nni_manager.errors import TryAgain, UserMistake
+from nni_manager.errors import RetryableError, UserError
 from nni_manager.store.folders import ManagerProcess
 
 if TYPE_CHECKING:
     import requests
 
-# The manager answers in milliseconds; a machine under full load gets some patience.
-_ANSWER_WITHIN_S = 10.0
-# A change is answered when the tuner knows of it, and that may be busy with a suggestion.
-_CHANGED_WITHIN_S = 120.0
+# The manager answers in milliseconds; a machine under full load needs longer.
+_ANSWER_TIMEOUT_S = 10.0
+# The manager answers a change after the tuner has applied it, and the tuner may be busy with a suggestion.
+_CHANGED_TIMEOUT_S = 120.0
 
 
-class ManagerSilent(TryAgain):
+class ManagerUnresponsive(RetryableError):
     """cannot reach the manager; wait and try again"""
 
 
-class ConnectionClosed(ManagerSilent):
-    """cannot hear the manager to the end; try again"""
+class ConnectionClosed(ManagerUnresponsive):
+    """cannot read the manager's answer: the connection was closed; try again"""
 
 
-class RequestRefused(UserMistake):
-    """cannot do what was asked of the manager; see its answer"""
+class ManagerRefusal(UserError):
+    """cannot do this: the manager refused the request; see its answer"""
 
 
 class ManagerClient:
-    """The HTTP API of one manager. Answers are the documents of that API."""
+    """Client of one manager's HTTP API. Results are the JSON documents of that API."""
 
     def __init__(self, experiment_id: str, process: ManagerProcess) -> None:
         self.experiment_id = experiment_id
@@ -38,64 +38,64 @@ class ManagerClient:
         self._session = session_with(process)
 
     def summary(self) -> dict[str, Any]:
-        """The experiment at a glance.
+        """The summary of the experiment.
 
         Raises:
-            ManagerSilent: nobody answers, or another program does.
+            ManagerUnresponsive: no answer, or another program answers.
         """
         summary: dict[str, Any] = self.get("/summary")
         if summary.get("id") != self.experiment_id:
-            # The port in the folder is that of an earlier manager, and somebody else has it by now.
+            # The folder names the port of an earlier manager, which another manager uses now.
             raise self._silent("another experiment answers there")
         return summary
 
     def get(self, path: str, *names: str) -> Any:
-        """What the manager says of `path`, or of what has `names` below it; they may be any text but "", "." and "..".
+        """The document at `path`, or at `names` below it. Names are quoted; they may be any text but "", "." and "..".
 
         Raises:
-            ManagerSilent: nobody answers, or another program does.
-            RequestRefused: the manager's own words.
+            ManagerUnresponsive: no answer, or another program answers.
+            ManagerRefusal: with the manager's error message.
         """
         return self._ask("GET", path, names)
 
     def delete(self, path: str, *names: str) -> Any:
-        """Ask for the end of something; as with `get`.
+        """Send a DELETE request; arguments as for `get`.
 
         Raises:
-            ManagerSilent: nobody answers, or another program does.
-            RequestRefused: the manager's own words.
+            ManagerUnresponsive: no answer, or another program answers.
+            ManagerRefusal: with the manager's error message.
         """
         return self._ask("DELETE", path, names)
 
     def put(self, path: str, document: Any, **query: str) -> Any:
-        """Change something to what the document says; as with `get`.
+        """Send a PUT request with the document; `path` as for `get`.
 
         Raises:
-            ManagerSilent: nobody answers, or another program does.
-            RequestRefused: the manager's own words.
+            ManagerUnresponsive: no answer, or another program answers.
+            ManagerRefusal: with the manager's error message.
         """
-        return self._ask("PUT", path, (), within_s=_CHANGED_WITHIN_S, json=document, params=query)
+        return self._ask("PUT", path, (), within_s=_CHANGED_TIMEOUT_S, json=document, params=query)
 
     def post(self, path: str, *names: str, document: Any = None) -> Any:
-        """Begin something, with the document that it is made of; as with `get`.
+        """Send a POST request with the document; other arguments as for `get`.
 
         Raises:
-            ManagerSilent: nobody answers, or another program does.
-            RequestRefused: the manager's own words.
+            ManagerUnresponsive: no answer, or another program answers.
+            ManagerRefusal: with the manager's error message.
         """
-        return self._ask("POST", path, names, within_s=_CHANGED_WITHIN_S, json=document)
+        return self._ask("POST", path, names, within_s=_CHANGED_TIMEOUT_S, json=document)
 
     def _ask(
         self,
         verb: str,
         path: str,
         names: tuple[str, ...],
-        within_s: float = _ANSWER_WITHIN_S,
+        within_s: float = _ANSWER_TIMEOUT_S,
         **options: Any,
     ) -> Any:
         import requests
 
-        # No quoting keeps these from naming something else: a folder above, or all there is.
+        # Quoting does not make these safe: they would address the parent, or the whole collection.
         assert not {"", ".", ".."} & set(names), names
         url = "/".join((self.url + path, *(quote(name, safe="") for name in names)))
         try:
@@ -112,17 +112,17 @@ class ManagerClient:
         problem = document.get("error") if isinstance(document, dict) else None
         if not problem:
             raise self._silent(f"what answers there says {answer.status_code}")
-        raise RequestRefused(str(problem))
+        raise ManagerRefusal(str(problem))
 
-    def _unheard(self, error: requests.RequestException) -> ManagerSilent:
+    def _unheard(self, error: requests.RequestException) -> ManagerUnresponsive:
         import ssl
         from http.client import IncompleteRead
 
         import requests
 
-        from nni_manager.own_http import causes_of, stranger_in
+        from nni_manager.loopback_auth import causes_of, untrusted_listener_in
 
-        # What the other end's closing looks like, in the words of the system, of TLS and of HTTP.
+        # Errors by which the kernel, TLS and HTTP report that the other end has closed the connection.
         closed = (
             ConnectionResetError,
             ConnectionAbortedError,
@@ -132,13 +132,13 @@ class ManagerClient:
             IncompleteRead,
         )
 
-        if (stranger := stranger_in(error)) is not None:
+        if (stranger := untrusted_listener_in(error)) is not None:
             return self._silent(str(stranger))
         causes = tuple(causes_of(error))
         if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
             return self._silent("nobody listens there")
         if any(isinstance(cause, closed) for cause in causes):
-            # It had to make room for others, or has just ended.
+            # The manager has evicted this connection at its limit, or has just exited.
             return self._silent("the connection was closed before it had answered", ConnectionClosed)
         if isinstance(error, requests.exceptions.SSLError):
             return self._silent("what answers there has not its certificate")
@@ -147,7 +147,7 @@ class ManagerClient:
         )
         return self._silent(why or "the connection was lost")
 
-    def _silent(self, why: str, kind: type[ManagerSilent] = ManagerSilent) -> ManagerSilent:
+    def _silent(self, why: str, kind: type[ManagerUnresponsive] = ManagerUnresponsive) -> ManagerUnresponsive:
         return kind(
             f"cannot reach the manager of experiment {self.experiment_id} at {self.url}: {why}; "
             f"wait and try again, or see `nnictl log stderr {self.experiment_id}`"
@@ -155,22 +155,22 @@ class ManagerClient:
 
 
 def session_with(process: ManagerProcess) -> requests.Session:
-    """What lets the owner of the experiment in, and speaks to nobody but its manager."""
-    # All this costs 150 ms, which only those pay who talk to a manager.
+    """An authenticated session that connects to this manager only."""
+    # These imports cost 150 ms, so only callers of a manager pay for them.
     import requests
     from requests.adapters import HTTPAdapter
 
-    from nni_manager.own_http import keep_to_own
+    from nni_manager.loopback_auth import verify_connections
 
     session = requests.Session()
-    # A proxy of the environment cannot reach this machine's loopback, and .netrc has another token.
+    # A proxy from the environment cannot reach this machine's loopback, and .netrc holds another token.
     session.trust_env = False
     session.headers["Authorization"] = f"Bearer {process.token}"
-    # Over HTTP, on loopback: its port may be another user's by now.
-    keep_to_own(session)
+    # For HTTP on loopback: another user may have taken over the port.
+    verify_connections(session)
     if process.certificate_sha256 is not None:
         adapter = HTTPAdapter()
-        # The certificate is known: who signed it, for which address, does not matter.
+        # The certificate is pinned, so its issuer and its host name do not matter.
         adapter.init_poolmanager(1, 1, assert_fingerprint=process.certificate_sha256)
         session.mount("https://", adapter)
         session.verify = False
@@ -178,5 +178,5 @@ def session_with(process: ManagerProcess) -> requests.Session:
 
 
 def api_url(process: ManagerProcess) -> str:
-    """Where this machine's programs find the manager's HTTP API."""
+    """The base URL of the manager's HTTP API, for programs on this machine."""
     return f"{process.origin}/api/v1/nni"

@@ -1,12 +1,15 @@
-"""The manager's process as those see it who want one: begin, wait until it is ready, end."""
+"""Starts, waits for and stops the process of a manager or of a view."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -14,80 +17,92 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import psutil
 
-from nni_manager.client import output
-from nni_manager.client.experiments import KnownExperiment
-from nni_manager.client.lifeline import Lifeline
-from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerSilent
+from nni_manager.client.experiments import KnownExperiment, stored_status
+from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerUnresponsive
+from nni_manager.client.parent_death_pipe import ParentDeathPipe
 from nni_manager.client.preflight import HOST, ports_are_free
-from nni_manager.errors import CANNOT_LISTEN, NniManagerError, TryAgain, UserMistake
+from nni_manager.domain.stop_escalation import MAX_STOP_S
+from nni_manager.errors import CANNOT_LISTEN, NniManagerError, RetryableError, UserError
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 from nni_manager.store.process_identity import terminate
 
 if TYPE_CHECKING:
-    from nni_manager.config.model import ExperimentConfig
+    from nni_manager.config.model import ExperimentSpec
 
 _POLL_S = 0.05
-# A manager is ready within two seconds here; a cold disk under load takes longer, a hung one for ever.
-READY_WITHIN_S = 30.0
-# Trials get a grace period after SIGTERM, then SIGKILL; what takes longer than this is stuck.
-STOPPED_WITHIN_S = 60.0
-_LEFT_WITHIN_S = 10.0
-_REPORT_EVERY_S = 5.0
-# Those that this process has started: it may live for longer than they do, and the system keeps a note of each that has ended.
+# A manager is usually ready within two seconds; a cold disk under load takes longer, a hung one never answers.
+READY_TIMEOUT_S = 30.0
+# Each step of a stop has a deadline in the manager; a manager that exceeds their sum is stuck.
+STOPPED_TIMEOUT_S = MAX_STOP_S
+_LEFT_TIMEOUT_S = 10.0
+_REPORT_INTERVAL_S = 5.0
+# A manager writes at least this much before it is ready.
+_PROBE_BYTES = 1 << 20
+# A manager with leftovers to report waits longer than this before it exits.
+_LISTEN_INTERVAL_S = 0.5
+# Children to reap: this process may outlive them, and an unreaped child stays a zombie.
 _children: list[subprocess.Popen[bytes]] = []
 
 
-class ManagerFailed(UserMistake):
-    """cannot start the manager; its last words say why"""
+class ManagerFailed(UserError):
+    """cannot start the manager; the last line of its stderr names the cause"""
 
 
-class ManagerStuck(TryAgain):
+class ManagerStuck(RetryableError):
     """cannot stop the manager; end its process by hand"""
 
 
+class JobsLeft(RetryableError):
+    """cannot end all jobs of the experiment; the message names each with the command that removes it"""
+
+
+class StopNotRecorded(RetryableError):
+    """cannot record that the experiment was stopped; nothing of it runs any more"""
+
+
 def create_experiment(
-    config: ExperimentConfig,
+    config: ExperimentSpec,
     secret: bytes,
     ports: Iterable[int],
     debug: bool,
     host: str = HOST,
     *,
-    lifeline: Lifeline | None = None,
+    parent_death_pipe: ParentDeathPipe | None = None,
     experiment_id: str | None = None,
 ) -> KnownExperiment:
-    """A new experiment with a manager that is ready, on the first of `ports` that works.
+    """Create an experiment and start its manager on the first usable port of `ports`; return when the manager is ready.
 
-    Whatever goes wrong before that, nothing is left: no folder, no entry in the registry, no process. With a `lifeline` the
-    experiment is stopped when that is cut. `experiment_id` None: one that nobody has.
+    A failure leaves nothing behind: no folder, no registry entry, no process. The manager stops the experiment when
+    this process's end of `parent_death_pipe` is closed. `experiment_id` None: generate an unused one.
 
     Raises:
         ManagerFailed: the manager did not become ready.
-        UserMistake: the experiment's folder cannot be made, or is there already.
+        UserError: the experiment's folder cannot be created, or exists already.
     """
     from nni_manager.engine.engine import EXPERIMENT_ID_LENGTH, new_id
-    from nni_manager.services import remove_from_share, storage_here
-    from nni_manager.store.store import Store
+    from nni_manager.store.writer import Store
+    from nni_manager.training_service_factory import remove_from_share, storage_here
 
     new_folders = [each for each in (config.log_dir, *config.log_dir.parents) if not each.exists()]
     if experiment_id is not None:
-        # Jobs are named after it, and the registry has one place for it.
+        # Job names contain the id, and the registry holds one entry per id.
         for known in Registry.of_user().all():
             if known.experiment_id == experiment_id and known.path.exists():
-                raise UserMistake(
+                raise UserError(
                     f"cannot make experiment {experiment_id}: there is one in {known.path}; choose another id, or resume that one"
                 )
     folder = ExperimentFolder(config.log_dir / (experiment_id or new_id(EXPERIMENT_ID_LENGTH)))
     while folder.path.exists():
         if experiment_id is not None:
-            raise UserMistake(
+            raise UserError(
                 f"cannot make experiment {experiment_id}: there is {folder.path} already; choose another id, or resume that one"
             )
         folder = ExperimentFolder(config.log_dir / new_id(EXPERIMENT_ID_LENGTH))
     try:
         try:
-            folder.make(storage_here(config), reuses_jobs=config.reuse.is_on)
+            folder.make(storage_here(config))
             if config.is_annotated:
-                config = _with_code_of_its_own(config, folder)
+                config = _with_generated_code(config, folder)
             Store.create(
                 folder.database,
                 folder.collected_logs,
@@ -98,33 +113,33 @@ def create_experiment(
             ).close()
             Registry.of_user().add(folder)
         except OSError as error:
-            raise UserMistake(
-                f"cannot make {error.filename or folder.path}: {error.strerror}; choose another logDir, or mend its disk"
+            raise UserError(
+                f"cannot make {error.filename or folder.path}: {error.strerror}; choose another logDir, or fix its disk"
             ) from error
-        return start_manager(folder, ports, debug, host, is_new=True, lifeline=lifeline)
+        return start_manager(folder, ports, debug, host, is_new=True, parent_death_pipe=parent_death_pipe)
     except BaseException:
         remove_from_share(config, folder.workspace)
         folder.remove()
         Registry.of_user().remove(folder.experiment_id)
         for each in new_folders:
-            with contextlib.suppress(OSError):  # not empty: somebody else's by now
+            with contextlib.suppress(OSError):  # not empty: another process uses it now
                 each.rmdir()
         raise
 
 
-def _with_code_of_its_own(config: ExperimentConfig, folder: ExperimentFolder) -> ExperimentConfig:
-    """The experiment with the code that is generated from annotations, in its folder."""
+def _with_generated_code(config: ExperimentSpec, folder: ExperimentFolder) -> ExperimentSpec:
+    """Generate the trial code from annotations in the experiment's folder; return the config that points to it."""
     import dataclasses
 
     from nni_manager.config.annotated_code import CodeNotCopied, read_code, write_copy
-    from nni_manager.config.mistakes import ConfigInvalid
-    from nni_manager.services import storage_here
+    from nni_manager.config.diagnostics import ConfigInvalid
+    from nni_manager.training_service_factory import storage_here
 
     storage = storage_here(config)
     excluded = (config.log_dir,) if storage is None else (config.log_dir, storage)
     code = read_code(config.code_dir, config.code_dir, excluded, config.secret_files)
-    if code.mistakes:
-        raise ConfigInvalid(code.mistakes)
+    if code.diagnostics:
+        raise ConfigInvalid(code.diagnostics)
     if code.space and code.space != config.search_space_raw:
         raise CodeNotCopied(
             f"cannot copy codeDir {config.code_dir}: its annotations changed meanwhile; try again once they are as they should be"
@@ -140,30 +155,35 @@ def start_manager(
     host: str = HOST,
     *,
     is_new: bool = False,
-    lifeline: Lifeline | None = None,
+    parent_death_pipe: ParentDeathPipe | None = None,
 ) -> KnownExperiment:
-    """The experiment with a manager that is ready, on the first of `ports` that nobody else takes meanwhile.
+    """Start a manager on the first free port of `ports`, and return the experiment when the manager is ready.
 
-    When it does not come to that, trials of a new experiment are stopped, and those of an older one are left alone.
-    `lifeline`: see `create_experiment`.
+    On failure, trials of a new experiment are stopped; trials of an older one continue.
+    `parent_death_pipe`: see `create_experiment`.
 
     Raises:
-        ManagerFailed: it did not become ready, and has ended.
+        ManagerFailed: the manager did not become ready, and has exited.
     """
-    return _on_first_free(ports, host, lambda port: _start_on(folder, host, port, debug, is_new, lifeline))
+    return _on_first_free(
+        ports, host, lambda port: _start_on(folder, host, port, debug, is_new, parent_death_pipe)
+    )
 
 
 def start_view(
-    folder: ExperimentFolder, ports: Iterable[int], host: str = HOST, lifeline: Lifeline | None = None
+    folder: ExperimentFolder,
+    ports: Iterable[int],
+    host: str = HOST,
+    parent_death_pipe: ParentDeathPipe | None = None,
 ) -> KnownExperiment:
-    """The experiment with a view of what is stored that is ready, on the first of `ports` that nobody else takes meanwhile.
+    """Start a view of the stored experiment on the first free port of `ports`; return when the view is ready.
 
-    With a `lifeline` the view ends when that is cut.
+    The view ends when this process's end of `parent_death_pipe` is closed.
 
     Raises:
-        ManagerFailed: it did not become ready, and has ended.
+        ManagerFailed: the view did not become ready, and has exited.
     """
-    return _on_first_free(ports, host, lambda port: _view_on(folder, host, port, lifeline))
+    return _on_first_free(ports, host, lambda port: _view_on(folder, host, port, parent_death_pipe))
 
 
 def _on_first_free(
@@ -175,48 +195,57 @@ def _on_first_free(
             return start(port)
         except ManagerFailed as error:
             failure = error
-            # Whoever was quicker may have let go of it again.
+            # The process that took the port may have released it already.
             if CANNOT_LISTEN not in str(error) and ports_are_free(port, host):
                 raise
     raise failure or ManagerFailed()
 
 
 def _start_on(
-    folder: ExperimentFolder, host: str, port: int, debug: bool, is_new: bool, lifeline: Lifeline | None
+    folder: ExperimentFolder,
+    host: str,
+    port: int,
+    debug: bool,
+    is_new: bool,
+    parent_death_pipe: ParentDeathPipe | None,
 ) -> KnownExperiment:
     stderr_before = _size_of(folder.manager_stderr)
     child: subprocess.Popen[bytes] | None = None
     try:
         with folder.manager_stdout.open("ab") as stdout, folder.manager_stderr.open("ab") as stderr:
-            child = _spawned(folder, host, port, ["--debug"] if debug else [], stdout, stderr, lifeline)
+            child = _spawned(
+                folder, host, port, ["--debug"] if debug else [], stdout, stderr, parent_death_pipe
+            )
         process = _wait_until_ready(folder, child, folder.process, folder.manager_stderr, stderr_before)
         _children.append(child)
         return KnownExperiment(folder, process)
     except BaseException as error:
         if child is not None:
-            _end_half_started(folder, child, is_new)
+            _abort_start(folder, child, is_new)
         _forget_lost_port(error, folder.manager_stderr, stderr_before)
         raise
 
 
-def _view_on(folder: ExperimentFolder, host: str, port: int, lifeline: Lifeline | None) -> KnownExperiment:
+def _view_on(
+    folder: ExperimentFolder, host: str, port: int, parent_death_pipe: ParentDeathPipe | None
+) -> KnownExperiment:
     stderr_before = _size_of(folder.view_stderr)
     child: subprocess.Popen[bytes] | None = None
     try:
         with folder.view_stderr.open("ab") as stderr:
-            child = _spawned(folder, host, port, ["--view"], stderr, stderr, lifeline)
+            child = _spawned(folder, host, port, ["--view"], stderr, stderr, parent_death_pipe)
         process = _wait_until_ready(folder, child, folder.running_view, folder.view_stderr, stderr_before)
         _children.append(child)
         return KnownExperiment(folder, None, view=process)
     except BaseException as error:
         if child is not None:
-            _end_half_started(folder, child, is_new=False)
+            _abort_start(folder, child, is_new=False)
         _forget_lost_port(error, folder.view_stderr, stderr_before)
         raise
 
 
 def _forget_lost_port(error: BaseException, stderr: Path, size_before: int) -> None:
-    """Whoever asked is told, or the next port is tried; a line that stayed would be taken for a fault of what runs then."""
+    """Remove the error of a lost port from stderr: the caller handles it, and it would look like a later process's fault."""
     if isinstance(error, ManagerFailed) and CANNOT_LISTEN in str(error):
         os.truncate(stderr, size_before)
 
@@ -232,9 +261,9 @@ def _spawned(
     options: Sequence[str],
     stdout: BinaryIO,
     stderr: BinaryIO,
-    lifeline: Lifeline | None,
+    parent_death_pipe: ParentDeathPipe | None,
 ) -> subprocess.Popen[bytes]:
-    tied = () if lifeline is None else ("--lifeline", str(lifeline.their_end))
+    tied = () if parent_death_pipe is None else ("--parent_death_pipe", str(parent_death_pipe.manager_fd))
     return subprocess.Popen(
         [
             sys.executable,
@@ -249,13 +278,13 @@ def _spawned(
             *options,
             *tied,
         ],
-        # Python looks for modules where it is started: not among the user's files.
+        # Python imports modules from its working directory, which must not be the user's.
         cwd=folder.path,
         stdin=subprocess.DEVNULL,
         stdout=stdout,
         stderr=stderr,
         start_new_session=True,
-        pass_fds=() if lifeline is None else (lifeline.their_end,),
+        pass_fds=() if parent_death_pipe is None else (parent_death_pipe.manager_fd,),
     )
 
 
@@ -266,28 +295,32 @@ def _wait_until_ready(
     stderr: Path,
     stderr_before: int,
 ) -> ManagerProcess:
-    gives_up_at_s = time.monotonic() + READY_WITHIN_S
-    while time.monotonic() < gives_up_at_s:
+    deadline_s = time.monotonic() + READY_TIMEOUT_S
+    while time.monotonic() < deadline_s:
         process = noted()
         if process is not None and process.pid == child.pid:
-            with contextlib.suppress(ManagerSilent):
+            with contextlib.suppress(ManagerUnresponsive):
                 ManagerClient(folder.experiment_id, process).summary()
                 return process
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(_POLL_S)
-            raise ManagerFailed(_last_words(stderr, stderr_before, child.returncode))
+            raise ManagerFailed(_last_words(folder, stderr, stderr_before, child.returncode))
     raise ManagerFailed(
-        f"cannot start the manager of experiment {folder.experiment_id}: it was not ready within {READY_WITHIN_S:.0f} s; "
+        f"cannot start the manager of experiment {folder.experiment_id}: it was not ready within {READY_TIMEOUT_S:.0f} s; "
         "free this machine of other work and try again, or look into it with --debug"
     )
 
 
-def _last_words(stderr: Path, since: int, exit_code: int) -> str:
+def _last_words(folder: ExperimentFolder, stderr: Path, since: int, exit_code: int) -> str:
     with stderr.open("rb") as file:
         file.seek(since)
-        lines = file.read().decode(errors="replace").strip().splitlines()
-    if lines and lines[-1].startswith("cannot"):
+        text = file.read().decode(errors="replace")
+    lines = text.strip().splitlines()
+    if lines and lines[-1].startswith("cannot") and text.endswith("\n"):
         return lines[-1]
+    # A manager on a full or read-only disk cannot write its error to stderr.
+    if refusal := _refusal_of_disk(folder.path):
+        return f"cannot start the manager of experiment {folder.experiment_id}: {refusal}"
     last = lines[-1] if lines else "it said nothing"
     return (
         f"cannot start the manager: it ended with exit code {exit_code}: {last}; "
@@ -295,44 +328,61 @@ def _last_words(stderr: Path, since: int, exit_code: int) -> str:
     )
 
 
-def _end_half_started(folder: ExperimentFolder, child: subprocess.Popen[bytes], is_new: bool) -> None:
+def _refusal_of_disk(folder: Path) -> str:
+    """The reason why the folder is not writable, with the remedy; empty if it is writable."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(_PROBE_BYTES))
+            probe.flush()
+            os.fsync(probe.fileno())
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = "free some space there" if full else "make it writable for this user"
+        return f"cannot write in {folder}: {error.strerror}; {remedy}, then try again: nothing stored is lost"
+    return ""
+
+
+def _abort_start(folder: ExperimentFolder, child: subprocess.Popen[bytes], is_new: bool) -> None:
     try:
         if is_new:
-            # Its first trials may run already. Only a manager that is ready can stop them, so it gets the time to be.
-            gives_up_at_s = time.monotonic() + _LEFT_WITHIN_S
-            while child.poll() is None and time.monotonic() < gives_up_at_s:
+            # Trials may run already. Only a ready manager can stop them, so wait until it is ready.
+            deadline_s = time.monotonic() + _LEFT_TIMEOUT_S
+            while child.poll() is None and time.monotonic() < deadline_s:
                 process = folder.process()
                 if process is not None and process.pid == child.pid:
-                    # Why it was to end is what the user hears, and not why it did not do that by itself.
+                    # The caller reports the original error; errors of this cleanup must not replace it.
                     with contextlib.suppress(NniManagerError, subprocess.TimeoutExpired):
                         ManagerClient(folder.experiment_id, process).delete("/experiment")
-                        child.wait(STOPPED_WITHIN_S)
+                        child.wait(STOPPED_TIMEOUT_S)
                     break
                 time.sleep(_POLL_S)
     finally:
-        # Its folder will be removed: nobody would find it afterwards.
+        # The folder may be removed next, and the process could not be found afterwards.
         for end in (child.terminate, child.kill):
             if child.poll() is None:
                 end()
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    child.wait(_LEFT_WITHIN_S)
+                    child.wait(_LEFT_TIMEOUT_S)
 
 
 def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> None:
-    """Stop a running experiment: its trials are cancelled, its data stays, its manager has ended afterwards.
+    """Stop a running experiment: cancel its trials, keep its data, and wait until its manager has exited.
 
-    `report` is told what is still being waited for, or why nothing can be stored at present, whenever that changes.
+    `report` receives the number of unfinished trials, or the current storage problem, whenever it changes.
 
     Raises:
-        ManagerStuck: the manager had to be ended without that; the message says what may go on.
+        ManagerStuck: the manager had to be terminated without a clean stop; the message names what may still run.
+        JobsLeft: some jobs may still run.
+        StopNotRecorded: nothing runs, but the stop is not in the database.
     """
     process = known.manager
     if process is None:
-        raise UserMistake(f"cannot stop experiment {known.experiment_id}: it does not run; nothing to do")
+        raise UserError(f"cannot stop experiment {known.experiment_id}: it does not run; nothing to do")
     client = ManagerClient(known.experiment_id, process)
+    _wake(known, process)
     try:
         _ask_to_stop(client)
-    except ManagerSilent as error:
+    except ManagerUnresponsive as error:
         if not known.running_process():
             return
         leave(known)
@@ -340,31 +390,57 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
             f"cannot stop the trials of experiment {known.experiment_id}: its manager did not answer and was ended by a signal; "
             f"trials may go on: `nnictl resume {known.experiment_id}` finds them, and `nnictl stop` then stops them"
         ) from error
-    if not _wait_until_gone(known, STOPPED_WITHIN_S, client, report):
+    progress = _StopProgress(client, report)
+    if not _wait_until_gone(known, STOPPED_TIMEOUT_S, progress.look):
         leave(known)
         raise ManagerStuck(
-            f"cannot stop all trials of experiment {known.experiment_id} within {STOPPED_WITHIN_S:.0f} s: "
+            f"cannot stop all trials of experiment {known.experiment_id} within {STOPPED_TIMEOUT_S:.0f} s: "
             f"its manager was ended by a signal; trials may go on: `nnictl resume {known.experiment_id}` finds them"
         )
+    reap()
+    if progress.leftovers:
+        raise JobsLeft("; ".join(progress.leftovers))
     if not known.folder.path.exists():
         Registry.of_user().remove(known.experiment_id)
-    reap()
+    elif progress.problem and not _is_recorded(known):
+        raise StopNotRecorded(
+            f"cannot record that experiment {known.experiment_id} was stopped, although nothing of it runs any more: "
+            f"{progress.problem}; once that is fixed, `nnictl resume {known.experiment_id}` goes on from what is recorded"
+        )
+
+
+def _wake(known: KnownExperiment, process: ManagerProcess) -> None:
+    """Send SIGCONT: a manager that a debugger or a batch system has stopped never answers."""
+    descriptor = _descriptor_of(process, known.folder, is_view=False)
+    if descriptor is not None:
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+        finally:
+            os.close(descriptor)
+
+
+def _is_recorded(known: KnownExperiment) -> bool:
+    try:
+        return bool(stored_status(known.folder)["isOver"])
+    except NniManagerError:
+        return False  # a database on a full disk may be unreadable
 
 
 def reap() -> None:
-    """Let the system forget what this process had started and has ended since."""
+    """Reap child processes that have exited."""
     _children[:] = [child for child in _children if child.poll() is None]
 
 
 def _ask_to_stop(client: ManagerClient) -> None:
-    gives_up_at_s = time.monotonic() + _LEFT_WITHIN_S
+    deadline_s = time.monotonic() + _LEFT_TIMEOUT_S
     while True:
         try:
             client.summary()
             client.delete("/experiment")
         except ConnectionClosed:
-            # Others may take all the room it has. A signal would leave the trials to themselves.
-            if time.monotonic() > gives_up_at_s:
+            # The manager may be at its connection limit. Retry: a signal would leave the trials running.
+            if time.monotonic() > deadline_s:
                 raise
         else:
             return
@@ -372,24 +448,25 @@ def _ask_to_stop(client: ManagerClient) -> None:
 
 
 def leave(known: KnownExperiment) -> None:
-    """End the manager's process; trials go on, and `resume` finds them.
+    """Terminate the manager's process. Trials continue, and `resume` finds them.
 
     Raises:
-        ManagerStuck: it does not end.
+        ManagerStuck: the process does not exit.
     """
     process = known.running_process()
     if process is None:
         return
     descriptor = _descriptor_of(process, known.folder, is_view=False)
     if descriptor is None:
-        # It is just ending, or a process of another machine: this number may be anybody's here.
-        if _wait_until_gone(known, _LEFT_WITHIN_S):
+        # The manager is exiting, or runs on another machine; here its pid may belong to any process.
+        if _wait_until_gone(known, _LEFT_TIMEOUT_S):
             return
+        holder = known.folder.lease_holder() or "another process"
         raise ManagerStuck(
-            f"cannot end the manager of experiment {known.experiment_id}: {known.folder.owner() or 'another process'} owns it, "
+            f"cannot end the manager of experiment {known.experiment_id}: {holder} owns it, "
             f"and is no process of this machine; `nnictl stop {known.experiment_id}` there ends it"
         )
-    if not terminate(descriptor, _LEFT_WITHIN_S):
+    if not terminate(descriptor, _LEFT_TIMEOUT_S):
         raise ManagerStuck(
             f"cannot end the manager of experiment {known.experiment_id}: process {process.pid} ignores SIGTERM; "
             f"end it with `kill -9 {process.pid}`: nothing stored is lost, and `nnictl resume {known.experiment_id}` goes on"
@@ -397,16 +474,16 @@ def leave(known: KnownExperiment) -> None:
 
 
 def end_view(known: KnownExperiment) -> None:
-    """End whoever serves a view of the experiment; no matter if nobody does.
+    """Terminate the process that serves a view of the experiment; does nothing if there is none.
 
     Raises:
-        ManagerStuck: it does not end.
+        ManagerStuck: the process does not exit.
     """
     process = known.view
     if process is None:
         return
     descriptor = _descriptor_of(process, known.folder, is_view=True)
-    if descriptor is not None and not terminate(descriptor, _LEFT_WITHIN_S):
+    if descriptor is not None and not terminate(descriptor, _LEFT_TIMEOUT_S):
         raise ManagerStuck(
             f"cannot end the view of experiment {known.experiment_id}: process {process.pid} ignores SIGTERM; "
             f"end it with `kill -9 {process.pid}`: it has nothing to lose"
@@ -414,7 +491,7 @@ def end_view(known: KnownExperiment) -> None:
 
 
 def wait_for_view(known: KnownExperiment) -> None:
-    """Returns when nobody serves this view of the experiment any more."""
+    """Block until the process that serves this view has exited."""
     descriptor = None if known.view is None else _descriptor_of(known.view, known.folder, is_view=True)
     if descriptor is not None:
         try:
@@ -424,7 +501,7 @@ def wait_for_view(known: KnownExperiment) -> None:
 
 
 def _descriptor_of(process: ManagerProcess, folder: ExperimentFolder, *, is_view: bool) -> int | None:
-    """A descriptor of the process, None if it has ended: its number may be anybody's by now."""
+    """A pidfd of the process; None if it has exited. Its command line is verified, because the pid may be reused."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -438,39 +515,60 @@ def _descriptor_of(process: ManagerProcess, folder: ExperimentFolder, *, is_view
 
 
 def _wait_until_gone(
-    known: KnownExperiment,
-    within_s: float,
-    client: ManagerClient | None = None,
-    report: Callable[[str], None] = output.info,
+    known: KnownExperiment, within_s: float, look: Callable[[], None] = lambda: None
 ) -> bool:
     process = known.running_process()
-    now_s = time.monotonic()
-    gives_up_at_s, reports_at_s, reported = now_s + within_s, now_s + _REPORT_EVERY_S, ""
+    deadline_s = time.monotonic() + within_s
     while known.running_process() is not None:
-        now_s = time.monotonic()
-        if now_s > gives_up_at_s:
+        if time.monotonic() > deadline_s:
             return False
-        if client is not None and now_s > reports_at_s:
-            reports_at_s = now_s + _REPORT_EVERY_S
-            with contextlib.suppress(ManagerSilent):  # it is about to end
-                waited_for = _waited_for(client.summary())
-                if waited_for != reported:
-                    reported = waited_for
-                    report(waited_for)
+        look()
         time.sleep(_POLL_S)
     if process is not None:
-        # It has let go of the experiment; Python still needs a moment to end.
+        # The manager has released its lease, but the interpreter needs a moment to exit.
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(process.pid)
             try:
-                select.select([descriptor], [], [], _LEFT_WITHIN_S)
+                select.select([descriptor], [], [], _LEFT_TIMEOUT_S)
             finally:
                 os.close(descriptor)
     return True
 
 
+class _StopProgress:
+    """Polls the progress of a stopping manager. It polls until the end, because an exited manager cannot be asked."""
+
+    def __init__(self, client: ManagerClient, report: Callable[[str], None]) -> None:
+        self.leftovers: list[str] = []
+        self.problem = ""
+        self._client = client
+        self._report = report
+        self._listens_at_s = time.monotonic() + _LISTEN_INTERVAL_S
+        self._reports_at_s = time.monotonic() + _REPORT_INTERVAL_S
+        self._reported = ""
+
+    def look(self) -> None:
+        """Poll the manager if the interval has passed, and report changes."""
+        now_s = time.monotonic()
+        if now_s < self._listens_at_s:
+            return
+        self._listens_at_s = now_s + _LISTEN_INTERVAL_S
+        try:
+            summary = self._client.summary()
+        except ManagerUnresponsive:
+            return  # it is about to exit
+        # Managers of older versions do not report leftovers.
+        self.leftovers, self.problem = summary.get("leftovers", []), str(summary["problem"])
+        if now_s > self._reports_at_s:
+            self._reports_at_s = now_s + _REPORT_INTERVAL_S
+            waited_for = _waited_for(summary)
+            if waited_for != self._reported:
+                self._reported = waited_for
+                self._report(waited_for)
+
+
 def _waited_for(summary: Mapping[str, Any]) -> str:
-    # A trial is over when its end is stored, so a full disk keeps all of them from ending.
+    # A trial is terminal once its end is stored, so a full disk blocks all of them.
     problem = str(summary["problem"])
     if problem:
         return problem.strip().splitlines()[0]

@@ -1,4 +1,4 @@
-"""What is said to people: lines with NNI's prefixes, times, numbers, and tables."""
+"""Terminal output: lines with NNI's prefixes, times, numbers, and tables."""
 
 from __future__ import annotations
 
@@ -14,72 +14,76 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from nni_manager.plain_text import escaped
+
 if TYPE_CHECKING:
     from rich.console import Console
 
 RULE = "-" * 84
-# A pipe has no width; this one fits a log viewer and still shows the parameters of most trials on one line.
+# A pipe has no width. This width fits a log viewer, and the parameters of most trials fit on one line.
 _PIPE_COLUMNS = 140
-# In a narrower last column nobody could read anything; the terminal's own way of going on below is better.
-_LEAST_COLUMNS = 20
+# A narrower last column is unreadable; the terminal's own line wrap is better.
+_MIN_COLUMNS = 20
 
 
 def info(message: str) -> None:
-    """A step that was done, on stdout."""
+    """Print a completed step on stdout."""
     _say("INFO", "green", message, sys.stdout)
 
 
 def warning(message: str) -> None:
-    """Something the user should know and that stops nothing, on stderr."""
+    """Print a problem that stops nothing on stderr."""
     _say("WARNING", "yellow", message, sys.stderr)
 
 
 def error(message: str) -> None:
-    """What could not be done, on stderr, on one line."""
+    """Print an error on stderr, on one line."""
     _say("ERROR", "red", " ".join(message.split()), sys.stderr)
 
 
 def trial_warning(trial: Mapping[str, Any]) -> None:
-    """What a trial's user should know of it; nothing where there is nothing."""
+    """Print the warnings of a trial, if it has any."""
     for line in trial["warning"].splitlines():
         warning(f"trial {trial['id']}: {line}")
 
 
 def plain(text: str = "") -> None:
-    """A line as it is, on stdout."""
+    """Print a line without a prefix on stdout."""
     with _unless_nobody_reads():
         click.echo(text, color=_color())
 
 
 def print_json(document: Any) -> None:
-    """A document as indented JSON, on stdout."""
+    """Print a document as indented JSON on stdout."""
     plain(json.dumps(document, ensure_ascii=False, indent=2))
 
 
 def print_json_lines(entries: Sequence[Any]) -> None:
-    """A long list as JSON with a line for each entry, on stdout: a quarter of the time that indenting takes."""
+    """Print a list as JSON with one entry per line on stdout. Takes a quarter of the time of indented JSON."""
     lines = [json.dumps(entry, ensure_ascii=False) for entry in entries]
     plain("[\n" + ",\n".join(lines) + "\n]" if lines else "[]")
 
 
 def is_hangup(problem: OSError) -> bool:
-    """Whether writing failed because nobody reads any more: a closed pipe, or a terminal that is gone."""
+    """True if a write failed because the reader has gone: a closed pipe or terminal."""
     return problem.errno in (errno.EPIPE, errno.EIO)
 
 
 def _say(word: str, color: str, message: str, stream: IO[str]) -> None:
+    # A message may quote untrusted text of a trial or an archive.
+    shown = "\n".join(map(escaped, message.split("\n")))
     with _unless_nobody_reads():
-        click.echo(f"{click.style(f'{word}:', fg=color)} {message}", file=stream, color=_color())
+        click.echo(f"{click.style(f'{word}:', fg=color)} {shown}", file=stream, color=_color())
 
 
 def _color() -> bool | None:
-    # None: click colours a terminal and leaves files alone.
+    # None: click colours output to a terminal only.
     return False if os.environ.get("NO_COLOR") else None
 
 
 @contextlib.contextmanager
 def _unless_nobody_reads() -> Iterator[None]:
-    """Stopping an experiment must go on when its terminal has gone, so words nobody can read are dropped there."""
+    """Drop output if the terminal has gone, so that a stop of an experiment still completes."""
     try:
         yield
     except OSError as problem:
@@ -88,22 +92,22 @@ def _unless_nobody_reads() -> Iterator[None]:
 
 
 def console() -> Console:
-    """Where the live view goes."""
-    # Costs 40 ms, which only those pay who draw something.
+    """The console of the live view."""
+    # This import costs 40 ms, so only the live view pays for it.
     from rich.console import Console
 
     return Console(highlight=False)
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:
-    """A table without a frame, on stdout. Columns named in `right` are numbers; the last one takes several lines when it must.
+    """Print a table without a frame on stdout. Columns named in `right` are right-aligned; the last column wraps if necessary.
 
-    Ten thousand rows cost a tenth of a second, where a library's table takes ten.
+    Ten thousand rows take 0.1 s; with a library's table they take 10 s.
     """
     lines = _aligned(headings, rows, right)
     is_bold = sys.stdout.isatty() and _color() is None
     lines[0] = click.style(lines[0], bold=True) if is_bold else lines[0]
-    # All at once: each write of its own to a terminal is a flush.
+    # One write: each write to a terminal flushes.
     sys.stdout.write("\n".join(lines) + "\n")
     sys.stdout.flush()
 
@@ -121,7 +125,7 @@ def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
         )
         begin = begin + "  " if widths else begin
         last = row[-1]
-        if len(last) <= room or room < _LEAST_COLUMNS:
+        if len(last) <= room or room < _MIN_COLUMNS:
             lines.append((begin + last).rstrip())
             continue
         first, *more = textwrap.wrap(last, room, break_on_hyphens=False)
@@ -130,7 +134,7 @@ def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
 
 
 def _on_one_line(text: str) -> str:
-    """What a terminal shows as it is: a trial's words may hold what would move its cursor, or change its title."""
+    """The text without control characters: text of a trial could move the terminal's cursor, or change its title."""
     if text.isprintable():
         return text
     return "".join(
@@ -141,7 +145,7 @@ def _on_one_line(text: str) -> str:
 def _width(text: str) -> int:
     if text.isascii():
         return len(text)
-    # Costs 20 ms, which only those pay who have such letters.
+    # This import costs 20 ms, so only non-ASCII text pays for it.
     from rich.cells import cell_len
 
     return cell_len(text)
@@ -160,19 +164,19 @@ def clock(seconds: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """How long something took: 0.6 s, 41.0 s, 12:34."""
+    """A duration with a unit: 0.6 s, 41.0 s, 12:34."""
     return f"{max(seconds, 0):.1f} s" if seconds < 60 else clock(seconds)
 
 
 def moment(at_ms: float | None) -> str:
-    """A time of this machine's zone; empty for None."""
+    """A time in this machine's time zone; empty for None."""
     from datetime import datetime
 
     return "" if at_ms is None else f"{datetime.fromtimestamp(at_ms / 1000):%Y-%m-%d %H:%M:%S}"
 
 
 def number(value: float | None) -> str:
-    """A metric with the digits a person compares; empty for None."""
+    """A metric with six significant digits; empty for None."""
     return "" if value is None else f"{value:.6g}"
 
 

@@ -1,4 +1,4 @@
-"""What can be seen to be wrong before anything is started: ports, the trial's command, GPUs, a cluster and its job file."""
+"""Checks before anything starts: ports, the trial's command, GPUs, a cluster and its job file."""
 
 from __future__ import annotations
 
@@ -14,38 +14,42 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nni_manager.client.experiments import known_experiments
-from nni_manager.errors import NniManagerError, UserMistake
+from nni_manager.errors import NniManagerError, UserError
 
 if TYPE_CHECKING:
-    from nni_manager.config.model import ExperimentConfig, KubernetesConfig
+    from nni_manager.config.model import ExperimentSpec, KubernetesConfig
+    from nni_manager.training_services.openpai.job import JobTemplate, TaskNeed
+    from nni_manager.training_services.openpai.rest import NodeResources, OpenPai
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8080
-HIGHEST_PORT = 65534  # keepers use the next one
-# A word that bash takes as it stands, followed by the end of the line or by arguments. What comes after it is not a
-# parenthesis, or the word is the name of a function being defined.
+HIGHEST_PORT = 65534  # keepers use the next port
+# A word that bash does not expand, followed by the end of the line or by arguments. No parenthesis may follow: that would
+# define a function.
 _PLAIN_WORD = re.compile(r"[ \t\n]*([A-Za-z0-9_./+-]+)(?=$|[ \t\n](?![ \t]*\())")
-# Start-up files that BASH_ENV names may take a while; a check must not.
-_CHECK_WITHIN_S = 10.0
+# Start-up files that BASH_ENV names may be slow; a check must not be.
+_CHECK_TIMEOUT_S = 10.0
 
 
-class PortTaken(UserMistake):
+class PortInUse(UserError):
     """cannot use the port; choose another with --port N, or --port auto"""
 
 
-class ClusterUnfit(UserMistake):
-    """cannot run the experiment on this cluster; mend what it lacks"""
+class ClusterUnfit(UserError):
+    """cannot run the experiment on this cluster; add what it lacks"""
 
 
-class CommandMissing(UserMistake):
-    """cannot find the trial's command; mend trial.command"""
+class CommandMissing(UserError):
+    """cannot find the trial's command; fix trial.command"""
 
 
 def check_ports(port: int, host: str = HOST, count: int = 2) -> None:
-    """See that the manager can listen on `port` of `host`, and keepers find it on the next one; a view needs but the first.
+    """Check that `count` ports from `port` on are free: `port` of `host` for the API, the next one for keepers.
+
+    A view needs only the first one.
 
     Raises:
-        PortTaken: one of them cannot be used; the message says who has it, if that is one of our experiments.
+        PortInUse: a port is not available; the message names the experiment that uses it, if it is one of this user.
     """
     for each in range(port, port + count):
         problem = _port_problem(each, host if each == port else HOST)
@@ -53,44 +57,44 @@ def check_ports(port: int, host: str = HOST, count: int = 2) -> None:
             continue
         for known in known_experiments():
             if known.view is not None and each == known.view.port:
-                raise PortTaken(
+                raise PortInUse(
                     f"cannot use port {each}: a view of experiment {known.experiment_id} is served there; "
                     f"end it with `nnictl stop --port {each}`, or choose another with --port N or --port auto"
                 )
             if known.manager is not None and each in (known.manager.port, known.manager.port + 1):
-                raise PortTaken(
+                raise PortInUse(
                     f"cannot use port {each}: experiment {known.experiment_id} runs there; "
                     f"stop it with `nnictl stop {known.experiment_id}`, or choose another with --port N or --port auto"
                 )
         which = "" if each == port else f" (keepers connect to the one after --port {port})"
-        raise PortTaken(
+        raise PortInUse(
             f"cannot use port {each}{which}: {problem}; choose another with --port N or --port auto"
         )
 
 
 def free_ports(host: str = HOST) -> Iterator[int]:
-    """Ports that are free now, and the next one with each: 8080, 8082, … Another program may still be quicker.
+    """Ports that are free together with the next port: 8080, 8082, … Another program may still take them first.
 
     Raises:
-        PortTaken: after the last one.
+        PortInUse: no further port is free.
     """
     for port in range(DEFAULT_PORT, HIGHEST_PORT, 2):
         if ports_are_free(port, host):
             yield port
-    raise PortTaken(f"cannot find two free ports from {DEFAULT_PORT} on; stop some experiments")
+    raise PortInUse(f"cannot find two free ports from {DEFAULT_PORT} on; stop some experiments")
 
 
 def ports_are_free(port: int, host: str = HOST) -> bool:
-    """Whether `port` and the next one can be used now."""
+    """True if `port` and the next one are free now."""
     return _port_problem(port, host) is None and _port_problem(port + 1, HOST) is None
 
 
 def _port_problem(port: int, host: str) -> str | None:
-    way_out = "write an address of this machine, or 0.0.0.0 for all it has"
+    remedy = "write an address of this machine, or 0.0.0.0 for all it has"
     if not host.strip():
-        raise UserMistake(f"cannot use --host {host!r}: it names no address; {way_out}")
+        raise UserError(f"cannot use --host {host!r}: it names no address; {remedy}")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # As the manager does: connections that are just closing do not keep it from listening.
+        # As in the manager: connections in TIME_WAIT do not prevent listening.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -100,26 +104,26 @@ def _port_problem(port: int, host: str) -> str | None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return "another program uses it"
-            raise UserMistake(f"cannot use --host {host}: {error.strerror}; {way_out}") from error
-        except (TypeError, UnicodeError) as error:  # it is not even asked for
-            raise UserMistake(f"cannot use --host {host}: no machine has such a name; {way_out}") from error
+            raise UserError(f"cannot use --host {host}: {error.strerror}; {remedy}") from error
+        except (TypeError, UnicodeError) as error:  # raised before the name is resolved
+            raise UserError(f"cannot use --host {host}: no machine has such a name; {remedy}") from error
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where trials run, in words (empty: on this machine), and what else the user should know of it."""
+class PlatformCheck:
+    """A description of where trials run (empty: on this machine), and warnings for the user."""
 
     where: str = ""
     warnings: tuple[str, ...] = ()
 
 
-def check_platform(config: ExperimentConfig) -> Place:
-    """See that trials can run where the experiment file wants them.
+def check_platform(config: ExperimentSpec) -> PlatformCheck:
+    """Check that trials can run on the experiment's platform.
 
     Raises:
-        GpusMissing, CommandMissing: not on this machine.
-        UserMistake, TryAgain: not on the cluster.
+        GpusMissing, CommandMissing: this machine cannot run them.
+        UserError, RetryableError: the cluster cannot run them.
     """
     if config.kubernetes is not None:
         return check_kubernetes(config, config.kubernetes)
@@ -127,27 +131,27 @@ def check_platform(config: ExperimentConfig) -> Place:
         return check_cluster(config)
     check_gpus(config)
     check_command(config)
-    return Place()
+    return PlatformCheck()
 
 
-def check_cluster(config: ExperimentConfig) -> Place:
-    """See that OpenPAI lets this user in and has what jobs ask for. Starts the one of this machine, if that is meant.
+def check_cluster(config: ExperimentSpec) -> PlatformCheck:
+    """Check that OpenPAI accepts this user and has the resources of the jobs. Starts the local OpenPAI if the config uses it.
 
     Raises:
-        ProtocolInvalid: the job file cannot be used.
-        ClusterUnfit: there is no such storage or virtual cluster.
-        UserMistake, TryAgain: OpenPAI cannot be asked.
+        ProtocolInvalid: the job file is invalid.
+        ClusterUnfit: the storage or virtual cluster is not available to this user, or no node is large enough.
+        UserError, RetryableError: OpenPAI rejects the request, or is unreachable.
     """
-    from nni_manager import services
+    from nni_manager import training_service_factory
     from nni_manager.training_services.openpai.job import template_of
-    from nni_manager.training_services.patience import Patience
+    from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
     assert config.pai is not None
     template = template_of(config.pai)
-    cluster = services.open_cluster(config.pai, template, Patience(tries=2))
+    cluster = training_service_factory.open_cluster(config.pai, template, ClientRetryPolicy(tries=2))
     owner = cluster.user_of_token()
     if owner not in (None, cluster.user):
-        # Its jobs would be another one's, and never found again.
+        # Its jobs would belong to another user, and would never be found again.
         raise ClusterUnfit(
             f"cannot use paiConfig.userName {cluster.user} of {config.config_path.name}: the token is {owner}'s; write "
             f"userName: {owner}, or a token of {cluster.user}"
@@ -156,7 +160,9 @@ def check_cluster(config: ExperimentConfig) -> Place:
         "storage": tuple(storage.name for storage in template.storages),
         "virtual cluster": (template.virtual_cluster,),
     }
-    there = {"storage": cluster.storages(), "virtual cluster": cluster.virtual_clusters()}
+    own = cluster.virtual_clusters_of_user()
+    usable = cluster.virtual_clusters() if own is None else own
+    there = {"storage": cluster.storages(), "virtual cluster": usable}
     for what, names in wanted.items():
         for name in names:
             if name not in there[what]:
@@ -165,40 +171,72 @@ def check_cluster(config: ExperimentConfig) -> Place:
                     f"cannot run jobs on OpenPAI at {cluster.address}: there is no {what} {name!r} that {cluster.user} may "
                     f"use; correct it in {config.config_path.name} (known: {known})"
                 )
-    return Place(f"OpenPAI at {cluster.address}, as {cluster.user}", template.warnings)
+    _check_nodes(config, cluster, template)
+    return PlatformCheck(f"OpenPAI at {cluster.address}, as {cluster.user}", template.warnings)
 
 
-def check_kubernetes(config: ExperimentConfig, kubernetes: KubernetesConfig) -> Place:
-    """See that Kubernetes lets this user in and has what jobs ask for.
+def _check_nodes(config: ExperimentSpec, cluster: OpenPai, template: JobTemplate) -> None:
+    """Check that a node is large enough for one task of each role, if OpenPAI reports node sizes.
 
     Raises:
-        ClusterLacks: it has not; with all that is missing.
-        NotMounted: this machine does not have the storage.
-        UserMistake, TryAgain: this version does not run such jobs, or Kubernetes cannot be asked.
+        ClusterUnfit: a task would wait for ever.
     """
-    from nni_manager import services
+    nodes = cluster.nodes()
+    for need in template.needs:
+        asked = {"GPUs": need.gpu, "CPUs": need.cpu, "MB of memory": need.memory_mb}
+        fitting = [node for node in nodes if _fits(need, node)]
+        if fitting or not nodes:
+            continue
+        counts = [(node.gpu, node.cpu, node.memory_mb) for node in nodes]
+        known = [[each for each in column if each is not None] for column in zip(*counts, strict=True)]
+        largest = ", ".join(
+            f"{max(column)} {unit}" for unit, column in zip(asked, known, strict=True) if column
+        )
+        raise ClusterUnfit(
+            f"cannot run jobs on OpenPAI at {cluster.address}: a task of role {need.role} asks for "
+            f"{', '.join(f'{number} {unit}' for unit, number in asked.items())}, and no node has that much (the most that a "
+            f"node has: {largest}); ask for less in {config.config_path.name}"
+        )
+
+
+def _fits(need: TaskNeed, node: NodeResources) -> bool:
+    pairs = ((need.gpu, node.gpu), (need.cpu, node.cpu), (need.memory_mb, node.memory_mb))
+    return all(there is None or asked <= there for asked, there in pairs)
+
+
+def check_kubernetes(config: ExperimentSpec, kubernetes: KubernetesConfig) -> PlatformCheck:
+    """Check that Kubernetes accepts this user and has what the jobs need.
+
+    Raises:
+        MissingCapability: with everything that is missing.
+        NotMounted: the storage is not mounted on this machine.
+        UserError, RetryableError: this version does not support such jobs, or Kubernetes is unreachable.
+    """
+    from nni_manager import training_service_factory
     from nni_manager.training_services.kubernetes.api import Kubernetes
     from nni_manager.training_services.kubernetes.preflight import check, needs_of
-    from nni_manager.training_services.patience import Patience
+    from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
-    services.refuse_nameless_claim(config)
-    services.storage_here(config)
-    operator = services.operator_of(kubernetes)
-    with contextlib.closing(Kubernetes(patience=Patience(tries=2))) as cluster:
+    training_service_factory.refuse_nameless_claim(config)
+    training_service_factory.storage_here(config)
+    operator = training_service_factory.operator_of(kubernetes)
+    with contextlib.closing(Kubernetes(retry_policy=ClientRetryPolicy(tries=2))) as cluster:
         namespace = kubernetes.namespace or cluster.namespace
         warnings = check(cluster, needs_of(operator, namespace), _lacks_of_share(config))
         where = f"{operator.title} at {cluster.address}, in namespace {namespace}"
-        return Place(where, operator.warnings + warnings)
+        return PlatformCheck(where, operator.warnings + warnings)
 
 
-def _lacks_of_share(config: ExperimentConfig) -> list[str]:
-    """What is missing for the share that jobs mount."""
-    from nni_manager import services
-    from nni_manager.training_services.patience import Patience
+def _lacks_of_share(config: ExperimentSpec) -> list[str]:
+    """The problems of the share that jobs mount; empty: none."""
+    from nni_manager import training_service_factory
+    from nni_manager.training_services.retry_policy import ClientRetryPolicy
     from trial_keeper.wire.workspace import Workspace
 
     try:
-        share = services.share_of(config, Workspace(config.log_dir), Patience(tries=2))
+        share = training_service_factory.share_of(
+            config, Workspace(config.log_dir), ClientRetryPolicy(tries=2)
+        )
         if share is not None:
             with contextlib.closing(share):
                 share.check()
@@ -207,11 +245,11 @@ def _lacks_of_share(config: ExperimentConfig) -> list[str]:
     return []
 
 
-def check_command(config: ExperimentConfig) -> None:
-    """See that bash finds the first word of the trial's command, where that can be told for sure.
+def check_command(config: ExperimentSpec) -> None:
+    """Check that bash finds the first word of the trial's command. Skipped if the answer would be uncertain.
 
-    Bash itself is asked, in the code folder and with the environment trials inherit, so that aliases, functions and
-    builtins count. Words with anything bash would expand are left to it.
+    Bash itself looks it up, in the code folder and with the environment of trials, so aliases, functions and builtins
+    count. Words that bash would expand are not checked.
 
     Raises:
         CommandMissing: every trial would end with "command not found".
@@ -220,7 +258,7 @@ def check_command(config: ExperimentConfig) -> None:
     if match is None:
         return
     word = match.group(1)
-    # A handler of unknown commands may make anything run.
+    # A command_not_found_handle may run any command.
     found = _bash('type -t -- "$1" || type -t command_not_found_handle', word, config)
     if found is None or found.returncode == 0 or found.stdout.strip():
         return
@@ -229,7 +267,7 @@ def check_command(config: ExperimentConfig) -> None:
     if "/" in word:
         if not path.exists():
             raise CommandMissing(
-                f"cannot find the command {word!r} of {where}: there is no {path}; mend the path (it starts from codeDir)"
+                f"cannot find the command {word!r} of {where}: there is no {path}; fix the path (it starts from codeDir)"
             )
         if path.is_file() and not os.access(path, os.X_OK):
             raise CommandMissing(
@@ -244,8 +282,8 @@ def check_command(config: ExperimentConfig) -> None:
     )
 
 
-def _bash(script: str, argument: str, config: ExperimentConfig) -> subprocess.CompletedProcess[str] | None:
-    """The answer of bash; None when it gave none, and nothing can be said for sure."""
+def _bash(script: str, argument: str, config: ExperimentSpec) -> subprocess.CompletedProcess[str] | None:
+    """The result of a bash script; None after a timeout."""
     try:
         return subprocess.run(
             ["bash", "-c", script, "bash", argument],
@@ -254,7 +292,7 @@ def _bash(script: str, argument: str, config: ExperimentConfig) -> subprocess.Co
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_CHECK_WITHIN_S,
+            timeout=_CHECK_TIMEOUT_S,
             check=False,
         )
     except subprocess.TimeoutExpired:
@@ -265,11 +303,11 @@ def _bash(script: str, argument: str, config: ExperimentConfig) -> subprocess.Co
         ) from error
 
 
-def check_gpus(config: ExperimentConfig) -> None:
-    """See that this machine has the GPUs trials ask for.
+def check_gpus(config: ExperimentSpec) -> None:
+    """Check that this machine has the GPUs that trials request.
 
     Raises:
-        GpusMissing: it has not.
+        GpusMissing: it does not have them.
     """
     from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
 

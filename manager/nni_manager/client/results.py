@@ -1,4 +1,4 @@
-"""Results as a table: a column for each parameter."""
+"""Results as a table with a column for each parameter."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 _COLUMNS = ("trialJobId", "value", "intermediate")
 
 Result = tuple[str, Mapping[str, Any], Any]
-"""The id of a trial, its parameters, and what it reported in the end."""
+"""The id of a trial, its parameters, and its final result."""
 
 
 def flat_columns(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]]:
     """The names of the columns, and a row for each result: the trial's id, its parameters, and its result.
 
-    Nested parameters are named with a slash (`layer/size`). A result that is a dict has its `default` under `value` and the rest
-    under `value/NAME`. A parameter that is called as another column becomes `parameter/NAME`.
+    Names of nested parameters contain a slash (`layer/size`). Of a result that is a dict, `default` goes to `value` and the
+    rest to `value/NAME`. A parameter with the name of another column becomes `parameter/NAME`.
     """
     rows = [(dict(_flat(parameters, "")), _columns_of(value)) for _, parameters, value in results]
     values = dict.fromkeys(name for _, result in rows for name in result) or {"value": None}

@@ -1,4 +1,4 @@
-"""Following an experiment: a live view on a terminal, one line per event elsewhere, and what it all came to."""
+"""Follows an experiment: a live view on a terminal, one line per event elsewhere, and the results at the end."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, stored_status, stored_summary
-from nni_manager.client.manager_client import ManagerSilent
-from nni_manager.domain.telling import telling_line
-from nni_manager.errors import NniManagerError, TryAgain, UserMistake
+from nni_manager.client.manager_client import ManagerUnresponsive
+from nni_manager.domain.message_summary import why_it_ended
+from nni_manager.errors import NniManagerError, RetryableError, UserError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,52 +20,54 @@ if TYPE_CHECKING:
 Summary = Mapping[str, Any]
 Document = Mapping[str, Any]
 
-# A screen is redrawn often enough to look alive, and seldom enough to cost nothing.
-REDRAW_EVERY_S = 0.25
-# When a trial has ended the next one mostly begins in a moment, and one line tells both.
-_NEXT_BEGINS_WITHIN_S = 1.0
+# A redraw interval that looks live and uses almost no CPU.
+REDRAW_INTERVAL_S = 0.25
+# The next trial usually starts within this time after one ends, so one line reports both.
+_NEXT_BEGINS_TIMEOUT_S = 1.0
 _OVER = ("DONE", "ERROR", "STOPPED")
 _ENDED = ("SUCCEEDED", "FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED")
 _WORDS = {"USER_CANCELED": "stopped by user", "SYS_CANCELED": "out of time", "EARLY_STOPPED": "early stopped"}
 _COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "ERROR": "red", "DONE": "green"}
-# A manager that is busy for longer than this is not just busy.
+# A manager that does not answer for longer than this is stuck, and not only busy.
 _SILENT_FOR_S = 30.0
 
 
-class ManagerGone(TryAgain):
-    """cannot follow the experiment any more: its manager is gone; its trials go on, and `nnictl resume` finds them"""
+class ManagerExited(RetryableError):
+    """cannot follow the experiment any more: its manager has exited; its trials continue, and `nnictl resume` finds them"""
 
 
-class NothingSucceeded(UserMistake):
+class NothingSucceeded(UserError):
     """cannot finish the experiment; see why its trials failed"""
 
 
-class NoResults(UserMistake):
+class NoResults(UserError):
     """cannot find a best trial: none reported a number; report one with nni_sdk.report_final_result()"""
 
 
-class View(Protocol):
-    """Something that shows an experiment as it goes on."""
+class ProgressDisplay(Protocol):
+    """Shows the progress of an experiment."""
 
-    def __enter__(self) -> View:
-        """Begin."""
+    def __enter__(self) -> ProgressDisplay:
+        """Start to show."""
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End; what was shown last stays."""
+        """Stop; the last output remains visible."""
 
     def show(self, summary: Summary) -> None:
-        """The experiment as it is now."""
+        """Show the current summary."""
 
 
-def follow(known: KnownExperiment, every_s: float = REDRAW_EVERY_S, shown_by: View | None = None) -> Summary:
-    """Show the experiment until it is over and no trial of it runs; the last summary.
+def follow(
+    known: KnownExperiment, every_s: float = REDRAW_INTERVAL_S, shown_by: ProgressDisplay | None = None
+) -> Summary:
+    """Show the experiment until it is terminal and none of its trials runs; return the last summary.
 
-    `shown_by` None: on stdout, live if that is a terminal.
+    `shown_by` None: on stdout, as a live view if that is a terminal.
 
     Raises:
-        ManagerGone: its manager died, or does not answer.
+        ManagerExited: its manager died, or does not answer.
     """
     client = known.client()
     if client is None:
@@ -76,11 +78,11 @@ def follow(known: KnownExperiment, every_s: float = REDRAW_EVERY_S, shown_by: Vi
             try:
                 summary: Summary = client.summary()
                 answered_at_s = time.monotonic()
-            except ManagerSilent as error:
+            except ManagerUnresponsive as error:
                 if known.running_process() is None:
                     return _summary_without_manager(known, view)
                 if time.monotonic() - answered_at_s > _SILENT_FOR_S:
-                    raise ManagerGone(
+                    raise ManagerExited(
                         f"cannot follow experiment {known.experiment_id}: its manager has not answered for "
                         f"{_SILENT_FOR_S:.0f} s; it may still run, look again with `nnictl top {known.experiment_id}`"
                     ) from error
@@ -92,45 +94,40 @@ def follow(known: KnownExperiment, every_s: float = REDRAW_EVERY_S, shown_by: Vi
             time.sleep(every_s)
 
 
-def _summary_without_manager(known: KnownExperiment, view: View) -> Summary:
+def _summary_without_manager(known: KnownExperiment, view: ProgressDisplay) -> Summary:
     if stored_status(known.folder)["isOver"]:
-        # Somebody else stopped it.
+        # Another process has stopped it.
         summary = stored_summary(known.folder)
         view.show(summary)
         return summary
-    raise ManagerGone(
+    raise ManagerExited(
         f"cannot follow experiment {known.experiment_id}: its manager (process {known.manager and known.manager.pid}) died; "
         f"its trials go on, `nnictl resume {known.experiment_id} --foreground` finds them; what it said is in {known.folder.log}"
     )
 
 
-def _view() -> View:
+def _view() -> ProgressDisplay:
     return _LiveView() if sys.stdout.isatty() else _Lines()
 
 
 def ended(summary: Summary) -> int:
-    """How many trials are over."""
+    """The number of terminal trials."""
     return sum(summary["counts"].get(state, 0) for state in _ENDED)
 
 
 def of_all(summary: Summary) -> str:
-    """How far it is: 3/20, or 3 when there is no limit."""
+    """The progress: 3/20, or 3 if there is no limit."""
     limit = summary["maxTrialNum"]
     return str(ended(summary)) if limit is None else f"{ended(summary)}/{limit}"
 
 
 def why(trial: Document) -> str:
-    """Why a trial failed, on one line: how it ended, and what happened to it or the last line it wrote to stderr."""
-    reason, code = str(trial["reason"] or trial["state"]), trial["exitCode"]
-    how = {"non-zero exit": f"exit code {code}", "signal": f"signal {(code or 128) - 128}"}.get(
-        reason, reason
-    )
-    line = telling_line(reason, trial["message"] or "")
-    return f"{how}: {line}" if line else how
+    """The failure of a trial on one line: how it ended, and its message or the exception that it wrote to stderr."""
+    return why_it_ended(str(trial["reason"] or trial["state"]), trial["exitCode"], trial["message"] or "")
 
 
 class _Lines:
-    """For logs: one line whenever a trial ended, more run than were shown, or the experiment's state changed."""
+    """For logs: one line when a trial ends, when more trials run than last shown, or when the experiment's state changes."""
 
     def __init__(self) -> None:
         self._shown: tuple[str, int] | None = None
@@ -139,21 +136,21 @@ class _Lines:
         self._news_since_s: float | None = None
         self._told: set[str] = set()
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> ProgressDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
         return None
 
     def show(self, summary: Summary) -> None:
-        """Print what is new."""
+        """Print changes since the last call."""
         for trial in reversed(summary["latestFailures"]):
             if trial["id"] not in self._told:
                 self._told.add(trial["id"])
                 output.warning(f"trial {trial['id']} failed: {why(trial)}")
         silent = summary["latestWithoutResult"]
         if silent is not None and silent["message"] not in self._told:
-            # Once for each reason: two hundred trials of one script all lack the same.
+            # Once per reason: all trials of a script usually lack their result for the same reason.
             self._told.add(silent["message"])
             output.warning(f"trial {silent['id']} succeeded without a value: {silent['message']}")
         for problem in [summary["problem"], *summary["errors"]]:
@@ -169,7 +166,7 @@ class _Lines:
         if self._news_since_s is None:
             self._news_since_s = time.monotonic()
         is_next_to_begin = running < self._most_running and summary["counts"]["WAITING"]
-        if is_next_to_begin and time.monotonic() - self._news_since_s < _NEXT_BEGINS_WITHIN_S:
+        if is_next_to_begin and time.monotonic() - self._news_since_s < _NEXT_BEGINS_TIMEOUT_S:
             return
         self._shown, self._running_shown, self._news_since_s = news, running, None
         parts = [f"{of_all(summary)} ended", f"{running} running"]
@@ -182,14 +179,14 @@ class _Lines:
 
 
 class _LiveView:
-    """For a terminal: a few lines that are redrawn in place."""
+    """For a terminal: a few lines, redrawn in place."""
 
     def __init__(self) -> None:
         from rich.live import Live
 
         self._live = Live(console=output.console(), auto_refresh=False)
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> ProgressDisplay:
         self._live.start()
         return self
 
@@ -245,9 +242,9 @@ def draw(summary: Summary) -> RenderableType:
 
 
 def time_left(summary: Summary) -> str:
-    """How long it still takes, in words; empty when nobody can tell, or it is over.
+    """The remaining time as text; empty if it is unknown, or the experiment is terminal.
 
-    To the time limit, or, should that come first, until all trials have ended if they go on as they did.
+    The time to the time limit or, if that is sooner, the estimated time until all trials have ended at the rate so far.
     """
     elapsed, limit = summary["elapsedS"], summary["maxExecDurationS"]
     count, most = ended(summary), summary["maxTrialNum"]
@@ -260,7 +257,7 @@ def time_left(summary: Summary) -> str:
 
 
 def trial_cells(trial: Document) -> list[str]:
-    """A trial as a row: value, how long it took, parameters; and, where there is no value, what went wrong."""
+    """The cells of a trial's row: value, duration, parameters; and, without a value, the reason."""
     duration = ""
     if trial.get("startTime") is not None and trial.get("endTime") is not None:
         duration = output.duration((trial["endTime"] - trial["startTime"]) / 1000)
@@ -277,7 +274,7 @@ def trial_cells(trial: Document) -> list[str]:
 
 
 def show_results(summary: Summary, known: KnownExperiment) -> None:
-    """The best trials, and where everything lies."""
+    """Print the best trials, and where to find all results and logs."""
     if summary["top"]:
         rows = [
             [str(place), trial["id"], *trial_cells(trial)] for place, trial in enumerate(summary["top"], 1)
@@ -293,10 +290,10 @@ def show_results(summary: Summary, known: KnownExperiment) -> None:
 
 
 def verdict(summary: Summary) -> NniManagerError | None:
-    """Why the experiment did not do what it was made for; None when it is DONE and at least one trial has a value."""
+    """The error that describes why the experiment failed; None if it is DONE and at least one trial has a value."""
     name = summary["id"]
     if summary["status"] == "ERROR":
-        # A traceback's last line is what was raised.
+        # The last line of a traceback names the exception.
         lines = [line for error in summary["errors"] for line in error.strip().splitlines()]
         last = f" ({lines[-1].strip()})" if len(lines) > 1 else ""
         return NothingSucceeded(

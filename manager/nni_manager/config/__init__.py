@@ -1,4 +1,4 @@
-"""The experiment file: what users write, checked as a whole, as one frozen model.
+"""The experiment file: reads and checks it as a whole, and returns one frozen model.
 
-`reader.read_experiment_file` is the way in; `model.ExperimentConfig` is what everybody else sees.
+`reader.read_experiment_file` is the entry point; all other packages use `model.ExperimentConfig`.
 """

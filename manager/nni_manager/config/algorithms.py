@@ -1,4 +1,4 @@
-"""The built-in tuners and assessors: their names and what `classArgs` of each may hold. Nothing here imports a sampler.
+"""The built-in tuners and assessors: their names and the `classArgs` of each. This module imports no sampler.
 
 Source: NNI v3.0 documentation of the built-in tuners. `seed` is our addition.
 """
@@ -12,18 +12,18 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, field_validator, model_validator
 
-from nni_manager.config.mistakes import key_of, remedy_for_unknown, shown
+from nni_manager.config.diagnostics import key_of, remedy_for_unknown, shown
 from nni_manager.config.model import OptimizeMode
 from nni_manager.config.registered_algorithms import AlgorithmFileInvalid, AlgorithmKind, registered
 from nni_manager.config.schema import Schema, must_be, refusal
 from nni_manager.config.search_space import Choice, Nested, QUniform, RandInt, SearchSpace, contains
 
-# They search for architectures of networks, or lean on libraries that nobody keeps up.
-_TUNERS_LEFT_OUT = ("DNGOTuner", "NetworkMorphism", "PPOTuner", "RegularizedEvolutionTuner")
+# They do architecture search, or need libraries that are no longer maintained.
+_UNSUPPORTED_TUNERS = ("DNGOTuner", "NetworkMorphism", "PPOTuner", "RegularizedEvolutionTuner")
 
 
 class RandomArgs(Schema):
-    """classArgs of Random. NNI takes none; `optimize_mode` tells this manager which trial is the best."""
+    """classArgs of Random. NNI takes none; here `optimize_mode` determines the best trial."""
 
     model_config = ConfigDict(alias_generator=None)
     optimize_mode: OptimizeMode = must_be("maximize or minimize", "maximize", "maximize")
@@ -31,10 +31,10 @@ class RandomArgs(Schema):
 
 
 class TpeArgs(RandomArgs):
-    """classArgs of TPE. NNI's documentation gives maximize as the default; its code had minimize.
+    """classArgs of TPE. The default of `optimize_mode` is that of NNI's documentation; NNI's code had minimize.
 
-    `parallel_optimize` and `constant_liar_type` are accepted and change nothing: trials that still run always
-    count as bad ones, so that concurrent trials are not sent to the same place.
+    `parallel_optimize` and `constant_liar_type` are accepted and have no effect: running trials always
+    count as bad ones, so that concurrent trials do not sample the same region.
     """
 
     parallel_optimize: bool = must_be("true or false", "true", False)
@@ -48,7 +48,7 @@ class EvolutionArgs(RandomArgs):
 
 
 class HyperbandArgs(RandomArgs):
-    """classArgs of Hyperband, an advisor in NNI's words. `exec_mode` serial would leave places empty, and is refused."""
+    """classArgs of Hyperband, an advisor in NNI. `exec_mode` serial is refused: it would leave jobs idle."""
 
     R: int = must_be("a whole number from 1 to 99999", "60", 60, ge=1, le=99999)
     eta: int = must_be("a whole number from 2 to 100", "3", 3, ge=2, le=100)
@@ -56,9 +56,9 @@ class HyperbandArgs(RandomArgs):
 
 
 class BohbArgs(RandomArgs):
-    """classArgs of BOHB, an advisor in NNI's words.
+    """classArgs of BOHB, an advisor in NNI.
 
-    `top_n_percent`, `bandwidth_factor` and `min_bandwidth` are accepted and change nothing: Optuna's model has its own rules.
+    `top_n_percent`, `bandwidth_factor` and `min_bandwidth` are accepted and have no effect: Optuna's model has its own rules.
     """
 
     min_budget: int = must_be("a whole number from 1 to 99999", "1", 1, ge=1, le=99999)
@@ -81,7 +81,7 @@ class BohbArgs(RandomArgs):
 
 
 class PbtArgs(RandomArgs):
-    """classArgs of PBTTuner. Without `all_checkpoint_dir`, checkpoints lie in the experiment's workspace."""
+    """classArgs of PBTTuner. Without `all_checkpoint_dir`, checkpoints are in the experiment's workspace."""
 
     all_checkpoint_dir: str | None = must_be(
         "an absolute path, as trials see it", "/mnt/checkpoints", None, pattern=r"^/"
@@ -93,14 +93,14 @@ class PbtArgs(RandomArgs):
 
 
 class _ModelArgs(RandomArgs):
-    """What tuners that fit a model share: they begin with random parameters, and look for the best of many candidates."""
+    """The args shared by tuners that fit a model: they start with random parameters, then score many candidates."""
 
     cold_start_num: int = must_be("a whole number from 1 to 99999", "10", 10, ge=1, le=99999)
     selection_num_starting_points: int = must_be("a whole number from 1 to 5000", "250", 250, ge=1, le=5000)
 
 
 class GpArgs(_ModelArgs):
-    """classArgs of GPTuner. NNI's default of `selection_num_warm_up` is 100,000; `nu` has to be one of three here."""
+    """classArgs of GPTuner. NNI's default of `selection_num_warm_up` is 100,000; here `nu` must be one of three values."""
 
     utility: Literal["ei", "ucb", "poi"] = must_be("ei, ucb or poi", "ei", "ei")
     kappa: float = must_be("a number from 0 on", "5", 5.0, ge=0, le=1e6)
@@ -118,7 +118,7 @@ class GpArgs(_ModelArgs):
 
 
 class MetisArgs(_ModelArgs):
-    """classArgs of MetisTuner. `no_resampling` and `no_candidates` are accepted and change nothing."""
+    """classArgs of MetisTuner. `no_resampling` and `no_candidates` are accepted and have no effect."""
 
     no_resampling: bool = must_be("true or false", "true", True)
     no_candidates: bool = must_be("true or false", "false", False)
@@ -133,14 +133,14 @@ class SmacArgs(RandomArgs):
 
 
 class GpSamplerArgs(RandomArgs):
-    """classArgs of GP, by Optuna's names."""
+    """classArgs of GP, with Optuna's names."""
 
     n_startup_trials: int = must_be("a whole number from 1 to 99999", "10", 10, ge=1, le=99999)
     deterministic_objective: bool = must_be("true or false", "false", False)
 
 
 class CmaEsArgs(RandomArgs):
-    """classArgs of CmaEs, by Optuna's names."""
+    """classArgs of CmaEs, with Optuna's names."""
 
     sigma0: float | None = must_be("a number above 0", "0.2", None, gt=0, le=1e6)
     n_startup_trials: int = must_be("a whole number from 1 to 99999", "1", 1, ge=1, le=99999)
@@ -148,7 +148,7 @@ class CmaEsArgs(RandomArgs):
 
 
 class NsgaIiArgs(RandomArgs):
-    """classArgs of NSGAII, by Optuna's names."""
+    """classArgs of NSGAII, with Optuna's names."""
 
     population_size: int = must_be("a whole number from 2 to 99999", "50", 50, ge=2, le=99999)
     mutation_prob: float | None = must_be("a number from 0 to 1", "0.1", None, ge=0, le=1)
@@ -157,7 +157,7 @@ class NsgaIiArgs(RandomArgs):
 
 
 class QmcArgs(RandomArgs):
-    """classArgs of QMC, by Optuna's names; without `scramble` every seed gives the same sequence."""
+    """classArgs of QMC, with Optuna's names. Without `scramble` every seed gives the same sequence."""
 
     qmc_type: Literal["sobol", "halton"] = must_be("sobol or halton", "sobol", "sobol")
     scramble: bool = must_be("true or false", "true", True)
@@ -182,11 +182,11 @@ CLASS_ARGS: dict[str, type[RandomArgs]] = {
     "PBTTuner": PbtArgs,
 }
 ADVISORS = ("Hyperband", "BOHB")
-"""Those of the tuners that are advisors in NNI's words."""
+"""The tuners that NNI calls advisors."""
 
 
 class AssessorArgs(Schema):
-    """classArgs of an assessor. Without `optimize_mode` it is the tuner's."""
+    """classArgs of an assessor. The default of `optimize_mode` is the tuner's."""
 
     model_config = ConfigDict(alias_generator=None)
     optimize_mode: OptimizeMode | None = must_be("maximize or minimize", "maximize", None)
@@ -208,7 +208,7 @@ class CurvefittingArgs(AssessorArgs):
 
 
 class MedianPrunerArgs(AssessorArgs):
-    """classArgs of MedianPruner, by Optuna's names."""
+    """classArgs of MedianPruner, with Optuna's names."""
 
     n_startup_trials: int = must_be("a whole number from 0 on", "5", 5, ge=0)
     n_warmup_steps: int = must_be("a whole number from 0 on", "0", 0, ge=0)
@@ -217,13 +217,13 @@ class MedianPrunerArgs(AssessorArgs):
 
 
 class PercentilePrunerArgs(MedianPrunerArgs):
-    """classArgs of PercentilePruner, by Optuna's names."""
+    """classArgs of PercentilePruner, with Optuna's names."""
 
     percentile: float = must_be("a number from 0 to 100", "25", ge=0, le=100)
 
 
 class SuccessiveHalvingPrunerArgs(AssessorArgs):
-    """classArgs of SuccessiveHalvingPruner, by Optuna's names."""
+    """classArgs of SuccessiveHalvingPruner, with Optuna's names."""
 
     min_resource: int = must_be("a whole number from 1 on", "1", 1, ge=1)
     reduction_factor: int = must_be("a whole number from 2 on", "4", 4, ge=2)
@@ -232,7 +232,7 @@ class SuccessiveHalvingPrunerArgs(AssessorArgs):
 
 
 class HyperbandPrunerArgs(AssessorArgs):
-    """classArgs of HyperbandPruner, by Optuna's names."""
+    """classArgs of HyperbandPruner, with Optuna's names."""
 
     min_resource: int = must_be("a whole number from 1 on", "1", 1, ge=1)
     max_resource: int = must_be("a whole number from 1 on, the steps of a whole trial", "20", ge=1)
@@ -241,7 +241,7 @@ class HyperbandPrunerArgs(AssessorArgs):
 
 
 class PatientPrunerArgs(AssessorArgs):
-    """classArgs of PatientPruner, by Optuna's names. `wrapped_pruner` is one of ours by name, with its defaults."""
+    """classArgs of PatientPruner, with Optuna's names. `wrapped_pruner` names a built-in pruner, used with its defaults."""
 
     patience: int = must_be("a whole number from 0 on", "3", ge=0)
     min_delta: float = must_be("a number from 0 on", "0.01", 0.0, ge=0)
@@ -251,7 +251,7 @@ class PatientPrunerArgs(AssessorArgs):
 
 
 class ThresholdPrunerArgs(AssessorArgs):
-    """classArgs of ThresholdPruner, by Optuna's names; at least one of `lower` and `upper` is needed."""
+    """classArgs of ThresholdPruner, with Optuna's names. At least one of `lower` and `upper` is required."""
 
     lower: float | None = must_be("a number", "0.1", None)
     upper: float | None = must_be("a number", "10", None)
@@ -272,7 +272,7 @@ class ThresholdPrunerArgs(AssessorArgs):
 
 
 class WilcoxonPrunerArgs(AssessorArgs):
-    """classArgs of WilcoxonPruner, by Optuna's names."""
+    """classArgs of WilcoxonPruner, with Optuna's names."""
 
     p_threshold: float = must_be("a number from 0 to 1", "0.1", 0.1, ge=0, le=1)
     n_startup_steps: int = must_be("a whole number from 0 on", "2", 2, ge=0)
@@ -294,7 +294,10 @@ ASSESSOR_ARGS: dict[str, type[AssessorArgs]] = {
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A library that an algorithm needs beside Optuna: its module, people's name for it, our extra, and what does without."""
+    """A library that an algorithm requires besides Optuna.
+
+    `module` is imported, `library` is its usual name, `extra` the pip extra, `instead` an algorithm that does not require it.
+    """
 
     module: str
     library: str
@@ -303,7 +306,7 @@ class Need:
 
     @property
     def is_met(self) -> bool:
-        """Whether the library is installed here."""
+        """True if the library is installed."""
         return find_spec(self.module) is not None
 
 
@@ -327,11 +330,11 @@ def _reason_against_missing(key: str, name: str) -> str | None:
 
 
 def reason_against_tuner(name: object) -> str | None:
-    """Why no tuner of this name can be had, as a whole sentence; None when it can."""
+    """The reason why this tuner is unavailable, as a sentence; None when it is available."""
     text = name if isinstance(name, str) else ""
     if text in CLASS_ARGS:
         return _reason_against_missing("tuner.builtinTunerName", text)
-    if text in _TUNERS_LEFT_OUT:
+    if text in _UNSUPPORTED_TUNERS:
         return f"cannot use tuner.builtinTunerName: {text} is not supported; use TPE or Evolution"
     if _is_registered("tuner", text):
         return None
@@ -340,7 +343,7 @@ def reason_against_tuner(name: object) -> str | None:
 
 
 def reason_against_advisor(name: object) -> str | None:
-    """Why no advisor of this name can be had, as a whole sentence; None when it can."""
+    """The reason why this advisor is unavailable, as a sentence; None when it is available."""
     if name in ADVISORS:
         return None
     remedy = remedy_for_unknown(name if isinstance(name, str) else "", ADVISORS)
@@ -348,7 +351,7 @@ def reason_against_advisor(name: object) -> str | None:
 
 
 def reason_against_assessor(name: object) -> str | None:
-    """Why no assessor of this name can be had, as a whole sentence; None when it can."""
+    """The reason why this assessor is unavailable, as a sentence; None when it is available."""
     text = name if isinstance(name, str) else ""
     if text in ASSESSOR_ARGS:
         return _reason_against_missing("assessor.builtinAssessorName", text)
@@ -365,12 +368,12 @@ def _is_registered(kind: AlgorithmKind, name: str) -> bool:
         raise refusal(str(error)) from error
 
 
-# What these add to the parameters of a search space.
+# The parameter that each of these tuners adds to those of the search space.
 _BUDGETED = {"Hyperband": "TRIAL_BUDGET", "BOHB": "TRIAL_BUDGET"}
 
 
 def reason_against_space(name: str, space: SearchSpace) -> str | None:
-    """Why the tuner of this name can do nothing with the search space, as a whole sentence; None when it can."""
+    """The reason why this tuner cannot use the search space, as a sentence; None when it can."""
     if name == "BatchTuner":
         return _reason_against_batch(space)
     wrong = _first_not_countable(space, ()) if name == "GridSearch" else None
@@ -383,8 +386,8 @@ def reason_against_space(name: str, space: SearchSpace) -> str | None:
 
 
 def problems_within(space: SearchSpace, name: str, parameters: Mapping[str, Any]) -> list[str]:
-    """What hinders these from being the parameters of a trial of the tuner of this name; empty when they can be."""
-    if name == "BatchTuner":  # its trials get one of the options, and not the choice among them
+    """The reasons why this tuner cannot have proposed these parameters; empty when it can."""
+    if name == "BatchTuner":  # the parameters of a trial are one option, without the name of the choice
         return contains(space, {"combine_params": parameters})
     if name in _BUDGETED:
         parameters = {key: value for key, value in parameters.items() if key != _BUDGETED[name]}

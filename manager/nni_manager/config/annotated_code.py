@@ -1,4 +1,4 @@
-"""A code folder with annotations: the search space that it asks for, and its copy that trials run."""
+"""Reads a code folder with annotations: returns its search space, and writes the copy that trials run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from typing import Any
 
 from nni_manager.config.annotations import read_annotations, with_values
 from nni_manager.config.code_folder import CodeFolder, CodeUnusable, Entry
+from nni_manager.config.diagnostics import Diagnostic
 from nni_manager.config.ignore_file import IGNORE_FILE
-from nni_manager.config.mistakes import Mistake
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 
 _PYTHON = ".py"
 
 
-class CodeNotCopied(UserMistake):
+class CodeNotCopied(UserError):
     """cannot copy codeDir; free some space in logDir, or choose another"""
 
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedCode:
-    """What the annotations of a code folder come to. `generated` has the new text of each file with annotations, by its path."""
+    """The result of reading the annotations of a code folder. `generated`: the new text of each annotated file, by path."""
 
     space: Mapping[str, Any]
-    mistakes: tuple[Mistake, ...]
+    diagnostics: tuple[Diagnostic, ...]
     generated: Mapping[str, bytes]
     entries: tuple[Entry, ...]
 
@@ -36,12 +36,12 @@ class AnnotatedCode:
 def read_code(
     code_dir: Path, shown: Path, excluded: tuple[Path, ...], secret_files: tuple[Path, ...] = ()
 ) -> AnnotatedCode:
-    """Read every Python file that `.nniignore` does not leave out. `shown` is the folder as messages name it.
+    """Read every Python file that `.nniignore` does not leave out. `shown` is the folder's path in messages.
 
-    `excluded`: folders inside it that are no code, such as those of experiments.
+    `excluded`: folders inside it that contain no code, such as those of experiments.
 
     Raises:
-        CodeUnusable: the folder cannot be read, or is too large to be copied.
+        CodeUnusable: the folder cannot be read, or is too large to copy.
     """
     folder = CodeFolder(code_dir, excluded, secret_files, keeps_links_to_folders=True)
     entries = tuple(folder.entries())
@@ -51,15 +51,15 @@ def read_code(
             f"need in {IGNORE_FILE} there, or choose a smaller folder"
         )
     space: dict[str, Any] = {}
-    files: dict[str, str] = {}  # which of them a key is from
-    mistakes: list[Mistake] = []
+    files: dict[str, str] = {}  # the file that defined each key
+    diagnostics: list[Diagnostic] = []
     generated: dict[str, bytes] = {}
     for entry in entries:
         if entry.kind != tarfile.REGTYPE or not entry.path.endswith(_PYTHON):
             continue
         file = os.fsencode(shown / entry.path).decode(errors="replace")
         found = read_annotations(_content(entry), module_of(entry.path), file)
-        mistakes += found.mistakes
+        diagnostics += found.diagnostics
         if found.generated is not None:
             generated[entry.path] = found.generated
         for key, parameter in found.space.items():
@@ -68,23 +68,23 @@ def read_code(
                     f"cannot use {key}: {files[key]} gives it other values, and both files are the module "
                     f"{module_of(entry.path)}; rename one of the files"
                 )
-                mistakes.append(Mistake(file, None, None, "", message))
+                diagnostics.append(Diagnostic(file, None, None, "", message))
             files.setdefault(key, entry.path)
-    return AnnotatedCode(space, tuple(mistakes), generated, entries)
+    return AnnotatedCode(space, tuple(diagnostics), generated, entries)
 
 
 def module_of(path: str) -> str:
-    """The dotted name by which keys of the search space name a file of the code folder."""
+    """The dotted module name of a file of the code folder, used in keys of the search space."""
     return path.removesuffix(_PYTHON).replace("/", ".")
 
 
 def write_copy(code: AnnotatedCode, copy: Path, annotated: Path) -> None:
-    """Make `copy`, a folder of the code as trials run it, and `annotated`, with those files that differ as their user has them.
+    """Create `copy`, the code that trials run, and `annotated`, the originals of the files that differ.
 
-    A file without annotations is copied byte for byte.
+    Files without annotations are copied byte for byte.
 
     Raises:
-        CodeNotCopied: something could not be read or written.
+        CodeNotCopied: a file cannot be read or written.
     """
     try:
         for folder in (copy, annotated):
@@ -98,7 +98,7 @@ def write_copy(code: AnnotatedCode, copy: Path, annotated: Path) -> None:
             elif entry.path not in code.generated:
                 shutil.copy2(entry.source, place)
             else:
-                # Not its time: what Python compiled from the user's file would pass for this one's.
+                # The mtime is not copied: Python would accept bytecode of the user's file for this one.
                 place.write_bytes(code.generated[entry.path])
                 shutil.copymode(entry.source, place)
                 original = annotated / entry.path
@@ -112,10 +112,10 @@ def write_copy(code: AnnotatedCode, copy: Path, annotated: Path) -> None:
 
 
 def files_with_values(annotated: Path, parameters: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files that `write_copy` left in `annotated`, by path, with a trial's values in the place of their own.
+    """The files in `annotated`, written by `write_copy`, with a trial's values substituted; by path.
 
     Raises:
-        ValueMissing: the trial does not have a value for each annotation.
+        ValueMissing: the trial lacks a value for an annotation.
     """
     paths = sorted(path.relative_to(annotated).as_posix() for path in annotated.rglob(f"*{_PYTHON}"))
     return {path: with_values((annotated / path).read_bytes(), module_of(path), parameters) for path in paths}

@@ -1,14 +1,14 @@
-"""Annotations: strings in training code that say what may vary and what is reported.
+"""Annotations: strings in training code that declare hyper-parameters and report metrics.
 
-    '''@nni.variable(nni.choice(16, 32), name=size)'''       the next statement assigns `size`: a chosen value instead of its own
-    '''@nni.function_choice(f(x), g(x), name=f)'''           calls of `f` in the next statement: a chosen one instead
-    '''@nni.get_next_parameter()'''                          this call, in the place of the string
+    '''@nni.variable(nni.choice(16, 32), name=size)'''       the next statement assigns `size`: a chosen value replaces its value
+    '''@nni.function_choice(f(x), g(x), name=f)'''           a chosen call replaces calls of `f` in the next statement
+    '''@nni.get_next_parameter()'''                          this call replaces the string
     '''@nni.report_intermediate_result(loss)'''
     '''@nni.report_final_result(accuracy)'''
 
-From a file's text come the search space that it asks for, and the same text with these places changed: no other byte is, no
-comment is lost, and no line moves but for the import that a file needs which begins with a `def` or the like. The strings of the
-first two stay, so that a reader of the new code sees what a value came from.
+The reader returns the search space of a file and the rewritten text. Only the annotated places change: other bytes, comments and
+line numbers stay. Exception: a file that starts with a block statement such as `def` gets one more line for the import. The
+strings of the first two annotations stay, so that a reader of the generated code sees the source of each value.
 
 No I/O. Source: NNI v2.0, the annotation tool and its documentation.
 """
@@ -27,13 +27,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nni_manager.config.mistakes import Mistake, remedy_for_unknown
+from nni_manager.config.diagnostics import Diagnostic, remedy_for_unknown
 from nni_manager.config.search_space import TYPES, read_search_space
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 
 _MARK = "@nni."
 _EXPANDED = {"get_next_parameter": 0, "report_intermediate_result": 1, "report_final_result": 1}
-"""Annotations that stand for a call, and how many values each is given."""
+"""Annotations that become a call, and the number of arguments of each."""
 _KNOWN = ("variable", "function_choice", *_EXPANDED)
 _ARCHITECTURE_SEARCH = ("mutable_layers", "training_update")
 _EXAMPLES = {
@@ -45,17 +45,17 @@ _EXAMPLES = {
 }
 _NEWLINE = re.compile(rb"\r\n|\r|\n")
 _RUNTIME = "nni_sdk.annotated"
-# What a parser raises: the others are of texts with NUL, and of texts that are nested too deeply.
+# What the parser raises. ValueError: NUL in the text. The last two: too deep nesting.
 _NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
-class ValueMissing(UserMistake):
+class ValueMissing(UserError):
     """cannot fill in the values of a trial; choose a trial that has one for each annotation"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """One option of a choice: what the search space holds for it, and the code that takes its place."""
+    """One option of a choice: its value in the search space, and the code that is written for it."""
 
     value: Any
     code: str
@@ -63,8 +63,8 @@ class _Option:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choosing:
-    """Bytes of the text that a chosen value replaces. Without `options` the parameter itself is that value."""
+class _ChoiceSite:
+    """A byte range that a chosen value replaces. Without `options` the value is the parameter itself."""
 
     start: int
     end: int
@@ -73,13 +73,13 @@ class _Choosing:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the parameter's value is what the code needs, whichever option it is."""
+        """True if the code can use the parameter's value directly for every option."""
         return all(option.is_literal for option in self.options)
 
 
 @dataclass(frozen=True, slots=True)
-class _Calling:
-    """The bytes of an annotation that a call of the SDK replaces."""
+class _CallSite:
+    """The byte range of an annotation that an SDK call replaces."""
 
     start: int
     end: int
@@ -95,33 +95,33 @@ class _Edit:
 
 @dataclass(frozen=True, slots=True)
 class AnnotatedSource:
-    """What the annotations of one file come to.
+    """The result of reading the annotations of one file.
 
-    `space` is NNI's JSON of a search space, by keys `<module>/<name>/<type>`. `mistakes` are all of the file; `generated` is the
-    code that trials run, None where there is no annotation (the file is to be taken as it is) or a mistake.
+    `space` is NNI's JSON of a search space, by keys `<module>/<name>/<type>`. `diagnostics`: all errors. `generated`: the
+    code that trials run; None if the file has no annotation (it is used unchanged) or an error.
     """
 
     space: Mapping[str, Any]
-    mistakes: tuple[Mistake, ...]
+    diagnostics: tuple[Diagnostic, ...]
     generated: bytes | None
 
 
 def read_annotations(source: bytes, module: str, file: str) -> AnnotatedSource:
     """Read one Python file. `module` is its dotted name in the code folder; `file` names it in messages."""
     reader = _Reader(source, module, file)
-    generated = None if reader.mistakes or not reader.is_annotated else reader.rewritten_for_trials()
-    return AnnotatedSource(reader.space, tuple(reader.mistakes), None if reader.mistakes else generated)
+    generated = None if reader.diagnostics or not reader.is_annotated else reader.rewritten_for_trials()
+    return AnnotatedSource(reader.space, tuple(reader.diagnostics), None if reader.diagnostics else generated)
 
 
 def with_values(source: bytes, module: str, parameters: Mapping[str, Any]) -> bytes:
-    """Annotated code with a trial's values in the place of its own; annotations stay as they are.
+    """The annotated code with a trial's values substituted. Annotations stay.
 
     Raises:
         ValueMissing: the trial has no value for an annotation, or one that the annotation does not offer.
     """
     reader = _Reader(source, module, module)
-    if reader.mistakes:
-        raise ValueMissing(str(reader.mistakes[0]))
+    if reader.diagnostics:
+        raise ValueMissing(str(reader.diagnostics[0]))
     edits = [_Edit(site.start, site.end, _value_of(site, parameters)) for site in reader.choosing]
     try:
         return reader.rewritten(edits)
@@ -129,7 +129,7 @@ def with_values(source: bytes, module: str, parameters: Mapping[str, Any]) -> by
         raise ValueMissing(f"cannot write {module} as {error.encoding}; save it as UTF-8") from error
 
 
-def _value_of(site: _Choosing, parameters: Mapping[str, Any]) -> str:
+def _value_of(site: _ChoiceSite, parameters: Mapping[str, Any]) -> str:
     if site.key not in parameters:
         raise ValueMissing(
             f"cannot fill in {site.key}: the trial has no value for it; choose a trial of this search space"
@@ -144,12 +144,12 @@ def _value_of(site: _Choosing, parameters: Mapping[str, Any]) -> str:
 
 
 def _same_option(left: Any, right: Any) -> bool:
-    """Whether both are one option; Python holds True equal to 1."""
+    """True if both are the same option. In Python True equals 1; here it does not."""
     return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
 
 
 class _Wrong(Exception):
-    """One annotation cannot be used; the rest of the file is read on."""
+    """One annotation cannot be used; reading of the file continues."""
 
     def __init__(self, line: int, what: str, remedy: str) -> None:
         super().__init__(f"cannot use {what}; {remedy}")
@@ -158,7 +158,7 @@ class _Wrong(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    """An annotation whose target is the next statement. `name` None: the annotation does not say which."""
+    """An annotation whose target is the next statement. `name` None: the annotation has no name."""
 
     node: ast.Constant
     kind: str
@@ -167,31 +167,31 @@ class _Waiting:
 
 
 class _Reader:
-    """One pass over one file, which collects the places to change and what is wrong."""
+    """One pass over one file: collects edits and diagnostics."""
 
     def __init__(self, source: bytes, module: str, file: str) -> None:
         self._source = source
         self._module = module
         self._file = file
-        self.mistakes: list[Mistake] = []
+        self.diagnostics: list[Diagnostic] = []
         self.space: dict[str, Any] = {}
-        self.choosing: list[_Choosing] = []
-        self._calling: list[_Calling] = []
+        self.choosing: list[_ChoiceSite] = []
+        self._calling: list[_CallSite] = []
         self._encoding = "utf-8"
-        self._text = b""  # in UTF-8, which is what positions of the syntax tree count
+        self._text = b""  # in UTF-8: offsets of the syntax tree count its bytes
         self._line_starts = [0]
         self._body: list[ast.stmt] = []
-        # Files that need no change are taken as they are, in whatever Python they are written.
+        # Files without annotations are not parsed: they may be of another Python version.
         if _MARK.encode() in source:
             with self._noting():
                 self._decode()
                 self._parse()
                 self._read_block(self._body)
-                self._see_that_nothing_runs_before_future_imports()
+                self._check_future_imports()
 
     @property
     def is_annotated(self) -> bool:
-        """Whether anything is to be changed."""
+        """True if the file has an annotation to replace."""
         return bool(self.choosing or self._calling)
 
     @contextlib.contextmanager
@@ -206,7 +206,7 @@ class _Reader:
             )
 
     def _note(self, line: int, message: str) -> None:
-        self.mistakes.append(Mistake(self._file, line, None, "", message))
+        self.diagnostics.append(Diagnostic(self._file, line, None, "", message))
 
     # ---- the text
 
@@ -219,7 +219,7 @@ class _Reader:
                     1, f"this file: it cannot be written as {self._encoding} again", "save it as UTF-8"
                 )
             self._text = text.encode()
-        except SyntaxError as error:  # of the declaration; bytes that are not UTF-8 are told so, too
+        except SyntaxError as error:  # invalid coding declaration, or bytes that are not UTF-8
             remedy = "save it as UTF-8, or declare its encoding in line 1"
             raise _Wrong(1, f"this file: {error.msg}", remedy) from error
         except UnicodeDecodeError as error:
@@ -236,7 +236,7 @@ class _Reader:
             self._body = _syntax_tree(self._text.decode()).body
         except _NOT_PYTHON as error:
             line = (isinstance(error, SyntaxError) and error.lineno) or 1
-            remedy = "mend it, or name it in .nniignore if no trial needs it"
+            remedy = "fix it, or name it in .nniignore if no trial needs it"
             raise _Wrong(line, f"this file: it is not Python ({_why(error)})", remedy) from error
 
     def _offset(self, line: int, column: int) -> int:
@@ -279,7 +279,7 @@ class _Reader:
                     self._read_blocks_in(each)
 
     def _annotation(self, node: ast.expr) -> _Waiting | None:
-        """Note what one annotation asks for by itself; what it asks of the next statement, if it does."""
+        """Record an annotation that stands alone; return one that applies to the next statement."""
         if not isinstance(node, ast.Constant):
             remedy = "remove the f: names in an annotation need no braces"
             raise _Wrong(node.lineno, "an f-string as annotation", remedy)
@@ -292,7 +292,7 @@ class _Reader:
                 wanted = "one value, and no name" if _EXPANDED[kind] else "nothing"
                 raise _Wrong(node.lineno, f"@nni.{kind} so: it takes {wanted}", example)
             values = ", ".join(map(ast.unparse, call.args))
-            self._calling.append(_Calling(*self._span(node), f"{kind}({values})"))
+            self._calling.append(_CallSite(*self._span(node), f"{kind}({values})"))
             return None
         if not call.args:
             raise _Wrong(node.lineno, f"@nni.{kind} without options", example)
@@ -305,7 +305,7 @@ class _Reader:
             self._replace_calls(waiting, target)
 
     def _replace_value(self, waiting: _Waiting, target: ast.stmt) -> None:
-        """`@nni.variable`: the right-hand side of an assignment."""
+        """Apply `@nni.variable`: replace the right-hand side of an assignment."""
         line, there = waiting.node.lineno, f"line {target.lineno}"
         value = _assigned_value(waiting, target)
         if len(waiting.options) > 1:
@@ -334,13 +334,13 @@ class _Reader:
         self._add(waiting, word, options, [value])
 
     def _replace_calls(self, waiting: _Waiting, target: ast.stmt) -> None:
-        """`@nni.function_choice`: calls of the named function, and calls that are one of the options as it stands."""
+        """Apply `@nni.function_choice`: replace calls of the named function, and calls equal to one of the options."""
         dumps = {ast.dump(each) for each in waiting.options}
 
         def is_meant(call: ast.Call) -> bool:
             return ast.unparse(call.func) == waiting.name or ast.dump(call) in dumps
 
-        # A call that an annotation further inside replaces is not there any more.
+        # Skip calls that overlap an edit of an annotation in an inner block.
         free = []
         for call, is_in_text in _calls(target, is_meant):
             if is_in_text:
@@ -363,7 +363,7 @@ class _Reader:
     def _add(
         self, waiting: _Waiting, word: str, options: tuple[_Option, ...], replaced: Sequence[ast.expr]
     ) -> None:
-        """Note one hyper-parameter and the places that take its value."""
+        """Record one hyper-parameter and the expressions that its value replaces."""
         line, is_choice = waiting.node.lineno, word not in TYPES or word == "choice"
         name = waiting.name or f"__line{line}"
         key = f"{self._module}/{name}/{word}"
@@ -379,9 +379,9 @@ class _Reader:
             remedy = "give both the same values, or one of the two another name"
             raise _Wrong(line, f"{key}: another annotation gives {name} other values", remedy)
         for node in replaced:
-            self.choosing.append(_Choosing(*self._span(node), key, options if is_choice else ()))
+            self.choosing.append(_ChoiceSite(*self._span(node), key, options if is_choice else ()))
 
-    def _see_that_nothing_runs_before_future_imports(self) -> None:
+    def _check_future_imports(self) -> None:
         if any(map(_is_future_import, self._body)) and self._is_a_call(self._body[0]):
             raise _Wrong(
                 1,
@@ -390,14 +390,14 @@ class _Reader:
             )
 
     def _is_a_call(self, statement: ast.stmt) -> bool:
-        """Whether a statement is an annotation that a call takes the place of."""
+        """True if a statement is an annotation that a call replaces."""
         start, end = self._span(statement)
         return _is_annotation(statement) and any(start <= each.start < end for each in self._calling)
 
     # ---- the new text
 
     def rewritten_for_trials(self) -> bytes | None:
-        """The code that trials run; None after a mistake that only shows here."""
+        """The code that trials run; None after an error that shows only in the generated code."""
         alias = "_nni"
         while alias.encode() in self._text:
             alias += "_"
@@ -420,10 +420,10 @@ class _Reader:
         return None
 
     def rewritten(self, edits: list[_Edit]) -> bytes:
-        """The text with these changes, in its own encoding.
+        """The text with these edits, in its own encoding.
 
         Raises:
-            UnicodeEncodeError: that does not have a character of a change.
+            UnicodeEncodeError: the encoding lacks a character of an edit.
         """
         found = _NEWLINE.search(self._text)
         newline = b"\n" if found is None else found.group()
@@ -432,14 +432,14 @@ class _Reader:
             code = edit.code.encode().replace(b"\n", newline)
             lines = len(_NEWLINE.findall(self._text, edit.start, edit.end)) - len(_NEWLINE.findall(code))
             if lines > 0:
-                code = b"(%s%s)" % (code, newline * lines)  # so that no line moves
+                code = b"(%s%s)" % (code, newline * lines)  # keeps line numbers
             pieces += [self._text[at : edit.start], code]
             at = edit.end
         text = b"".join([*pieces, self._text[at:]])
         return text.decode().encode(self._encoding) if edits else self._source
 
     def _import(self, alias: str) -> _Edit:
-        """The import of what generated code calls: after the docstring and what is imported from the future."""
+        """The edit that inserts the runtime import, after the docstring and `__future__` imports."""
         statement = f"import {_RUNTIME} as {alias}"
         last = None
         for number, each in enumerate(self._body):
@@ -454,17 +454,17 @@ class _Reader:
         if not hasattr(first, "body") and not hasattr(first, "cases"):
             start, _ = self._span(first)
             return _Edit(start, start, f"{statement}; ")
-        # What has a block cannot share its line.
+        # A compound statement cannot share its line with the import.
         line = min(node.lineno for node in [first, *getattr(first, "decorator_list", [])])
         start = self._offset(line, 0)
         return _Edit(start, start, f"{statement}\n")
 
 
-def _choosing_code(site: _Choosing, alias: str) -> str:
+def _choosing_code(site: _ChoiceSite, alias: str) -> str:
     key = ascii(site.key)
     if site.is_plain:
         return f"{alias}.parameter({key})"
-    # Not a mapping of lambdas, which in a class would not see its names: only the chosen option is evaluated here as well.
+    # Conditional expressions evaluate only the chosen option. Lambdas would not see the names of a class body.
     tests = [f"{option.code} if {alias}.takes({key}, {option.value!a})" for option in site.options]
     return f"({' else '.join([*tests, f'{alias}.no_option({key})'])})"
 
@@ -474,7 +474,7 @@ def _choosing_code(site: _Choosing, alias: str) -> str:
 
 def _syntax_tree(text: str, mode: str = "exec") -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the user's code, such as "\d"; Python says so when it runs
+        warnings.simplefilter("ignore")  # warnings of the user's code, such as "\d", appear when it runs
         return ast.parse(text, mode=mode)
 
 
@@ -489,14 +489,14 @@ def _refuse_untargeted(waiting: _Waiting | None, where: str) -> None:
 
 
 def _call_in(node: ast.Constant) -> tuple[str, ast.Call]:
-    """The call that an annotation is, and of which kind."""
+    """The kind of an annotation and its call."""
     text = str(node.value).removeprefix("@").strip()
     try:
         expression = _syntax_tree(text, "eval").body
     except _NOT_PYTHON as error:
         at = (error.lineno or 1) - 1 if isinstance(error, SyntaxError) else 0
         line = min(node.lineno + at, node.end_lineno or node.lineno)
-        raise _Wrong(line, f"this annotation: it is not Python ({_why(error)})", "mend it") from error
+        raise _Wrong(line, f"this annotation: it is not Python ({_why(error)})", "fix it") from error
     kind = _nni_name(expression.func) if isinstance(expression, ast.Call) else None
     word = kind or re.split(r"\W", text.removeprefix("nni."), maxsplit=1)[0]
     if word in _ARCHITECTURE_SEARCH:
@@ -512,7 +512,7 @@ def _call_in(node: ast.Constant) -> tuple[str, ast.Call]:
 
 
 def _name_in(node: ast.Constant, kind: str, keywords: list[ast.keyword]) -> str | None:
-    """What `name=` names, as the code has it."""
+    """The target of `name=` as source text; None without one."""
     wrong = [str(each.arg or "**") for each in keywords if each.arg != "name"]
     if wrong:
         what = f"@nni.{kind} with {', '.join(wrong)}: it takes options and a name"
@@ -550,7 +550,7 @@ def _assigned_value(waiting: _Waiting, target: ast.stmt) -> ast.expr:
 
 
 def _text_of(statement: ast.stmt) -> str | None:
-    """The text of a statement that is a string and nothing else."""
+    """The text of a statement that is only a string; None for other statements."""
     value = statement.value if isinstance(statement, ast.Expr) else None
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
@@ -567,7 +567,7 @@ def _is_future_import(statement: ast.stmt) -> bool:
 
 
 def _nni_name(function: ast.expr) -> str | None:
-    """`x` of `nni.x`."""
+    """`x` of `nni.x`; None for other expressions."""
     is_ours = (
         isinstance(function, ast.Attribute)
         and isinstance(function.value, ast.Name)
@@ -577,7 +577,7 @@ def _nni_name(function: ast.expr) -> str | None:
 
 
 def _option(node: ast.expr, *, in_expression: bool = False) -> _Option:
-    """An option as the search space has it: a JSON scalar as itself, any other expression as its source text."""
+    """The option of an expression: a JSON scalar has its own value, any other expression its source text."""
     code = ast.unparse(node)
     try:
         value = ast.literal_eval(node)
@@ -591,7 +591,7 @@ def _option(node: ast.expr, *, in_expression: bool = False) -> _Option:
 
 
 def _calls(node: ast.AST, is_meant: Callable[[ast.Call], bool]) -> Iterator[tuple[ast.Call, bool]]:
-    """The outermost calls that are meant, and whether each is in an f-string, where nothing can be replaced."""
+    """The outermost matching calls. True with a call: it is in an f-string, where nothing can be replaced."""
     waiting = [(node, False)]
     while waiting:
         each, is_in_text = waiting.pop()

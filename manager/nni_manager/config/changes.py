@@ -1,4 +1,4 @@
-"""Changes to an experiment that runs: from what NNI's interfaces send to the configuration from then on.
+"""Changes to a running experiment: converts requests of NNI's interfaces into a new configuration.
 
 Source: NNI v2.0 and v3.0, PUT /experiment and `nnictl update`.
 """
@@ -11,16 +11,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nni_manager.config.algorithms import reason_against_space
-from nni_manager.config.mistakes import ConfigInvalid, Mistake, shown
-from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, shown
+from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.search_space import parse_search_space
 from nni_manager.config.v1 import duration_s
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 
 _MOST = 99_999
 
 
-class ChangeInvalid(UserMistake):
+class ChangeInvalid(UserError):
     """cannot change the experiment so; see what the message says of the value"""
 
 
@@ -39,7 +39,7 @@ def _seconds_or_none(value: Any) -> float | None:
         value = int(value)  # seconds, as from a command line
     if isinstance(value, bool) or not isinstance(value, int | float):
         return duration_s(value)
-    # As long as the longest that can be written with a unit, which no clock leaves.
+    # At most 99,999 days, which every clock can represent.
     if not 0 < value <= _MOST * 86400:
         raise ValueError(value)
     return float(value)
@@ -47,7 +47,7 @@ def _seconds_or_none(value: Any) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """One limit: its names in NNI's profiles, newest last, and how its value is read."""
+    """One limit: its names in NNI's profiles, newest last, and the function that parses its value."""
 
     names: tuple[str, ...]
     field: str
@@ -71,7 +71,7 @@ LIMITS: Mapping[str, _Limit] = {
         _seconds_or_none,
         "a number of seconds, or a whole number and one of s, m, h, d such as 90m",
     ),
-    # NNI changes this one in no version while an experiment runs.
+    # Ours: no version of NNI changes this limit of a running experiment.
     "MAX_TRIAL_DURATION": _Limit(
         ("maxTrialDuration",),
         "max_trial_duration_s",
@@ -83,14 +83,14 @@ SEARCH_SPACE = "SEARCH_SPACE"
 UPDATE_TYPES = (*LIMITS, SEARCH_SPACE)
 
 
-def changed(config: ExperimentConfig, update_type: str, params: Mapping[str, Any]) -> ExperimentConfig:
-    """The configuration after a change of this type; `params` is as in a profile, of which only what the type names is looked at.
+def changed(config: ExperimentSpec, update_type: str, params: Mapping[str, Any]) -> ExperimentSpec:
+    """The configuration after a change of this type. Of the profile keys in `params` only those of the type are read.
 
-    A limit of None is no limit. A search space may be text, as NNI's first clients send it.
+    A limit of None means no limit. The search space may be JSON text, which NNI's first clients send.
 
     Raises:
-        ChangeInvalid: there is no such type, or the value is none.
-        ConfigInvalid: with every mistake of the search space.
+        ChangeInvalid: the type is unknown, or the value is invalid.
+        ConfigInvalid: with every error of the search space.
     """
     if update_type == SEARCH_SPACE:
         return _with_space(config, _value_of(params, ("searchSpace",)))
@@ -116,7 +116,7 @@ def _value_of(params: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     raise ChangeInvalid(f"cannot change {names[0]}: params has none; write its new value there")
 
 
-def _with_space(config: ExperimentConfig, raw: Any) -> ExperimentConfig:
+def _with_space(config: ExperimentSpec, raw: Any) -> ExperimentSpec:
     if isinstance(raw, str):
         try:
             raw = json.loads(raw)
@@ -129,7 +129,7 @@ def _with_space(config: ExperimentConfig, raw: Any) -> ExperimentConfig:
         return config
     reason = reason_against_space(config.tuner.name, space)
     if reason is not None:
-        raise ConfigInvalid([Mistake("", None, None, "searchSpace", reason)])
+        raise ConfigInvalid([Diagnostic("", None, None, "searchSpace", reason)])
     return replace(
         config,
         search_space=space,

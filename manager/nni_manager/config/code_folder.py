@@ -1,4 +1,4 @@
-"""What a code folder holds for trials: files, folders and links, without what `.nniignore` names."""
+"""Lists the files, folders and links of a code folder that trials receive, without those in `.nniignore`."""
 
 import contextlib
 import os
@@ -9,21 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nni_manager.config.ignore_file import IGNORE_FILE, IgnoreRules, is_left_out
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 
-# A code folder that is somebody's home is not looked at to its end.
-_MOST_LOOKED_AT = 100_000
-# Paths that a message names.
+# Bounds the scan when the code folder is, for example, a home directory.
+_MAX_LOOKED_AT = 100_000
+# The maximum number of paths in a message.
 _SHOWN = 3
 
 
-class CodeUnusable(UserMistake):
+class CodeUnusable(UserError):
     """cannot pack codeDir; name what trials do not need in a file .nniignore there"""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A part of it. `path` is relative with /, `source` is where its content is read, `kind` is tarfile's word for it."""
+    """A file, folder or link of the code folder.
+
+    `path` is relative, with /. `source` is the path of its content, `kind` a type of tarfile, `target` that of a link.
+    """
 
     path: str
     source: str
@@ -34,11 +37,10 @@ class Entry:
 
 
 class CodeFolder:
-    """What is to be packed or copied of a code folder.
+    """The part of a code folder that is packed or copied.
 
-    `excluded` are folders that are never part of it, such as that of the experiments. A link that leads outside is replaced by
-    what it leads to; with `keeps_links_to_folders`, one that leads to no file stays a link, for who sees the same
-    file system.
+    `excluded` are folders to skip, such as that of the experiments. A link to the outside is replaced by its target. With
+    `keeps_links_to_folders` it stays a link unless the target is a file: readers must share the file system.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class CodeFolder:
         *,
         keeps_links_to_folders: bool = False,
     ) -> None:
-        """`secret_files` are left out wherever they lie."""
+        """Prepare a scan. `secret_files` are left out wherever they are."""
         self._code_dir = code_dir
         self._secret_files = {
             (status.st_dev, status.st_ino) for status in map(os.stat, filter(os.path.exists, secret_files))
@@ -62,10 +64,10 @@ class CodeFolder:
         self.is_cut_short = False
 
     def entries(self) -> list[Entry]:
-        """What is to be packed, a folder before what it holds.
+        """The entries to pack, a folder before its contents.
 
         Raises:
-            CodeUnusable: it cannot be read, or a link or .nniignore in it cannot be used.
+            CodeUnusable: the folder cannot be read, or a link or .nniignore in it is invalid.
         """
         self._walk(os.fspath(self._code_dir), "", (), ())
         if self._unreadable:
@@ -103,7 +105,7 @@ class CodeFolder:
         if IGNORE_FILE in names:
             rules = (*rules, self._read_rules(posixpath.join(source, IGNORE_FILE), folder))
         for name in names:
-            if len(self._entries) >= _MOST_LOOKED_AT:
+            if len(self._entries) >= _MAX_LOOKED_AT:
                 self.is_cut_short = True
                 return
             self._look(posixpath.join(source, name), folder + name, rules, (*ancestors, identity))
@@ -127,7 +129,7 @@ class CodeFolder:
         try:
             status = os.lstat(source)
         except OSError:
-            return  # gone since the folder was listed
+            return  # deleted since the folder was listed
         if stat.S_ISLNK(status.st_mode):
             if is_left_out(rules, path):
                 return
@@ -136,7 +138,7 @@ class CodeFolder:
                 self._entries.append(Entry(path, source, tarfile.SYMTYPE, 0o777, target=target))
                 return
             if self._keeps_links_to_folders and not os.path.isfile(source):
-                # The link may have been relative to where it was.
+                # The link may be relative to its old folder.
                 self._entries.append(
                     Entry(path, source, tarfile.SYMTYPE, 0o777, target=os.path.realpath(source))
                 )
@@ -163,7 +165,7 @@ class CodeFolder:
         elif not os.access(source, os.R_OK):
             self._unreadable.append(path)
         else:
-            # The container's user is another one: what may be run here, all may run there.
+            # The container runs as another user, so all users get read and execute permission.
             mode = 0o755 if status.st_mode & 0o111 else 0o644
             self._entries.append(Entry(path, source, tarfile.REGTYPE, mode, status.st_size))
 
@@ -176,7 +178,7 @@ class CodeFolder:
 
 
 def _stays_inside(path: str, target: str) -> bool:
-    """Whether a link at `path` names something below the code folder, whatever the folder itself is called."""
+    """True if a link at `path` stays below the code folder without naming that folder."""
     if posixpath.isabs(target):
         return False
     depth = path.count("/")

@@ -1,4 +1,4 @@
-"""From NNI's first schema of experiment files to the second: the same experiment in other words."""
+"""Converts an experiment file from NNI's first schema to the second."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from nni_manager.config.diagnostics import key_of
 from nni_manager.config.document import as_yaml
 from nni_manager.config.kubernetes import SECTION, kind_of_storage
-from nni_manager.config.mistakes import key_of
 from nni_manager.config.model import LOCAL_HOST
 from nni_manager.config.reader import read_first_schema
 from nni_manager.config.schema import is_placeholder
@@ -43,19 +43,19 @@ _PATHS = (
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The text of a file in the second schema, and what is no more in it: each with the reason."""
+    """The text of a file in the second schema, and the keys that it lacks, each with the reason."""
 
     text: str
     dropped: tuple[str, ...]
 
 
 def convert(path: Path, folder: Path | None = None) -> Converted:
-    """The file at `path`, of the first schema, in the second. Relative paths in it are made relative to `folder`.
+    """Convert the file at `path` from the first schema to the second. Relative paths become relative to `folder`.
 
-    Comments are lost, and so is the order of keys. `folder` None leaves paths as they are.
+    Comments and the order of keys are lost. `folder` None leaves paths unchanged.
 
     Raises:
-        ConfigInvalid: a key or the type of a value is wrong, or the file is in the second schema already.
+        ConfigInvalid: a key or a type is wrong, or the file is in the second schema already.
     """
     raw = read_first_schema(path)
     v1_platform = raw["trainingServicePlatform"]
@@ -69,7 +69,7 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
         if value is None:
             continue
         if v1 == ("trainingServicePlatform",) or v1[-1] == "classFileName":
-            continue  # which is said in other words
+            continue  # `platform`, and the part of className before the dot, replace them
         target = _target(v1, raw, names)
         if target is None:
             key = key_of(v1)
@@ -77,12 +77,12 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
             continue
         put(made, target, _value(v1, value, path, folder))
         if v1[-1] == "className" and (file := raw[str(v1[0])].get("classFileName")) is not None:
-            put(made, target, f"{Path(file).stem}.{value}")  # v2 has module and class in one
+            put(made, target, f"{Path(file).stem}.{value}")  # v2 joins module and class
     service = {"platform": platform, **made.pop("trainingService", {})}
     if v1_platform in SECTION:
         service["storage"] = {"storageType": kind} | service.get("storage", {})
     if v1_platform != "local":
-        # On in the second schema, unless a file says otherwise.
+        # The second schema's default is true, the first's false.
         service.setdefault("reuseMode", False)
     text = f"# {path.name}, in NNI's second schema. Made by `nnictl config convert`.\n"
     return Converted(text + as_yaml({**made, "trainingService": service}), tuple(dropped))
@@ -91,7 +91,7 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
 def _leaves(
     value: Any, here: _Path, names: Mapping[tuple[str, ...], tuple[str, ...]]
 ) -> Iterator[tuple[_Path, Any]]:
-    """The places of v1 that have a name in v2, with what is there, and whatever lies outside of them."""
+    """The v1 paths and values that have a v2 name, and all other leaves."""
     place = place_of(here)
     if place in names or not isinstance(value, dict | list) or not value:
         yield here, value
@@ -111,7 +111,7 @@ def _target(
         and v1[-1] in ("gpuNum", "cpuNum", "memoryMB")
         and raw["trial"].get(v1[-1]) is None
     ):
-        v1 = ("trial", v1[-1])  # for a trial that has none of its own
+        v1 = ("trial", v1[-1])  # the default for a trial without its own number
     there = names.get(place_of(v1))
     return None if there is None else with_indices(there, v1)
 

@@ -1,4 +1,4 @@
-"""Reads a YAML or JSON file into plain values, and knows the line of each of them."""
+"""Reads a YAML or JSON file into plain values, with the line of each value."""
 
 from __future__ import annotations
 
@@ -11,37 +11,45 @@ from typing import Any
 
 import yaml
 
-from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, folded, key_of
+from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, folded, key_of
 
 PathInFile = Sequence[str | int]
 
-# An experiment file has some kB. More takes PyYAML longer than anybody waits (100 kB a second).
-MOST_BYTES = 512 * 1024
-# Aliases make a short text a large value. A text of the largest size has about as many values of its own.
-MOST_VALUES = 100_000
-# A search space has some ten. Whoever walks a value does so with a call for each level, and PyYAML looks at all brackets that
-# are open for each that opens.
-MOST_LEVELS = 100
-# The largest double has 1,024 bits; Python refuses to write down what is much longer.
-_MOST_BITS = 1024
-_TOO_DEEP = f"more than {MOST_LEVELS} levels deep"
-# The lines of a larger JSON file are not looked up, as that takes longer than reading it.
-_MOST_BYTES_WITH_LINES = 256 * 1024
+# Experiment files have some kB. PyYAML parses only 100 kB a second.
+MAX_BYTES = 512 * 1024
+# Aliases expand a short text to a large value. A file of MAX_BYTES has about this many values without aliases.
+MAX_VALUES = 100_000
+# A search space has about ten levels. Walkers recurse once per level, and PyYAML's cost per bracket grows with the depth.
+MAX_LEVELS = 100
+# The largest double has 1,024 bits; Python refuses to print much longer integers.
+_MAX_BITS = 1024
+_TOO_DEEP = f"more than {MAX_LEVELS} levels deep"
+# Diagnostics of larger JSON files have no lines: finding them takes longer than reading the file.
+_MAX_BYTES_WITH_LINES = 256 * 1024
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML's safe types, and numbers such as 1e-4, which YAML 1.1 reads as text for want of a dot. Nothing without bounds."""
+    """Loads YAML's safe types, and numbers such as 1e-4, which YAML 1.1 reads as text. Depth and integers are bounded."""
 
     def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:  # noqa: N803 - PyYAML's name
-        """Open a list or a mapping in brackets."""
-        if self.flow_level >= MOST_LEVELS:
+        """Open a list or a mapping in brackets; refuse more than MAX_LEVELS."""
+        if self.flow_level >= MAX_LEVELS:
             raise yaml.scanner.ScannerError(None, None, _TOO_DEEP, self.get_mark())
         super().fetch_flow_collection_start(TokenClass)
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node. PyYAML expects that a scalar with an explicit tag, such as `!!int`, has the form of its type."""
+        try:
+            return super().construct_object(node, deep)
+        except (AttributeError, IndexError, KeyError) as error:
+            kind = node.tag.rpartition(":")[2]
+            problem = f"this is not a value of type {kind}"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from error
+
     def construct_number(self, node: yaml.ScalarNode) -> int:
-        """A whole number that can be written down."""
+        """A whole number of at most 1,024 bits."""
         value = self.construct_yaml_int(node)
-        if value.bit_length() > _MOST_BITS:
+        if value.bit_length() > _MAX_BITS:
             raise yaml.constructor.ConstructorError(
                 None, None, "no number has so many digits", node.start_mark
             )
@@ -52,7 +60,7 @@ _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_number)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Puts text in quotes that would be read as a number."""
+    """Dumps YAML; quotes text that would be read as a number."""
 
 
 _FLOAT = (
@@ -65,26 +73,26 @@ _Dumper.add_implicit_resolver(*_FLOAT)
 
 
 def as_yaml(value: Any) -> str:
-    """A mapping as YAML text, in its order, that `read_yaml` reads as the same."""
+    """A mapping as YAML text, in its order; `read_yaml` restores the same mapping."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A file's content as plain values (`value`), and the mistakes of form that did not hinder reading it.
+    """A file's content as plain values (`value`), with the syntax diagnostics that did not prevent reading.
 
-    `file` is the path as given, for messages.
+    `file` is the path as given, for messages. `root` None: no positions are available.
     """
 
     file: str
     value: Any
     root: yaml.Node | None
-    mistakes: tuple[Mistake, ...] = ()
+    diagnostics: tuple[Diagnostic, ...] = ()
 
-    def mistake(self, path: PathInFile, message: str) -> Mistake:
-        """A mistake at this path, or at the nearest place above it that is in the file."""
+    def diagnostic(self, path: PathInFile, message: str) -> Diagnostic:
+        """A diagnostic at this path, or at its nearest parent that is in the file."""
         line, column = self._place(path)
-        return Mistake(self.file, line, column, key_of(path), message)
+        return Diagnostic(self.file, line, column, key_of(path), message)
 
     def _place(self, path: PathInFile) -> tuple[int | None, int | None]:
         node, mark = self.root, None
@@ -97,10 +105,10 @@ class Document:
 
 
 def read_yaml(path: Path) -> Document:
-    """The YAML document in `path`: one, of safe types only.
+    """The single YAML document in `path`, of safe types only.
 
     Raises:
-        ConfigInvalid: it cannot be read or is not one YAML document; exactly one mistake.
+        ConfigInvalid: it cannot be read or is not one YAML document; exactly one diagnostic.
     """
     text, loader = _text(path), None
     try:
@@ -112,9 +120,9 @@ def read_yaml(path: Path) -> Document:
         return Document(str(path), loader.construct_document(root), root, tuple(repeated))
     except yaml.MarkedYAMLError as error:
         problem = error.problem or error.context or "not YAML"
-        # PyYAML's own words for a tab are about tokens; the user sees white space.
+        # PyYAML reports a tab as an invalid token; the message says what to change.
         mark = error.problem_mark or error.context_mark
-        remedy = "indent with spaces" if "'\\t'" in problem else "mend the YAML there"
+        remedy = "indent with spaces" if "'\\t'" in problem else "fix the YAML there"
         if "mapping values" in problem and mark is not None:
             line = text.splitlines()[mark.line]
             if ":" in line[: mark.column]:
@@ -122,15 +130,15 @@ def read_yaml(path: Path) -> Document:
                 remedy = "put the whole value in single quotes"
             else:
                 remedy = _remedy_for_a_lost_line(line)
-        for found, (said, way_out) in _IN_PLAIN_WORDS.items():
+        for found, (said, what_to_do) in _IN_PLAIN_WORDS.items():
             if found in problem:
-                problem, remedy = said, way_out
+                problem, remedy = said, what_to_do
         place = (None, None) if mark is None else (mark.line + 1, mark.column + 1)
         raise _refused(path, f"cannot read {path.name}: {problem}; {remedy}", *place) from error
     except yaml.YAMLError as error:
-        raise _refused(path, f"cannot read {path.name}: {_one_line(error)}; mend the YAML there") from error
+        raise _refused(path, f"cannot read {path.name}: {_one_line(error)}; fix the YAML there") from error
     except ValueError as error:
-        # A scalar that looks like a date or number and is none, such as 2024-99-99.
+        # A scalar in the form of a date or number with an invalid value, such as 2024-99-99.
         raise _refused(path, f"cannot read {path.name}: {error}; put such text in quotes") from error
     except RecursionError as error:
         raise _refused(path, f"cannot read {path.name}: it is nested too deeply; make it flatter") from error
@@ -139,17 +147,17 @@ def read_yaml(path: Path) -> Document:
             loader.dispose()
 
 
-def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Document:
+def read_json(path: Path, most_bytes: int = MAX_BYTES) -> Document:
     """The JSON document in `path`. NaN and Infinity are refused: they are not JSON.
 
     Raises:
-        ConfigInvalid: it cannot be read or is not JSON; exactly one mistake.
+        ConfigInvalid: it cannot be read or is not JSON; exactly one diagnostic.
     """
     text = _text(path, most_bytes)
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        message = f"cannot read {path.name}: not JSON at column {error.colno}, {error.msg}; mend it there"
+        message = f"cannot read {path.name}: not JSON at column {error.colno}, {error.msg}; fix it there"
         raise _refused(path, message, error.lineno, error.colno) from error
     except ValueError as error:
         raise _refused(path, f"cannot read {path.name}: {error}; write a finite number") from error
@@ -157,18 +165,18 @@ def read_json(path: Path, most_bytes: int = MOST_BYTES) -> Document:
         raise _refused(path, f"cannot read {path.name}: it is nested too deeply; make it flatter") from error
     if _is_too_deep(value):
         raise _refused(path, f"cannot read {path.name}: it is nested too deeply; make it flatter")
-    if len(text) > _MOST_BYTES_WITH_LINES:
+    if len(text) > _MAX_BYTES_WITH_LINES:
         return Document(str(path), value, None)
     try:
-        # JSON is YAML but for tabs between tokens; inside strings JSON allows none, so columns stay right.
+        # JSON is YAML except for tabs between tokens. JSON strings contain no tabs, so columns stay correct.
         root = yaml.compose(text.replace("\t", " "), Loader=_Loader)
         return Document(str(path), value, root, tuple(_repeated_keys(root, str(path))) if root else ())
     except (yaml.YAMLError, RecursionError):
-        # The text is valid JSON: only the line numbers of later messages are lost.
+        # The text is valid JSON: only the lines of diagnostics are lost.
         return Document(str(path), value, None)
 
 
-# Copies from web pages lose lines that hold nothing but the name of a section.
+# Text copied from web pages often lacks the lines that contain only a section name.
 _SECTION_OF = {
     "builtinTunerName": "tuner",
     "builtinAssessorName": "assessor",
@@ -182,7 +190,7 @@ _SECTION_OF = {
 }
 
 
-# What PyYAML finds, in words of its own parts, and what its user sees.
+# PyYAML's problems in terms of its tokens, and the problem and remedy for the user.
 _IN_PLAIN_WORDS = {
     "<block end>, but found '<block mapping start>'": (
         "this line is indented like none above it",
@@ -204,13 +212,13 @@ def _remedy_for_a_lost_line(line: str) -> str:
     key = line.partition(":")[0].strip()
     section = _SECTION_OF.get(key)
     if section is None:
-        return "what is indented more than the line above lies within it, and that line has a value; mend the indentation"
+        return "what is indented more than the line above lies within it, and that line has a value; fix the indentation"
     return f"the line above has a value, so {key} cannot lie within it; is the line `{section}:` missing between the two?"
 
 
 def _is_too_deep(value: Any) -> bool:
     level = [value]
-    for _ in range(MOST_LEVELS + 1):
+    for _ in range(MAX_LEVELS + 1):
         level = [
             inner
             for outer in level
@@ -220,7 +228,7 @@ def _is_too_deep(value: Any) -> bool:
     return bool(level)
 
 
-def _text(path: Path, most_bytes: int = MOST_BYTES) -> str:
+def _text(path: Path, most_bytes: int = MAX_BYTES) -> str:
     try:
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)
@@ -241,12 +249,12 @@ def _text(path: Path, most_bytes: int = MOST_BYTES) -> str:
 
 
 def _refused(path: Path, message: str, line: int | None = None, column: int | None = None) -> ConfigInvalid:
-    return ConfigInvalid([Mistake(str(path), line, column, "", message)])
+    return ConfigInvalid([Diagnostic(str(path), line, column, "", message)])
 
 
 def _absent(path: Path, why: str) -> ConfigInvalid:
-    # There is no file in which to have a place.
-    return ConfigInvalid([Mistake("", None, None, "", f"cannot read {path}: {why}")])
+    # The file cannot be read: the diagnostic has no position.
+    return ConfigInvalid([Diagnostic("", None, None, "", f"cannot read {path}: {why}")])
 
 
 def _one_line(error: Exception) -> str:
@@ -258,9 +266,9 @@ def _refuse_constant(word: str) -> None:
 
 
 def _child(node: yaml.Node | None, step: str | int) -> tuple[yaml.Mark, yaml.Node] | None:
-    """Where the child `step` is: its key's mark (an item's own in a list), and its node."""
+    """The mark and the node of the child `step`; None if it is absent. The mark is the key's, or a list item's own."""
     if isinstance(node, yaml.MappingNode):
-        # By any of the spellings that are taken, but rather by this one.
+        # The exact spelling wins over others.
         for spelling in (str, folded):
             for key, value in node.value:
                 if spelling(str(step)) == spelling(str(key.value)):
@@ -270,14 +278,14 @@ def _child(node: yaml.Node | None, step: str | int) -> tuple[yaml.Mark, yaml.Nod
     return None
 
 
-def _repeated_keys(root: yaml.Node, file: str) -> list[Mistake]:
-    """A mistake for each key written twice in one mapping, where YAML and JSON silently keep the last.
+def _repeated_keys(root: yaml.Node, file: str) -> list[Diagnostic]:
+    """A diagnostic for each key repeated in one mapping; YAML and JSON silently keep the last.
 
     Raises:
-        yaml.constructor.ConstructorError: an anchor contains itself, or aliases make too large a value.
+        yaml.constructor.ConstructorError: an anchor contains itself, or aliases expand to too large a value.
     """
-    mistakes: list[Mistake] = []
-    # How many values a node is, with those that its aliases stand for.
+    diagnostics: list[Diagnostic] = []
+    # The number of values of each node, with aliases expanded.
     sizes: dict[int, int] = {}
     open_: set[int] = set()
 
@@ -287,7 +295,7 @@ def _repeated_keys(root: yaml.Node, file: str) -> list[Mistake]:
         if id(node) in sizes:
             return sizes[id(node)]
         open_.add(id(node))
-        if len(open_) > MOST_LEVELS:
+        if len(open_) > MAX_LEVELS:
             raise yaml.constructor.ConstructorError(None, None, _TOO_DEEP, node.start_mark)
         size = 1
         if isinstance(node, yaml.MappingNode):
@@ -295,24 +303,26 @@ def _repeated_keys(root: yaml.Node, file: str) -> list[Mistake]:
             for key, value in node.value:
                 name = str(key.value)
                 here = (*path, name)
-                if name in lines and len(mistakes) < MOST_MISTAKES:
+                if name in lines and len(diagnostics) < MAX_DIAGNOSTICS:
                     message = (
                         f"cannot use {key_of(here)}: it is in line {lines[name]} already; keep one of the two"
                     )
                     mark = key.start_mark
-                    mistakes.append(Mistake(file, mark.line + 1, mark.column + 1, key_of(here), message))
+                    diagnostics.append(
+                        Diagnostic(file, mark.line + 1, mark.column + 1, key_of(here), message)
+                    )
                 lines.setdefault(name, key.start_mark.line + 1)
-                # A key may be a list, too, and hold aliases.
+                # A key may be a list with aliases.
                 size += visit(key, here) + visit(value, here)
         elif isinstance(node, yaml.SequenceNode):
             for index, item in enumerate(node.value):
                 size += visit(item, (*path, index))
-        if size > MOST_VALUES:
-            problem = f"its aliases make more than {MOST_VALUES:,} values of it"
+        if size > MAX_VALUES:
+            problem = f"its aliases make more than {MAX_VALUES:,} values of it"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
         open_.remove(id(node))
         sizes[id(node)] = size
         return size
 
     visit(root, ())
-    return mistakes
+    return diagnostics

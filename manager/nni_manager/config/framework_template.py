@@ -1,7 +1,7 @@
-"""A user's own Framework, of which the jobs of an experiment are made: which roles it has, and what in it cannot work.
+"""Reads and checks a user's Framework template, from which the jobs of an experiment are created.
 
-Roles, images, volumes and all else that Kubernetes knows of pods are the user's. What jobs add is not to be in it: the keeper,
-that runs each role's own command, its variables, the shared storage, and the labels that jobs are found by.
+The user controls roles, images, volumes and all other pod settings. The template must not contain what jobs add: the keeper,
+which runs each role's command, its variables, the shared storage, and the labels that identify jobs.
 
 Source: FrameworkController v1, Framework; NNI v2.10 for one container per pod and for the policies of roles that have none.
 """
@@ -15,31 +15,31 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from nni_manager.config.diagnostics import ConfigInvalid, key_of, shown
 from nni_manager.config.document import Document
-from nni_manager.config.mistakes import ConfigInvalid, key_of, shown
 from nni_manager.config.model import JOB_LABELS, MOUNT, VOLUME, RoleConfig
 from trial_keeper.settings import PREFIX
 
 _API_VERSION, _KIND = "frameworkcontroller.microsoft.com/v1", "Framework"
 _NAME = re.compile(r"[a-z0-9]{1,63}")
-_MOST_TASKS = 10_000
+_MAX_TASKS = 10_000
 _GPU = "nvidia.com/gpu"
 Place = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class FrameworkTemplate:
-    """A template that can be used, as JSON. Of its roles, `cpu` and `memory_mb` are 0: what they ask for is in the text."""
+    """A valid template (`text`, JSON) and its roles, whose `cpu` and `memory_mb` are 0: `text` has the resource requests."""
 
     text: str
     roles: tuple[RoleConfig, ...]
 
 
 def read_template(document: Document, namespace: str | None) -> FrameworkTemplate:
-    """The template in a document. `namespace` is the one that the experiment file names.
+    """The template in a document. `namespace` is that of the experiment file.
 
     Raises:
-        ConfigInvalid: it cannot be used; with all that is wrong with it.
+        ConfigInvalid: with every error of the template.
     """
     reading = _Reading(document)
     roles: tuple[RoleConfig, ...] = ()
@@ -51,25 +51,25 @@ def read_template(document: Document, namespace: str | None) -> FrameworkTemplat
             text = json.dumps(document.value, allow_nan=False)
         except (TypeError, ValueError):
             reading.refuse((), "it holds a date or no finite number", "put such text in quotes")
-    if reading.mistakes:
-        raise ConfigInvalid(reading.mistakes)
+    if reading.diagnostics:
+        raise ConfigInvalid(reading.diagnostics)
     return FrameworkTemplate(text, roles)
 
 
 class _Reading:
-    """One pass over a template: notes every mistake, and goes on."""
+    """One pass over a template: collects all errors."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
-        self.mistakes = list(document.mistakes)
+        self.diagnostics = list(document.diagnostics)
 
-    def refuse(self, place: Place, why: str, way_out: str) -> None:
-        """Note that what is at a place cannot be used."""
+    def refuse(self, place: Place, why: str, remedy: str) -> None:
+        """Record an error at a place."""
         what = key_of(place) or "this template"
-        self.mistakes.append(self.document.mistake(place, f"cannot use {what}: {why}; {way_out}"))
+        self.diagnostics.append(self.document.diagnostic(place, f"cannot use {what}: {why}; {remedy}"))
 
     def is_framework(self) -> bool:
-        """Whether there are roles to look at."""
+        """True if the document is a Framework with roles."""
         value = self.document.value
         found = (value.get("apiVersion"), value.get("kind")) if isinstance(value, dict) else (None, None)
         if found != (_API_VERSION, _KIND):
@@ -83,7 +83,7 @@ class _Reading:
         return bool(spec)
 
     def mapping(self, place: Place, value: Any, *, needed: bool = False) -> Mapping[str, Any]:
-        """The mapping at a place; empty where there is none."""
+        """The mapping at a place; empty without one."""
         if isinstance(value, dict) and (value or not needed):
             return value
         if value is not None or needed:
@@ -106,7 +106,7 @@ class _Reading:
     # ---- the Framework
 
     def look_at_whole(self, namespace: str | None) -> None:
-        """What is said of the Framework itself."""
+        """Check the fields of the Framework outside of its roles."""
         value = self.document.value
         meta = self.mapping(("metadata",), value.get("metadata"))
         self._look_at_labels(("metadata", "labels"), meta.get("labels"))
@@ -138,7 +138,7 @@ class _Reading:
     # ---- its roles
 
     def roles(self) -> Iterator[RoleConfig]:
-        """Those that can be read."""
+        """The roles that can be read."""
         names: list[Any] = []
         for place, role in self.items(("spec", "taskRoles"), self.document.value["spec"]["taskRoles"]):
             name, tasks = role.get("name"), role.get("taskNumber")
@@ -147,11 +147,11 @@ class _Reading:
             elif name in names:
                 self.refuse((*place, "name"), f"another role is {name!r}, too", "give each its own name")
             names.append(name)
-            if not (type(tasks) is int and 1 <= tasks <= _MOST_TASKS):
+            if not (type(tasks) is int and 1 <= tasks <= _MAX_TASKS):
                 self.refuse(
                     (*place, "taskNumber"),
                     f"{shown(tasks)} is no number of tasks",
-                    f"write 1 to {_MOST_TASKS}",
+                    f"write 1 to {_MAX_TASKS}",
                 )
                 tasks = 1
             ends = (*place, "frameworkAttemptCompletionPolicy")
@@ -179,7 +179,7 @@ class _Reading:
         return count
 
     def _pod(self, place: Place, task: Mapping[str, Any]) -> tuple[str, str, int]:
-        """The command and the image of its container, and the GPUs that it asks for."""
+        """The command and the image of the pod's container, and the number of GPUs that it requests."""
         pod = self.mapping(place, task.get("pod"), needed=bool(task))
         meta = self.mapping((*place, "metadata"), pod.get("metadata"))
         self._look_at_labels((*place, "metadata", "labels"), meta.get("labels"))
@@ -191,7 +191,7 @@ class _Reading:
                 "a task that has ended is not run again in its job",
                 "write Never, or remove it",
             )
-        list(self.items((*place, "initContainers"), spec.get("initContainers")))  # notes what is none
+        list(self.items((*place, "initContainers"), spec.get("initContainers")))  # reports invalid items
         grace = spec.get("terminationGracePeriodSeconds")
         if grace is not None and (type(grace) is not int or grace < 0):
             self.refuse(

@@ -1,8 +1,7 @@
-"""JSON schemas of experiment files, for editors: made of the tables that the reader goes by, so that both say the same.
+"""JSON schemas of experiment files, for editors, generated from the reader's tables so that both agree.
 
-Draft 7, which editors know. They describe the shape of a file: which keys there are, of which type and in which range. What
-needs the disk, or several keys at once, only the reader sees; so what it accepts is valid here, and not the other way round.
-Keys may be written in camelCase and in snake_case.
+Draft 7, which editors support. The schemas cover keys, types and ranges. Only the reader checks the disk and rules over several
+keys. So each file that the reader accepts is valid here; the reverse does not hold. Keys may be in camelCase or snake_case.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from nni_manager.config.v2 import (
     EACH,
     PLATFORMS,
     SECTIONS,
-    given_without_being_written,
+    implicit_keys,
     names_on,
 )
 
@@ -42,7 +41,7 @@ _V2_NAME = {"tuner": "TunerV1", "advisor": "AdvisorV1", "assessor": "AssessorV1"
 
 
 def json_schema(version: Version | None = None) -> Json:
-    """The JSON schema of experiment files in NNI's first or second schema; without a version, in whichever a file is."""
+    """The JSON schema of experiment files in NNI's first or second schema. Without a version it accepts both."""
     definitions = _definitions()
     root: Json
     if version is None:
@@ -61,7 +60,7 @@ def json_schema(version: Version | None = None) -> Json:
 
 
 def _definitions() -> dict[str, Json]:
-    """Each part of v1's files, and the classArgs of each algorithm, by the name of its class."""
+    """The schemas of all parts of v1 files and of all classArgs, by class name."""
     args = {*CLASS_ARGS.values(), *ASSESSOR_ARGS.values()}
     models = [
         (each, "validation")
@@ -75,11 +74,11 @@ def _definitions() -> dict[str, Json]:
 
 
 def _tidy(schema: Json) -> Json:
-    """Without titles, which repeat the keys; examples as values, not as YAML."""
+    """The schema without titles, which repeat the keys, and with examples as values instead of YAML."""
     properties: dict[str, Json] = {}
     for key, value in schema.get("properties", {}).items():
         if not value.keys() & {"type", "anyOf", "$ref", "enum", "const", "allOf"}:
-            properties[key] = {"not": {}}  # there to be refused
+            properties[key] = {"not": {}}  # the key is always refused
             continue
         value.pop("title", None)
         if "examples" in value:
@@ -90,7 +89,7 @@ def _tidy(schema: Json) -> Json:
 
 
 def _mapping(properties: Mapping[str, Json], required: Iterable[str], description: str = "") -> Json:
-    """The schema of a mapping with these keys and no others, in both their spellings."""
+    """The schema of a mapping with exactly these keys, each in both spellings."""
     spelt = {spelling: value for key, value in properties.items() for spelling in _spellings(key)}
     made: Json = {"type": "object", "properties": spelt, "additionalProperties": False}
     if description:
@@ -105,7 +104,7 @@ def _spellings(key: str) -> list[str]:
 
 
 def _has(key: str, value: Json | None = None) -> Json:
-    """The condition that a key is there in one of its spellings, with a value of this schema."""
+    """The condition that a key is present in one of its spellings, with a value of this schema."""
     either = [
         {"required": [spelling]} | ({} if value is None else {"properties": {spelling: value}})
         for spelling in _spellings(key)
@@ -132,7 +131,7 @@ def _add_class_args(algorithm: Json, key: str, args_key: str = "classArgs") -> N
 
 
 def _used(root: Json, definitions: Mapping[str, Json]) -> set[str]:
-    """The names of the definitions that are referred to, also by one another."""
+    """The names of all definitions that are referenced, directly or indirectly."""
     found: set[str] = set()
     left: list[Any] = [root]
     while left:
@@ -197,7 +196,7 @@ def _root_of_v2(definitions: dict[str, Json]) -> Json:
     services, branches = [], []
     properties: dict[str, Json] = {}
     for platform, v1 in PLATFORMS.items():
-        made = _Mirror(platform, definitions, definitions[EXPERIMENTS[v1].__name__])
+        made = _V2SchemaBuilder(platform, definitions, definitions[EXPERIMENTS[v1].__name__])
         own = made.mapping(())
         service = own["properties"].pop("trainingService")
         own["properties"].pop("training_service")
@@ -231,20 +230,20 @@ def _root_of_v2(definitions: dict[str, Json]) -> Json:
     }
 
 
-class _Mirror:
-    """The schema of v2's files for one platform: each key with the type that v1's has to which it is translated."""
+class _V2SchemaBuilder:
+    """The schema of v2 files for one platform. Each key has the type of the v1 key that it is translated to."""
 
     def __init__(self, platform: str, definitions: dict[str, Json], whole: Json) -> None:
         self.platform = platform
         self.definitions = definitions
         self.whole = whole
         self.table = names_on(platform)
-        # A path of a storage has the same type wherever v1 has it.
+        # `names_on` needs no storage kind here: a storage's path has the same type in every kind.
         self.places = self.table | {v2: self.table[to] for v2, to in ALIASES.items() if to in self.table}
-        self.places |= given_without_being_written(platform)
+        self.places |= implicit_keys(platform)
 
     def mapping(self, above: _Place) -> Json:
-        """The mapping at a place of v2."""
+        """The schema of the mapping at a v2 path."""
         steps = dict.fromkeys(
             place[len(above)]
             for place in self.places
@@ -294,11 +293,11 @@ class _Mirror:
         return found if self._is_required(place) else {"anyOf": [found, _NULL]}
 
     def _is_required(self, place: _Place) -> bool:
-        """Whether v1 cannot do without it, and no default takes its place."""
+        """True if v1 requires the key and no default replaces it."""
         if place in (("trainingService",), ("trainingService", "platform")):
             return True
         if (v1 := self.table.get(place)) is not None:
-            # Of a part that v1 can do without, nothing is required, unless v2 has a part for it, too.
+            # Keys inside an optional v1 section are optional, unless v2 has the same section.
             above = [v1[:length] for length in range(len(v1), 0, -1)]
             part = next((index for index, each in enumerate(above) if each in SECTIONS.values()), len(above))
             return all(self._is_needed_in_v1(each) for each in above[:part])
@@ -308,7 +307,7 @@ class _Mirror:
         return len(within) == 1 and len(place) > 1 and self._is_needed_in_v1(within.pop())
 
     def _is_needed_in_v1(self, place: _Place) -> bool:
-        if not place or place in given_without_being_written(self.platform).values():
+        if not place or place in implicit_keys(self.platform).values():
             return False
         within = self._behind(self._in_v1(place[:-1]))
         return _has(place[-1]) in within.get("allOf", ())
@@ -317,7 +316,7 @@ class _Mirror:
         return [alias for alias, to in ALIASES.items() if to == place and alias in self.places]
 
     def _either(self, place: _Place) -> Json:
-        """The condition that a key is there under any of its names."""
+        """The condition that a key is present under any of its names."""
         either = [_has(place[-1])]
         for other in self._others(place):
             same = other[: len(place) - 1] == place[:-1]
@@ -325,7 +324,7 @@ class _Mirror:
         return {"anyOf": either}
 
     def _in_v1(self, place: _Place) -> Json:
-        """The schema that v1 has at a place."""
+        """The schema at a v1 path."""
         found = self.whole
         for step in place:
             inside = self._behind(found)
@@ -333,7 +332,7 @@ class _Mirror:
         return found
 
     def _behind(self, schema: Json) -> Json:
-        """What a reference refers to; of a part that may be null, the part."""
+        """The schema behind a reference or a nullable part; other schemas unchanged."""
         if "$ref" in schema:
             return self.definitions[str(schema["$ref"]).removeprefix(_REF)]
         parts = [each for each in schema.get("anyOf", ()) if each.keys() & {"$ref", "items"}]

@@ -1,4 +1,4 @@
-"""The parts of NNI's v1 experiment files that are for Kubernetes: FrameworkController and Kubeflow.
+"""The Kubernetes parts of NNI's v1 experiment files: FrameworkController and Kubeflow.
 
 Source: NNI v2.0, nnictl's schema; NNI v2.10 for namespace, reuse, pvc and configPath.
 """
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
+from nni_manager.config.diagnostics import key_of
 from nni_manager.config.framework_template import FrameworkTemplate
-from nni_manager.config.mistakes import key_of
 from nni_manager.config.model import (
     AzureStorage,
     ClaimStorage,
@@ -22,9 +22,9 @@ from nni_manager.config.model import (
 from nni_manager.config.schema import Schema, must_be
 from nni_manager.config.v1 import ExperimentV1, Size, SizeOrNone, TrialV1
 
-# RFC 1123, as Kubernetes asks of names.
+# RFC 1123 label: Kubernetes requires it of names.
 _LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
-# A ClusterTrainingRuntime, or one of the jobs' own namespace.
+# A ClusterTrainingRuntime, or a TrainingRuntime in the namespace of the jobs.
 _RUNTIME = r"^(TrainingRuntime/)?[a-z0-9]([a-z0-9.-]*[a-z0-9])?$"
 DEFAULT_RUNTIME = "torch-distributed"
 _AZURE_NAME = r"^[0-9a-zA-Z-]{3,63}$"
@@ -33,7 +33,7 @@ _REPLICA = '{replicas: 1, command: "python3 train.py", gpuNum: 0, cpuNum: 1, mem
 
 
 class _PodV1(Schema):
-    """What the containers of one role are."""
+    """The container settings of one role."""
 
     command: str = must_be("a shell command", "python3 train.py", min_length=1)
     gpu_num: int = must_be("a whole number from 0 to 99999", "0", ge=0, le=99999)
@@ -47,7 +47,7 @@ class _PodV1(Schema):
 
 
 class CompletionPolicyV1(Schema):
-    """`frameworkAttemptCompletionPolicy` of a task role: how many tasks end the job; -1 is none."""
+    """`frameworkAttemptCompletionPolicy` of a task role: the number of tasks that end the job; -1 disables the rule."""
 
     answers: ClassVar[dict[str, str]] = {
         "minSucceedTaskCount": "NNI's first schema calls it minSucceededTaskCount; write that"
@@ -94,7 +94,7 @@ class FrameworkControllerTrialV1(Schema):
 
 
 class KubeflowTrialV1(Schema):
-    """`trial` on Kubeflow. Which roles an operator has, the reader says."""
+    """`trial` on Kubeflow. The reader checks which roles the operator has."""
 
     answers: ClassVar[dict[str, str]] = (
         TrialV1.answers
@@ -108,35 +108,35 @@ class KubeflowTrialV1(Schema):
 
 
 class NfsV1(Schema):
-    """`nfs`: an export of a server, as containers mount it."""
+    """`nfs`: an export of an NFS server, which containers mount."""
 
     server: str = must_be("the address of an NFS server", "10.10.10.10", min_length=1)
     path: str = must_be("the path that the server exports", "/var/nfs/nni", min_length=1)
 
 
 class KeyVaultV1(Schema):
-    """`keyVault`: where Azure keeps the key of the storage account."""
+    """`keyVault`: the Azure vault that holds the key of the storage account."""
 
     vault_name: str = must_be("the name of a vault", "my-vault", pattern=r"^[0-9a-zA-Z-]{1,127}$")
     name: str = must_be("the name of a secret in the vault", "storage-key", pattern=r"^[0-9a-zA-Z-]{1,127}$")
 
 
 class AzureStorageV1(Schema):
-    """`azureStorage`: a share of a storage account."""
+    """`azureStorage`: a file share of a storage account."""
 
     account_name: str = must_be("the name of a storage account", "mystorage", pattern=r"^[0-9a-zA-Z-]{3,31}$")
     azure_share: str = must_be("the name of a file share", "nni", pattern=_AZURE_NAME)
 
 
 class PvcV1(Schema):
-    """`pvc`: a PersistentVolumeClaim; `path` is where this machine has its volume mounted."""
+    """`pvc`: a PersistentVolumeClaim; `path` is the mount point of its volume on this machine."""
 
     path: str = must_be("a folder of this machine", "/mnt/nni-volume", min_length=1)
     name: str | None = must_be("the name of a claim", "nni", None, pattern=_LABEL)
 
 
 class StorageV1(Schema):
-    """Where trials find their code and leave what they write. Which parts a storage has, the reader says."""
+    """The shared storage for code and output of trials. The reader checks which parts a storage has."""
 
     storage: Literal["nfs", "azureStorage", "pvc"] | None = must_be(
         "one of nfs, azureStorage, pvc", "nfs", None
@@ -177,7 +177,7 @@ class KubeflowSectionV1(StorageV1):
 
 
 class FrameworkControllerExperimentV1(ExperimentV1):
-    """A whole file of an experiment on FrameworkController."""
+    """The experiment file for FrameworkController."""
 
     trial: FrameworkControllerTrialV1 = must_be("a mapping", f"{{codeDir: ., taskRoles: [{_ROLE}]}}")
     frameworkcontroller_config: FrameworkControllerSectionV1 = must_be(
@@ -186,7 +186,7 @@ class FrameworkControllerExperimentV1(ExperimentV1):
 
 
 class KubeflowExperimentV1(ExperimentV1):
-    """A whole file of an experiment on Kubeflow."""
+    """The experiment file for Kubeflow."""
 
     trial: KubeflowTrialV1 = must_be("a mapping", f"{{codeDir: ., worker: {_REPLICA}}}")
     kubeflow_config: KubeflowSectionV1 = must_be(
@@ -195,7 +195,7 @@ class KubeflowExperimentV1(ExperimentV1):
     )
 
 
-# ---- what the schema alone cannot say
+# ---- checks across several keys
 
 Place: TypeAlias = tuple[str | int, ...]
 Refuse: TypeAlias = Callable[[Place, str], None]
@@ -215,7 +215,7 @@ _KUBEFLOW_V1 = ("v1", "v1beta2", "v1beta1", "v1alpha2")
 
 
 class _Operator(NamedTuple):
-    """What a job of it has: roles, of which the first is needed; the versions of its resources, newest first."""
+    """The roles of an operator's jobs, the first of which is required, and its API versions, newest first."""
 
     roles: tuple[str, ...]
     versions: tuple[str, ...]
@@ -233,7 +233,7 @@ _ALL_VERSIONS = frozenset(version for each in _OPERATORS.values() for version in
 def refuse_contradictions(
     platform: str, trial: Mapping[str, Any], section: Mapping[str, Any], refuse: Refuse
 ) -> None:
-    """Say what is missing and what is too much, given the rest of the file. Values of a wrong type are left to the schema."""
+    """Refuse missing keys, and keys that contradict others. The schema diagnoses values of a wrong type."""
     name = SECTION[platform]
     if section:
         _refuse_storage(name, section, refuse)
@@ -262,7 +262,7 @@ def _refuse_storage(name: str, section: Mapping[str, Any], refuse: Refuse) -> No
             )
             return
     if not isinstance(kind, str) or kind not in _PARTS:
-        return  # the schema has said so
+        return  # the schema reports it
     for part in _PARTS[kind]:
         if part not in given:
             refuse(
@@ -280,7 +280,7 @@ def _refuse_storage(name: str, section: Mapping[str, Any], refuse: Refuse) -> No
 
 
 def kind_of_storage(section: Mapping[str, Any]) -> str | None:
-    """The storage of a section: the one it names, or the first it describes."""
+    """The storage that a section names, or the first that it describes; None without one."""
     named = section.get("storage")
     described = (
         kind for kind, parts in _PARTS.items() if any(section.get(part) is not None for part in parts)
@@ -337,7 +337,7 @@ def _refuse_repeated_names(roles: list[Any], refuse: Refuse) -> None:
 
 
 def paths_in(trial: Mapping[str, Any], section: Mapping[str, Any], name: str) -> Iterator[tuple[Place, Any]]:
-    """The places of all paths of this machine, but codeDir, and what is written there."""
+    """Key path and value of every path on this machine, except codeDir."""
     roles = trial.get("taskRoles")
     for index, role in enumerate(roles if isinstance(roles, list) else ()):
         if isinstance(role, Mapping):
@@ -358,7 +358,7 @@ def kubernetes_of(
     paths: Mapping[Place, Path],
     template: FrameworkTemplate | None,
 ) -> KubernetesConfig:
-    """The jobs that a file without mistakes describes. `paths` are those of `paths_in`, absolute."""
+    """The job description of a file without diagnostics. `paths` are those of `paths_in`, absolute."""
     if isinstance(file, KubeflowExperimentV1):
         kubeflow = file.kubeflow_config
         by_name = {"worker": file.trial.worker, "ps": file.trial.ps, "master": file.trial.master}
@@ -417,7 +417,7 @@ def _storage(section: StorageV1, paths: Mapping[Place, Path], name: str) -> Kube
         return NfsStorage(section.nfs.server, section.nfs.path)
     if section.pvc is not None:
         return ClaimStorage(paths[name, "pvc", "path"], section.pvc.name)
-    # What a storage lacks has been refused.
+    # `_refuse_storage` has refused an incomplete storage.
     assert section.azure_storage is not None
     assert section.key_vault is not None
     azure, vault = section.azure_storage, section.key_vault

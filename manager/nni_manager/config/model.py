@@ -1,4 +1,4 @@
-"""The experiment as the rest of the manager sees it: frozen, with absolute paths, whatever schema it was written in."""
+"""The checked configuration of an experiment: frozen, with absolute paths, independent of the schema of the file."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nni_manager.config.search_space import SearchSpace, parse_search_space
-from nni_manager.errors import Bug
+from nni_manager.errors import InternalError
 
 OptimizeMode = Literal["maximize", "minimize"]
-# paiConfig.host of the cluster that this machine brings along.
+# paiConfig.host of the built-in cluster on this machine (local_openpai).
 LOCAL_HOST = "local"
 
 
 @dataclass(frozen=True, slots=True)
 class Expansion:
-    """A relative path of the file and what it came to; nnictl tells the user, as NNI does."""
+    """A path of the file and its absolute form; nnictl prints both, as NNI does."""
 
     key: str
     written: str
     absolute: Path
 
 
-# A model that is fitted to thousands of results takes minutes; what takes longer has most likely stopped for good.
+# Fitting a model to thousands of results takes minutes; a longer call most likely hangs.
 CALL_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class UserClass:
-    """A class of the user's own. `class_name` and `validator` are dotted: module and class.
+    """A tuner or assessor class of the user. `class_name` and `validator` are dotted: module and class.
 
-    `code_dir` is the folder where the module is; None: it is installed. No call of it may take longer than `call_timeout_s`.
+    `code_dir` is the folder of the module; None: the module is installed. `call_timeout_s` limits each call of the class.
     """
 
     class_name: str
@@ -45,10 +45,10 @@ class UserClass:
 
 @dataclass(frozen=True, slots=True)
 class TunerConfig:
-    """Who proposes parameters. `class_args` is as written in the file; the checked values are the fields beside it.
+    """The tuner. `class_args` is as written in the file; checked values are in the other fields.
 
-    `seed` None means that every experiment draws its own. `include_intermediate_results`: the last intermediate result of a trial
-    that was stopped early is told to the tuner as its result. `own`: it is this class, and not one of ours.
+    `seed` None: each experiment draws its own seed. `include_intermediate_results`: the tuner receives the last intermediate
+    result of an early-stopped trial as its final result. `own`: the user's class; None for a built-in tuner.
     """
 
     name: str
@@ -61,7 +61,7 @@ class TunerConfig:
 
 @dataclass(frozen=True, slots=True)
 class AssessorConfig:
-    """Who stops trials early. `class_args` is as written in the file, and checked. `own`: as for a tuner."""
+    """The assessor, which stops trials early. `class_args` is as written in the file, and checked. `own`: as for a tuner."""
 
     name: str
     class_args: dict[str, Any]
@@ -69,10 +69,10 @@ class AssessorConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalConfig:
-    """How trials share the GPUs of this machine. `gpu_indices` None means all of them.
+class LocalSpec:
+    """GPU sharing of trials on this machine. `gpu_indices` None means all GPUs.
 
-    `may_use_active_gpu` is kept as written and has no effect: a GPU in use by others is not spared.
+    `may_use_active_gpu` is stored and has no effect: trials also use GPUs that other processes use.
     """
 
     gpu_indices: tuple[int, ...] | None = None
@@ -82,10 +82,10 @@ class LocalConfig:
 
 @dataclass(frozen=True, slots=True)
 class PaiConfig:
-    """An OpenPAI cluster, and what a job there is made of. One of `token` and `password` is there unless `is_local`.
+    """An OpenPAI cluster and the settings of its jobs. Exactly one of `token` and `password` is set unless `is_local`.
 
-    `storage` and `mount` are one folder, as the manager sees it and as containers do. `image`, `storage_name`, `cpu`, `gpu`
-    and `memory_mb` are None only where `job_text` describes the job; that is the content of `job_file`.
+    `storage` is the path of the shared folder on the manager's machine, `mount` its path in containers. `image`,
+    `storage_name`, `cpu`, `gpu` and `memory_mb` are None only if `job_text`, the content of `job_file`, describes the job.
     """
 
     host: str
@@ -105,7 +105,7 @@ class PaiConfig:
 
     @property
     def is_local(self) -> bool:
-        """Whether it is the cluster that this machine brings along."""
+        """True if this is the built-in cluster on this machine."""
         return self.host.lower() == LOCAL_HOST
 
 
@@ -119,9 +119,9 @@ class NfsStorage:
 
 @dataclass(frozen=True, slots=True)
 class AzureStorage:
-    """A file share of Azure, with the place of its account's key in a vault.
+    """An Azure file share; the key of its account is `secret` in `vault`.
 
-    `upload_tries_again` is how often an upload that failed is repeated.
+    `upload_tries_again` is the maximum number of retries of an upload.
     """
 
     account: str
@@ -133,25 +133,26 @@ class AzureStorage:
 
 @dataclass(frozen=True, slots=True)
 class ClaimStorage:
-    """A PersistentVolumeClaim; `path` is where this machine has its volume. `name` None: the file does not say."""
+    """A PersistentVolumeClaim; `path` is the mount point of its volume on this machine. `name` None: not set in the file."""
 
     path: Path
     name: str | None
 
 
 MOUNT, VOLUME = "/tmp/mount", "nni-vol"
-"""Where containers on Kubernetes see the shared storage, and what that is called in their pods."""
+"""The mount path and the volume name of the shared storage in pods on Kubernetes."""
 JOB_LABELS = ("app", "expId", "trialId", "envId")
-"""What tells the objects of a job on Kubernetes from those of all others."""
+"""The labels that identify the Kubernetes objects of a job."""
 
 KubernetesStorage = NfsStorage | AzureStorage | ClaimStorage
 
 
 @dataclass(frozen=True, slots=True)
 class RoleConfig:
-    """The tasks of one role of a job on Kubernetes, which are all alike. `registry_login` is a file of Docker's.
+    """The identical tasks of one role of a job on Kubernetes. `registry_login` is a Docker login file.
 
-    `min_failed` and `min_succeeded` tasks end the job; -1 stands for none, and where the operator decides, both are None.
+    `min_failed` and `min_succeeded` are the numbers of tasks that end the job; -1 disables the rule. Both are None if the
+    operator decides.
     """
 
     name: str
@@ -169,11 +170,11 @@ class RoleConfig:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesConfig:
-    """What jobs on Kubernetes are made of. `roles` are in the order of the file, or of `template`, where that describes the job.
+    """The settings of jobs on Kubernetes. `roles` are in the order of the file, or of `template` if it describes the job.
 
-    `api_version` is that of the resources of all operators but FrameworkController, without their group. `template_text` is the
-    content of `template` as JSON. `namespace` None: that of the login to the cluster. `runtime` is there for TrainJobs alone: the
-    name of a ClusterTrainingRuntime, or of a TrainingRuntime, with that word and a slash before it. `queue` is one of Kueue's.
+    `api_version` is without the group; None for FrameworkController. `template_text` is the content of `template` as JSON.
+    `namespace` None: that of the cluster login. `runtime` is set only for TrainJobs: `NAME` of a ClusterTrainingRuntime, or
+    `TrainingRuntime/NAME`. `queue` is a Kueue queue.
     """
 
     operator: Literal["frameworkcontroller", "tf-operator", "pytorch-operator", "trainjob", "job"]
@@ -188,14 +189,14 @@ class KubernetesConfig:
     queue: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """The parts as JSON values and paths, from which `from_dict` makes an equal one."""
+        """The fields as JSON values and paths; `from_dict` restores an equal object."""
         return dataclasses.asdict(self) | {
             "storage": [type(self.storage).__name__, dataclasses.asdict(self.storage)]
         }
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> KubernetesConfig:
-        """What `to_dict` wrote, through JSON."""
+        """The object that `to_dict` wrote, after a round trip through JSON."""
         kind, storage = fields["storage"]
         made: KubernetesStorage
         if kind == NfsStorage.__name__:
@@ -213,9 +214,9 @@ class KubernetesConfig:
 
 @dataclass(frozen=True, slots=True)
 class ReuseConfig:
-    """Whether a job runs many trials in turn, and when it leaves.
+    """Job reuse: a job runs many trials in sequence, and exits after `idle_timeout_s` without one.
 
-    `max_trials` 0 means as many as there are. `warm_imports` are modules that trials of a job find imported already.
+    `max_trials` 0 means no limit. `warm_imports` are modules that the job imports before its trials start.
     """
 
     is_on: bool = False
@@ -225,16 +226,16 @@ class ReuseConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ExperimentConfig:
+class ExperimentSpec:
     """One checked experiment. Paths are absolute; `code_dir` was a folder when the file was read.
 
-    `max_exec_duration_s`, `max_trial_number` and `max_trial_duration_s` None mean no limit. Limits and the search space are those
-    of now: they may have been changed since the file was read, the space `search_space_revision` times. `gpu_num` None leaves
-    CUDA_VISIBLE_DEVICES of a trial alone, 0 hides all GPUs. `search_space_raw` is the JSON `search_space` was read from.
-    `nni_manager_ip` is where keepers on other machines reach the manager; None: it finds that out. `trial_command` is empty where
-    roles or a job file say what tasks run. `pai` is there exactly for the training service of that name, `kubernetes` for
-    `frameworkcontroller` and `kubeflow`. `is_annotated`: `code_dir` holds annotations, and trials run a copy that is made of it;
-    once that is made, `code_dir` is the copy. `warnings` are for the user who starts it.
+    `max_exec_duration_s`, `max_trial_number` and `max_trial_duration_s` None mean no limit. Limits and the search space are
+    current: they may have changed since the file was read, the space `search_space_revision` times. `search_space_raw` is the
+    JSON of `search_space`. `gpu_num` None leaves a trial's CUDA_VISIBLE_DEVICES unchanged, 0 hides all GPUs. `nni_manager_ip`
+    is the manager's address for keepers on other machines; None: the manager detects it. `trial_command` is empty if roles or
+    a job file contain the commands. `pai` is set only for the training service `pai`, `kubernetes` only for
+    `frameworkcontroller` and `kubeflow`. `is_annotated`: `code_dir` has annotations, and trials run a generated copy; once
+    the copy exists, `code_dir` is its path. `warnings` are for the user who starts the experiment.
     """
 
     experiment_name: str
@@ -256,7 +257,7 @@ class ExperimentConfig:
     log_level: Literal["trace", "debug", "info", "warning", "error", "fatal"]
     debug: bool
     version_check: bool
-    local: LocalConfig
+    local: LocalSpec
     reuse: ReuseConfig
     config_path: Path
     expansions: tuple[Expansion, ...] = ()
@@ -271,7 +272,7 @@ class ExperimentConfig:
 
     @property
     def secret_files(self) -> tuple[Path, ...]:
-        """Those files of the experiment that may hold a login or other secrets."""
+        """The files of the experiment that may contain a login or other secrets."""
         if self.kubernetes is not None:
             logins = {
                 role.registry_login for role in self.kubernetes.roles if role.registry_login is not None
@@ -283,8 +284,8 @@ class ExperimentConfig:
         return (self.config_path,) if self.pai.job_file is None else (self.config_path, self.pai.job_file)
 
     def to_json(self) -> str:
-        """The experiment as JSON text, from which `from_json` makes an equal one."""
-        # Shallow, because asdict would deep-copy the search space only to have it dropped.
+        """The experiment as JSON text; `from_json` restores an equal object."""
+        # Shallow: asdict would deep-copy the search space, which is dropped below.
         fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         del fields["search_space"]
         fields["tuner"] = dataclasses.asdict(self.tuner)
@@ -297,20 +298,20 @@ class ExperimentConfig:
         return json.dumps(fields, default=str)
 
     @classmethod
-    def from_json(cls, text: str) -> ExperimentConfig:
-        """The experiment `to_json` wrote. Nothing is checked against the disk again.
+    def from_json(cls, text: str) -> ExperimentSpec:
+        """The experiment that `to_json` wrote. Paths are not checked again.
 
         Raises:
-            Bug: the text is not one of ours.
+            InternalError: `to_json` did not write this text.
         """
         try:
             fields = json.loads(text)
             gpu_indices = fields["local"]["gpu_indices"]
-            reuse = fields.get("reuse", {})  # absent from what the first format of the store has
+            reuse = fields.get("reuse", {})  # absent in the first format of the store
             fields |= {
                 "search_space": parse_search_space(fields["search_space_raw"]),
                 "tuner": TunerConfig(**_with_own(fields["tuner"])),
-                "local": LocalConfig(
+                "local": LocalSpec(
                     **fields["local"] | {"gpu_indices": None if gpu_indices is None else tuple(gpu_indices)}
                 ),
                 "pai": _pai(fields.get("pai")),
@@ -329,15 +330,15 @@ class ExperimentConfig:
             fields["warnings"] = tuple(fields.get("warnings", ()))
             fields |= {name: Path(fields[name]) for name in ("code_dir", "log_dir", "config_path")}
             return cls(**fields)
-        except (ValueError, TypeError, KeyError) as error:
-            raise Bug(f"cannot read the stored experiment: {error!r}; please report it") from error
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InternalError(f"cannot read the stored experiment: {error!r}; please report it") from error
 
 
 HIDDEN = "(hidden)"
 
 
-def without_secrets(config: ExperimentConfig) -> ExperimentConfig:
-    """The same to be looked at: logins are hidden, and what describes a job and may hold some, but by the name of its file."""
+def without_secrets(config: ExperimentSpec) -> ExperimentSpec:
+    """A copy for display: logins and the text of job descriptions, which may contain some, are hidden; file names stay."""
     pai, kubernetes = config.pai, config.kubernetes
     if pai is not None:
         pai = dataclasses.replace(

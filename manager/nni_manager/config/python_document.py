@@ -1,6 +1,6 @@
-"""An experiment that was written in Python, read as the file that says the same; mistakes are told in Python's words.
+"""Reads a configuration written in Python as a file of the second schema; diagnostics name Python fields.
 
-The tables of the second schema say what each key means. Messages are theirs, with fields in the place of keys:
+The tables of the second schema define each key. Messages are the same, with fields in place of keys:
 `trainingService.taskRoles[0].memorySize: 4g` is `config.training_service.task_roles[0].memory_size = '4g'` here.
 """
 
@@ -16,8 +16,8 @@ from typing import Any
 import yaml
 from pydantic.alias_generators import to_snake
 
+from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, key_of
 from nni_manager.config.document import Document, PathInFile
-from nni_manager.config.mistakes import ConfigInvalid, Mistake, key_of
 from nni_manager.config.v2 import ALIASES, EACH, PLATFORMS, DocumentV2, as_v1, names_on, place_of
 
 _SPACE = "searchSpace"
@@ -25,8 +25,8 @@ _SPACE = "searchSpace"
 _WRITE = re.compile(r"(?P<lead>\b(?:write (?P<any>e\.g\. )?|such as |or ))(?P<key>\w+): ")
 _NOT_TEXT = re.compile(r"without quotes YAML reads (.*) as (a \w+(?: \w+)?); put it in quotes")
 CALLED = "experiment.config"
-"""What takes the place of a file's name: there is none, and messages of the manager speak of the place where keys are."""
-# What the second schema has no word of its own for, or does not take.
+"""The label that replaces a file name in messages: a configuration in Python has no file."""
+# Keys that are not in the tables of the second schema, or that it does not support.
 _OTHER_KEYS = ((_SPACE,), ("sharedStorage",), ("experimentType",), ("trainingService", "openpaiConfig"))
 _OTHER_WORDS = {
     r"\bcannot use this file\b": "cannot use config",
@@ -40,46 +40,46 @@ _KEEP_TO = "keep to text, finite numbers, True, False, None, lists and mappings 
 
 
 def python_document(value: Mapping[str, Any], name: str) -> PythonDocument:
-    """The document that `value` is, with keys as in the second schema. `name`: what it is called if it does not say.
+    """The document of `value`, whose keys are those of the second schema. `name`: the default experiment name.
 
     Raises:
-        ConfigInvalid: it holds what no file could hold.
+        ConfigInvalid: it contains a value that no file can contain.
     """
     if strangers := [*_strangers(value, ())]:
         raise ConfigInvalid(strangers)
     read = as_v1(Document("", {"experimentName": name, **value}, None))
-    told = [_in_python(each) for each in read.mistakes]
-    warnings = tuple(in_python_words(each) for each in read.warnings)
+    told = [_in_python(each) for each in read.diagnostics]
+    warnings = tuple(to_python_names(each) for each in read.warnings)
     return PythonDocument("", read.value, None, tuple(told), read.names, warnings)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PythonDocument(DocumentV2):
-    """As a file of the second schema, with its mistakes in Python's words and without lines."""
+    """A document of the second schema. Its diagnostics name Python fields and have no lines."""
 
     def key(self, path: PathInFile) -> str:
-        """The field that is a place of the v1 file."""
+        """The field for a path of the v1 file."""
         return _in_snake_case(DocumentV2.key(self, path))
 
-    def mistake(self, path: PathInFile, message: str) -> Mistake:
-        """A mistake at this path of the v1 file, told as one of the configuration."""
-        return _in_python(DocumentV2.mistake(self, path, message))
+    def diagnostic(self, path: PathInFile, message: str) -> Diagnostic:
+        """A diagnostic at this path of the v1 file, translated to the field of the configuration."""
+        return _in_python(DocumentV2.diagnostic(self, path, message))
 
-    def said(self, path: PathInFile, message: str) -> Mistake:
-        """A mistake at this path of the v2 file, told as one of the configuration."""
-        # The words of its caller are put into Python's there.
+    def said(self, path: PathInFile, message: str) -> Diagnostic:
+        """A diagnostic at this path of the v2 file, for the configuration."""
+        # `diagnostic` calls this and translates the result; only the search space is translated here.
         told = DocumentV2.said(self, path, message)
         return _in_python(told) if path and path[0] == _SPACE else told
 
 
-def _in_python(mistake: Mistake) -> Mistake:
+def _in_python(mistake: Diagnostic) -> Diagnostic:
     key, message = mistake.key, mistake.message
     if re.match(rf"{_SPACE}(?!\w)", key):
         inner = key[len(_SPACE) :].lstrip(".")
         place = f"config.search_space{'.' * bool(inner)}{inner}"
         if not inner:
-            return dataclasses.replace(mistake, key=place, message=in_python_words(message))
-        # Its keys are the user's own.
+            return dataclasses.replace(mistake, key=place, message=to_python_names(message))
+        # Keys of the search space are the user's names.
         message = message.replace("cannot use ", "cannot use config.search_space.", 1)
         return dataclasses.replace(mistake, key=place, message=message)
     if key.endswith(".classFileName"):
@@ -96,12 +96,12 @@ def _in_python(mistake: Mistake) -> Mistake:
             "search_space = {'lr': {'_type': 'loguniform', '_value': [0.001, 1]}}"
         )
     return dataclasses.replace(
-        mistake, key=f"config.{_in_snake_case(key)}" if key else "config", message=in_python_words(message)
+        mistake, key=f"config.{_in_snake_case(key)}" if key else "config", message=to_python_names(message)
     )
 
 
-def _strangers(value: Any, above: tuple[str | int, ...]) -> Iterator[Mistake]:
-    """A mistake for each value that is none of JSON's."""
+def _strangers(value: Any, above: tuple[str | int, ...]) -> Iterator[Diagnostic]:
+    """A diagnostic for each value that JSON cannot represent."""
     if isinstance(value, dict):
         for name, item in value.items():
             yield from _strangers(item, (*above, name))
@@ -118,10 +118,10 @@ def _strangers(value: Any, above: tuple[str | int, ...]) -> Iterator[Mistake]:
             if isinstance(value, float)
             else f"an object of type {type(value).__name__}"
         )
-        yield Mistake("", None, None, key, f"cannot use {key}: it is {what}; {_KEEP_TO}")
+        yield Diagnostic("", None, None, key, f"cannot use {key}: it is {what}; {_KEEP_TO}")
 
 
-# ---- words
+# ---- translation of messages
 
 
 @cache
@@ -133,7 +133,7 @@ def _places() -> frozenset[tuple[str, ...]]:
 
 @cache
 def _first_schema() -> tuple[Mapping[str, str], re.Pattern[str]]:
-    """The keys of the first schema that have other names in the second, whose names they have here."""
+    """The keys of the first schema with another name in the second, and a pattern that matches them."""
     found: dict[str, str] = {}
     for platform in PLATFORMS:
         for v2, v1 in names_on(platform).items():
@@ -150,13 +150,13 @@ def _steps() -> frozenset[str]:
 
 @cache
 def _keys() -> re.Pattern[str]:
-    """Text in quotes, which stays as it is, or one key after another with dots between them."""
+    """A pattern for quoted text, which stays unchanged, or a dotted path of keys."""
     step = rf"(?:{'|'.join(sorted(map(re.escape, _steps()), key=len, reverse=True))})(?:\[\d+\])?"
     return re.compile(rf"{_QUOTED}|(?<![\w./'-]){step}(?:\.{step})*(?![\w'-])")
 
 
-def in_python_words(message: str) -> str:
-    """A message about keys of an experiment file, of either schema, as one about fields of a configuration in Python."""
+def to_python_names(message: str) -> str:
+    """The message with the keys of either schema replaced by the fields of a configuration in Python."""
     for of_files, of_python in _OTHER_WORDS.items():
         message = re.sub(of_files, of_python, message)
     of_v1, keys = _first_schema()
@@ -187,7 +187,7 @@ def _as_field(found: re.Match[str]) -> str:
         return key
     path = [part for step in key.split(".") for part in re.findall(r"\w+|\[\d+\]", step)]
     place = place_of([int(step[1:-1]) if step.startswith("[") else step for step in path])
-    # A whole path, where a message speaks of a place.
+    # `config.` precedes only a whole path.
     is_whole = place in _places() and (
         len(place) > 1 or re.search(r"(?:cannot use|cannot do without) $", found.string[: found.start()])
     )
@@ -195,12 +195,12 @@ def _as_field(found: re.Match[str]) -> str:
 
 
 def _in_snake_case(key: str) -> str:
-    """A key with its known steps as fields are called; arguments of an algorithm are called as they are."""
+    """A key with its known steps in snake_case; arguments of an algorithm stay unchanged."""
     return re.sub(r"\w+", lambda step: to_snake(step[0]) if step[0] in _steps() else step[0], key)
 
 
 def _end_of_value(text: str, at: int) -> int:
-    """Where the value of an example ends that begins at `at`."""
+    """The end position of an example's value that starts at `at`."""
     if text[at] in "{[":
         depth = 0
         for index in range(at, len(text)):

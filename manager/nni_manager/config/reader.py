@@ -1,4 +1,4 @@
-"""From an experiment file to the experiment: all mistakes of the file, and of the files it names, at once."""
+"""Read and check an experiment file and the files that it names; report all diagnostics at once."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, RandomArgs, reason_against_space
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
+from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, key_of, shown
 from nni_manager.config.document import Document, read_json, read_yaml
 from nni_manager.config.framework_template import FrameworkTemplate, read_template
 from nni_manager.config.kubernetes import (
@@ -21,14 +22,13 @@ from nni_manager.config.kubernetes import (
     paths_in,
     refuse_contradictions,
 )
-from nni_manager.config.mistakes import MOST_MISTAKES, ConfigInvalid, Mistake, key_of, shown
 from nni_manager.config.model import (
     LOCAL_HOST,
     AssessorConfig,
     Expansion,
-    ExperimentConfig,
+    ExperimentSpec,
     KubernetesConfig,
-    LocalConfig,
+    LocalSpec,
     PaiConfig,
     ReuseConfig,
     TunerConfig,
@@ -39,18 +39,18 @@ from nni_manager.config.schema import check, is_placeholder, with_camel_keys
 from nni_manager.config.search_space import SearchSpace, read_search_space
 from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_class
 from nni_manager.config.v1 import (
-    LEFT_OUT,
     SECTIONS,
+    UNSUPPORTED,
     ExperimentV1,
     LocalConfigV1,
     LocalExperimentV1,
     PaiExperimentV1,
     megabytes,
 )
-from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, words_of_v2
+from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, v2_hints
 
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
-# Their placeholders are told where paths are.
+# `_absolute` refuses placeholders in these.
 _PATHS_OF_THIS_MACHINE = (
     "codeDir",
     "nniManagerNFSMountPath",
@@ -60,50 +60,52 @@ _PATHS_OF_THIS_MACHINE = (
 )
 
 
-def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentConfig:
-    """The experiment `path` describes, ready to run: its search space is read, its code folder exists.
+def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentSpec:
+    """The experiment that `path` describes, ready to run: its search space is read, its code folder exists.
 
-    Relative paths in the file are relative to its folder; `~` is the user's home. Without `reads_code` annotations are not looked
-    for, for who wants to know something else: the search space of annotated code is then empty.
+    Relative paths in the file are relative to its folder; `~` is the user's home. Without `reads_code` annotations are not
+    read, and the search space of annotated code is empty.
 
     Raises:
-        ConfigInvalid: with every mistake of the experiment file, of its search space and of annotations, in the order of lines.
+        ConfigInvalid: with every error of the experiment file, of its search space and of annotations, in the order of lines.
     """
     return read_document(path, _document(path), reads_code=reads_code)
 
 
-def read_document(path: Path, document: Document, *, reads_code: bool = True) -> ExperimentConfig:
-    """The experiment that a document describes which is, or could be, the content of `path`; as `read_experiment_file` has it.
+def read_document(path: Path, document: Document, *, reads_code: bool = True) -> ExperimentSpec:
+    """The experiment that a document describes, checked as by `read_experiment_file`.
+
+    `path` is the document's file; it need not exist.
 
     Raises:
-        ConfigInvalid: with every mistake.
+        ConfigInvalid: with every error.
     """
     return _Reading(path, document, reads_code).experiment()
 
 
 def schema_of(path: Path) -> Literal["v1", "v2"]:
-    """The schema that a file is written in.
+    """The schema version of a file.
 
     Raises:
-        ConfigInvalid: it cannot be read.
+        ConfigInvalid: the file cannot be read.
     """
     return "v2" if isinstance(_document(path), DocumentV2) else "v1"
 
 
 def read_first_schema(path: Path) -> dict[str, Any]:
-    """The keys and values of a file in NNI's first schema, in camelCase and of the right types; nothing else of it is checked.
+    """The keys and values of a file in NNI's first schema, in camelCase. Only keys and types are checked.
 
     Raises:
-        ConfigInvalid: with every mistake of their shape, or because the file is in the second schema.
+        ConfigInvalid: with every wrong key and type, or because the file is in the second schema.
     """
     document = _document(path)
     if isinstance(document, DocumentV2):
         message = f"cannot convert {path.name}: it is in NNI's second schema; use it as it is"
-        raise ConfigInvalid([Mistake(str(path), None, None, "", message)])
+        raise ConfigInvalid([Diagnostic(str(path), None, None, "", message)])
     reading = _Reading(path, document, reads_code=False)
-    mistakes = [*document.mistakes, *reading.mistakes_of_shape()]
-    if mistakes:
-        raise ConfigInvalid(sorted(mistakes, key=lambda each: each.line or 0))
+    diagnostics = [*document.diagnostics, *reading.schema_diagnostics()]
+    if diagnostics:
+        raise ConfigInvalid(sorted(diagnostics, key=lambda each: each.line or 0))
     return reading.raw
 
 
@@ -113,7 +115,7 @@ def _document(path: Path) -> Document:
         message = (
             f"cannot use {path.name}: {shown(document.value)} is not a mapping; write lines of `key: value`"
         )
-        raise ConfigInvalid([Mistake(str(path), 1, 1, "", message)])
+        raise ConfigInvalid([Diagnostic(str(path), 1, 1, "", message)])
     return as_v1(document) if is_v2(document.value) else document
 
 
@@ -130,7 +132,7 @@ EXPERIMENTS: dict[str, type[AnyExperimentV1]] = {
 
 
 class _Reading:
-    """One pass over one file: what was found wrong, and which paths were made absolute."""
+    """One pass over one file: collects diagnostics and the paths that it made absolute."""
 
     def __init__(self, path: Path, document: Document, reads_code: bool) -> None:
         self.path = path
@@ -144,17 +146,17 @@ class _Reading:
             EXPERIMENTS.get(platform, LocalExperimentV1) if isinstance(platform, str) else LocalExperimentV1
         )
         self.raw: dict[str, Any] = with_camel_keys(self.schema, document.value)
-        # v2 has the search space in the file itself, too.
+        # A v2 file may contain the search space itself.
         self.space_here: Any = self.raw.pop("searchSpace", None) if isinstance(document, DocumentV2) else None
-        self.mistakes = list(document.mistakes)
+        self.diagnostics = list(document.diagnostics)
         self.expansions: list[Expansion] = []
         self.warnings: list[str] = list(document.warnings) if isinstance(document, DocumentV2) else []
         self.is_annotated = False
 
-    def experiment(self) -> ExperimentConfig:
-        """The experiment. Each step notes mistakes and goes on, so that later ones are found too."""
-        file, mistakes = self._check()
-        self.mistakes += mistakes
+    def experiment(self) -> ExperimentSpec:
+        """The experiment. Each step collects diagnostics and continues, so that one pass reports all of them."""
+        file, diagnostics = self._check()
+        self.diagnostics += diagnostics
         class_args = self._class_args()
         self._check_args_of_assessor()
         uses_annotation = self.raw.get("useAnnotation") is True
@@ -164,22 +166,23 @@ class _Reading:
         log_dir = self._log_dir()
         self._refuse_reuse_keys_without_reuse()
         pai = self._pai() if self.is_on_pai else None
-        place_of_jobs = self._see_what_kubernetes_asks()
+        place_of_jobs = self._check_kubernetes()
         if uses_annotation:
             excluded = (log_dir, None if pai is None else pai.storage)
             search_space_raw, search_space = self._annotated_space(
                 code_dir, tuple(each for each in excluded if each is not None)
             )
-            self._see_what_annotation_asks_of_paths(code_dir, log_dir)
+            self._check_paths_of_annotated_code(code_dir, log_dir)
         if class_args is not None and search_space is not None:
-            self._see_whether_the_tuner_takes(search_space)
-        if self.mistakes:
+            self._check_search_space(search_space)
+        if self.diagnostics:
             raise ConfigInvalid(
                 sorted(
-                    self.mistakes, key=lambda each: (each.file != str(self.path), each.file, each.line or 0)
+                    self.diagnostics,
+                    key=lambda each: (each.file != str(self.path), each.file, each.line or 0),
                 )
             )
-        # Without a mistake every part is there; a part that is not would be our bug.
+        # Without diagnostics every part exists; a missing part is a bug of ours.
         assert file is not None
         assert class_args is not None
         assert search_space is not None
@@ -189,7 +192,7 @@ class _Reading:
         kubernetes: KubernetesConfig | None = None
         if isinstance(file, FrameworkControllerExperimentV1 | KubeflowExperimentV1):
             kubernetes = kubernetes_of(file, *place_of_jobs)
-        return ExperimentConfig(
+        return ExperimentSpec(
             experiment_name=file.experiment_name,
             author_name=file.author_name,
             description=file.description,
@@ -217,7 +220,7 @@ class _Reading:
                 file.assessor.class_args or {},
                 self._own("assessor", file.assessor.call_timeout),
             ),
-            # A job file has commands of its own.
+            # Roles and job files have their own commands.
             trial_command=""
             if kubernetes is not None or (pai is not None and pai.job_text is not None)
             else self._within("trial").get("command") or "",
@@ -230,7 +233,7 @@ class _Reading:
             debug=file.debug,
             # A developer's build seldom has the version of the image, so debug turns the check off, as in NNI.
             version_check=not file.debug if file.version_check is None else file.version_check,
-            local=LocalConfig(local.gpu_indices, local.max_trial_num_per_gpu, local.use_active_gpu),
+            local=LocalSpec(local.gpu_indices, local.max_trial_num_per_gpu, local.use_active_gpu),
             reuse=self._reuse(file, self._within(SECTIONS[self.platform][0]).get("reuse") is True),
             config_path=Path(os.path.abspath(self.path)),
             expansions=tuple(self.expansions),
@@ -240,18 +243,18 @@ class _Reading:
             kubernetes=kubernetes,
         )
 
-    def mistakes_of_shape(self) -> list[Mistake]:
-        """What is wrong with keys and types, whatever else is."""
+    def schema_diagnostics(self) -> list[Diagnostic]:
+        """The diagnostics of keys and types only."""
         return self._check()[1]
 
-    def _check(self) -> tuple[AnyExperimentV1 | None, list[Mistake]]:
-        words = {} if isinstance(self.document, DocumentV2) else words_of_v2()
-        file, mistakes = check(self.schema, self.raw, self.document, answers=words)
-        return file, self._without_other_platforms(mistakes)
+    def _check(self) -> tuple[AnyExperimentV1 | None, list[Diagnostic]]:
+        words = {} if isinstance(self.document, DocumentV2) else v2_hints()
+        file, diagnostics = check(self.schema, self.raw, self.document, answers=words)
+        return file, self._without_other_platforms(diagnostics)
 
     @property
     def platform(self) -> Literal["local", "pai", "frameworkcontroller", "kubeflow"]:
-        """The platform of a file without mistakes."""
+        """The platform of a file without diagnostics."""
         found: Literal["local", "pai", "frameworkcontroller", "kubeflow"] = self.raw[
             "trainingServicePlatform"
         ]
@@ -280,8 +283,8 @@ class _Reading:
 
     # ---- Kubernetes
 
-    def _see_what_kubernetes_asks(self) -> tuple[dict[Place, Path], FrameworkTemplate | None]:
-        """The paths for jobs on Kubernetes, and their template."""
+    def _check_kubernetes(self) -> tuple[dict[Place, Path], FrameworkTemplate | None]:
+        """The paths for jobs on Kubernetes, and the Framework template; None without one."""
         if self.schema not in (FrameworkControllerExperimentV1, KubeflowExperimentV1):
             return {}, None
         platform = "kubeflow" if self.schema is KubeflowExperimentV1 else "frameworkcontroller"
@@ -303,7 +306,7 @@ class _Reading:
         try:
             return paths, read_template(read_yaml(template), section.get("namespace"))
         except ConfigInvalid as error:
-            self.mistakes += error.mistakes
+            self.diagnostics += error.diagnostics
             return paths, None
 
     def _refuse_absent(self, place: Place, path: Path) -> None:
@@ -312,19 +315,19 @@ class _Reading:
             return
         noun = "folder" if is_folder else "file"
         what = f"{path} is not a {noun}" if path.exists() else f"there is no {noun} {path}"
-        self._refuse(place, f"cannot use {key_of(place)}: {what}; create it or mend the path")
+        self._refuse(place, f"cannot use {key_of(place)}: {what}; create it or fix the path")
 
     # ---- OpenPAI
 
     def _pai(self) -> PaiConfig | None:
-        """The cluster and its jobs; None when something of it is wrong, which has been noted."""
-        before = len(self.mistakes)
+        """The cluster and its jobs; None after an error, which is in `diagnostics`."""
+        before = len(self.diagnostics)
         trial, cluster = self._within("trial"), self._within("paiConfig")
         self._refuse_missing(trial, cluster)
         self._refuse_placeholders("trial", *(() if _is_local(cluster) else ("paiConfig",)))
         self._refuse_login(cluster)
         storage = self._absolute("trial.nniManagerNFSMountPath", trial.get("nniManagerNFSMountPath"))
-        # The cluster of this machine has its storage made for it.
+        # The local cluster creates its own storage.
         is_to_be_made = _is_local(cluster) and storage is not None and not storage.exists()
         if (
             storage is not None
@@ -338,10 +341,10 @@ class _Reading:
             )
             self._refuse(
                 ("trial", "nniManagerNFSMountPath"), f"cannot use trial.nniManagerNFSMountPath: {what}; mount the storage "
-                "there, such as `sudo mount -t nfs4 SERVER:/pai/data FOLDER`, or mend the path"
+                "there, such as `sudo mount -t nfs4 SERVER:/pai/data FOLDER`, or fix the path"
             )  # fmt: skip
         job_file, job_text = self._job_file(trial)
-        if len(self.mistakes) > before or storage is None:
+        if len(self.diagnostics) > before or storage is None:
             return None
 
         def number(key: str) -> Any:
@@ -352,7 +355,7 @@ class _Reading:
             try:
                 memory_mb = megabytes(memory_mb)
             except ValueError:
-                return None  # the schema has said so
+                return None  # the schema reports it
 
         return PaiConfig(
             host=cluster.get("host", ""),
@@ -390,11 +393,11 @@ class _Reading:
                 )  # fmt: skip
 
     def _refuse_placeholders(self, *sections: str) -> None:
-        """Say of each text that an example asks to replace; commands may hold what looks like it."""
-        told = {each.key for each in self.mistakes}
+        """Refuse each placeholder that the user must replace. Commands are exempt: they may contain similar text."""
+        told = {each.key for each in self.diagnostics}
         for section in sections:
             for place, value in _texts_in(self._within(section), (section,)):
-                if self.document.mistake(place, "").key in told:
+                if self.document.diagnostic(place, "").key in told:
                     continue
                 if place[-1] not in ("command", *_PATHS_OF_THIS_MACHINE) and is_placeholder(value):
                     self._refuse(
@@ -403,7 +406,7 @@ class _Reading:
                     )
 
     def _refuse_login(self, cluster: Mapping[str, Any]) -> None:
-        if not cluster or _is_local(cluster):  # this machine has its own login
+        if not cluster or _is_local(cluster):  # the local cluster has its own login
             return
         if cluster.get("userName") is None:
             self._refuse(
@@ -437,17 +440,17 @@ class _Reading:
         return found if isinstance(found, Mapping) else {}
 
     def _refuse(self, path: Place, message: str) -> None:
-        self.mistakes.append(self.document.mistake(path, message))
+        self.diagnostics.append(self.document.diagnostic(path, message))
 
-    def _without_other_platforms(self, mistakes: list[Mistake]) -> list[Mistake]:
-        """The mistakes, less those that follow from the file being for a cluster: one about that is enough."""
+    def _without_other_platforms(self, diagnostics: list[Diagnostic]) -> list[Diagnostic]:
+        """The diagnostics without those of an unsupported platform's sections: one about the platform is enough."""
         platform = self.raw.get("trainingServicePlatform")
-        keys = SECTIONS[platform] if isinstance(platform, str) and platform in LEFT_OUT else ()
-        return [each for each in mistakes if not (keys and each.key.split(".")[0] in (*keys, "trial"))]
+        keys = SECTIONS[platform] if isinstance(platform, str) and platform in UNSUPPORTED else ()
+        return [each for each in diagnostics if not (keys and each.key.split(".")[0] in (*keys, "trial"))]
 
     @property
     def _proposer(self) -> tuple[str, str]:
-        """The section that says who proposes parameters, and its key with the name."""
+        """The section of the tuner or advisor, and its key with the name."""
         is_advised = self.raw.get("tuner") is None and self.raw.get("advisor") is not None
         return ("advisor", "builtinAdvisorName") if is_advised else ("tuner", "builtinTunerName")
 
@@ -465,22 +468,22 @@ class _Reading:
                     f"remove {other} or advisor"
                 )  # fmt: skip
         if section == "tuner":
-            self._see_which("tuner", "TPE")
+            self._check_kind("tuner", "TPE")
         proposer = self._within(section)
         name, raw = proposer.get(key), proposer.get("classArgs")
         if section == "tuner" and self._own("tuner") is not None:
-            # What it means by its arguments is its own affair, but for the one that nearly all have.
+            # Arguments of a user's class are not checked; optimize_mode is read because nearly all classes have it.
             mode = raw.get("optimize_mode") if isinstance(raw, Mapping) else None
             return RandomArgs(optimize_mode=mode if mode in ("maximize", "minimize") else "maximize")
         schema = CLASS_ARGS.get(name) if isinstance(name, str) else None
         if schema is None or not (raw is None or isinstance(raw, Mapping)):
-            return None  # the schema of the file has said so
-        class_args, mistakes = check(schema, raw or {}, self.document, (section, "classArgs"))
-        self.mistakes += mistakes
+            return None  # the schema of the file reports it
+        class_args, diagnostics = check(schema, raw or {}, self.document, (section, "classArgs"))
+        self.diagnostics += diagnostics
         return class_args
 
-    def _see_which(self, kind: AlgorithmKind, example: str) -> None:
-        """Note what is missing of a name of ours, or of a class of the user's own."""
+    def _check_kind(self, kind: AlgorithmKind, example: str) -> None:
+        """Report missing keys of a built-in algorithm or of the user's own class."""
         section, built_in = self._within(kind), f"builtin{kind.capitalize()}Name"
         if (
             isinstance(self.raw.get(kind), Mapping)
@@ -496,7 +499,7 @@ class _Reading:
             self._refuse((kind, wrong[0]), wrong[1])
 
     def _folder_of_class(self, kind: AlgorithmKind) -> Path | None:
-        """Where the class of the user's own is, if the file says so."""
+        """The folder of the user's own class; None if the file names none."""
         written = self._within(kind).get("codeDir")
         if not isinstance(written, str) or "\0" in written:
             return None
@@ -511,18 +514,18 @@ class _Reading:
         return str(self._within(section).get(key) or self._within(section)["className"])
 
     def _check_args_of_assessor(self) -> None:
-        self._see_which("assessor", "Medianstop")
+        self._check_kind("assessor", "Medianstop")
         assessor = self._within("assessor")
         name, raw = assessor.get("builtinAssessorName"), assessor.get("classArgs")
         schema = ASSESSOR_ARGS.get(name) if isinstance(name, str) else None
         if schema is not None and (raw is None or isinstance(raw, Mapping)):
-            _, mistakes = check(schema, raw or {}, self.document, ("assessor", "classArgs"))
-            self.mistakes += mistakes
+            _, diagnostics = check(schema, raw or {}, self.document, ("assessor", "classArgs"))
+            self.diagnostics += diagnostics
 
-    def _see_whether_the_tuner_takes(self, space: SearchSpace) -> None:
+    def _check_search_space(self, space: SearchSpace) -> None:
         section, key = self._proposer
         reason = reason_against_space(self._name_of(section, key), space)
-        # Without its annotations being read, annotated code has an empty space.
+        # The space is empty when annotations are not read.
         if reason is not None and space.parameters:
             self._refuse((section, key), reason)
 
@@ -541,19 +544,21 @@ class _Reading:
         if not path.exists():
             self._refuse(
                 ("searchSpacePath",),
-                f"cannot use searchSpacePath: there is no {path}; create it or mend the path",
+                f"cannot use searchSpacePath: there is no {path}; create it or fix the path",
             )
             return {}, None
         try:
-            # Named in messages as the user would reach it: beside the experiment file as they typed that.
+            # Messages show the path relative to the experiment file's path as the user typed it.
             shown_path = self.path.parent / Path(str(written)).expanduser()
             document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(shown_path)
         except ConfigInvalid as error:
-            self.mistakes += error.mistakes
+            self.diagnostics += error.diagnostics
             return {}, None
         space, problems = read_search_space(document.value)
-        self.mistakes += document.mistakes
-        self.mistakes += [document.mistake(place, message) for place, message in problems[:MOST_MISTAKES]]
+        self.diagnostics += document.diagnostics
+        self.diagnostics += [
+            document.diagnostic(place, message) for place, message in problems[:MAX_DIAGNOSTICS]
+        ]
         return document.value, space
 
     def _search_space_here(self) -> tuple[dict[str, Any], SearchSpace | None]:
@@ -561,30 +566,30 @@ class _Reading:
         place = ("searchSpace",)
         if self.raw.get("searchSpacePath") is not None:
             both = "cannot use searchSpace: there is searchSpaceFile, too; keep one of the two"
-            self.mistakes.append(self.document.said(place, both))
+            self.diagnostics.append(self.document.said(place, both))
         space, problems = read_search_space(self.space_here)
-        self.mistakes += [
-            self.document.said((*place, *where), message) for where, message in problems[:MOST_MISTAKES]
+        self.diagnostics += [
+            self.document.said((*place, *where), message) for where, message in problems[:MAX_DIAGNOSTICS]
         ]
         return self.space_here, space
 
     def _annotated_space(
         self, code_dir: Path | None, excluded: tuple[Path, ...]
     ) -> tuple[dict[str, Any], SearchSpace | None]:
-        """The search space of the code's annotations or, where they name no hyper-parameter, of the file beside them."""
+        """The search space of the annotations; that of the experiment file if they name no hyper-parameter."""
         if not self.reads_code:
             return {}, SearchSpace({})
         if code_dir is None or not code_dir.is_dir():
-            return {}, None  # which has been said
+            return {}, None  # already reported
         try:
             shown = self.path.parent / Path(str(self._within("trial")["codeDir"])).expanduser()
             code = read_code(code_dir, shown, excluded)
         except CodeUnusable as error:
             self._refuse(("trial", "codeDir"), str(error))
             return {}, None
-        self.mistakes += code.mistakes
+        self.diagnostics += code.diagnostics
         self.is_annotated = bool(code.generated)
-        if code.mistakes:
+        if code.diagnostics:
             return {}, None
         beside = "searchSpace" if self.space_here is not None else "searchSpacePath"
         is_beside = self.space_here is not None or self.raw.get("searchSpacePath") is not None
@@ -605,8 +610,8 @@ class _Reading:
         )  # fmt: skip
         return {}, None
 
-    def _see_what_annotation_asks_of_paths(self, code_dir: Path | None, log_dir: Path | None) -> None:
-        """Experiments hold copies of annotated code, and trials find it where they start."""
+    def _check_paths_of_annotated_code(self, code_dir: Path | None, log_dir: Path | None) -> None:
+        """Check paths for annotated code: experiments hold a copy of it, and trials start in that copy."""
         if not self.is_annotated or code_dir is None or log_dir is None:
             return
         if log_dir.exists() and log_dir.samefile(code_dir):
@@ -622,17 +627,15 @@ class _Reading:
             )
 
     def _warn(self, message: str) -> None:
-        # A file of v2 has other words for the keys.
-        self.warnings.append(self.document.mistake((), message).message)
+        # `diagnostic` translates the keys for files of v2.
+        self.warnings.append(self.document.diagnostic((), message).message)
 
     def _code_dir(self) -> Path | None:
         trial = self.raw.get("trial")
         path = self._absolute("trial.codeDir", trial.get("codeDir") if isinstance(trial, Mapping) else None)
         if path is not None and not path.is_dir():
             what = f"{path} is not a folder" if path.exists() else f"there is no folder {path}"
-            self._refuse(
-                ("trial", "codeDir"), f"cannot use trial.codeDir: {what}; create it or mend the path"
-            )
+            self._refuse(("trial", "codeDir"), f"cannot use trial.codeDir: {what}; create it or fix the path")
         return path
 
     def _log_dir(self) -> Path | None:
@@ -646,7 +649,7 @@ class _Reading:
         return path
 
     def _absolute(self, key: str, written: Any, place: Place | None = None) -> Path | None:
-        """A path of the file as an absolute one; None when it is not a path, which the schema has said."""
+        """The absolute path of a path in the file; None when it is not a path, which the schema reports."""
         if not isinstance(written, str) or not written:
             return None
         place = tuple(key.split(".")) if place is None else place
@@ -656,18 +659,18 @@ class _Reading:
             )
             return None
         if "\0" in written:
-            self._refuse(place, f"cannot use {key}: {shown(written)} holds a NUL character; mend the path")
+            self._refuse(place, f"cannot use {key}: {shown(written)} holds a NUL character; fix the path")
             return None
         try:
-            # Not resolve(): a symbolic link is the user's name for the place and stays so.
+            # Not resolve(): symbolic links stay as the user wrote them.
             absolute = Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
         except RuntimeError as error:  # ~nobody
-            self._refuse(place, f"cannot use {key}: {shown(written)} names no user; mend the path ({error})")
+            self._refuse(place, f"cannot use {key}: {shown(written)} names no user; fix the path ({error})")
             return None
         try:
             absolute.exists()
-        except OSError as error:  # too long for a path, or behind a folder that is closed to this user
-            self._refuse(place, f"cannot use {key}: {shown(written)}: {error.strerror}; mend the path")
+        except OSError as error:  # a path that is too long, or a folder without permission
+            self._refuse(place, f"cannot use {key}: {shown(written)}: {error.strerror}; fix the path")
             return None
         if str(absolute) != written:
             if isinstance(self.document, DocumentV2):

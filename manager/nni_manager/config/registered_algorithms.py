@@ -1,14 +1,14 @@
-"""Tuners and assessors that users have registered under names of their own: the file they are kept in.
+"""The file of tuners and assessors that users have registered by name.
 
-The file and its keys are NNI's, so that what was registered with `nnictl algo register` there is known here:
+The file and its keys are NNI's, so algorithms registered with NNI's `nnictl algo register` are available here:
 
     tuners:
       - {builtinName: demotuner, className: demo_tuner.DemoTuner, classArgsValidator: demo_tuner.Validator}
     assessors: []
     advisors: []
 
-Rows with `source: nni` are NNI's own algorithms, for which there are ours. `codeDirectory` is our addition: the folder
-that holds the module, for one that is not installed. Source: NNI v2.10, nni/tools/package_utils and `nnictl algo`.
+Rows with `source: nni` are NNI's built-in algorithms and are ignored: ours replace them. `codeDirectory` is our addition: the
+folder of a module that is not installed. Source: NNI v2.10, nni/tools/package_utils and `nnictl algo`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any, Literal, cast
 
 import yaml
 
+from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, shown
 from nni_manager.config.document import Document, read_yaml
-from nni_manager.config.mistakes import ConfigInvalid, Mistake, shown
 from nni_manager.config.schema import Schema, check, must_be
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 from trial_keeper.wire.workspace import replace_file
 
 AlgorithmKind = Literal["tuner", "assessor"]
@@ -43,16 +43,16 @@ class RegisteredAlgorithm:
     code_dir: Path | None = None
 
 
-class AlgorithmTaken(UserMistake):
+class AlgorithmTaken(UserError):
     """cannot register this name: it is taken; choose another, or unregister it first"""
 
 
-class AlgorithmUnknown(UserMistake):
+class AlgorithmUnknown(UserError):
     """cannot unregister this name: nobody has registered it; see `nnictl algo list`"""
 
 
-class AlgorithmFileInvalid(UserMistake):
-    """cannot read the file of registered algorithms; mend or remove it"""
+class AlgorithmFileInvalid(UserError):
+    """cannot read the file of registered algorithms; fix or remove it"""
 
 
 class _Row(Schema):
@@ -62,7 +62,7 @@ class _Row(Schema):
         "module and class", "demo_tuner.Validator", None, pattern=_DOTTED
     )
     code_directory: str | None = must_be("a folder", ".", None, min_length=1)
-    # NNI's, and of no use here.
+    # NNI's keys, ignored.
     source: str | None = None
     accept_class_args: bool | None = None
     class_args: Any = None
@@ -73,7 +73,7 @@ class _Meta(_Row):
 
 
 def registry_file() -> Path:
-    """Where algorithms of this user are kept (XDG_CONFIG_HOME)."""
+    """The path of this user's file of algorithms (below XDG_CONFIG_HOME)."""
     return (
         Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "nni/registered_algorithms.yml"
     )
@@ -83,25 +83,25 @@ def read_meta(path: Path) -> RegisteredAlgorithm:
     """The algorithm that a file for `nnictl algo register --meta` describes.
 
     Raises:
-        ConfigInvalid: with every mistake of the file.
+        ConfigInvalid: with every error of the file.
     """
     document = read_yaml(path)
-    meta, mistakes = check(_Meta, document.value, document)
+    meta, diagnostics = check(_Meta, document.value, document)
     folder = None
     if meta is not None and meta.code_directory is not None:
         folder = Path(os.path.abspath(path.parent / Path(meta.code_directory).expanduser()))
         if not folder.is_dir():
-            message = f"cannot use codeDirectory: there is no folder {folder}; create it or mend the path"
-            mistakes.append(document.mistake(("codeDirectory",), message))
-    if meta is None or mistakes or document.mistakes:
-        raise ConfigInvalid(sorted([*document.mistakes, *mistakes], key=lambda each: each.line or 0))
+            message = f"cannot use codeDirectory: there is no folder {folder}; create it or fix the path"
+            diagnostics.append(document.diagnostic(("codeDirectory",), message))
+    if meta is None or diagnostics or document.diagnostics:
+        raise ConfigInvalid(sorted([*document.diagnostics, *diagnostics], key=lambda each: each.line or 0))
     return RegisteredAlgorithm(
         meta.algo_type, meta.builtin_name, meta.class_name, meta.class_args_validator, folder
     )
 
 
 def registered_algorithms() -> list[RegisteredAlgorithm]:
-    """All algorithms of this user, tuners first, in the order in which they were registered.
+    """All algorithms of this user, tuners first, in order of registration.
 
     Raises:
         AlgorithmFileInvalid: the file is not what `register` writes.
@@ -111,7 +111,7 @@ def registered_algorithms() -> list[RegisteredAlgorithm]:
 
 
 def registered(kind: AlgorithmKind, name: str) -> RegisteredAlgorithm | None:
-    """The algorithm of this name; None when there is none.
+    """The algorithm of this kind and name; None if it is not registered.
 
     Raises:
         AlgorithmFileInvalid: the file is not what `register` writes.
@@ -120,10 +120,10 @@ def registered(kind: AlgorithmKind, name: str) -> RegisteredAlgorithm | None:
 
 
 def register(algorithm: RegisteredAlgorithm, built_in: frozenset[str] | set[str]) -> None:
-    """Keep the algorithm. `built_in`: the names that are taken in any case.
+    """Store the algorithm. `built_in`: the reserved names.
 
     Raises:
-        AlgorithmTaken: there is one of this kind and name.
+        AlgorithmTaken: the name is reserved or registered already.
         AlgorithmFileInvalid: the file is not what `register` writes.
         OSError: the file cannot be written.
     """
@@ -148,10 +148,10 @@ def register(algorithm: RegisteredAlgorithm, built_in: frozenset[str] | set[str]
 
 
 def unregister(name: str) -> list[RegisteredAlgorithm]:
-    """Forget the algorithms of this name; which they were.
+    """Remove the algorithms of this name; return them.
 
     Raises:
-        AlgorithmUnknown: there is none.
+        AlgorithmUnknown: no algorithm has this name.
         AlgorithmFileInvalid: the file is not what `register` writes.
         OSError: the file cannot be written.
     """
@@ -168,7 +168,7 @@ def unregister(name: str) -> list[RegisteredAlgorithm]:
 
 
 def _read() -> dict[str, list[dict[str, Any]]]:
-    """The rows by kind, without NNI's own."""
+    """The rows by kind, without NNI's built-in algorithms."""
     path = registry_file()
     if not path.exists():
         return {}
@@ -176,7 +176,7 @@ def _read() -> dict[str, list[dict[str, Any]]]:
         document = read_yaml(path)
         _refuse_unless_rows(document, path)
     except ConfigInvalid as error:
-        raise AlgorithmFileInvalid(f"{error}; mend or remove {path}") from error
+        raise AlgorithmFileInvalid(f"{error}; fix or remove {path}") from error
     return {
         kind: [row for row in rows if row.get("source") != "nni"]
         for kind, rows in document.value.items()
@@ -190,17 +190,17 @@ def _refuse_unless_rows(document: Document, path: Path) -> None:
         rows is None or (isinstance(rows, list) and all(isinstance(row, dict) for row in rows))
         for rows in value.values()
     )
-    mistakes = list(document.mistakes)
+    diagnostics = list(document.diagnostics)
     if not is_rows:
         message = f"cannot use {path.name}: {shown(value)} is not lists of algorithms"
-        mistakes.append(Mistake(str(path), None, None, "", message))
+        diagnostics.append(Diagnostic(str(path), None, None, "", message))
     else:
         for kind in KINDS:
             for number, row in enumerate(value.get(f"{kind}s") or []):
                 if row.get("source") != "nni":
-                    mistakes += check(_Row, row, document, (f"{kind}s", cast(str, number)))[1]
-    if mistakes:
-        raise ConfigInvalid(mistakes)
+                    diagnostics += check(_Row, row, document, (f"{kind}s", cast(str, number)))[1]
+    if diagnostics:
+        raise ConfigInvalid(diagnostics)
 
 
 def _algorithm(kind: AlgorithmKind, row: Mapping[str, Any]) -> RegisteredAlgorithm:

@@ -1,4 +1,4 @@
-"""What every file schema shares: a field says what it must be, and any error on it becomes one sentence of ours."""
+"""The base of all file schemas: each field has a description, from which its errors become one-sentence messages."""
 
 from __future__ import annotations
 
@@ -13,18 +13,25 @@ from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
+from nni_manager.config.diagnostics import (
+    MAX_DIAGNOSTICS,
+    Diagnostic,
+    folded,
+    key_of,
+    remedy_for_unknown,
+    shown,
+)
 from nni_manager.config.document import Document
-from nni_manager.config.mistakes import MOST_MISTAKES, Mistake, folded, key_of, remedy_for_unknown, shown
 
-# {your_account}, ${your user name} and <path to code>, as examples have them, whole or as a part of a path. YAML reads the
-# first as a mapping with one empty key. A name in capitals is a variable of the shell: ${HOME}.
+# {your_account}, ${your user name} and <path to code> in examples, alone or as part of a path. YAML reads the first as a
+# mapping with one null value. A name in capitals is a shell variable: ${HOME}.
 _PLACEHOLDER = re.compile(
     r"^(\{\s*[\w .-]+\s*\}|\$\{(?![A-Z_0-9]+\})[^{}]+\}|<[^<>]+>)$|\{your_\w+\}|^your_\w+$|<your[^<>]*>"
 )
 _SENTENCE = "sentence"
-# Written too far to the left, it is what people have most.
+# The arguments that users most often indent too little.
 _OF_ALGORITHMS = ("optimize_mode", "seed")
-# What YAML makes of text without quotes: 2024, 1.10, no, 2024-01-01.
+# The types that YAML infers for unquoted scalars: 2024, 1.10, no, 2024-01-01.
 _READ_AS: dict[type, str] = {
     int: "a number",
     float: "a number",
@@ -35,9 +42,9 @@ _READ_AS: dict[type, str] = {
 
 
 class Schema(BaseModel):
-    """A mapping of the file. Keys are camelCase there; no other keys, no conversion of types.
+    """A mapping of the file, with camelCase keys. Unknown keys are refused; types are not converted.
 
-    `answers` are for keys that are not taken here though people write them: why not, and what to write instead.
+    `answers` holds hints for unsupported keys that users often write: the reason and the replacement.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
@@ -48,12 +55,12 @@ AnySchema = TypeVar("AnySchema", bound=Schema)
 
 
 def must_be(what: str, example: str, default: Any = ..., **rules: Any) -> Any:
-    """A field that must be `what`; `example` is the value as one would write it in the file. `repr=False`: a secret."""
+    """A field that must be `what`; `example` is a value in the file's notation. `repr=False` marks a secret."""
     return Field(default, description=what, examples=[example], **rules)
 
 
 def refusal(sentence: str) -> PydanticCustomError:
-    """A validator's way to refuse a value in its own words: a whole sentence, "cannot …; way out"."""
+    """The error that a validator raises with its own message: a sentence, "cannot …; remedy"."""
     return PydanticCustomError(_SENTENCE, "{sentence}", {"sentence": sentence})
 
 
@@ -63,25 +70,25 @@ def check(
     document: Document,
     above: tuple[str, ...] = (),
     answers: Mapping[str, str] = MappingProxyType({}),
-) -> tuple[AnySchema | None, list[Mistake]]:
-    """The mapping `raw`, found at `above` in the document, as `schema`; or None and every mistake in it.
+) -> tuple[AnySchema | None, list[Diagnostic]]:
+    """The mapping `raw` as `schema`, or None and its errors, up to MAX_DIAGNOSTICS. `above` is its path in the document.
 
-    `answers` are to unknown keys, by their dotted names, as those of a schema are.
+    `answers` holds hints for unknown keys, by dotted name.
     """
     try:
         return schema.model_validate(with_camel_keys(schema, raw)), []
     except ValidationError as error:
-        found: dict[tuple[str | int, ...], Mistake] = {}
-        for detail in error.errors(include_url=False)[:MOST_MISTAKES]:
+        found: dict[tuple[str | int, ...], Diagnostic] = {}
+        for detail in error.errors(include_url=False)[:MAX_DIAGNOSTICS]:
             path, field, inside = _field_at(schema, detail["loc"])
-            # One mistake a field: its first.
+            # Report only the first error of a field.
             said = _sentence(detail, (*above, *path), field, inside, answers)
-            found.setdefault(path, document.mistake((*above, *path), said))
+            found.setdefault(path, document.diagnostic((*above, *path), said))
     return None, list(found.values())
 
 
 def with_camel_keys(schema: type[BaseModel], raw: Any) -> Any:
-    """`raw` with the snake_case spelling of known keys, which NNI takes as well, as camelCase."""
+    """`raw` with known snake_case keys, which NNI also accepts, in camelCase."""
     if not isinstance(raw, Mapping):
         return raw
     fields = _fields(schema)
@@ -106,7 +113,7 @@ def schema_in(field: FieldInfo) -> type[Schema] | None:
     """The schema of the mapping, or of each mapping in the list, that a field holds; None when it holds neither."""
     kinds = [field.annotation, *get_args(field.annotation)]
     for kind in (*kinds, *(inner for each in kinds for inner in get_args(each))):
-        # dict[str, Any] passes for a type on Python 3.10, and issubclass then refuses it.
+        # On Python 3.10 dict[str, Any] is an instance of type, and issubclass raises.
         if isinstance(kind, type) and get_origin(kind) is None and issubclass(kind, Schema):
             return kind
     return None
@@ -115,7 +122,7 @@ def schema_in(field: FieldInfo) -> type[Schema] | None:
 def _field_at(
     schema: type[Schema], loc: Sequence[str | int]
 ) -> tuple[tuple[str | int, ...], FieldInfo | None, type[Schema]]:
-    """The path of the field pydantic means (without what it adds below), the field, and the schema it is in."""
+    """The path of the field at pydantic's `loc`, without pydantic's own steps; the field; and the schema that contains it."""
     path: tuple[str | int, ...] = ()
     inside, here = schema, schema
     field: FieldInfo | None = None
@@ -125,7 +132,7 @@ def _field_at(
             path, is_list = (*path, step), False
             continue
         inside = here
-        path = (*path, str(step))  # YAML has keys such as 1 as well
+        path = (*path, str(step))  # YAML also has keys such as 1
         field = _fields(inside).get(str(step))
         inner = None if field is None else schema_in(field)
         if inner is None:
@@ -161,7 +168,7 @@ def _sentence(
     what, example = field.description, (field.examples or [""])[0]
     written = f"write e.g. {last}: {example}"
     if isinstance(path[-1], int):
-        # An item of a list, where a mapping belongs.
+        # An item of a list must be a mapping.
         return f"cannot use {key}: {shown(value)} is not a mapping; write e.g. {_name_of(path)}: {example}"
     if kind == "missing":
         return f"cannot do without {key}: it must be {what}; {written}"
@@ -171,7 +178,7 @@ def _sentence(
         what_stands = shown(value) if field.repr else "its value"
         return f"cannot use {key}: without quotes YAML reads {what_stands} as {read_as}; put it in quotes"
     if not field.repr:
-        return f"cannot use {key}: its value is not {what}; {written}"  # which is a secret
+        return f"cannot use {key}: its value is not {what}; {written}"  # the value is a secret
     return f"cannot use {key}: {shown(value)} is not {what}; {written}"
 
 
@@ -180,7 +187,7 @@ def _name_of(path: tuple[str | int, ...]) -> str:
 
 
 def is_placeholder(value: Any) -> bool:
-    """Whether a value is what examples hold for the user to replace."""
+    """True if a value is a placeholder of an example."""
     if isinstance(value, dict):
         return list(value.values()) == [None]
     return isinstance(value, str) and _PLACEHOLDER.search(value) is not None

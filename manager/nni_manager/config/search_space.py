@@ -1,8 +1,8 @@
-"""The search space: from NNI's JSON to a frozen tree, and whether a set of parameters lies in it.
+"""The search space: parses NNI's JSON into a frozen tree, and checks if parameters lie in it.
 
-Each hyper-parameter is `{"_type": …, "_value": …}`. The meaning of each type is on its class. Quantised types draw
-`u` as their continuous twin does and give `round(u / q) * q`, halves to the even side, as a float; the product is
-not tidied, so q = 0.1 gives 0.30000000000000004 where NNI does.
+Each hyper-parameter is `{"_type": …, "_value": …}`. The docstring of each class defines its type. Quantised types draw
+`u` like the continuous type and return `round(u / q) * q` as a float, halves rounded to even. The product is
+not corrected: q = 0.1 gives 0.30000000000000004, as in NNI.
 
 Source: NNI v3.0 search space specification and the sampling functions of its SDK.
 """
@@ -15,26 +15,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from nni_manager.config.mistakes import ConfigInvalid, Mistake, key_of, remedy_for_unknown, shown
+from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, key_of, remedy_for_unknown, shown
 
 Path: TypeAlias = tuple[str | int, ...]
 
-# Whole numbers beyond this are not exact in the floats that JSON readers and samplers use.
-LARGEST_WHOLE_NUMBER = 2**53
-# No draw of a normal distribution lies farther out: a double holds no probability nearer to 1 than 8.3 sigma.
+# JSON readers and samplers use floats, which cannot represent all larger whole numbers.
+MAX_WHOLE_NUMBER = 2**53
+# Bound of normal draws: the largest double below 1 is a probability of 8.3 sigma.
 FARTHEST_SIGMAS = 8.5
 # The logarithm of the largest float.
-LARGEST_EXPONENT = math.log(1.7976931348623157e308)
+MAX_EXPONENT = math.log(1.7976931348623157e308)
 
 
 def multiple_of(u: float, q: float) -> float:
-    """The multiple of q nearest to u, halves to the even side; never minus zero."""
+    """The multiple of q nearest to u, halves rounded to even; never minus zero."""
     return round(u / q) * q + 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """An option of a choice that brings hyper-parameters of its own; sampled as {"_name": name, …}."""
+    """An option of a choice with its own hyper-parameters; sampled as {"_name": name, …}."""
 
     name: str
     space: SearchSpace
@@ -49,7 +49,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class RandInt:
-    """A whole number from low up to, and not including, high."""
+    """A whole number from low (inclusive) to high (exclusive)."""
 
     low: int
     high: int
@@ -80,8 +80,8 @@ class _QuantisedRange:
     def quantised(self, u: float) -> float:
         """The value for a draw u from low to high: the nearest multiple of q, clipped to low and high.
 
-        A bound that lies exactly between two multiples goes inwards: (2.5, 5.5, 1) is 3, 4, 5 and never 2.5, which
-        rounding to even would give for the one draw u = 2.5.
+        A bound exactly between two multiples is rounded inwards: (2.5, 5.5, 1) gives 3, 4, 5. Rounding to even would
+        give 2.5 for the draw u = 2.5.
         """
         first = math.floor(self.low / self.q + 0.5)
         last = max(first, math.ceil(self.high / self.q - 0.5))
@@ -100,7 +100,7 @@ class QLogUniform(_QuantisedRange):
 
 @dataclass(frozen=True, slots=True)
 class Normal:
-    """A float of the normal distribution; not clipped."""
+    """A normally distributed float; not clipped."""
 
     mu: float
     sigma: float
@@ -171,19 +171,19 @@ _KIND_OF = {dict: "a mapping", list: "a list", str: "text", bool: "a truth value
 
 
 def parse_search_space(raw: Any) -> SearchSpace:
-    """The search space a JSON document describes.
+    """The search space that a JSON document describes.
 
     Raises:
-        ConfigInvalid: with every mistake of the document, without file and line.
+        ConfigInvalid: with every error of the document, without file and line.
     """
     space, problems = read_search_space(raw)
     if space is None:
-        raise ConfigInvalid(Mistake("", None, None, key_of(path), message) for path, message in problems)
+        raise ConfigInvalid(Diagnostic("", None, None, key_of(path), message) for path, message in problems)
     return space
 
 
 def read_search_space(raw: Any) -> tuple[SearchSpace | None, list[tuple[Path, str]]]:
-    """The search space, or None and every mistake with its path in the document."""
+    """The search space, or None and every error with its path in the document."""
     reader = _Reader()
     if not isinstance(raw, dict):
         reader.refuse((), f"the search space: {shown(raw)} is {_kind(raw)}", f'write {{"lr": {_EXAMPLE}}}')
@@ -195,20 +195,20 @@ def read_search_space(raw: Any) -> tuple[SearchSpace | None, list[tuple[Path, st
 
 
 class _Reader:
-    """Reads the tree and collects what is wrong; where something is, a stand-in takes its place."""
+    """Reads the tree and collects errors; a placeholder replaces each invalid part."""
 
     def __init__(self) -> None:
         self.problems: list[tuple[Path, str]] = []
 
     def refuse(self, path: Path, what: str, remedy: str) -> None:
-        """Note one mistake."""
+        """Record one error."""
         self.problems.append((path, f"cannot use {what}; {remedy}"))
 
     def space(self, path: Path, raw: Mapping[Any, Any]) -> SearchSpace:
         """The hyper-parameters of the mapping at `path`."""
         found: dict[str, Parameter] = {}
         for name, value in raw.items():
-            # YAML has names such as 1 and true, and JSON, in which trials read them, has not.
+            # YAML allows keys such as 1 and true; trials read JSON, where keys are text.
             if not isinstance(name, str):
                 self.refuse(
                     (*path, str(name)), f"{key_of((*path, str(name)))}: a name is text", f'write "{name}"'
@@ -293,7 +293,7 @@ class _Reader:
 
 
 def _reasons_against(kind: str, number: Mapping[str, float], written: Sequence[Any]) -> list[tuple[str, str]]:
-    """What is wrong with the numbers, each with its remedy. `written` holds them as the user did."""
+    """The errors of the numbers, each with its remedy. `written` holds the numbers as the user wrote them."""
     found = []
     if "low" in number:
         low, high = number["low"], number["high"]
@@ -311,14 +311,14 @@ def _reasons_against(kind: str, number: Mapping[str, float], written: Sequence[A
             found.append((f"sigma {written[1]} is not above 0", "write a positive sigma or use choice"))
         farthest = abs(mu) + FARTHEST_SIGMAS * abs(sigma)
         if "log" in kind:
-            if farthest > LARGEST_EXPONENT:
+            if farthest > MAX_EXPONENT:
                 found.append(
                     (
                         f"exp({written[0]} + {FARTHEST_SIGMAS} * {written[1]}) is larger than a float",
                         "lower them",
                     )
                 )
-            farthest = math.exp(min(farthest, LARGEST_EXPONENT))
+            farthest = math.exp(min(farthest, MAX_EXPONENT))
         if math.isinf(farthest):
             found.append((f"mu {written[0]} and sigma {written[1]} leave the range of floats", "lower them"))
     if "q" in number:
@@ -333,7 +333,7 @@ def _reasons_against(kind: str, number: Mapping[str, float], written: Sequence[A
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON has this value; YAML has dates, bytes, sets, infinities and keys of any type as well."""
+    """True if JSON can represent this value. YAML also has dates, bytes, sets, infinities and keys of any type."""
     match value:
         case None | bool() | str():
             return True
@@ -355,7 +355,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_whole(value: Any) -> bool:
-    return _is_number(value) and float(value).is_integer() and abs(value) <= LARGEST_WHOLE_NUMBER
+    return _is_number(value) and float(value).is_integer() and abs(value) <= MAX_WHOLE_NUMBER
 
 
 def _kind(value: Any) -> str:
@@ -363,7 +363,7 @@ def _kind(value: Any) -> str:
 
 
 def contains(space: SearchSpace, parameters: Mapping[str, Any]) -> list[str]:
-    """What hinders `parameters` from being a sample of `space`; empty when it can be one."""
+    """The reasons why `parameters` is not a sample of `space`; empty when it is."""
     return _problems_within(space, parameters, ())
 
 
@@ -398,12 +398,12 @@ def _problems_of_choice(choice: Choice, value: Any, path: Path) -> list[str]:
 
 
 def same_json(left: Any, right: Any) -> bool:
-    """Whether both are one JSON text; Python's == holds True equal to 1."""
+    """True if both are the same JSON text. In Python True == 1; in JSON they differ."""
     return json.dumps(left, sort_keys=True) == json.dumps(right, sort_keys=True)
 
 
 def _written(parameter: Parameter) -> str:
-    """A numeric parameter as its user wrote it: uniform [0, 1]."""
+    """A numeric parameter in the user's notation: uniform [0, 1]."""
     word, names = next((word, names) for word, (kind, names) in _NUMERIC.items() if type(parameter) is kind)
     numbers = [getattr(parameter, name) for name in names]
     return f"{word} {[int(each) if _is_whole(each) else each for each in numbers]}"
@@ -428,5 +428,5 @@ def _supports(parameter: Parameter, value: float) -> bool:
 
 
 def _is_exact(value: float, q: float) -> bool:
-    """Whether floats are fine enough at `value` to tell a multiple of q from its neighbours."""
+    """True if floats near `value` are precise enough to distinguish multiples of q."""
     return abs(value / q) < 2**50

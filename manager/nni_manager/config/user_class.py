@@ -1,4 +1,4 @@
-"""Where a tuner or an assessor of the user's own is: from the keys of the experiment file to a module that holds the class."""
+"""Locates the user's own tuner or assessor class: from the keys of the experiment file to module and class."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def user_class(
     code_dir: Path,
     call_timeout_s: float | None,
 ) -> UserClass | None:
-    """The class that a section of the file names, or that was registered under `name`; None when it is none of the user's.
+    """The class that a section names or that is registered under `name`; None if the algorithm is built in.
 
-    `code_dir` is `codeDir` as an absolute path, or the folder of the file. What is wrong, `reason_against_class` says.
+    `code_dir` is the absolute path of `codeDir`, or the folder of the file. `reason_against_class` reports errors.
     """
     limit_s = CALL_TIMEOUT_S if call_timeout_s is None else call_timeout_s
     if isinstance(section.get("className"), str):
@@ -30,7 +30,7 @@ def user_class(
     try:
         found = registered(kind, name) if isinstance(name, str) else None
     except AlgorithmFileInvalid:
-        return None  # which the schema has said
+        return None  # the schema reports it
     if found is None:
         return None
     folder = None if found.code_dir is None else str(found.code_dir)
@@ -38,7 +38,7 @@ def user_class(
 
 
 def _dotted(section: Mapping[str, Any]) -> str:
-    """v1 names file and class, v2 module and class in one."""
+    """The dotted name of the class: v1 has separate keys for file and class, v2 joins module and class."""
     name, file = str(section["className"]), section.get("classFileName")
     return name if file is None else f"{Path(str(file)).stem}.{name}"
 
@@ -46,9 +46,9 @@ def _dotted(section: Mapping[str, Any]) -> str:
 def reason_against_class(
     kind: AlgorithmKind, section: Mapping[str, Any], code_dir: Path | None
 ) -> tuple[str, str] | None:
-    """Why the section's class cannot be used: the wrong key, and a whole sentence; None when nothing speaks against it.
+    """The wrong key, and the reason as a sentence, if the section's class cannot be used; None if no error is found.
 
-    `code_dir` is `codeDir` as an absolute path; without one the module may be an installed one.
+    `code_dir` is the absolute path of `codeDir`; without it the module may be installed.
     """
     name, file = section.get("className"), section.get("classFileName")
     built_in = f"builtin{kind.capitalize()}Name"
@@ -72,11 +72,11 @@ def reason_against_class(
             f"classFileName: my_{kind}.py, or module and class in one: className: my_{kind}.{name}"
         )
     if code_dir is None or not (file is None or str(file).endswith(".py")):
-        return None  # it may be installed, or the schema has said what is wrong
+        return None  # the module may be installed, or the schema reports the error
     if not code_dir.is_dir():
         return (
             "codeDir",
-            f"cannot use {kind}.codeDir: there is no folder {code_dir}; create it or mend the path",
+            f"cannot use {kind}.codeDir: there is no folder {code_dir}; create it or fix the path",
         )
     return _reason_against_file(kind, _dotted(section), code_dir, own)
 
@@ -89,12 +89,12 @@ def _reason_against_file(
     path = next((each for each in (base.with_suffix(".py"), base / "__init__.py") if each.is_file()), None)
     if path is None:
         return key, (
-            f"cannot use {kind}.{key}: there is no {base.with_suffix('.py')}; create it or mend codeDir and the names"
+            f"cannot use {kind}.{key}: there is no {base.with_suffix('.py')}; create it or fix codeDir and the names"
         )
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError, OSError, RecursionError) as error:
-        return key, f"cannot use {kind}.{key}: {path} cannot be read as Python: {error}; mend it"
+        return key, f"cannot use {kind}.{key}: {path} cannot be read as Python: {error}; fix it"
     if _may_define(tree, name):
         return None
     return "className", (
@@ -103,7 +103,7 @@ def _reason_against_file(
 
 
 def _may_define(tree: ast.Module, name: str) -> bool:
-    """Whether the module has the name, as far as reading tells: anywhere, or by an import of everything."""
+    """True if the source may define the name: it binds the name anywhere, or has a star import."""
     for node in ast.walk(tree):
         match node:
             case ast.ClassDef(name=found) | ast.FunctionDef(name=found) | ast.Name(id=found) if found == name:

@@ -1,4 +1,4 @@
-"""The first schema of experiment files (NNI 1.x). What is for Kubernetes alone is in kubernetes.py.
+"""The first schema of experiment files (NNI 1.x). `kubernetes.py` has the parts for Kubernetes.
 
 Source: NNI v1.9 and v2.0, ExperimentConfig reference and nnictl's schema.
 """
@@ -19,10 +19,10 @@ from nni_manager.config.algorithms import (
     reason_against_assessor,
     reason_against_tuner,
 )
-from nni_manager.config.mistakes import remedy_for_unknown, shown
+from nni_manager.config.diagnostics import remedy_for_unknown, shown
 from nni_manager.config.schema import Schema, is_placeholder, must_be, refusal
 
-# What people have in the file for each platform, beside `trial`.
+# The sections of each platform, besides `trial`.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "local": ("localConfig",),
     "pai": ("paiConfig",),
@@ -38,8 +38,8 @@ SECTIONS: dict[str, tuple[str, ...]] = {
 }
 PLATFORMS = ("local", "pai", "frameworkcontroller", "kubeflow")
 _CLUSTERS = "a cluster (pai, frameworkcontroller, kubeflow)"
-# Platforms of NNI's that trials cannot run on: why not, and what to use.
-LEFT_OUT: dict[str, str] = {
+# NNI's platforms that are not supported: the reason and the remedy.
+UNSUPPORTED: dict[str, str] = {
     "remote": "trials are not started over SSH; run nnictl on that machine with trainingServicePlatform: local, or use "
     + _CLUSTERS,
     "paiYarn": "OpenPAI on YARN ended with OpenPAI 0.14; use trainingServicePlatform: pai",
@@ -57,10 +57,10 @@ _DURATION = re.compile(r"^([1-9][0-9]*)([smhd])$", re.ASCII)
 
 
 def duration_s(text: Any) -> float | None:
-    """The seconds of a duration such as `90m`; None of None.
+    """The seconds of a duration such as `90m`; None for None.
 
     Raises:
-        ValueError: it is no duration.
+        ValueError: the text is not a duration.
     """
     if text is None:
         return None
@@ -101,7 +101,7 @@ Duration = Annotated[
     PlainValidator(duration_s),
     WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^[1-9][0-9]{0,8}[smhd]$"}, {"type": "null"}]}),
 ]
-_MOST_MB = 99_999_999
+_MAX_MB = 99_999_999
 _SIZE = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([tgmk]?)(i?b)?", re.IGNORECASE)
 _BYTES_OF = {"t": 1024**4, "g": 1024**3, "m": 1024**2, "k": 1024, "": 1}
 
@@ -110,7 +110,7 @@ def megabytes(value: Any) -> int:
     """A size in MB (1024-based), rounded up: 8192, "8192", "8gb", "4g", "1.5 GiB".
 
     Raises:
-        ValueError: it is none.
+        ValueError: the value is not a size.
     """
     if isinstance(value, int) and not isinstance(value, bool):
         return value
@@ -124,7 +124,7 @@ def megabytes(value: Any) -> int:
 
 def _size(least_mb: int, value: Any) -> int:
     size_mb = megabytes(value)
-    if not least_mb <= size_mb <= _MOST_MB:
+    if not least_mb <= size_mb <= _MAX_MB:
         raise ValueError(value)
     return size_mb
 
@@ -135,7 +135,7 @@ def _size_or_none(least_mb: int, value: Any) -> int | None:
 
 def _size_schema(least_mb: int, *others: Any) -> WithJsonSchema:
     pattern = r"^\s*[0-9]{1,9}(\.[0-9]{1,6})?\s*[TGMKtgmk]?([Ii]?[Bb])?\s*$"
-    number = {"type": "integer", "minimum": least_mb, "maximum": _MOST_MB}
+    number = {"type": "integer", "minimum": least_mb, "maximum": _MAX_MB}
     return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": pattern}, *others]})
 
 
@@ -150,7 +150,7 @@ OWN_ADVISOR = "advisors of your own are not supported; write a tuner of your own
 
 
 class _Algorithm(Schema):
-    """What may be one of ours, by name, or a class of the user's own; the reader says what is missing of either."""
+    """A built-in algorithm by name, or the user's own class. The reader reports missing keys of either."""
 
     answers: ClassVar[dict[str, str]] = {
         "gpuNum": "nothing here runs on GPUs but trials; remove it, or write gpuIndices, which changes nothing",
@@ -165,7 +165,7 @@ class _Algorithm(Schema):
 
 
 class TunerV1(_Algorithm):
-    """`tuner`. `gpuIndices` changes nothing for the tuners of this version."""
+    """`tuner`. `gpuIndices` has no effect: the tuners of this version do not use GPUs."""
 
     builtin_tuner_name: str | None = must_be("the name of a tuner", "TPE", None)
     include_intermediate_results: bool = must_be("true or false", "false", False)
@@ -181,7 +181,7 @@ class TunerV1(_Algorithm):
 
 
 class AdvisorV1(Schema):
-    """`advisor`: NNI's word for a tuner that takes the place of tuner and assessor."""
+    """`advisor`: NNI's name for an algorithm that replaces both tuner and assessor."""
 
     answers: ClassVar[dict[str, str]] = dict.fromkeys(("codeDir", "classFileName", "className"), OWN_ADVISOR)
     builtin_advisor_name: str = must_be("the name of an advisor", "Hyperband")
@@ -218,7 +218,7 @@ _JOB_FILE = "write it into an OpenPAI job file, and name that in trial.paiConfig
 
 
 class TrialV1(Schema):
-    """`trial`, as far as all platforms have it."""
+    """The keys of `trial` that all platforms share."""
 
     answers: ClassVar[dict[str, str]] = {
         "nasMode": "architecture search is not supported; remove it, and write what it chooses from as a choice",
@@ -248,7 +248,7 @@ class LocalTrialV1(TrialV1):
 
 
 class PaiTrialV1(TrialV1):
-    """`trial` on OpenPAI. What may be missing here, and what beside a job file, the reader says."""
+    """`trial` on OpenPAI. The reader checks which keys are required, with and without a job file."""
 
     answers: ClassVar[dict[str, str]] = TrialV1.answers | {
         "paiStoragePlugin": "OpenPAI calls it a storage; write paiStorageConfigName, with the storage's name there"
@@ -275,14 +275,14 @@ class PaiTrialV1(TrialV1):
     @field_validator("container_nfs_mount_path")
     @classmethod
     def _is_plain(cls, path: str) -> str:
-        # A tag in it would be filled in by OpenPAI.
+        # OpenPAI would expand a `<%` tag.
         if not path.startswith("/") or "<%" in path or not path.isprintable():
             raise ValueError(path)
         return path
 
 
 class PaiConfigV1(Schema):
-    """`paiConfig`. Numbers of CPUs and the like are for a `trial` that has none of its own."""
+    """`paiConfig`. Its GPU, CPU and memory numbers are defaults for `trial`."""
 
     user_name: str | None = must_be("the name of your account there", "ada", None, min_length=1)
     token: str | None = must_be(
@@ -317,7 +317,7 @@ class LocalConfigV1(Schema):
 
 
 class ExperimentV1(Schema):
-    """A whole file, as far as all platforms have it. Paths are as written; durations are in seconds."""
+    """The keys of a file that all platforms share. Paths are as written; durations are in seconds."""
 
     answers: ClassVar[dict[str, str]] = {
         section: f"it is for another platform; write trainingServicePlatform: {platform}, or remove it"
@@ -329,8 +329,8 @@ class ExperimentV1(Schema):
         "tensorboard": "TensorBoard is not started from here; remove it, and let it read what trials write to $NNI_OUTPUT_DIR",
         "webuiPort": "the port is no property of the experiment; remove it, and write `nnictl create --port N`",
     } | {
-        section: f"{LEFT_OUT[platform]}, and remove it"
-        for platform in LEFT_OUT if platform != "hybrid"
+        section: f"{UNSUPPORTED[platform]}, and remove it"
+        for platform in UNSUPPORTED if platform != "hybrid"
         for section in SECTIONS[platform]
     }  # fmt: skip
     author_name: str = must_be("a name", "your name", min_length=1)
@@ -359,7 +359,7 @@ class ExperimentV1(Schema):
     tuner: TunerV1 | None = must_be("a mapping", "{builtinTunerName: TPE}", None)
     assessor: AssessorV1 | None = must_be("a mapping", "{builtinAssessorName: Medianstop}", None)
     advisor: AdvisorV1 | None = must_be("a mapping", "{builtinAdvisorName: Hyperband}", None)
-    # NNI has none of these three: its reuse mode leaves after 600 s, whatever the file says.
+    # These three are ours: in NNI a reused job always exits after 600 idle seconds.
     reuse_idle_timeout: Duration = must_be("a whole number and one of s, m, h, d", "10m", None)
     max_trials_per_job: int = must_be("a whole number from 0 to 999999999", "0", 0, ge=0, le=999_999_999)
     warm_imports: list[str] = must_be("a list of module names", "[numpy, sklearn]", [])
@@ -369,8 +369,8 @@ class ExperimentV1(Schema):
     def _is_here(cls, word: Any) -> Any:
         if word in PLATFORMS or is_placeholder(word) or not isinstance(word, str):
             return word
-        if word in LEFT_OUT:
-            raise refusal(f"cannot use trainingServicePlatform: {shown(word)}: {LEFT_OUT[word]}")
+        if word in UNSUPPORTED:
+            raise refusal(f"cannot use trainingServicePlatform: {shown(word)}: {UNSUPPORTED[word]}")
         remedy = "did you mean pai?" if word == "openpai" else remedy_for_unknown(word, PLATFORMS)
         raise refusal(f"cannot use trainingServicePlatform: {shown(word)} is not a platform; {remedy}")
 
@@ -379,7 +379,7 @@ class ExperimentV1(Schema):
     def _is_reachable(cls, text: str | None) -> str | None:
         if text is None:
             return None
-        # What ends with a number is an address, or none; a name is one that DNS could hold.
+        # A last label of digits means an address, which must be valid; anything else must be a valid DNS name.
         if not _HOST_NAME.fullmatch(text) or text.rpartition(".")[2].isdigit():
             return str(ipaddress.IPv4Address(text))
         return text
@@ -406,14 +406,14 @@ class ExperimentV1(Schema):
 
 
 class LocalExperimentV1(ExperimentV1):
-    """A whole file of an experiment on this machine."""
+    """The experiment file for this machine."""
 
     trial: LocalTrialV1 = must_be("a mapping", '{command: "python3 train.py", codeDir: .}')
     local_config: LocalConfigV1 | None = must_be("a mapping", "{maxTrialNumPerGpu: 1}", None)
 
 
 class PaiExperimentV1(ExperimentV1):
-    """A whole file of an experiment on OpenPAI."""
+    """The experiment file for OpenPAI."""
 
     answers: ClassVar[dict[str, str]] = ExperimentV1.answers | {
         "localConfig": "OpenPAI chooses machines and GPUs by itself; remove it, and write reuse into paiConfig"

@@ -1,6 +1,6 @@
-"""NNI's v2 experiment files: each is read as the v1 file that says the same, and mistakes are told in v2's words.
+"""Reads NNI's v2 experiment files: translates them to v1, and translates keys in diagnostics back to v2.
 
-What v1 cannot say is answered here. Source: NNI v2.10, nni/experiment/config.
+What v1 cannot express is diagnosed here. Source: NNI v2.10, nni/experiment/config.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nni_manager.config.diagnostics import Diagnostic, folded, key_of, remedy_for_unknown, shown
 from nni_manager.config.document import Document, PathInFile
 from nni_manager.config.kubernetes import SECTION
-from nni_manager.config.mistakes import Mistake, folded, key_of, remedy_for_unknown, shown
 from nni_manager.config.model import LOCAL_HOST
 from nni_manager.config.v1 import OWN_ADVISOR
 
-# A place in any file: `*` stands for the index of an item.
+# A path of keys, the same in any file: `*` stands for the index of an item.
 _Place = tuple[str, ...]
 _PathHere = tuple[str | int, ...]
 EACH = "*"
@@ -96,7 +96,7 @@ _OPENPAI = _places(
 
 
 def _kubernetes(section: str, path: str, roles: Mapping[str, str]) -> dict[_Place, _Place]:
-    """The places of what both operators have; `path` is where v1 has the path of the storage."""
+    """The key paths that both platforms share. `path` is the v1 key of the storage's path."""
     places = {
         "storage.storageType": f"{section}.storage",
         "storage.server": f"{section}.nfs.server",
@@ -137,7 +137,7 @@ def _frameworkcontroller(path: str) -> dict[_Place, _Place]:
             "trainingService.taskRoles.*.name": f"{role}.name",
             "trainingService.taskRoles.*.taskNumber": f"{role}.taskNum",
             f"trainingService.taskRoles.*.{policy}.minFailedTaskCount": f"{role}.{policy}.minFailedTaskCount",
-            # Without the last two letters of the first schema's.
+            # NNI v2 writes "Succeed", v1 "Succeeded".
             f"trainingService.taskRoles.*.{policy}.minSucceedTaskCount": f"{role}.{policy}.minSucceededTaskCount",
         }
     )
@@ -156,7 +156,7 @@ def _kubeflow(path: str) -> dict[_Place, _Place]:
     )
 
 
-# Other names that NNI has taken for the same in some of its versions.
+# Other names of the same keys in some versions of NNI.
 ALIASES = _places(
     {
         "trainingService.trialCommand": "trialCommand",
@@ -170,20 +170,20 @@ ALIASES = _places(
         "frameworkAttemptCompletionPolicy.minSucceedTaskCount",
     }
 )
-# The platforms of v2 that trials can run on, by v1's names.
+# The supported platforms: v2's name to v1's name.
 PLATFORMS = {
     "local": "local",
     "openpai": "pai",
     "frameworkcontroller": "frameworkcontroller",
     "kubeflow": "kubeflow",
 }
-# What is wrong with the whole of these, v1 says of the same.
+# Sections that exist in both schemas: v1 diagnoses errors of the section as a whole.
 SECTIONS = _places(
     {each: each for each in ("tuner", "advisor", "assessor")}
     | {"trainingService.taskRoles": "trial.taskRoles", "trainingService.taskRoles.*": "trial.taskRoles.*"}
     | {f"trainingService.{role}": f"trial.{role}" for role in _REPLICAS}
 )
-# Where v2 has no section of its own for one of v1's, the one that holds its keys.
+# v1 sections without a counterpart in v2: the v2 section that contains their keys.
 _WHOLES: dict[_Place, _Place] = {
     (section,): ("trainingService",) for section in ("localConfig", "paiConfig", *SECTION.values())
 } | {
@@ -191,14 +191,14 @@ _WHOLES: dict[_Place, _Place] = {
     for section in SECTION.values()
     for part in ("nfs", "azureStorage", "keyVault", "pvc")
 }
-# What describes each kind of storage.
+# The keys of each kind of storage.
 _STORAGE_KEYS = {
     "nfs": ("server", "path"),
     "azureStorage": ("azureAccount", "azureShare", "keyVaultName", "keyVaultKey", "uploadRetryCount"),
     "pvc": ("path", "claimName"),
 }
 _STORAGE_EXAMPLE = "storage: {storageType: nfs, server: 10.10.10.10, path: /var/nfs/nni}"
-_NOT_YET = {
+_UNSUPPORTED_YET = {
     "sharedStorage": "name the storage where the training service has it",
     "trainingService.openpaiConfig": "write it into a file and name that in openpaiConfigFile",
 }
@@ -219,7 +219,7 @@ _ANSWERS = {
     "trainingService.maxTrialNumPerGpu": "did you mean maxTrialNumberPerGpu?",
     "trainingService.reuse": "did you mean reuseMode?",
 }
-# Only files of v2 have them.
+# Keys that only v2 files have.
 _SIGNS = frozenset(
     map(
         folded,
@@ -239,12 +239,12 @@ _SIGNS = frozenset(
 DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout", "callTimeout")
 _SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION_PATTERN = r"^\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhdSMHD])\s*$"
-# An image that NNI takes when a file names none.
+# NNI's default image.
 DEFAULT_IMAGE = "msranni/nni:latest"
 
 
 def names_on(platform: str | None, storage: str | None = None) -> dict[_Place, _Place]:
-    """Where v1 has what v2 has, by v2's places; `platform` in v2's word, of which None and unknown ones have no keys."""
+    """The v1 key path of each v2 key path. `platform` is v2's name; None or an unknown one adds no keys."""
     path = "pvc.path" if storage == "pvc" else "nfs.path"
     match platform:
         case "local":
@@ -253,7 +253,7 @@ def names_on(platform: str | None, storage: str | None = None) -> dict[_Place, _
             return _EVERYWHERE | _OPENPAI
         case "frameworkcontroller" | "kubeflow":
             here = _frameworkcontroller(path) if platform == "frameworkcontroller" else _kubeflow(path)
-            # Each role has its own.
+            # Each role has its own command and GPU number.
             shared = {
                 v2: v1
                 for v2, v1 in _EVERYWHERE.items()
@@ -271,8 +271,8 @@ def names_on(platform: str | None, storage: str | None = None) -> dict[_Place, _
             return dict(_EVERYWHERE)
 
 
-def given_without_being_written(platform: str) -> dict[_Place, _Place]:
-    """What v2 has and v1 has not, or gives a default where v1 has none, with its place in v1; () where that has none."""
+def implicit_keys(platform: str) -> dict[_Place, _Place]:
+    """The v2 keys that v1 lacks, or for which only v2 has a default, by their v1 key path; () if v1 has none."""
     places = _places({"experimentName": "experimentName", "trialCodeDirectory": "trial.codeDir"})
     if platform == "openpai":
         return places | _places({"trainingService.dockerImage": "trial.image"})
@@ -289,8 +289,8 @@ def given_without_being_written(platform: str) -> dict[_Place, _Place]:
     return places
 
 
-def words_of_v2() -> dict[str, str]:
-    """What to say of a key of v2 in a file of v1, by that key."""
+def v2_hints() -> dict[str, str]:
+    """The hint for each v2 key that appears in a v1 file."""
     words = {
         key_of(v2): v1[-1] if v2[0] == v1[0] else key_of(v1)
         for v2, v1 in _EVERYWHERE.items()
@@ -304,26 +304,26 @@ def words_of_v2() -> dict[str, str]:
 
 
 def is_v2(value: Mapping[Any, Any]) -> bool:
-    """Whether a file's content is v2's."""
+    """True if a file's content is in the v2 schema."""
     keys = {folded(key) for key in value if isinstance(key, str)}
     return bool(keys & _SIGNS) and folded("trainingServicePlatform") not in keys
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentV2(Document):
-    """A v2 file whose `value` is that of the v1 file which says the same."""
+    """A v2 file. Its `value` is that of the equivalent v1 file."""
 
     names: Mapping[_Place, _Place] = field(default_factory=dict)
-    """Where v2 has what v1 has there."""
+    """The v2 key path of each v1 key path."""
     warnings: tuple[str, ...] = ()
-    """What the user should know though it is no mistake."""
+    """Warnings for the user that are not errors."""
 
     def key(self, path: PathInFile) -> str:
-        """The name that this file has for a place of the v1 file."""
+        """The v2 key for a path of the v1 file."""
         return key_of(self._v2(path) or path)
 
-    def mistake(self, path: PathInFile, message: str) -> Mistake:
-        """A mistake at this path of the v1 file, told as one of this file."""
+    def diagnostic(self, path: PathInFile, message: str) -> Diagnostic:
+        """A diagnostic at this path of the v1 file, translated to the path and keys of this file."""
         message = _in_words_of_v2(message, self.names)
         if tuple(path) == ("trainingServicePlatform",):
             message = re.sub(r"\bpai\b", "openpai", message)
@@ -337,23 +337,23 @@ class DocumentV2(Document):
         place = place_of(path)
         there = self.names.get(place)
         if there is None:
-            # A section as a whole, where v2 has one for it.
+            # The path may be a whole section.
             there = next((v2 for v2, v1 in SECTIONS.items() if v1 == place), _WHOLES.get(place))
         return None if there is None else with_indices(there, path)
 
-    def said(self, path: PathInFile, message: str) -> Mistake:
-        """A mistake at this path of this file."""
+    def said(self, path: PathInFile, message: str) -> Diagnostic:
+        """A diagnostic at this path of this v2 file."""
         line, column = self._place(path)
-        return Mistake(self.file, line, column, key_of(path), message)
+        return Diagnostic(self.file, line, column, key_of(path), message)
 
 
 def as_v1(document: Document) -> DocumentV2:
-    """The v1 file that says what this v2 file says; its `mistakes` have what no v1 file can say."""
-    return _Translation(document).translated()
+    """The v1 equivalent of a v2 file. Its `diagnostics` cover what v1 cannot express."""
+    return _V2ToV1(document).translated()
 
 
-class _Translation:
-    """One pass over one file: each value goes where v1 has it, and what v1 cannot say is noted."""
+class _V2ToV1:
+    """One pass over one file: moves each value to its v1 path and diagnoses what v1 cannot express."""
 
     def __init__(self, document: Document) -> None:
         self.document = document
@@ -374,7 +374,7 @@ class _Translation:
         }
         self.names = {v1: v2 for v2, v1 in self.table.items()}
         self.said_at: dict[_PathHere, _PathHere] = {}
-        self.mistakes: list[Mistake] = list(document.mistakes)
+        self.diagnostics: list[Diagnostic] = list(document.diagnostics)
         self.warnings: list[str] = []
         self.code_directories: dict[_PathHere, Any] = {}
         self.search_space: list[Any] = []
@@ -389,11 +389,11 @@ class _Translation:
         service = _get(self.document.value, "trainingService")
         platform = _get(service, "platform")
         if service is not None and not isinstance(service, Mapping):
-            self.value["trainingServicePlatform"] = "local"  # what is wrong has been told
+            self.value["trainingServicePlatform"] = "local"  # the error is already reported
         elif self.platform is not None:
             self.value["trainingServicePlatform"] = PLATFORMS.get(self.platform, self.platform)
         elif platform is not None:
-            self.value["trainingServicePlatform"] = platform  # which is no text
+            self.value["trainingServicePlatform"] = platform  # not text: the schema reports it
         match self.platform:
             case "openpai":
                 self._as_openpai_has_it()
@@ -404,16 +404,16 @@ class _Translation:
             self.value["searchSpace"] = self.search_space[0]
         made = self.document
         return DocumentV2(
-            made.file, self.value, made.root, tuple(self.mistakes), self.names, tuple(self.warnings)
+            made.file, self.value, made.root, tuple(self.diagnostics), self.names, tuple(self.warnings)
         )
 
     def _take(self, value: Any, place: _Place, here: _PathHere) -> None:
-        """Take over what is at `place`, which is at `here` with the numbers of items."""
+        """Copy the value at `place`; `here` is the same path with the indices of items."""
         if isinstance(value, list) and (*place, EACH) in self.sections:
             for index, item in enumerate(value):
                 self._take(item, (*place, EACH), (*here, index))
         elif isinstance(value, Mapping) and (*place, EACH) in self.sections:
-            self._put(with_indices(SECTIONS[place], here), value)  # which is no list
+            self._put(with_indices(SECTIONS[place], here), value)  # not a list: v1 reports it
         elif isinstance(value, Mapping) and (place in self.sections or not place):
             if place in SECTIONS:
                 self._put(with_indices(SECTIONS[place], here), {})
@@ -448,8 +448,8 @@ class _Translation:
         primary = ALIASES.get(place, place)
         if place == ("searchSpace",):
             self.search_space = [item]
-        elif key in _NOT_YET and place not in self.table:
-            self._refuse(here, f"it is not in this version yet; {_NOT_YET[key]}")
+        elif key in _UNSUPPORTED_YET and place not in self.table:
+            self._refuse(here, f"it is not in this version yet; {_UNSUPPORTED_YET[key]}")
         elif primary in self.table:
             self._put_value(self.table[primary], primary, place, here, item)
         elif place in self.sections:
@@ -459,7 +459,7 @@ class _Translation:
         elif self.platform in SECTION and primary in (("trialCommand",), ("trialGpuNumber",)):
             self.warnings.append(f"{key_of(here)} has no effect on {self.platform}: each role has its own")
         elif key == "experimentType" and item in ("hpo", None):
-            pass  # NNI v3 writes it, and architecture search is the other
+            pass  # NNI v3 writes hpo; the other value is architecture search
         elif item is not None and (self.platform in PLATFORMS or place[0] != "trainingService"):
             self._refuse_unknown(place, here, item)
 
@@ -473,7 +473,7 @@ class _Translation:
             if not is_inner:
                 return
         if item is None:
-            return  # as if the key were not there
+            return  # null means that the key is absent
         self.said_at[target] = here
         self.names[v1] = place
         if v1[-1] in DURATIONS:
@@ -481,7 +481,7 @@ class _Translation:
         self._put(target, item)
 
     def _duration(self, here: _PathHere, item: Any) -> str:
-        """The duration as v1 writes it."""
+        """The duration in v1's notation."""
         if isinstance(item, int) and not isinstance(item, bool) and 0 < item < 10**9:
             return f"{item}s"
         found = re.match(DURATION_PATTERN, item) if isinstance(item, str) else None
@@ -500,13 +500,13 @@ class _Translation:
 
     def _refuse(self, here: PathInFile, why: str) -> None:
         line_of = DocumentV2(self.document.file, None, self.document.root)
-        self.mistakes.append(line_of.said(here, f"cannot use {key_of(here)}: {why}"))
+        self.diagnostics.append(line_of.said(here, f"cannot use {key_of(here)}: {why}"))
 
     def _refuse_unknown(self, place: _Place, here: _PathHere, item: Any) -> None:
         answer = _ANSWERS.get(key_of(place))
         if answer is None and len(place) == 1 and place in self.names:
             answer = f"it is of NNI's first schema; write {key_of(self.names[place])} here"
-            self._put(place, item)  # or it would be told as missing, too
+            self._put(place, item)  # prevents a second diagnostic that the key is missing
         if answer is None and place[0] in ("tuner", "assessor", "advisor") and place in self.names:
             answer = f"it is of NNI's first schema; write {self.names[place][-1]} here"
             self._put(place, item)
@@ -521,7 +521,7 @@ class _Translation:
             )
         self._refuse(here, answer)
 
-    # ---- what v2 has of its own, and leaves to defaults
+    # ---- v2's own keys and defaults
 
     def _as_openpai_has_it(self) -> None:
         trial, cluster = self.value["trial"], self.value.setdefault("paiConfig", {})
@@ -568,14 +568,14 @@ class _Translation:
 
 
 def _answer_of_a_section(name: str) -> str | None:
-    """What to say of a section that v1 has for a platform."""
+    """The hint for a v1 section of a platform; None if it is none."""
     if name.endswith("Config") or name == "machineList":
         return "it is of NNI's first schema; write what is in it into trainingService"
     return None
 
 
 def _get(value: Any, name: str) -> Any:
-    """The value of a key in any of its spellings; None where there is none."""
+    """The value of a key in any of its spellings; None if it is absent."""
     if not isinstance(value, Mapping):
         return None
     return next(
@@ -584,7 +584,7 @@ def _get(value: Any, name: str) -> Any:
 
 
 def put(value: dict[str, Any], path: PathInFile, item: Any) -> None:
-    """Put an item at a path, with the mappings and lists above it. An empty mapping leaves one that is there as it is."""
+    """Set the item at a path and create the mappings and lists above it. An empty mapping replaces no existing mapping."""
     inside: Any = value
     for step, following in zip(path, (*path[1:], None), strict=True):
         if isinstance(inside, list) and isinstance(step, int):
@@ -605,12 +605,12 @@ def _at(inside: Any, step: str | int) -> Any:
 
 
 def place_of(path: PathInFile) -> _Place:
-    """A path without the numbers of items."""
+    """A path with `*` in place of the indices of items."""
     return tuple(EACH if isinstance(step, int) else step for step in path)
 
 
 def with_indices(place: _Place, path: PathInFile) -> _PathHere:
-    """The place with the indices of the items in `path`, in their order."""
+    """The path with each `*` replaced by the indices in `path`, in order."""
     indices = iter([step for step in path if isinstance(step, int)])
     return tuple(next(indices, 0) if step == EACH else step for step in place)
 
@@ -624,7 +624,7 @@ def _in_words_of_v2(message: str, names: Mapping[_Place, _Place]) -> str:
         head = re.sub(pattern, partial(_written, v2), head)
         if len(v1) > 1:
             tail = re.sub(pattern, partial(_written, v2), tail)
-    # An example says how the last key of it is written, and those within a mapping.
+    # Examples contain only the last key of a path, and keys inside a mapping.
     lasts: dict[str, set[str]] = {}
     for v1, v2 in names.items():
         lasts.setdefault(v1[-1], set()).add(v2[-1])

@@ -1,4 +1,4 @@
-"""When a trial that runs in several tasks is over: the cluster's completion policy, applied to what keepers tell.
+"""Decides when a trial with several tasks ends: applies the cluster's completion policy to the reports of keepers.
 
 Source: OpenPAI 1.8 and FrameworkController v1, frameworkAttemptCompletionPolicy.
 """
@@ -13,9 +13,9 @@ from trial_keeper.wire.reasons import ExitReason
 
 @dataclass(frozen=True, slots=True)
 class TaskRole:
-    """The tasks of a job that do the same. They are named `<role>-0`, `<role>-1`, …
+    """The tasks of a job with the same role, named `<role>-0`, `<role>-1`, …
 
-    So many failed tasks fail the trial, so many succeeded ones make it a success at once; below 1 means never.
+    `min_failed_tasks` failed tasks fail the trial at once, `min_succeeded_tasks` succeeded tasks make it succeed; below 1: never.
     """
 
     name: str
@@ -24,7 +24,7 @@ class TaskRole:
     min_succeeded_tasks: int = 1
 
 
-# Outside OpenPAI and FrameworkController a keeper takes itself for this.
+# The role of every keeper outside OpenPAI and FrameworkController.
 ONE_TASK = (TaskRole("main"),)
 
 
@@ -36,15 +36,15 @@ class Completion:
 
     @property
     def tasks(self) -> int:
-        """How many tasks, and so keepers, a job has."""
+        """The number of tasks, and therefore of keepers, of a job."""
         return sum(role.tasks for role in self.roles)
 
     def decisive(self, ends: Iterable[TrialEnded]) -> TrialEnded | None:
-        """The end that ends the trial; None while other tasks may still decide. `ends` are in the order they were told.
+        """The end that decides the trial; None while other tasks may still decide. `ends` are in the order of their reports.
 
-        When all tasks have ended and no role's policy was met, the trial is a success if one task was: the policy says which
-        failures matter, and none of them did. A task that was stopped because the trial was over counts as neither: a manager
-        that is told all ends again decides again as the one before it did.
+        If all tasks have ended and no role's policy was met, the trial succeeds if any task did: the policy defines which
+        failures matter, and none of them occurred. A task that was stopped because the trial had ended counts as neither. So a
+        restarted manager that receives all ends again makes the same decision.
         """
         policies = {role.name: role for role in self.roles}
         failed: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""What can happen to an experiment, and what is to be done about it: the two alphabets of `Experiment.handle`.
+"""The events and effects of an experiment: the input and output alphabets of `Experiment.handle`.
 
 Times inside events are seconds since the epoch.
 """
@@ -17,18 +17,18 @@ from trial_keeper.wire.reasons import ExitReason
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """The manager is ready. Also after a resume, when the trials of before have been restored."""
+class ManagerReady:
+    """The manager is ready; after a resume, the earlier trials are restored."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParametersSuggested:
-    """The tuner answered: a new trial with these parameters. The ids are new."""
+    """The tuner suggested the parameters of a new trial. The ids are new."""
 
     trial_id: str
     sequence_id: int
     parameters: Mapping[str, Any]
-    memo: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     at_s: float
 
 
@@ -39,23 +39,38 @@ class TunerExhausted:
 
 @dataclass(frozen=True, slots=True)
 class TunerNotReady:
-    """The tuner has no parameters at present, and may have some when another trial is over."""
+    """The tuner has no parameters now, but may have some when another trial ends."""
 
     sequence_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class TunerFailed:
-    """The tuner raised. `message` is for people and may have many lines."""
+    """The tuner raised. `message` is for users and may have several lines."""
 
     message: str
     was_asked: bool
-    """Whether this is the answer to an `AskTuner`, rather than to a `TellTuner`."""
+    """True if this answers an `AskTuner`, False if a `TellTuner`."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSeen:
+    """The first data of an attempt has arrived. Posted before anything of the attempt is stored."""
+
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptRejected:
+    """The workspace contains an apparent attempt of a trial without a signature of its job."""
+
+    trial_id: str
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptStarted:
-    """A keeper says that the command runs."""
+    """A keeper reports that the command runs."""
 
     key: AttemptKey
     at_s: float
@@ -63,36 +78,40 @@ class AttemptStarted:
 
 @dataclass(frozen=True, slots=True)
 class MetricsStored:
-    """Records of an attempt are rows now, in this order. Each is (is_final, JSON text)."""
+    """Records of an attempt are stored as rows, in this order. Each is (is_final, JSON text).
+
+    `final_offset`: the offset of the first final record among them in the metrics file.
+    """
 
     key: AttemptKey
     records: tuple[tuple[bool, str], ...]
+    final_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded:
-    """The command is over; its last bytes may still be on their way."""
+    """The command has ended; its last bytes may still be in transit."""
 
     ended: TrialEnded
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptDelivered:
-    """The manager has every byte of an attempt that has ended."""
+    """The manager has stored every byte of an ended attempt."""
 
     key: AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
 class TaskReported:
-    """A task of an attempt has metrics to be stored."""
+    """A task of an attempt reports metrics. Posted before they are stored."""
 
     key: AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
-class CollectionEnded:
-    """As much of a stream of an attempt was collected as ever is; `message` says which, and where all of it is."""
+class QuotaReached:
+    """A stream of an attempt has reached its quota; `message` names the stream and where its complete file is."""
 
     key: AttemptKey
     message: str
@@ -107,26 +126,25 @@ class KeeperIdle:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptMissing:
-    """The keeper that has connected for this attempt's task does not know it: the one that did is gone, and its job is not."""
+class AttemptOrphaned:
+    """The connected keeper of this attempt's task does not have the attempt: an earlier keeper of the live job ended."""
 
     key: AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptLost:
-    """A missing attempt has left no end in the workspace either."""
+    """The workspace contains no end of an orphaned attempt."""
 
     key: AttemptKey
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
-class JobGone:
-    """The job does not exist any more, and the workspace has told all it knows.
+class JobTerminated:
+    """The job no longer exists, and its workspace is drained.
 
-    `reason` and `message` are for trials that go with it. `is_clean`: the job ended by itself, as one does that has been idle
-    for too long.
+    `reason` and `message` apply to trials that end with it. `is_clean`: the job exited by itself, e.g. after its idle timeout.
     """
 
     job_id: str
@@ -135,39 +153,62 @@ class JobGone:
     at_s: float
     is_clean: bool = False
     untouched: frozenset[str] = frozenset()
-    """Those of the trials it had been given that no keeper of it has begun."""
-    was_watched: bool = True
-    """Whether a manager was there when it ended, or before it began: otherwise nobody knows how that came."""
+    """The trials dispatched to the job that none of its keepers started."""
+    was_supervised: bool = True
+    """True if a manager ran when the job ended, or before it started; otherwise the cause of its end is unknown."""
+    is_refused: bool = False
+    """True if the cluster refused the job permanently: it never existed, and submitting it again is useless."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobProcessesEnded:
+    """All processes of the job have ended. Its workspace is drained next, then `JobTerminated` follows."""
+
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDrained:
+    """Data that a job left in the workspace was read and stored."""
+
+    job_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class JobSubmitted:
-    """A job goes to the cluster, or an earlier manager's is there already."""
+    """A job is submitted to the cluster, or an earlier manager submitted it."""
 
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperMatched:
-    """A keeper of an agreeing version has connected. What it says on an earlier stream does not come here any more.
+class JobAccepted:
+    """The cluster has accepted a submitted job."""
 
-    `returns_trials`: it gives back what it is asked for and has not begun.
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperConnected:
+    """A keeper with a compatible version connected; its previous stream is superseded.
+
+    `supports_revoke`: the keeper returns a revoked trial that it has not started.
     """
 
     job_id: str
-    returns_trials: bool = False
+    supports_revoke: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperCutOff:
-    """The stream of a keeper has ended, or the job has: what was said on it last may be lost, either way."""
+class KeeperDisconnected:
+    """The stream of a keeper, or its job, has ended. The last messages in either direction may be lost."""
 
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class TrialGivenBack:
-    """A keeper does not have a trial that it was asked for, and will not begin it."""
+class TrialReclaimed:
+    """A keeper does not have a revoked trial, and will not start it."""
 
     job_id: str
     trial_id: str
@@ -175,22 +216,22 @@ class TrialGivenBack:
 
 
 @dataclass(frozen=True, slots=True)
-class KeeperFound:
-    """The workspace shows that a keeper of the job is at work, which has not connected to this manager."""
+class KeeperSeenOnStorage:
+    """The workspace shows a working keeper of the job that has not connected to this manager."""
 
     job_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class UsageReported:
-    """What an attempt uses at present."""
+    """A keeper reports the current resource usage of an attempt."""
 
     usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
 class TrialStopAsked:
-    """Somebody wants one trial to end."""
+    """A user or the manager requests the end of one trial."""
 
     trial_id: str
     reason: ExitReason
@@ -198,8 +239,8 @@ class TrialStopAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialRefused:
-    """The assessor has seen enough of a trial's attempt: it is not worth going on."""
+class EarlyStopRequested:
+    """The assessor requests an early stop of a trial's attempt."""
 
     trial_id: str
     attempt: int
@@ -208,28 +249,28 @@ class TrialRefused:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentStopAsked:
-    """Somebody wants the experiment to end."""
+    """A user requests the end of the experiment."""
 
     at_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class LimitsChanged:
-    """Somebody wants other limits; they are stored already."""
+    """A user changed the limits; they are already stored."""
 
     limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
 class SearchSpaceChanged:
-    """From now on the tuner proposes parameters of another search space, of which there may be more."""
+    """The tuner now suggests parameters of another search space, which may have more of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrialProposed:
-    """Somebody wants a trial with these parameters, whatever the tuner thinks and whichever limit is reached. The id is new.
+    """A user proposes a trial with these parameters, independent of the tuner and of reached limits. The id is new.
 
-    To be posted only while the experiment `takes_trials`.
+    Post it only while the experiment's `accepts_trials` is True.
     """
 
     trial_id: str
@@ -239,11 +280,13 @@ class TrialProposed:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """A good moment to look at the limits."""
+    """Time has passed: check the limits and deadlines."""
 
 
 Event = (
-    Begun
+    AttemptSeen
+    | AttemptRejected
+    | ManagerReady
     | ParametersSuggested
     | TunerExhausted
     | TunerNotReady
@@ -253,19 +296,22 @@ Event = (
     | AttemptEnded
     | AttemptDelivered
     | TaskReported
-    | CollectionEnded
+    | QuotaReached
     | KeeperIdle
-    | AttemptMissing
+    | AttemptOrphaned
     | AttemptLost
-    | JobGone
+    | JobTerminated
+    | JobProcessesEnded
+    | AttemptDrained
     | JobSubmitted
-    | KeeperMatched
-    | KeeperCutOff
-    | TrialGivenBack
-    | KeeperFound
+    | JobAccepted
+    | KeeperConnected
+    | KeeperDisconnected
+    | TrialReclaimed
+    | KeeperSeenOnStorage
     | UsageReported
     | TrialStopAsked
-    | TrialRefused
+    | EarlyStopRequested
     | ExperimentStopAsked
     | LimitsChanged
     | SearchSpaceChanged
@@ -278,14 +324,14 @@ Event = (
 
 @dataclass(frozen=True, slots=True)
 class AskTuner:
-    """Ask for one set of parameters."""
+    """Ask the tuner for one set of parameters."""
 
     sequence_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class TellTuner:
-    """How a trial came out. None: it has no result. By its id the rest of it can be looked up."""
+    """Send the result of a trial to the tuner. `value` None: no result. `trial_id` identifies the whole result."""
 
     sequence_id: int
     value: float | None
@@ -293,8 +339,8 @@ class TellTuner:
 
 
 @dataclass(frozen=True, slots=True)
-class TeachTuner:
-    """How a trial came out whose parameters a person gave."""
+class AddObservation:
+    """Add the result of a trial that a user proposed to the tuner's observations."""
 
     trial_id: str
     value: float
@@ -302,7 +348,7 @@ class TeachTuner:
 
 @dataclass(frozen=True, slots=True)
 class AskAssessor:
-    """Ask whether a trial may go on that has reported these intermediate results as well, in this attempt."""
+    """Send new intermediate results of an attempt to the assessor, which may request an early stop."""
 
     trial_id: str
     attempt: int
@@ -311,7 +357,7 @@ class AskAssessor:
 
 @dataclass(frozen=True, slots=True)
 class TellAssessor:
-    """A trial is final."""
+    """Notify the assessor that a trial is terminal."""
 
     trial_id: str
     has_succeeded: bool
@@ -319,9 +365,18 @@ class TellAssessor:
 
 @dataclass(frozen=True, slots=True)
 class SaveTrial:
-    """Store the trial as it is now."""
+    """Store the current state of the trial."""
 
     trial: Trial
+
+
+@dataclass(frozen=True, slots=True)
+class SaveAttempt:
+    """Store an attempt with its number, before or together with any of its data."""
+
+    key: AttemptKey
+    number: int
+    is_lost: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,7 +386,7 @@ class SaveExperiment:
 
 @dataclass(frozen=True, slots=True)
 class SaveJob:
-    """Store the job as it is now."""
+    """Store the current state of the job."""
 
     job: Job
     is_over: bool = False
@@ -339,21 +394,21 @@ class SaveJob:
 
 @dataclass(frozen=True, slots=True)
 class SaveUsage:
-    """Store what a task used just now."""
+    """Store the current resource usage of a task."""
 
     usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
 class SubmitJob:
-    """Ask the cluster for the job, once it is stored; `job.trial_id` is the trial it is made for, if it is for one."""
+    """Submit the job to the cluster once it is stored. `job.trial_id`: the trial it is made for, if any."""
 
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
-class GiveTrial:
-    """Let the keepers of a job run a trial, once that is stored; only the keeper of `task` if there is one."""
+class DispatchTrial:
+    """Dispatch a trial to the keepers of a job once that is stored; if `task` is set, only to the keeper of that task."""
 
     job: Job
     trial: Trial
@@ -361,33 +416,55 @@ class GiveTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class AskBack:
-    """Ask the keeper of a job for a trial that it was given ahead, after all that it was to be given before."""
+class RevokePrefetched:
+    """Revoke a prefetched trial from the keeper of a job, after all earlier dispatches to it."""
 
     job: Job
     trial: Trial
 
 
 @dataclass(frozen=True, slots=True)
-class DismissJob:
-    """Let the job end: it gets no other trial."""
+class DrainJob:
+    """Drain the job: it gets no more trials and ends by itself."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob:
+    """Ask the training service to end a job with its grace period."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class KillJob:
+    """Ask the training service to kill a job that missed its stop deadlines."""
+
+    job: Job
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonJob:
+    """Stop waiting for the end of a job: report it as terminated, and name what may remain of it."""
 
     job: Job
 
 
 @dataclass(frozen=True, slots=True)
 class CancelTrial:
-    """End a trial that has a job; the reason is stored already."""
+    """End a trial that has a job; the reason is already stored. `ends_job`: the job ends with the trial."""
 
     trial: Trial
     reason: ExitReason
+    ends_job: bool = True
 
 
 @dataclass(frozen=True, slots=True)
-class RecallTrial:
-    """Tell the keeper of a job to forget a trial that it was given ahead, and that is over before it began.
+class CancelQueuedTrial:
+    """Ask the keeper of a job to discard a prefetched trial that became terminal before it started.
 
-    A keeper that does not hear it begins the trial and is told to close it.
+    A keeper that does not receive this starts the trial and is then asked to close it.
     """
 
     trial: Trial
@@ -396,21 +473,21 @@ class RecallTrial:
 
 @dataclass(frozen=True, slots=True)
 class CloseAttempt:
-    """Tell the keeper that nothing about the attempt needs to be sent again, once the trial is stored."""
+    """Once the trial is stored, notify the keeper that nothing of the attempt needs to be resent."""
 
     key: AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
-class TakeRest:
-    """Look in the workspace for how a missing attempt ended, and for what it had still to tell."""
+class DrainAttempt:
+    """Read the end and the remaining streams of an orphaned attempt from the workspace."""
 
     key: AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
-class ForgetTrial:
-    """Take nothing more of what a job had to say of a trial that is lost, and tell its keepers that still speak of it."""
+class DetachTrial:
+    """Accept no more data of a lost trial from its job, and notify keepers that still report it."""
 
     trial: Trial
     job_id: str
@@ -418,27 +495,36 @@ class ForgetTrial:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The experiment is over; nothing runs any more."""
+    """The experiment is terminal; no trial runs.
+
+    `is_recorded`: the end of each trial is stored. False: the experiment stopped while some could be neither read nor stored.
+    """
+
+    is_recorded: bool = True
 
 
 Effect = (
     AskTuner
     | TellTuner
-    | TeachTuner
+    | AddObservation
     | AskAssessor
     | TellAssessor
     | SaveTrial
+    | SaveAttempt
     | SaveExperiment
     | SaveJob
     | SaveUsage
     | SubmitJob
-    | GiveTrial
-    | AskBack
-    | DismissJob
+    | DispatchTrial
+    | RevokePrefetched
+    | DrainJob
+    | EndJob
+    | KillJob
+    | AbandonJob
     | CancelTrial
-    | RecallTrial
+    | CancelQueuedTrial
     | CloseAttempt
-    | TakeRest
-    | ForgetTrial
+    | DrainAttempt
+    | DetachTrial
     | Finish
 )

@@ -1,14 +1,14 @@
-"""What bounds an experiment."""
+"""The limits of an experiment."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of what there may be. None: no limit. All of it may change while the experiment runs.
+    """The limits of an experiment; all may change while it runs. None: no limit.
 
-    `max_trials` and `max_duration_s` end the asking, not the trials. `max_trial_duration_s` is how long one trial may run, from
-    the start of its attempt on. `max_retries`: how often a trial is begun again that the cluster lost.
+    `max_trials` and `max_duration_s` end the asking, not the trials. `max_trial_duration_s`: how long one trial may run, from
+    the start of its attempt. `max_retries`: how often a trial that the cluster lost is started again.
     """
 
     concurrency: int

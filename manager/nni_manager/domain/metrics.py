@@ -1,16 +1,16 @@
-"""What a metric means to the search."""
+"""Extracts the numbers that tuner and assessor use from reported metrics."""
 
 import json
 import math
 
-# The newest intermediate result of every trial is kept in memory and shown in lists; of a longer one its number is.
-LONGEST_SHOWN_CHARACTERS = 4096
+# Every trial keeps its newest intermediate result in memory for lists; a longer one is reduced to its number.
+MAX_SHOWN_CHARACTERS = 4096
 
 
 def reward(value: str) -> float | None:
-    """The number the tuner is told: the metric itself, or a dict's `default`. None when there is no such finite number.
+    """The number for the tuner: the metric itself, or a dict's `default`. None if there is no such finite number.
 
-    `value` is JSON text as the training code reported it; NaN and infinities are legal there, and no reward.
+    `value`: the JSON text that the training code reported; it may contain NaN and infinities, which are no reward.
     """
     try:
         metric = json.loads(value)
@@ -20,26 +20,26 @@ def reward(value: str) -> float | None:
             return None
         number = float(metric)
     except (ValueError, RecursionError, OverflowError):
-        return None  # no JSON, or nested too deeply, or an int beyond all floats
+        return None  # not JSON, nested too deeply, or an int beyond the range of floats
     return number if math.isfinite(number) else None
 
 
-def newest_shown(value: str) -> str | None:
-    """What is kept in memory of a trial's newest intermediate result; None: it is long and has no number to learn from."""
-    if len(value) <= LONGEST_SHOWN_CHARACTERS:
+def truncate_for_display(value: str) -> str | None:
+    """The newest intermediate result of a trial as kept in memory; None: it is too long and has no usable number."""
+    if len(value) <= MAX_SHOWN_CHARACTERS:
         return value
     number = reward(value)
     return None if number is None else json.dumps(number)
 
 
-class Reported(float):
-    """What a trial reported: the number as above, or NaN where there is none, and all of it as JSON text."""
+class MetricValue(float):
+    """A reported metric: its `reward`, or NaN if it has none, with the whole JSON text in `text`."""
 
     __slots__ = ("text",)
     text: str
 
-    def __new__(cls, text: str) -> "Reported":
-        """`text` is as the training code reported it."""
+    def __new__(cls, text: str) -> "MetricValue":
+        """Create it from the JSON text that the training code reported."""
         number = reward(text)
         reported = super().__new__(cls, math.nan if number is None else number)
         reported.text = text

@@ -1,7 +1,7 @@
-"""The life of a trial, as the manager sees it.
+"""The state machine of a trial in the manager.
 
-A trial waits, runs, and ends for one reason. Between the end of its command and its final state lies CLOSING: the manager
-does not have every byte yet, and a final result may be among those that are on their way.
+A trial waits, runs and ends for one reason. CLOSING lies between the end of its command and its terminal state: the manager
+does not have every byte yet, and a final result may be in transit.
 """
 
 from collections.abc import Mapping
@@ -9,13 +9,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
+from nni_manager.domain.attempts import Attempts, RegisteredAttempt
 from nni_manager.domain.usage import PeakUsage
-from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
+from trial_keeper.wire.attempt_ids import sort_key
+from trial_keeper.wire.file_changes import METRICS_FILE_WAS
+from trial_keeper.wire.messages import MAX_WARNINGS, AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 
 
 class TrialState(str, Enum):
-    """Where a trial is. The value is NNI's word where NNI has one."""
+    """The state of a trial. The value is NNI's word where NNI has one."""
 
     WAITING = "WAITING"
     RUNNING = "RUNNING"
@@ -28,18 +31,18 @@ class TrialState(str, Enum):
     EARLY_STOPPED = "EARLY_STOPPED"
 
     @property
-    def is_final(self) -> bool:
-        """Whether nothing more happens to the trial."""
-        return self in FINAL_STATES
+    def is_terminal(self) -> bool:
+        """True if the trial changes no more."""
+        return self in TERMINAL_STATES
 
     @property
     def nni_status(self) -> str:
-        """The word NNI's interfaces know: they have none for a trial that is on its way out."""
+        """The status in NNI's interfaces, which have none for STOPPING and CLOSING."""
         return "RUNNING" if self in (TrialState.STOPPING, TrialState.CLOSING) else self.value
 
 
-# The one place that says what a reason means for the state.
-FINAL_STATE: dict[ExitReason, TrialState] = {
+# The only mapping from a reason to a terminal state.
+TERMINAL_STATE: dict[ExitReason, TrialState] = {
     ExitReason.SUCCEEDED: TrialState.SUCCEEDED,
     ExitReason.NONZERO_EXIT: TrialState.FAILED,
     ExitReason.SIGNAL: TrialState.FAILED,
@@ -52,12 +55,17 @@ FINAL_STATE: dict[ExitReason, TrialState] = {
     ExitReason.MOUNT: TrialState.FAILED,
     ExitReason.VERSION: TrialState.FAILED,
     ExitReason.COULD_NOT_START: TrialState.FAILED,
-    # No trial ends so, unless a keeper says that of the only task there is.
+    # Happens only if a keeper reports this reason for the only task of a trial.
     ExitReason.TRIAL_OVER: TrialState.FAILED,
 }
-FINAL_STATES = frozenset(FINAL_STATE.values())
+TERMINAL_STATES = frozenset(TERMINAL_STATE.values())
 
-# What is said of a trial that succeeded and that the tuner can learn nothing from.
+STATES_WITH_RESULT = TERMINAL_STATES - {TrialState.FAILED}
+"""The states in which a reported final result counts: a stop does not discard it."""
+# Stops that the training code did not cause: the keeper was asked to stop the trial.
+_STOPPED = STOP_REASONS - {ExitReason.TRIAL_OVER} | {ExitReason.JOB_LOST}
+
+# Messages of trials that succeeded without a result for the tuner.
 NO_FINAL_RESULT = (
     "it reported no final result; call nni_sdk.report_final_result() in the training code, with a number"
 )
@@ -66,10 +74,11 @@ NO_NUMBER_IN_FINAL_RESULT = (
     'or a dict with a number under "default"'
 )
 METRICS_ARE_CUT = "its metrics are cut"
-"""How the warning begins that tells it."""
+"""The prefix of the warning about truncated metrics."""
 NO_FINAL_RESULT_BEFORE_THE_CUT = (
     "no final result is among the metrics that were collected, see the warning; report less, or less often"
 )
+NO_FINAL_RESULT_IN_CHANGED_FILE = "no final result is among the metrics that were collected, see the warning"
 
 
 class TrialEvent(Enum):
@@ -83,23 +92,31 @@ class TrialEvent(Enum):
 
 
 _W, _R, _S, _C = TrialState.WAITING, TrialState.RUNNING, TrialState.STOPPING, TrialState.CLOSING
-# `None`: the final state that the trial's reason has in FINAL_STATE.
-NEXT: dict[tuple[TrialState, TrialEvent], TrialState | None] = {
+# `None`: the terminal state of the trial's reason in TERMINAL_STATE.
+CHANGES: dict[tuple[TrialState, TrialEvent], TrialState | None] = {
     (_W, TrialEvent.STARTED): _R,
     (_W, TrialEvent.STOP_ASKED): _S,
-    (_W, TrialEvent.ENDED): _C,  # so short that its start is told together with its end, or it never started
-    (_R, TrialEvent.STARTED): _R,  # told again after a lost link, or a new attempt
+    (_W, TrialEvent.ENDED): _C,  # too short for a separate report of its start, or it never started
     (_R, TrialEvent.STOP_ASKED): _S,
     (_R, TrialEvent.ENDED): _C,
-    (_S, TrialEvent.STARTED): _S,
-    (_S, TrialEvent.STOP_ASKED): _S,  # the first reason stands
     (_S, TrialEvent.ENDED): _C,
-    (_C, TrialEvent.STARTED): _R,  # the cluster made a new attempt before the last one was closed
-    (_C, TrialEvent.STOP_ASKED): _C,  # it came too late
-    (_C, TrialEvent.ENDED): _C,  # told again after a lost link
+    (_C, TrialEvent.STARTED): _R,  # the cluster started a new attempt before the last one was closed
     (_C, TrialEvent.CLOSED): None,
-    (_W, TrialEvent.LOST): _W,
     (_R, TrialEvent.LOST): _W,
+}
+# Events that leave the state as it is.
+IGNORED: frozenset[tuple[TrialState, TrialEvent]] = frozenset(
+    {
+        (_R, TrialEvent.STARTED),  # repeated after a lost connection, or a new attempt
+        (_S, TrialEvent.STARTED),
+        (_S, TrialEvent.STOP_ASKED),  # the first reason stands
+        (_C, TrialEvent.STOP_ASKED),  # the request came too late
+        (_C, TrialEvent.ENDED),  # repeated after a lost connection
+        (_W, TrialEvent.LOST),
+    }
+)
+TRANSITIONS: dict[tuple[TrialState, TrialEvent], TrialState | None] = CHANGES | {
+    (state, event): state for state, event in IGNORED
 }
 
 
@@ -107,14 +124,14 @@ NEXT: dict[tuple[TrialState, TrialEvent], TrialState | None] = {
 class Trial:
     """One evaluation of one set of parameters.
 
-    `parameters` is what the training code gets; `memo` is the tuner's own note, stored with it. Times are in seconds since
-    the epoch. `final` is the JSON text of the final result of the attempt that counts, `value` the number in it.
+    `parameters`: what the training code gets. `metadata`: the tuner's metadata, stored with them. Times are in seconds since
+    the epoch. `final`: the JSON text of the final result of the current attempt; `value`: the number in it.
     """
 
     trial_id: str
     sequence_id: int
     parameters: Mapping[str, Any]
-    memo: Mapping[str, Any]
+    metadata: Mapping[str, Any]
     created_at_s: float
     job_id: str
     state: TrialState = TrialState.WAITING
@@ -131,107 +148,141 @@ class Trial:
     intermediate_count: int = 0
     peak_usage: PeakUsage | None = None
     reporter: str | None = None
-    """The task that reported first: its metrics are the trial's."""
+    """The task that reported metrics first; only its metrics count."""
     warning: str = ""
-    """What somebody should know of a trial that went on all the same."""
+    """Problems that did not end the trial, one per line."""
     is_customized: bool = False
-    """Whether a person gave its parameters: then the tuner did not propose them, and learns of them as of any result."""
+    """True if a user, not the tuner, proposed the parameters. The tuner receives the result as an additional observation."""
     retries: int = 0
-    """How often it was begun again because the cluster lost it."""
-    first_attempts: dict[str, int] = field(default_factory=dict, repr=False)
-    """From which attempt of each task on anything counts: those before were lost. A task that is not here: from the first."""
+    """How often the trial was started again because the cluster lost it."""
+    registered: Attempts = field(default_factory=Attempts, repr=False)
+    """The attempts with their numbers, until the trial is terminal; stored in a table of their own."""
     latest_usage: Usage | None = None
-    """As last reported; not stored."""
+    """The last reported usage; not stored."""
     ended: TrialEnded | None = field(default=None, repr=False)
-    """The end that decided, when its bytes may still be on their way; not stored."""
-    attempts: dict[str, int] = field(default_factory=dict, repr=False)
-    """The newest attempt of each task that has begun. A cluster may start one task anew and leave the others; not stored."""
+    """The decisive end, whose bytes may still be in transit; not stored."""
+    attempts: dict[str, str] = field(default_factory=dict, repr=False)
+    """The id of the described attempt, by task. A cluster may restart one task without the others."""
     ends: dict[str, TrialEnded] = field(default_factory=dict, repr=False)
-    """The end of each task that has told it, in that order; not stored."""
+    """The reported ends by task, in the order of their reports; not stored."""
     was_returned: bool = False
-    """Whether a job died when it was the next to begin there; not stored."""
+    """True if a job crashed when this trial was the next to start there; not stored."""
+    final_offset: int | None = None
+    """The offset of the record of `final` in the reporter's metrics file; stored in the metric's row."""
     undelivered: set[str] = field(default_factory=set, repr=False)
-    """The tasks that have begun and whose last byte is not here; not stored."""
-    heard_s: float | None = None
-    """When this manager heard of the start, by its monotonic clock; not stored."""
+    """The started tasks whose last byte has not arrived; not stored."""
+    start_received_at_s: float | None = None
+    """When this manager received the start, by its monotonic clock; not stored."""
 
-    def happened(self, event: TrialEvent) -> None:
-        """Move on by the table.
+    def apply(self, event: TrialEvent) -> None:
+        """Change the state by the table.
 
         Raises:
             KeyError: the event cannot happen in this state; a bug.
         """
-        following = NEXT[self.state, event]
+        following = TRANSITIONS[self.state, event]
         if following is not None:
             self.state = following
         elif self.reason is not None:
-            self.state = FINAL_STATE[self.reason]
+            if self._had_result_at_stop:
+                self.message = f"{self.reason.value}, after it had reported its final result"
+                self.reason = ExitReason.SUCCEEDED
+            self.state = TERMINAL_STATE[self.reason]
             if self.is_without_result:
                 self.message = self._why_without_result
         else:
             raise KeyError(f"trial {self.trial_id} is closed without a reason")
 
     @property
+    def result(self) -> str | None:
+        """The final result of a terminal trial, as JSON text, perhaps without a number; None: it has none that counts."""
+        return self.final if self.state in STATES_WITH_RESULT else None
+
+    @property
+    def _had_result_at_stop(self) -> bool:
+        """True if the final record lies within the metrics file as the keeper measured it when it received the stop."""
+        end = self.ends.get(self.reporter or "")
+        size = None if end is None else end.metrics_size_at_stop
+        is_before = size is not None and self.final_offset is not None and self.final_offset < size
+        return is_before and self.reason in _STOPPED
+
+    @property
     def is_without_result(self) -> bool:
-        """Whether it succeeded, and yet gave the tuner nothing to learn from; `message` says why."""
+        """True if the trial succeeded without a number for the tuner; `message` states the reason."""
         return self.state is TrialState.SUCCEEDED and self.value is None
 
     @property
     def _why_without_result(self) -> str:
         if self.final is not None:
             return NO_NUMBER_IN_FINAL_RESULT
+        if METRICS_FILE_WAS in self.warning:
+            return NO_FINAL_RESULT_IN_CHANGED_FILE
         return NO_FINAL_RESULT_BEFORE_THE_CUT if METRICS_ARE_CUT in self.warning else NO_FINAL_RESULT
 
     def warn(self, text: str) -> bool:
-        """Add a line that somebody should read; whether it is a new one."""
+        """Add a line to the warnings; True if it is new."""
         lines = self.warning.splitlines()
         if not text or text in lines:
             return False
         self.warning = "\n".join([*lines, text])
         return True
 
-    def counts(self, key: AttemptKey) -> bool:
-        """Whether anything of this attempt matters: it is the newest of its task."""
-        newest = self.attempt_of(key.task)
-        return key.attempt >= max(newest or 0, self.first_attempts.get(key.task, 0))
+    def warn_of_files(self, ended: TrialEnded) -> bool:
+        """Add the warnings of the keeper; True if there is a new line."""
+        before = self.warning
+        for warning in ended.warnings:
+            # A keeper may report its end any number of times.
+            if self.warning.count("\n") < MAX_WARNINGS:
+                self.warn(" ".join(warning.split()))
+        return self.warning != before
 
-    def attempt_of(self, task: str) -> int | None:
-        """The newest attempt of a task that has begun; None if it has not."""
-        # Of a trial that an earlier manager began, only the attempt that counts is stored.
-        return self.attempts.get(task) if self.attempts else self.attempt
+    def is_current(self, key: AttemptKey) -> bool:
+        """True if the attempt counts: it is not lost, and no other attempt of its task started later."""
+        return self.registered.may_count(key)
+
+    def attempt_id_of(self, task: str) -> str | None:
+        """The id of the described attempt of a task; None if none has started."""
+        return self.attempts.get(task)
 
     def began(self, key: AttemptKey, at_s: float, now_s: float) -> None:
-        """An attempt runs, in one of its tasks at least. `now_s` is monotonic."""
-        self.joined(key)
-        self.started_at_s, self.heard_s = at_s, now_s
-        self.happened(TrialEvent.STARTED)
+        """Record that an attempt runs in at least one task. `now_s` is monotonic."""
+        self.add_task(key)
+        self.started_at_s, self.start_received_at_s = at_s, now_s
+        self.apply(TrialEvent.STARTED)
 
-    def joined(self, key: AttemptKey) -> None:
-        """A task of it runs: one more, or one that begins anew."""
-        self._turn_to(key)
+    def add_task(self, key: AttemptKey) -> None:
+        """Record that one more task runs, or a new attempt of a task."""
+        self._reset_for(key)
         self.undelivered.add(key.task)
 
-    def knows(self, key: AttemptKey) -> bool:
-        """Whether this task of this attempt has begun."""
+    def has_seen(self, key: AttemptKey) -> bool:
+        """True if the attempt has started in this task and is the described one."""
         has_begun = key.task in self.undelivered or key.task in self.ends
-        return has_begun and self.attempt_of(key.task) == key.attempt
+        return has_begun and self.attempt_id_of(key.task) == key.attempt_id
 
-    def has_delivered(self, key: AttemptKey) -> bool:
-        """Whether all that this task of this attempt had to say is here: nothing more is taken of it."""
+    def is_delivered(self, key: AttemptKey) -> bool:
+        """True if everything of this task's attempt has arrived; nothing more is accepted."""
         return (
             key.task in self.ends
             and key.task not in self.undelivered
-            and self.attempt_of(key.task) == key.attempt
+            and self.attempt_id_of(key.task) == key.attempt_id
         )
 
-    def restarts_with(self, key: AttemptKey) -> bool:
-        """Whether all begins anew when this does: it is a new attempt of the task whose metrics count."""
-        newest = self.attempt_of(key.task)
-        return newest is not None and key.attempt > newest and self.reporter in (None, key.task)
+    def supersedes(self, key: AttemptKey) -> bool:
+        """True if this attempt resets the trial: a newer attempt of the task whose metrics count."""
+        return self._is_newer(key) and self.reporter in (None, key.task)
+
+    def _is_newer(self, key: AttemptKey) -> bool:
+        newest = self.attempt_id_of(key.task)
+        if newest is None or newest == key.attempt_id:
+            return False
+        # The successor of a lost attempt may run on a machine whose clock is behind.
+        is_lost = self.registered.is_lost(AttemptKey(self.trial_id, newest, key.task))
+        return is_lost or sort_key(key.attempt_id) > sort_key(newest)
 
     def reported(self, key: AttemptKey) -> str:
-        """A task is about to report. What to say if its metrics will not count; empty when they will."""
-        self._turn_to(key)
+        """Register a task that reports metrics. Returns a warning if they will not count, else an empty string."""
+        self._reset_for(key)
         if self.reporter in (None, key.task):
             self.reporter = key.task
             return ""
@@ -241,19 +292,20 @@ class Trial:
         )
 
     def ended_in(self, ended: TrialEnded) -> None:
-        """One task has come to its end; whether that ends the trial is not its own to say."""
-        self._turn_to(ended.key)  # one that could not be started has an end only
+        """Record the end of one task, which need not end the trial."""
+        self._reset_for(ended.key)  # a command that could not be started reports only an end
         self.ends[ended.key.task] = ended
         self.undelivered.add(ended.key.task)
+        self.warn_of_files(ended)
 
     @property
     def reason_for_others(self) -> ExitReason:
-        """Why tasks that still run are to stop, once others have ended the trial: they neither failed nor succeeded."""
+        """The stop reason for tasks that still run when others have ended the trial: they neither failed nor succeeded."""
         reason = self.reason
         return reason if reason is not None and reason in STOP_REASONS else ExitReason.TRIAL_OVER
 
     def finished(self, ended: TrialEnded) -> None:
-        """The command is over. What we asked for before decides the reason, unless the command had succeeded by itself."""
+        """Record the decisive end. An earlier stop reason takes precedence unless the command succeeded."""
         if ended.key.task not in self.ends:
             self.ended_in(ended)
         self.ended = ended
@@ -264,61 +316,87 @@ class Trial:
         self.message = ended.message
         self.started_at_s = min(self.started_at_s or ended.started_at_s, ended.started_at_s)
         self.ended_at_s = max(self.started_at_s, *(each.ended_at_s for each in self.ends.values()))
-        self.happened(TrialEvent.ENDED)
+        self.apply(TrialEvent.ENDED)
 
     def used(self, usage: Usage) -> bool:
-        """Take note of what the attempt uses; whether it is more than ever before."""
+        """Record the usage of the attempt; True if a peak rises."""
         before = self.peak_usage
         self.latest_usage = usage
-        self.peak_usage = (before or PeakUsage()).raised_by(usage)
+        self.peak_usage = (before or PeakUsage()).merge_max(usage)
         return self.peak_usage != before
 
-    def _turn_to(self, key: AttemptKey) -> None:
-        """A newer attempt than before starts with empty hands."""
-        newest = self.attempt_of(key.task)
-        if newest is not None and key.attempt > newest:
-            if self.ended is not None:  # the cluster runs all of the job again
+    def _reset_for(self, key: AttemptKey) -> None:
+        """Reset all per-attempt fields when a newer attempt starts."""
+        if self._is_newer(key):
+            if self.ended is not None:  # the cluster runs the whole job again
                 self.ends.clear()
                 self.undelivered.clear()
             self.ends.pop(key.task, None)
             self.undelivered.discard(key.task)
-            if self.restarts_with(key):
-                self.final = self.value = self.intermediate = None
+            if self.supersedes(key):
+                self.final = self.final_offset = self.value = self.intermediate = None
                 self.intermediate_count = 0
-                self.peak_usage = self.latest_usage = self.heard_s = None
+                self.peak_usage = self.latest_usage = self.start_received_at_s = None
                 self.ended = self.reason = self.exit_code = self.started_at_s = self.ended_at_s = None
                 self.reporter = None
                 self.message = self.warning = ""
-        self.attempts[key.task] = key.attempt
-        if self.reporter in (None, key.task):
-            self.attempt = key.attempt
+        self.attempts[key.task] = key.attempt_id
+        found = self.registered.find(key)
+        if found is not None and self.reporter in (None, key.task):
+            self.attempt = found.number
 
-    def lost(self, how: str) -> None:
-        """The cluster lost it: it waits for another attempt, and what it has said so far stays and does not count."""
-        self.happened(TrialEvent.LOST)
-        newest = dict(self.attempts)
-        if not newest and self.attempt is not None and self.reporter is not None:
-            newest = {self.reporter: self.attempt}
-        self.first_attempts |= {task: attempt + 1 for task, attempt in newest.items()}
+    def restore_attempts(self, registered: Attempts) -> None:
+        """Restore the attempts that an earlier manager registered for an unfinished trial."""
+        self.registered = registered
+        currents = {each.key.task: registered.current(each.key.task) for each in registered.registered}
+        self.attempts = {
+            task: each.key.attempt_id for task, each in currents.items() if each is not None and task
+        }
+        for each in registered.registered:
+            # The fields describe a lost attempt until its successor starts.
+            if each.key.task and each.number == self.attempt and self.reporter in (None, each.key.task):
+                self.attempts.setdefault(each.key.task, each.key.attempt_id)
+
+    def lost(self, how: str) -> list[RegisteredAttempt]:
+        """Queue a trial that the cluster lost for another attempt. Its earlier reports stay stored but do not count.
+
+        Returns the attempts that this call declares lost.
+        """
+        self.apply(TrialEvent.LOST)
+        lost = self.registered.mark_all_lost()
         self.retries += 1
         self.warn(how)
         for by_task in (self.attempts, self.ends):
             by_task.clear()
         self.undelivered.clear()
-        self.attempt = self.reporter = self.final = self.value = self.intermediate = None
+        self.attempt = self.reporter = self.intermediate = None
+        self.final = self.final_offset = self.value = None
         self.intermediate_count = 0
-        self.peak_usage = self.latest_usage = self.started_at_s = self.heard_s = None
+        self.peak_usage = self.latest_usage = self.started_at_s = self.start_received_at_s = None
         self.was_returned = False
         self.job_id = ""
+        return lost
 
     def gone(self, reason: ExitReason, message: str, at_s: float, now_s: float) -> None:
-        """It is over and nobody can tell more than that. `now_s` is monotonic."""
+        """End the trial without a report of its keeper. `now_s` is monotonic."""
         self.reason = self.stop_reason or reason
         self.message = message
         self.ended_at_s = at_s
         if self.started_at_s is not None:
-            # The start is by another machine's clock, and either clock may have been set since.
-            lasted_s = at_s - self.started_at_s if self.heard_s is None else now_s - self.heard_s
+            # The start time comes from another machine's clock, and either clock may have been set since.
+            lasted_s = (
+                at_s - self.started_at_s
+                if self.start_received_at_s is None
+                else now_s - self.start_received_at_s
+            )
             self.ended_at_s = self.started_at_s + max(lasted_s, 0.0)
-        self.happened(TrialEvent.ENDED)
-        self.happened(TrialEvent.CLOSED)
+        self.apply(TrialEvent.ENDED)
+        self.apply(TrialEvent.CLOSED)
+
+    def release(self) -> None:
+        """Free what only an unfinished trial needs: an experiment keeps all of its trials in memory."""
+        self.registered.registered.clear()
+        for by_task in (self.attempts, self.ends):
+            by_task.clear()
+        self.undelivered.clear()
+        self.ended = self.start_received_at_s = None

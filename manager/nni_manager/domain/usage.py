@@ -1,4 +1,4 @@
-"""The most that a trial has used of each resource."""
+"""The peak resource usage of a trial."""
 
 import json
 from collections.abc import Iterable
@@ -9,9 +9,9 @@ from trial_keeper.wire.messages import GpuUsage, Usage
 
 @dataclass(frozen=True, slots=True)
 class PeakUsage:
-    """The highest figure of each kind that a keeper of the trial has reported; they need not belong to one moment.
+    """The highest value of each resource that a keeper of the trial has reported, possibly at different times.
 
-    With several tasks it is the figure of whichever task used most. `gpus` are in the order of their indices.
+    With several tasks, each value is that of the task that used most. `gpus` are in the order of their indices.
     """
 
     cpu_percent: float = 0.0
@@ -19,8 +19,8 @@ class PeakUsage:
     disk_bytes: int = 0
     gpus: tuple[GpuUsage, ...] = ()
 
-    def raised_by(self, usage: Usage) -> "PeakUsage":
-        """The peak once this was seen; equal to itself if nothing was higher."""
+    def merge_max(self, usage: Usage) -> "PeakUsage":
+        """The peak including `usage`; equal to this one if nothing was higher."""
         gpus = {gpu.index: gpu for gpu in self.gpus}
         for gpu in usage.gpus:
             gpus[gpu.index] = _higher(gpus.get(gpu.index, gpu), gpu)
@@ -32,23 +32,23 @@ class PeakUsage:
         )
 
     def to_json(self) -> str:
-        """As the store keeps it."""
+        """The JSON text for the store."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "PeakUsage":
-        """What `to_json` gave."""
+        """The inverse of `to_json`."""
         document = json.loads(text)
         return cls(**document | {"gpus": tuple(GpuUsage(**gpu) for gpu in document["gpus"])})
 
 
 def gpus_to_json(gpus: Iterable[GpuUsage]) -> str:
-    """As the store keeps the GPUs of one sample."""
+    """The GPUs of one sample as JSON text for the store."""
     return json.dumps([asdict(gpu) for gpu in gpus])
 
 
 def gpus_from_json(text: str) -> tuple[GpuUsage, ...]:
-    """What `gpus_to_json` gave."""
+    """The inverse of `gpus_to_json`."""
     return tuple(GpuUsage(**gpu) for gpu in json.loads(text))
 
 

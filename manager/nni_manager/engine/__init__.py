@@ -1,1 +1,1 @@
-"""The loop of one experiment: events → domain → effects, and what to do after a restart."""
+"""The event loop of one experiment: events → domain → effects, and the recovery after a restart."""

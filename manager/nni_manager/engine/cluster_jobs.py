@@ -1,6 +1,6 @@
-"""What the jobs of an experiment need done: they are submitted, given trials, stopped, taken over, and recovered from.
+"""Performs the effects on jobs: submit, dispatch, revoke, stop, adopt and recover.
 
-Decides nothing about trials: it does what the domain's effects say, and posts what came of it.
+It decides nothing about trials: it performs the domain's effects and posts the outcomes as events.
 """
 
 import asyncio
@@ -9,27 +9,38 @@ import time
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
-from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.events import (
-    AskBack,
+    AbandonJob,
+    AttemptDrained,
     AttemptLost,
     AttemptStarted,
+    DispatchTrial,
+    EndJob,
     Event,
-    GiveTrial,
-    JobGone,
+    JobAccepted,
+    JobProcessesEnded,
     JobSubmitted,
-    KeeperCutOff,
+    JobTerminated,
+    KeeperDisconnected,
+    KillJob,
+    RevokePrefetched,
 )
-from nni_manager.domain.experiment import STOPPED_BEFORE_IT_BEGAN, Experiment
+from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_IT_BEGAN
 from nni_manager.engine.commits import GroupCommit
-from nni_manager.engine.keepers import Keepers
-from nni_manager.engine.mount_road import FilesClosed, MountRoad
+from nni_manager.engine.connected_keepers import ConnectedKeepers
+from nni_manager.engine.keeper_admission import KeeperAdmission
+from nni_manager.engine.keeper_ingest import KeeperIngest
 from nni_manager.engine.shared_files import SharedFiles
-from nni_manager.engine.trial_files import STORAGE_LAG_S, Seen
-from nni_manager.errors import NniManagerError, TryAgain
+from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
+from nni_manager.engine.submission_gate import SubmissionGate
+from nni_manager.engine.trial_files import STORAGE_LAG_S, AttemptReadout
+from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from nni_manager.training_services.errors import Unauthenticated
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.messages import AttemptKey
@@ -37,69 +48,96 @@ from trial_keeper.wire.reasons import ExitReason
 
 log = logging.getLogger(__name__)
 
-# A machine out of memory or a mount that is away needs time; half a minute later nobody has lost much.
+# A machine out of memory or a lost mount needs time to recover; a delay of half a minute costs little.
 _FIRST_RESUBMIT_S = 0.5
-_LONGEST_RESUBMIT_S = 30.0
+_MAX_RESUBMIT_S = 30.0
+# Bounds the wait for storage that hangs or a full disk when a job is abandoned.
+_ABANDONED_TIMEOUT_S = 5.0
 
 
 class ClusterJobs:
-    """The jobs of one experiment, on its training service. Lives on the engine's loop."""
+    """The jobs of one experiment on its training service. Runs on the engine's loop."""
 
     def __init__(
         self,
-        config: ExperimentConfig,
+        config: ExperimentSpec,
         experiment: Experiment,
         files: SharedFiles,
         service: TrainingService,
-        keepers: Keepers,
-        mount_road: MountRoad,
+        admission: KeeperAdmission,
+        keepers: ConnectedKeepers,
+        ingest: KeeperIngest,
+        storage_poller: SharedStoragePoller,
         commits: GroupCommit,
         post: Callable[[Event], None],
         spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
         saved: Callable[[], "asyncio.Future[None] | None"],
     ) -> None:
-        """`saved`: what is done once all that the domain has decided so far is durable; None when there is nothing."""
+        """`saved`: returns a future that is done when everything decided so far is durable; None if nothing is pending."""
         self._config = config
         self._experiment = experiment
         self._files = files
         self._service = service
+        self._admission = admission
         self._keepers = keepers
-        self._mount_road = mount_road
+        self._ingest = ingest
+        self._storage_poller = storage_poller
         self._commits = commits
         self._post = post
         self._spawn = spawn
         self._saved = saved
         self.problem = ""
-        """Why jobs cannot be submitted at present; empty while all is well."""
+        """Why jobs cannot be submitted at present; empty if they can."""
+        self.leftovers: dict[str, str] = {}
+        """The abandoned jobs that may still run: a message for each, with the command that removes it."""
+        self._recovering: set[str] = set()
+        """The ended jobs whose files are being read. Only the recovery reports their end to the experiment."""
+        self._killed: set[str] = set()
+        """The jobs that were killed without grace."""
         self.code_snapshot: str | None = None
-        """The packed training code, where jobs need it."""
+        """The file name of the packed training code; None if jobs do not need it."""
+        self._gate = SubmissionGate()
+        self._why_not_accepted: dict[str, str] = {}
+        """Why the cluster has not accepted a job, for each job that is being resubmitted."""
         self._submitting: dict[str, asyncio.Task[None]] = {}
-        """Jobs that do not exist yet, and the work to make them; that work may be cancelled."""
-        self._giving: dict[str, asyncio.Task[None]] = {}
-        """For each job the last word to its keepers that was or is to be given: they run trials in the order of these."""
-        self._words_under_way: set[tuple[str, str, str | None]] = set()
-        """The trials that are being given: the job, the trial, and the task that is told, or None for all."""
-        self._questions: dict[tuple[str, str], object] = {}
-        """For each job and trial that is about to be asked back, the newest question: it follows all that was said before."""
+        """The submissions of jobs that do not exist yet; they may be cancelled."""
+        self._dispatches: dict[str, asyncio.Task[None]] = {}
+        """The last dispatch or revoke of each job. They are sent in this order, in which the keepers run the trials."""
+        self._inflight_commands: set[tuple[str, str, str | None]] = set()
+        """The dispatches in progress: job id, trial id, and the addressed task, or None for all tasks."""
+        self._pending_revokes: dict[tuple[str, str], object] = {}
+        """The newest pending revoke of each job and trial; it is sent after all earlier dispatches."""
 
     def begin_to_submit(self, job: Job) -> None:
-        """Ask the cluster for the job, again and again as long as that fails for the moment only."""
+        """Submit the job to the cluster, with retries as long as the errors are transient."""
         self._submitting[job.job_id] = self._spawn(self._submit(job))
 
     async def _submit(self, job: Job) -> None:
         delay_s = _FIRST_RESUBMIT_S
         try:
             while self._is_wanted(job):
-                try:
-                    await self._submit_once(job)
-                    break
-                except (TryAgain, OSError) as error:
-                    # Of the moment: failing this trial would fail every one that follows it as well.
-                    self._note_problem(f"cannot submit job {job.job_id} for now, and tries again: {error}")
+                async with self._gate.admitted():
+                    try:
+                        if self._is_wanted(job):
+                            await self._submit_once(job)
+                        break
+                    except Unauthenticated as error:
+                        self._why_not_accepted[job.job_id] = str(error)
+                        self._note_problem(f"submission is suspended until the login is valid: {error}")
+                        await self._gate.suspend()
+                        continue
+                    except (RetryableError, OSError) as error:
+                        # Transient: the next job would fail in the same way, so the trial is not failed.
+                        self._why_not_accepted[job.job_id] = str(error)
+                        self._note_problem(
+                            f"cannot submit job {job.job_id} for now, and tries again: {error}"
+                        )
                 await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, _LONGEST_RESUBMIT_S)
+                delay_s = min(2 * delay_s, _MAX_RESUBMIT_S)
         except NniManagerError as error:
-            self._note_gone(job.job_id, ExitReason.COULD_NOT_START, str(error))
+            is_refused = isinstance(error, UserError)
+            log.warning("job %s is not submitted again: %s", job.job_id, error)
+            self._note_gone(job.job_id, ExitReason.COULD_NOT_START, str(error), is_refused=is_refused)
         except asyncio.CancelledError:
             if self._is_wanted(job):
                 raise
@@ -107,13 +145,19 @@ class ClusterJobs:
             return
         finally:
             self._submitting.pop(job.job_id, None)
-        # A keeper may be there before the training service has answered: its trial runs then, and is not to be stopped.
+            if self._why_not_accepted.pop(job.job_id, "") and not self._why_not_accepted:
+                self.problem = ""
+        # A keeper may connect before the training service answers; its trial runs then and must not be stopped.
         trial = self._trial_of(job)
-        is_to_end = job.state is JobState.LEAVING or (
+        is_to_end = job.state is JobState.DRAINING or (
             trial is not None and trial.state is TrialState.STOPPING
         )
         if job.job_id in self._experiment.jobs.live and is_to_end:
             await self.stop(job.job_id)
+
+    def pending_reason(self, job_id: str) -> str:
+        """Why the cluster has not accepted or started the job; empty if unknown."""
+        return self._why_not_accepted.get(job_id) or self._service.pending_reason(job_id)
 
     def _note_problem(self, problem: str) -> None:
         if not self.problem:
@@ -121,9 +165,9 @@ class ClusterJobs:
         self.problem = problem
 
     def _is_wanted(self, job: Job) -> bool:
-        """Whether the job, which does not exist yet, should. A lost one should not, even if its trial waits for another."""
+        """True if a job that does not exist yet should be created. A lost job is not, even if its trial waits for another."""
         trial = self._trial_of(job)
-        is_live = job.job_id in self._experiment.jobs.live and job.state is not JobState.LEAVING
+        is_live = job.job_id in self._experiment.jobs.live and job.state is not JobState.DRAINING
         return is_live and (trial is None or trial.state is TrialState.WAITING)
 
     def _trial_of(self, job: Job) -> Trial | None:
@@ -134,7 +178,7 @@ class ClusterJobs:
 
     async def _submit_once(self, job: Job) -> None:
         if (saved := self._saved()) is not None:
-            await asyncio.shield(saved)  # a job nobody remembers must not exist
+            await asyncio.shield(saved)  # a job must not exist before it is stored
         is_submitted = False
         await self._service.place(job.job_id)
         try:
@@ -142,12 +186,14 @@ class ClusterJobs:
             if trial is not None:
                 await self._write_trial(job, trial)
             if self._is_wanted(job):
-                # From here on the job may exist, so a stop has to go through the training service.
+                # From here on the job may exist, so only the training service can stop it.
                 self._submitting.pop(job.job_id, None)
                 self._post(JobSubmitted(job.job_id))
-                self._keepers.roads.watch(job.job_id, time.monotonic())
+                self._admission.transports.track(job.job_id, time.monotonic())
                 await self._service.submit(self._settings(job))
                 is_submitted = True
+                self._gate.resume()
+                self._post(JobAccepted(job.job_id))
                 self.problem = ""
         finally:
             if not is_submitted:
@@ -155,7 +201,7 @@ class ClusterJobs:
 
     async def _write_trial(self, job: Job, trial: Trial) -> None:
         placement = self._service.placement(job.job_id)
-        await self._mount_road.threads.call(
+        await self._storage_poller.threads.call(
             self._files.write_trial,
             trial,
             self._config.trial_command,
@@ -163,16 +209,16 @@ class ClusterJobs:
             self.code_snapshot,
         )
 
-    def begin_to_give(self, effect: GiveTrial) -> None:
-        """Let the keepers of a job run a trial, after whatever they were to be given before."""
+    def dispatch(self, effect: DispatchTrial) -> None:
+        """Dispatch a trial to the keepers of a job, after all earlier dispatches to them."""
         trial_id, job_id = effect.trial.trial_id, effect.job.job_id
         word = (job_id, trial_id, effect.task)
-        if self._words_under_way & {word, (job_id, trial_id, None)}:
-            return  # whoever asks again hears the one that is under way
-        self._words_under_way.add(word)
-        give = self._give(effect.job, effect.trial, effect.task, self._giving.get(job_id))
-        self._giving[job_id] = self._spawn(give)
-        self._giving[job_id].add_done_callback(lambda _: self._words_under_way.discard(word))
+        if self._inflight_commands & {word, (job_id, trial_id, None)}:
+            return  # the dispatch in progress also serves this request
+        self._inflight_commands.add(word)
+        give = self._give(effect.job, effect.trial, effect.task, self._dispatches.get(job_id))
+        self._dispatches[job_id] = self._spawn(give)
+        self._dispatches[job_id].add_done_callback(lambda _: self._inflight_commands.discard(word))
 
     async def _give(
         self, job: Job, trial: Trial, task: str | None, before: "asyncio.Task[None] | None"
@@ -184,43 +230,43 @@ class ClusterJobs:
             try:
                 await self._write_trial(job, trial)
                 break
-            except (OSError, TryAgain) as error:
+            except (OSError, RetryableError) as error:
                 self._note_problem(f"cannot give trial {trial.trial_id} to its job for now: {error}")
             await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _LONGEST_RESUBMIT_S)
+            delay_s = min(2 * delay_s, _MAX_RESUBMIT_S)
         if saved is not None:
-            await asyncio.shield(saved)  # a trial nobody remembers must not run
+            await asyncio.shield(saved)  # a trial must not run before it is stored
         self.problem = ""
         if _runs_in(job, trial):
             self._keepers.run(job.job_id, trial.trial_id, task)
             if trial.stop_reason is not None:
                 self._keepers.stop(trial, trial.stop_reason)
 
-    def begin_to_ask_back(self, effect: AskBack) -> None:
-        """Ask the keeper of a job for a trial: it hears of that after it was told to run it, and before anything else."""
-        # An older one is left out: its stream has ended, and since then the keeper may have been told to run the trial.
-        question = self._questions[effect.job.job_id, effect.trial.trial_id] = object()
-        ask = self._ask_back(effect.job, effect.trial, question, self._giving.get(effect.job.job_id))
-        self._giving[effect.job.job_id] = self._spawn(ask)
+    def begin_revoke(self, effect: RevokePrefetched) -> None:
+        """Revoke a trial from the keeper of a job, after its dispatch and before any later message."""
+        # An older revoke is dropped: its stream has ended, and the trial may have been dispatched again since.
+        question = self._pending_revokes[effect.job.job_id, effect.trial.trial_id] = object()
+        ask = self._revoke(effect.job, effect.trial, question, self._dispatches.get(effect.job.job_id))
+        self._dispatches[effect.job.job_id] = self._spawn(ask)
 
-    async def _ask_back(
+    async def _revoke(
         self, job: Job, trial: Trial, question: object, before: "asyncio.Task[None] | None"
     ) -> None:
         if before is not None:
             await asyncio.wait({before})
-        if self._questions.get((job.job_id, trial.trial_id)) is not question:
+        if self._pending_revokes.get((job.job_id, trial.trial_id)) is not question:
             return
-        del self._questions[job.job_id, trial.trial_id]
-        if trial.trial_id in job.asked_ids:
+        del self._pending_revokes[job.job_id, trial.trial_id]
+        if trial.trial_id in job.revoking_ids:
             log.info("trial %s: job %s is asked to give it back", trial.trial_id, job.job_id)
-            self._keepers.ask_back(job.job_id, trial.trial_id)
+            self._keepers.revoke(job.job_id, trial.trial_id)
 
     def _settings(self, job: Job) -> KeeperSettings:
         return KeeperSettings(
             experiment_id=self._experiment.experiment_id,
             job_id=job.job_id,
             workspace=str(self._files.workspace.root),
-            token=self._keepers.token(job.job_id),
+            token=self._admission.token(job.job_id),
             trial_id=job.trial_id,
             collect_logs=self._config.log_collection == "http",
             version_check=self._config.version_check,
@@ -229,78 +275,128 @@ class ClusterJobs:
             warm_imports=self._config.reuse.warm_imports,
         )
 
-    def cancel(self, trial: Trial, reason: ExitReason) -> None:
-        """End a trial that has a job, and the job with it unless it can run another."""
+    def cancel(self, trial: Trial, reason: ExitReason, *, ends_job: bool) -> None:
+        """Stop a trial that has a job. The job ends as well if `ends_job`, or if none of its keepers is connected."""
         job_id = trial.job_id
-        job_must_end = not (self._keepers.stop(trial, reason) and self._experiment.reuses_jobs)
-        if job_id in self._submitting or self._keepers.roads.is_all_stream(job_id):
+        is_heard = self._keepers.stop(trial, reason)
+        job_must_end = ends_job or not is_heard
+        self._service.wake(job_id)
+        if job_id in self._submitting or self._admission.transports.is_all_grpc(job_id):
             if job_must_end:
                 self._spawn(self.stop(job_id))
         else:
             self._spawn(self._stop_by_mount(trial, reason, job_must_end=job_must_end))
 
     async def _stop_by_mount(self, trial: Trial, reason: ExitReason, *, job_must_end: bool) -> None:
-        """First, so that a keeper that hears of it in no other way has what is left of the cluster's own grace."""
-        await self._mount_road.leave_stop(trial.trial_id, reason)
+        """Write the stop request to shared storage, then stop the job.
+
+        In this order an unconnected keeper can use the rest of the cluster's grace.
+        """
+        await self._storage_poller.write_stop_request(trial.trial_id, reason)
         if job_must_end:
             await self.stop(trial.job_id)
 
     async def stop(self, job_id: str) -> None:
-        """End a job, whether it exists already or not."""
+        """Stop a job, or cancel its submission if it does not exist yet."""
         submission = self._submitting.pop(job_id, None)
         if submission is not None:
             submission.cancel()
-        elif not await self._service.stop(job_id):
+        elif not await self._service.stop(job_id) and job_id not in self._recovering:
             self._note_gone(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
 
-    def _note_gone(self, job_id: str, reason: ExitReason, message: str) -> None:
-        self._post(JobGone(job_id, reason, message, time.time()))
+    def escalate(self, effect: EndJob | KillJob | AbandonJob) -> None:
+        """Take the next step against a job that missed a stop deadline."""
+        job_id = effect.job.job_id
+        match effect:
+            case EndJob():
+                log.warning("job %s has not stopped or left in time; the training service ends it", job_id)
+                self._service.wake(job_id)
+                self._spawn(self.stop(job_id))
+            case KillJob():
+                log.warning("job %s does not end; it is killed", job_id)
+                self._killed.add(job_id)
+                self._spawn(self._service.kill(job_id))
+            case AbandonJob():
+                self._spawn(self._abandon(effect.job))
+
+    async def _abandon(self, job: Job) -> None:
+        """Stop waiting for the job, and use what the workspace shows of its trials now."""
+        self.leftovers[job.job_id] = message = (
+            f"cannot end job {job.job_id}, which may still run; remove it with `{self._service.removal_command(job.job_id)}`"
+        )
+        log.error("%s", message)
+        try:
+            await asyncio.wait_for(self._take_shown(job), _ABANDONED_TIMEOUT_S)
+        except (StoragePermissionDenied, TimeoutError, asyncio.TimeoutError) as error:
+            log.warning("job %s: not all that its trials have written is read: %s", job.job_id, error)
+        untouched = frozenset(job.trial_ids) - job.begun_ids
+        self._post(JobTerminated(job.job_id, ExitReason.JOB_LOST, message, time.time(), untouched=untouched))
+
+    async def _take_shown(self, job: Job) -> None:
+        nobody_told = JobEnded(job.job_id, None, "")
+        for trial in self._trials_of(job):
+            if not trial.state.is_terminal:
+                await self._take_left(trial, nobody_told, may_be_late=False)
+        await asyncio.shield(self._commits.add([]))
+
+    def _note_gone(self, job_id: str, reason: ExitReason, message: str, *, is_refused: bool = False) -> None:
+        self._post(JobTerminated(job_id, reason, message, time.time(), is_refused=is_refused))
 
     def note_ended(self, ended: JobEnded) -> None:
-        """The training service has seen a job end."""
+        """Handle the end of a job that the training service reports."""
         job = self._experiment.jobs.live.get(ended.job_id)
-        self._giving.pop(ended.job_id, None)
+        self.leftovers.pop(ended.job_id, None)
+        self._dispatches.pop(ended.job_id, None)
         if job is not None:
-            self._spawn(self._recover(job, ended))
+            self._begin_to_recover(job, ended)
 
     async def take_over(self, job: Job) -> None:
-        """Find out how a job of an earlier manager is, and go on from there."""
+        """Adopt a job of an earlier manager according to its present state."""
         presence = await self._service.adopt(job.job_id)
         trial = self._trial_of(job)
         is_untouched = all([await self._is_untouched(each) for each in self._trials_of(job)])
         log.info("job %s is %s", job.job_id, presence.value)
         if presence is JobPresence.RUNNING:
-            self._keepers.roads.watch(job.job_id, time.monotonic())
-            if (trial is not None and trial.state is TrialState.STOPPING) or job.state is JobState.LEAVING:
+            self._admission.transports.track(job.job_id, time.monotonic())
+            if (trial is not None and trial.state is TrialState.STOPPING) or job.state is JobState.DRAINING:
                 await self.stop(job.job_id)
-            elif not job.was_heard:
+            elif not job.ever_connected:
                 self._post(JobSubmitted(job.job_id))
-        elif self._experiment.reuses_jobs and is_untouched:
-            # Or it never was: the manager died before it had handed it in.
+        elif self._experiment.scheduler.reuses_jobs and is_untouched:
+            # Or it never existed: the earlier manager died before it submitted the job.
             how = "it ended while no manager was there"
             self._post(
-                JobGone(job.job_id, ExitReason.JOB_LOST, how, time.time(), is_clean=True, was_watched=False)
+                JobTerminated(
+                    job.job_id, ExitReason.JOB_LOST, how, time.time(), is_clean=True, was_supervised=False
+                )
             )
         elif presence is JobPresence.UNKNOWN and trial is not None and is_untouched:
             self.begin_to_submit(job)
         else:
             unknown = "its job is not known to the training service any more"
-            message = unknown if presence is JobPresence.UNKNOWN else self._service.last_words(job.job_id)
-            self._spawn(self._recover(job, JobEnded(job.job_id, None, message)))
+            message = (
+                unknown if presence is JobPresence.UNKNOWN else self._service.termination_message(job.job_id)
+            )
+            self._begin_to_recover(job, JobEnded(job.job_id, None, message))
 
     async def _is_untouched(self, trial: Trial) -> bool:
-        """Whether no keeper has begun the trial."""
+        """True if no keeper has started the trial."""
         try:
-            return trial.state is TrialState.WAITING and not await self._mount_road.left_behind(
+            return trial.state is TrialState.WAITING and not await self._storage_poller.scan_remaining(
                 trial, may_be_late=False
             )
-        except FilesClosed:
+        except StoragePermissionDenied:
             return False
 
+    def _begin_to_recover(self, job: Job, ended: JobEnded) -> None:
+        if job.job_id not in self._recovering:
+            self._recovering.add(job.job_id)
+            self._spawn(self._recover(job, ended))
+
     async def _recover(self, job: Job, ended: JobEnded) -> None:
-        """The job is gone, perhaps before its keepers told everything: the workspace has the rest."""
-        # From here on none of its trials goes to another job, where what is left of it here would be taken for it.
-        self._post(KeeperCutOff(job.job_id))
+        """Read the data of an ended job that its keepers have not sent from the workspace, then report its end."""
+        # From here on no trial of it may move to another job: the files here would be taken for that job's.
+        self._post(KeeperDisconnected(job.job_id))
         how = (
             "its keeper is gone"
             if ended.exit_code is None
@@ -309,32 +405,40 @@ class ClusterJobs:
         reason = ended.reason
         if ended.exit_code is not None and (own := known(ended.exit_code)) is not None:
             how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
+        if job.job_id in self._killed:
+            self._killed.discard(job.job_id)
+            how = "its keeper did not end it in time, so its job was killed; see the end of the keeper's log"
         untouched: set[str] = set()
         looked_at: set[str] = set()
         shows_all_at_s = time.monotonic() + STORAGE_LAG_S
-        # A trial whose end is found here makes room, and as long as the job is not known to be gone the next one is given to it.
+        # A trial whose end is found here frees its slot, so the job may get further trials until its own end is posted.
         while trial := self._next_trial_of(job, looked_at):
             looked_at.add(trial.trial_id)
-            await self._service.end_leftovers(job.job_id, trial.trial_id)
+            await self._service.reap_orphans(job.job_id, trial.trial_id)
+            self._post(JobProcessesEnded(job.job_id))
             try:
                 may_be_late = time.monotonic() < shows_all_at_s
                 left = await self._take_left(trial, ended, may_be_late=may_be_late)
-            except FilesClosed as error:
+            except StoragePermissionDenied as error:
                 how, reason, left = str(error), ExitReason.MOUNT, []
             else:
                 if not left:
                     untouched.add(trial.trial_id)
-            # Everything read so far is stored, and the experiment knows of it.
+            # Wait until everything read so far is stored and the experiment has received it.
             await asyncio.shield(self._commits.add([]))
-            if any(each.ended for each in left) and not trial.state.is_final:
+            if any(each.ended for each in left) and not trial.state.is_terminal:
                 how, reason = (
                     "the workspace does not hold all that it wrote; check the shared storage",
                     ExitReason.MOUNT,
                 )
+        if self._service.uses_snapshot:  # only then can other users write there
+            for trial in self._trials_of(job):
+                await self._storage_poller.report_rejected(trial)
         log.info("job %s is gone: %s", job.job_id, how)
+        self._recovering.discard(job.job_id)
         message = "\n".join(part for part in (how, ended.message) if part)
         self._post(
-            JobGone(
+            JobTerminated(
                 job.job_id,
                 reason,
                 message,
@@ -345,51 +449,51 @@ class ClusterJobs:
         )
 
     def _next_trial_of(self, job: Job, looked_at: Collection[str]) -> Trial | None:
-        trials = (each for each in self._trials_of(job) if not each.state.is_final)
+        trials = (each for each in self._trials_of(job) if not each.state.is_terminal)
         return next((each for each in trials if each.trial_id not in looked_at), None)
 
-    async def _take_left(self, trial: Trial, ended: JobEnded, *, may_be_late: bool) -> list[Seen]:
-        """Take all that the attempts of a trial have left, now that nobody writes there any more; how each stands.
+    async def _take_left(self, trial: Trial, ended: JobEnded, *, may_be_late: bool) -> list[AttemptReadout]:
+        """Ingest all remaining data of a trial's attempts, to which nothing writes any more; returns their readouts.
 
-        `may_be_late`: the storage may not show yet what was written last.
+        `may_be_late`: the storage may not show the last written data yet.
 
         Raises:
-            FilesClosed: the storage does not let the manager read there.
+            StoragePermissionDenied: the manager has no read permission on the storage.
         """
-        # Elsewhere an end may be written that this machine is not shown yet. A keeper that failed itself has mostly left none.
+        # Another machine may have written an end that is not visible here yet. A keeper that failed itself rarely leaves an end.
         has_begun = trial.state is not TrialState.WAITING or ended.exit_code == 0
         is_own = ended.exit_code is not None and known(ended.exit_code) is not None
-        left = await self._mount_road.left_behind(
+        left = await self._storage_poller.scan_remaining(
             trial, may_be_late=may_be_late and self._service.uses_snapshot and has_begun and not is_own
         )
         for each in left:
             self._post(
                 AttemptStarted(each.key, time.time() if each.ended is None else each.ended.started_at_s)
             )
-            await self._mount_road.take_rest(trial, each)
+            await self._storage_poller.drain(trial, each, lambda: self._post(AttemptDrained(trial.job_id)))
         for each in left:
             if each.ended is not None:
-                self._keepers.end(each.ended)
+                self._ingest.end(each.ended)
         return left
 
     async def take_missing(self, key: AttemptKey) -> None:
-        """A keeper died and left its job alive: what its attempt had still to tell lies in the workspace."""
+        """Drain an orphaned attempt from the workspace: its keeper died, but its job is alive."""
         trial = self._experiment.trials[key.trial_id]
         try:
-            left = await self._mount_road.left_behind(trial, may_be_late=False)
+            left = await self._storage_poller.scan_remaining(trial, may_be_late=False)
             found = next((each for each in left if each.key == key and each.ended), None)
             if found is not None:
-                await self._mount_road.take_rest(trial, found)
-        except FilesClosed as error:
+                await self._storage_poller.drain(trial, found)
+        except StoragePermissionDenied as error:
             log.warning("trial %s: %s", key, error)
             found = None
         if found is None or found.ended is None:
             log.warning("trial %s: its keeper is gone, and told no end", key)
             self._post(AttemptLost(key, time.time()))
         else:
-            self._keepers.end(found.ended)
+            self._ingest.end(found.ended)
 
 
 def _runs_in(job: Job, trial: Trial) -> bool:
-    """Whether the job is still to run the trial, or runs it: a job that is gone has it no more."""
-    return trial.trial_id in job.trial_ids and trial.job_id == job.job_id and not trial.state.is_final
+    """True if the trial is unfinished and still assigned to the job; False for a job that has ended."""
+    return trial.trial_id in job.trial_ids and trial.job_id == job.job_id and not trial.state.is_terminal

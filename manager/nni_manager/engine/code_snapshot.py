@@ -1,9 +1,9 @@
-"""The training code as one file in the workspace, for jobs that cannot see the code folder itself.
+"""Packs the training code into one file in the workspace, for jobs that cannot access the code folder itself.
 
-What is packed: files, folders, and links that stay inside the code folder. A link that leads outside is replaced by what it leads
-to, because the same path means something else in a container, or nothing. Sockets, pipes and devices are left out.
+The snapshot contains files, folders, and links that stay inside the code folder. A link that leads outside is replaced by its
+target, because in a container that path is missing or means something else. Sockets, pipes and devices are left out.
 
-The same content gives the same bytes: members in the order of their names, no owners, no times.
+The same content gives the same bytes: members are in the order of their names, without owners and times.
 """
 
 import contextlib
@@ -21,32 +21,32 @@ from typing import IO
 
 from nni_manager.config.code_folder import CodeFolder, CodeUnusable, Entry
 from nni_manager.config.ignore_file import IGNORE_FILE
-from nni_manager.errors import TryAgain
+from nni_manager.errors import RetryableError
 from trial_keeper.wire.workspace import Workspace
 
-# Source: NNI v2.10, which allows a code folder as much.
-MOST_FILES = 2000
-MOST_BYTES = 300 * 2**20
-# Archives that know only 1980 and later, such as wheels, can be made of the files.
+# Source: the limits of NNI v2.10 for a code folder.
+MAX_FILES = 2000
+MAX_BYTES = 300 * 2**20
+# 1980: some archive formats, such as wheels, allow no earlier time for the files.
 _TIME_S = 315_532_800
 _TRIES = 3
 _IN_MEMORY_BYTES = 8 * 2**20
 _READ_BYTES = 2**20
 # Paths that a message names.
 _SHOWN = 3
-# A folder is named by its subfolder when nearly all of it lies there.
+# A message names a subfolder instead of its folder if it contains this share of it.
 _NEARLY_ALL = 0.9
 _DIGEST_LETTERS = 16
 _TEMPORARY = ".code.tar.gz.new"
 
 
-class SnapshotNotWritten(TryAgain):
+class SnapshotNotWritten(RetryableError):
     """cannot write the code snapshot; see to the shared storage"""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A snapshot in the workspace: its file's name, and what it holds. `left_out` are paths that are no files."""
+    """A snapshot in the workspace: its file name and contents. `left_out`: paths that are not files."""
 
     name: str
     files: int
@@ -60,14 +60,14 @@ class Snapshot:
 def take_snapshot(
     code_dir: Path, workspace: Workspace, secret_files: tuple[Path, ...] = (), excluded: tuple[Path, ...] = ()
 ) -> Snapshot:
-    """Pack the code folder into the workspace, unless a snapshot of this content is there already.
+    """Pack the code folder into the workspace, unless a snapshot with this content exists.
 
-    Whoever may read the shared storage may read the snapshot, so `secret_files` are not in it; nor are the `excluded` folders.
+    The snapshot excludes `secret_files`, because any reader of the shared storage may read it, and the `excluded` folders.
 
-    A file that changes meanwhile is packed as it is at some moment, or, when it never stands still, as it is read.
+    A file that changes while it is read is packed in a consistent state if possible, otherwise as it is read.
 
     Raises:
-        CodeUnusable: it is too large, cannot be read, or a link or .nniignore in it cannot be used.
+        CodeUnusable: it is too large, cannot be read, or contains an unusable link or .nniignore.
         SnapshotNotWritten: the workspace cannot be written.
     """
     entries, files, size_bytes, left_out = _packable(code_dir, (workspace.root, *excluded), secret_files)
@@ -78,7 +78,7 @@ def take_snapshot(
 
 
 def size_of(code_dir: Path, storage: Path, secret_files: tuple[Path, ...] = ()) -> str:
-    """What a snapshot of the code folder would hold, in words. `storage` holds workspaces, which are never packed.
+    """The size of a snapshot of the code folder, as text. `storage`: a folder of workspaces, which are never packed.
 
     Raises:
         CodeUnusable: as for `take_snapshot`.
@@ -91,12 +91,12 @@ def size_of(code_dir: Path, storage: Path, secret_files: tuple[Path, ...] = ()) 
 def _packable(
     code_dir: Path, excluded: tuple[Path, ...], secret_files: tuple[Path, ...]
 ) -> tuple[list[Entry], int, int, tuple[str, ...]]:
-    """The members of a snapshot, how many of them are files, their bytes, and what is left out because it is no file."""
+    """The members of a snapshot, the number of files, their bytes, and the left-out paths that are not files."""
     scan = CodeFolder(code_dir, excluded, secret_files)
     entries = scan.entries()
     files = sum(entry.kind != tarfile.DIRTYPE for entry in entries)
     size_bytes = sum(entry.size_bytes for entry in entries)
-    if files > MOST_FILES or size_bytes > MOST_BYTES or scan.is_cut_short:
+    if files > MAX_FILES or size_bytes > MAX_BYTES or scan.is_cut_short:
         raise CodeUnusable(_too_much(code_dir, entries, files, size_bytes, scan.is_cut_short))
     return entries, files, size_bytes, tuple(scan.left_out)
 
@@ -122,7 +122,7 @@ def _write(code_dir: Path, entries: list[Entry], workspace: Workspace) -> Path:
                 ):
                     digest = _feed(code_dir, entries, archive.addfile)
                 file.flush()
-                # Half a snapshot under the whole one's name would fail every trial, now and after a resume.
+                # A partial snapshot under the final name would fail every trial, now and after a resume.
                 os.fsync(file.fileno())
             path = workspace.code_snapshot(digest)
             os.replace(temporary, path)
@@ -139,9 +139,9 @@ def _write(code_dir: Path, entries: list[Entry], workspace: Workspace) -> Path:
 def _feed(
     code_dir: Path, entries: list[Entry], add: Callable[[tarfile.TarInfo, IO[bytes] | None], None]
 ) -> str:
-    """Give every member to `add`; the digest of all."""
-    digest = hashlib.sha256(b"1")  # of this way to count
-    left_bytes = MOST_BYTES
+    """Pass every member to `add`; returns the digest of all."""
+    digest = hashlib.sha256(b"1")  # the version of this digest
+    left_bytes = MAX_BYTES
     for entry in entries:
         content = None
         if entry.kind == tarfile.REGTYPE:
@@ -169,11 +169,11 @@ def _feed(
 
 
 def _steady(code_dir: Path, entry: Entry, most_bytes: int) -> IO[bytes] | None:
-    """The file's content in a copy that nobody changes; None if it is gone."""
+    """A private copy of the file's content; None if the file no longer exists."""
     with contextlib.ExitStack() as stack:
         copy: IO[bytes] = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES))
         try:
-            # Should a pipe have taken its place, nobody waits for a writer.
+            # O_NONBLOCK: if a pipe has replaced the file, open does not wait for a writer.
             file = stack.enter_context(
                 open(os.open(entry.source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
             )
@@ -212,21 +212,21 @@ def _pieces(content: IO[bytes]) -> Iterator[bytes]:
     return iter(lambda: content.read(_READ_BYTES), b"")
 
 
-# ---- words
+# ---- messages
 
 
 def _too_much(code_dir: Path, entries: list[Entry], files: int, size_bytes: int, is_cut_short: bool) -> str:
     at_least = "more than " if is_cut_short else ""
-    by_size = size_bytes > MOST_BYTES
+    by_size = size_bytes > MAX_BYTES
     return (
-        f"cannot pack codeDir {code_dir}: it holds {at_least}{files} files of {_mib(size_bytes)}, and {MOST_FILES} files of "
-        f"{_mib(MOST_BYTES)} is the most; the most is in {_largest(entries, by_size=by_size)}; name what trials do not need in "
+        f"cannot pack codeDir {code_dir}: it holds {at_least}{files} files of {_mib(size_bytes)}, and {MAX_FILES} files of "
+        f"{_mib(MAX_BYTES)} is the most; the most is in {_largest(entries, by_size=by_size)}; name what trials do not need in "
         f"{IGNORE_FILE} there, or put data on the shared storage"
     )
 
 
 def _largest(entries: list[Entry], *, by_size: bool) -> str:
-    """The few paths that most of it lies in, each with what it holds."""
+    """The few paths with most of the content, each with its files and size."""
     files: Counter[str] = Counter()
     sizes: Counter[str] = Counter()
     children: dict[str, set[str]] = {}
@@ -248,7 +248,7 @@ def _largest(entries: list[Entry], *, by_size: bool) -> str:
     found = []
     for path in heaviest("")[:_SHOWN]:
         while (below := heaviest(path)) and weights[below[0]] >= _NEARLY_ALL * weights[path]:
-            path = below[0]  # noqa: PLW2901 - the same share, named more precisely
+            path = below[0]  # noqa: PLW2901 - nearly the same content, named more precisely
         slash = "/" if path in children else ""
         found.append(f"{path!r}{slash} ({files[path]} files, {_mib(sizes[path])})")
     return ", ".join(found)

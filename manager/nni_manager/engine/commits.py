@@ -1,14 +1,14 @@
-"""Group commit: whatever has come while the last transaction was written goes into the next one, within bounds.
+"""Group commit: the writes that arrive during one transaction go into the next one, within bounds.
 
-Theory of operation. What is to be stored waits in lanes. Rows of the manager's own (trials, jobs, the experiment) are few: of
-each only the newest waits, and all go into the next transaction, ahead of everything else. What trials say waits in one lane per
-attempt, in its order. A transaction takes something small from every lane that begins so; every other one takes turn by turn from
-the rest, too, until it has as much as fits into a short time. So a trial that reports without end fills its own lane, and delays
-nobody else's by more than one short transaction; and when it is the only one of its kind, and has neighbours, the store rests
-after each of those.
+Theory of operation. Pending writes wait in queues. The manager's own rows (trials, jobs, the experiment) are few: only the newest
+version of each waits, and all go into the next transaction, ahead of everything else. Data of trials waits in one queue (lane)
+per attempt, in order. Each transaction takes a small write from every lane that starts with one. Every other transaction also
+takes from the remaining lanes, round robin, until it reaches the target duration. So a bulk writer, a trial that reports without
+pause, fills its own lane and delays the others by at most one short transaction. If bulk writers are few and share the store with
+interactive writers, the store throttles them by a cooldown after each of these transactions.
 
-What waits is bounded in bytes. Whoever brings more (a keeper's stream, a file on the shared storage) waits for `room` before it
-takes the next piece: the bytes wait in the trials' files.
+Pending writes are bounded in bytes. A producer (a keeper's stream, a file on the shared storage) waits for `room` before it takes
+the next piece. Meanwhile the bytes stay in the trials' files.
 """
 
 import asyncio
@@ -21,55 +21,56 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from nni_manager.clock import steady_s
-from nni_manager.domain.receiving import Commit
-from nni_manager.errors import TryAgain
-from nni_manager.store.store import (
+from nni_manager.clock import monotonic_epoch_s
+from nni_manager.domain.ingest import StreamWrite
+from nni_manager.errors import RetryableError
+from nni_manager.store.rows import (
+    AttemptRow,
     ConfigRow,
     ExperimentRow,
     ImportedRows,
     JobRow,
-    Store,
     TrialRow,
     UsageRow,
     Write,
 )
+from nni_manager.store.writer import Store
 from trial_keeper.wire.messages import AttemptKey
 
 log = logging.getLogger(__name__)
 
-# A full disk is looked at this often; keepers wait meanwhile, and trials do not notice.
+# The interval of retries on a full disk. Meanwhile keepers wait; trials are not affected.
 RETRY_S = 1.0
-# What may wait for the disk, of all trials together: 100 keepers with a window full of metrics each, and a small part of the
-# manager's 300 MB.
-MOST_BYTES = 64 << 20
-# Of one keeper: more than a transaction takes, so that it never has to wait for a keeper, and small enough for a dozen floods.
-MOST_OF_ONE_BYTES = 4 << 20
-# The samples of 1,000 tasks, one every 5 s from each, so make one transaction a second instead of 200.
-LONGEST_REST_S = 1.0
-# From here on only who has nothing waiting may bring more: floods leave half of the room to everybody else.
-_CROWDED_BYTES = MOST_BYTES // 2
-# A record as Python objects and a row of SQLite, beside its bytes on the wire.
+# Pending bytes of all trials: a full window of metrics from each of 100 keepers, and a small part of the manager's 300 MB.
+MAX_BYTES = 64 << 20
+# Pending bytes of one keeper: more than a transaction takes, so transactions never wait for it, and few enough for a dozen bulk
+# writers.
+MAX_OF_ONE_BYTES = 4 << 20
+# The delay of deferred writes: samples of 1,000 tasks, one every 5 s each, need one transaction a second instead of 200.
+MAX_REST_S = 1.0
+# The high watermark: above it only producers without pending bytes may add more. Bulk writers leave half to the others.
+_CROWDED_BYTES = MAX_BYTES // 2
+# The memory of a record as Python objects and as a SQLite row, in addition to its bytes on the wire.
 _RECORD_BYTES = 512
 _ROW_BYTES = 512
-# One of a sample, as an object and as JSON.
+# The memory of one GPU of a usage sample, as an object and as JSON.
 _GPU_BYTES = 256
-# What every lane may put into every transaction: some reports, or some lines of a log.
+# The largest small write, which goes into the next transaction: some metric records or log lines.
 _SMALL_BYTES = 32 << 10
-# A flood is stored in transactions of this length, or of three times what the disk takes to sync: then most of the time is work.
-_AIM_S = 0.005
+# The target duration of bulk transactions is at least this, and three syncs of the disk, so that most of the time is work.
+_TARGET_TRANSACTION_S = 0.005
 _SYNCS = 3
-# Where nobody waits but floods. A transaction costs as much as some hundred records, and a piece of each lane's last page anew.
-_AIM_AMONG_FLOODS_S = 0.025
-# How much longer than it worked the store rests from a flood that is the only one. A quarter of its time is 30,000 records a
-# second; what the disk takes to sync costs the others nothing.
+# The target with bulk writers only. A transaction has the overhead of some hundred records and rewrites each lane's last page.
+_TARGET_TRANSACTION_AMONG_BULK_WRITERS_S = 0.025
+# The cooldown after a bulk transaction, as a multiple of its duration without the sync, which does not delay the others. The
+# remaining quarter of the time suffices for 30,000 records a second.
 _REST = 3
-# So many floods at once are what the experiment is made of: none of them rests.
-_MANY_FLOODS = 4
-# Nor does one rest for nobody: who has brought something small within this time may do so again.
-_NEIGHBOUR_S = 1.0
-_SMALLEST_BATCH_BYTES = 128 << 10
-_LARGEST_BATCH_BYTES = 4 << 20
+# With this many bulk writers at once, bulk writes are the normal load and are not throttled.
+_MANY_BULK_WRITERS = 4
+# Throttle bulk writers only if an interactive writer was active within this window.
+_INTERACTIVE_WINDOW_S = 1.0
+_MIN_BATCH_BYTES = 128 << 10
+_MAX_BATCH_BYTES = 4 << 20
 
 
 @dataclass(slots=True)
@@ -80,42 +81,42 @@ class _Waiting:
 
 
 class GroupCommit:
-    """The only writer of the store. What is said of one trial becomes durable in the order in which it was added."""
+    """The only writer of the store. Writes of one trial become durable in the order in which they were added."""
 
     def __init__(self, store: Store, on_failure: Callable[[Exception], None]) -> None:
-        """`on_failure` hears of a bug in the store: nothing more is stored after it, and nothing acknowledged."""
+        """`on_failure` is called after a bug in the store: nothing more is stored or acknowledged."""
         self._store = store
         self._on_failure = on_failure
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
         self._rows: dict[tuple[type[Write], str], _Waiting] = {}
         self._lanes: dict[AttemptKey, deque[_Waiting]] = {}
-        """Whose turn it is comes first."""
+        """The pending writes by attempt; the first lane has the next turn."""
         self._batch: list[_Waiting] = []
-        """What is being written."""
-        self._batch_bytes = _SMALLEST_BATCH_BYTES
+        """The writes of the current transaction."""
+        self._batch_bytes = _MIN_BATCH_BYTES
         self._has_flood = False
-        """Whether anything but small things is being written."""
+        """True if the current transaction includes bulk writes."""
         self._floods_rest_until_s = 0.0
         self._small_at_s: dict[AttemptKey, float] = {}
         self._flood_at_s: dict[AttemptKey, float] = {}
-        """When an attempt has last brought something small, or more than that, within `_NEIGHBOUR_S`."""
+        """The time of an attempt's last small write, and of its last bulk write, within `_INTERACTIVE_WINDOW_S`."""
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._without_room: dict[asyncio.Future[None], Callable[[], int]] = {}
-        """Who waits for room, and how much of theirs waits to be stored."""
+        self._waiters: dict[asyncio.Future[None], Callable[[], int]] = {}
+        """The waiting producers, each with a function that returns its pending bytes."""
         self._rest: asyncio.TimerHandle | None = None
         self._is_closing = False
         self.waiting_bytes = 0
-        """What is held in memory until it is durable, as an estimate from above."""
+        """An upper estimate of the memory held by pending writes."""
         self._bytes_of: dict[AttemptKey, int] = {}
-        """The same, of each attempt of which there is any."""
+        """The same for each attempt with pending writes."""
         self.problem = ""
-        """Why nothing can be stored at present; empty while all is well."""
+        """Why nothing can be stored at present; empty if it can."""
 
     def add(self, writes: Sequence[Write]) -> "asyncio.Future[None]":
-        """Store these; the future is done when they are durable. It fails only for a bug, or when the disk is full at the end.
+        """Store the writes; the future is done when they are durable. It fails only for a bug, or if the disk is full at close.
 
-        Without any writes: done when all that was added before is durable.
+        Without writes, the future is done when everything added before is durable.
         """
         if len(writes) == 1:
             return self._put(writes[0])
@@ -125,36 +126,36 @@ class GroupCommit:
         return _when_all(parts)
 
     def waiting_bytes_of(self, key: AttemptKey) -> int:
-        """What is held in memory of one attempt."""
+        """The pending bytes of one attempt."""
         return self._bytes_of.get(key, 0)
 
-    def has_room(self, own_bytes: int = 0) -> bool:
-        """Whether somebody of whom so many bytes wait may bring more."""
+    def has_capacity(self, own_bytes: int = 0) -> bool:
+        """True if a producer with `own_bytes` pending may add more."""
         if self.waiting_bytes < _CROWDED_BYTES:
-            return own_bytes < MOST_OF_ONE_BYTES
-        return own_bytes == 0 and self.waiting_bytes < MOST_BYTES
+            return own_bytes < MAX_OF_ONE_BYTES
+        return own_bytes == 0 and self.waiting_bytes < MAX_BYTES
 
     async def room(self, own_bytes: Callable[[], int] = int) -> None:
-        """Wait until `has_room` for what `own_bytes` tells."""
-        while not self.has_room(own_bytes()):
+        """Wait for capacity: until `has_capacity` is True for the bytes that `own_bytes` returns."""
+        while not self.has_capacity(own_bytes()):
             there_is_room = asyncio.get_running_loop().create_future()
-            self._without_room[there_is_room] = own_bytes
+            self._waiters[there_is_room] = own_bytes
             try:
                 await there_is_room
             finally:
-                self._without_room.pop(there_is_room, None)
+                self._waiters.pop(there_is_room, None)
 
-    def add_unhurried(self, writes: Sequence[Write]) -> None:
-        """Store these with what is stored next, `LONGEST_REST_S` from now at the latest: nobody waits for them."""
+    def add_deferred(self, writes: Sequence[Write]) -> None:
+        """Store the writes with the next transaction, or after `MAX_REST_S` at the latest."""
         for write in writes:
             self._hold(write)
         if self._rest is None and self._task is None:
-            self._rest = asyncio.get_running_loop().call_later(LONGEST_REST_S, self._start)
+            self._rest = asyncio.get_running_loop().call_later(MAX_REST_S, self._start)
 
     async def close(self) -> None:
-        """Wait until all is durable, and close the store.
+        """Wait until all writes are durable, and close the store.
 
-        What the disk does not take now is left out: no keeper was told that it is durable, so it comes again.
+        Writes that the disk rejects now are dropped: they were not acknowledged, so keepers resend them.
         """
         self._is_closing = True
         self._added.set()
@@ -171,7 +172,7 @@ class GroupCommit:
         return waiting.done
 
     def _start(self) -> None:
-        """Begin to write what waits, unless that is under way."""
+        """Start to write the pending writes, unless a transaction loop is running."""
         if self._rest is not None:
             self._rest.cancel()
             self._rest = None
@@ -180,15 +181,15 @@ class GroupCommit:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def _hold(self, write: Write) -> _Waiting:
-        """Put it where it waits for its transaction."""
+        """Queue a write for its transaction."""
         waiting = _Waiting(write, _size_of(write), asyncio.get_running_loop().create_future())
         match write:
-            case Commit() | UsageRow():
+            case StreamWrite() | UsageRow():
                 key = _attempt_of(write)
                 self._lanes.setdefault(key, deque()).append(waiting)
                 self._bytes_of[key] = self._bytes_of.get(key, 0) + waiting.size_bytes
-            case TrialRow() | JobRow() | ExperimentRow() | ConfigRow() | ImportedRows():
-                # The newest says all, at its own place in the order.
+            case TrialRow() | AttemptRow() | JobRow() | ExperimentRow() | ConfigRow() | ImportedRows():
+                # The newest version replaces the earlier ones and moves to the end of the order.
                 identity = (type(write), _id_of(write))
                 earlier = self._rows.pop(identity, None)
                 if earlier is not None:
@@ -203,7 +204,7 @@ class GroupCommit:
         return [*self._batch, *self._rows.values(), *in_lanes]
 
     def _take(self, now_s: float) -> list[_Waiting]:
-        """What goes into the next transaction; nothing when only floods wait, and rest."""
+        """The writes of the next transaction; empty if only bulk writes are pending, in their cooldown."""
         had_flood, self._has_flood = self._has_flood, False
         batch = list(self._rows.values())
         self._rows.clear()
@@ -222,7 +223,7 @@ class GroupCommit:
         return batch
 
     def _pop(self, key: AttemptKey) -> _Waiting:
-        """The next of a lane, whose turn comes again when all others had theirs."""
+        """Take the next write of a lane, and move the lane to the end of the round."""
         lane = self._lanes.pop(key)
         waiting = lane.popleft()
         if lane:
@@ -240,10 +241,10 @@ class GroupCommit:
                 continue
             try:
                 await self._commit([waiting.write for waiting in self._batch])
-            except TryAgain as error:
+            except RetryableError as error:
                 self._settle(error)
                 continue
-            except Exception as error:  # noqa: BLE001 - passed on, to those who wait and to the engine
+            except Exception as error:  # noqa: BLE001 - passed on to the waiters and to the engine
                 self._settle(error)
                 self._on_failure(error)
                 return
@@ -251,25 +252,25 @@ class GroupCommit:
         self._task = None
 
     def _settle(self, error: Exception | None) -> None:
-        """Tell those who wait for the transaction that is over how it ended."""
+        """Notify the waiters of the finished transaction of its outcome."""
         batch, self._batch = self._batch, []
         for waiting in batch:
             self._release(waiting)
             if waiting.done.done():
-                continue  # who waited was cancelled
+                continue  # the waiter was cancelled
             if error is None:
                 waiting.done.set_result(None)
             else:
                 waiting.done.set_exception(error)
-                waiting.done.exception()  # heard: nobody may be waiting
-        # Only who can go on is woken: with many floods most cannot, after any transaction.
-        for there_is_room, own_bytes in list(self._without_room.items()):
-            if self.has_room(own_bytes()) and not there_is_room.done():
+                waiting.done.exception()  # marks it as retrieved: there may be no waiter
+        # Wake only producers that have capacity: with many bulk writers most have none after a transaction.
+        for there_is_room, own_bytes in list(self._waiters.items()):
+            if self.has_capacity(own_bytes()) and not there_is_room.done():
                 there_is_room.set_result(None)
 
     def _release(self, waiting: _Waiting) -> None:
         self.waiting_bytes -= waiting.size_bytes
-        if isinstance(waiting.write, Commit | UsageRow):
+        if isinstance(waiting.write, StreamWrite | UsageRow):
             key = _attempt_of(waiting.write)
             self._bytes_of[key] -= waiting.size_bytes
             if not self._bytes_of[key]:
@@ -280,8 +281,10 @@ class GroupCommit:
         while True:
             began_s = time.monotonic()
             try:
-                stored = await loop.run_in_executor(self._thread, self._store.commit, batch, steady_s())
-            except TryAgain as error:
+                stored = await loop.run_in_executor(
+                    self._thread, self._store.commit, batch, monotonic_epoch_s()
+                )
+            except RetryableError as error:
                 if not self.problem:
                     log.warning("%s", error)
                 self.problem = str(error)
@@ -296,36 +299,41 @@ class GroupCommit:
                 return
 
     def _pace(self, took_s: float, sync_s: float) -> None:
-        """Make the next transaction of a flood longer or shorter, so that it is as long as it should be."""
+        """Adapt the size of the next bulk transaction to the target duration."""
         if not self._has_flood:
             return
         now_s = time.monotonic()
         has_neighbours = self._has_neighbours(now_s)
-        aim_s = max(_AIM_S if has_neighbours else _AIM_AMONG_FLOODS_S, _SYNCS * sync_s)
+        aim_s = max(
+            _TARGET_TRANSACTION_S if has_neighbours else _TARGET_TRANSACTION_AMONG_BULK_WRITERS_S,
+            _SYNCS * sync_s,
+        )
         ratio = aim_s / max(took_s, 1e-4)
-        if ratio < 1 or self._lanes:  # one that took all there was says nothing of a longer one
+        if ratio < 1 or self._lanes:  # one that took all pending writes gives no evidence for a larger one
             following = self._batch_bytes * min(max(ratio, 0.5), 2.0)
-            self._batch_bytes = int(min(max(following, _SMALLEST_BATCH_BYTES), _LARGEST_BATCH_BYTES))
-        if len(self._lanes) < _MANY_FLOODS and has_neighbours:
+            self._batch_bytes = int(min(max(following, _MIN_BATCH_BYTES), _MAX_BATCH_BYTES))
+        if len(self._lanes) < _MANY_BULK_WRITERS and has_neighbours:
             self._floods_rest_until_s = now_s + _REST * (took_s - sync_s)
 
     def _has_neighbours(self, now_s: float) -> bool:
-        """Whether anybody but floods may have something to store soon."""
+        """True if an interactive writer was active recently."""
         self._small_at_s, self._flood_at_s = (
-            {key: at_s for key, at_s in each.items() if at_s > now_s - _NEIGHBOUR_S}
+            {key: at_s for key, at_s in each.items() if at_s > now_s - _INTERACTIVE_WINDOW_S}
             for each in (self._small_at_s, self._flood_at_s)
         )
         return not self._small_at_s.keys() <= self._flood_at_s.keys()
 
 
-def _attempt_of(write: Commit | UsageRow) -> AttemptKey:
-    return write.key if isinstance(write, Commit) else write.usage.key
+def _attempt_of(write: StreamWrite | UsageRow) -> AttemptKey:
+    return write.key if isinstance(write, StreamWrite) else write.usage.key
 
 
-def _id_of(write: TrialRow | JobRow | ExperimentRow | ConfigRow | ImportedRows) -> str:
+def _id_of(write: TrialRow | AttemptRow | JobRow | ExperimentRow | ConfigRow | ImportedRows) -> str:
     match write:
         case TrialRow():
             return str(write.values["trial_id"])
+        case AttemptRow():
+            return str(write.key)
         case JobRow():
             return write.job_id
         case ImportedRows():
@@ -336,11 +344,11 @@ def _id_of(write: TrialRow | JobRow | ExperimentRow | ConfigRow | ImportedRows) 
 
 def _size_of(write: Write) -> int:
     match write:
-        case Commit():
+        case StreamWrite():
             spans = len(write.records) + len(write.garbage)
             return write.new_offset - write.offset + _RECORD_BYTES * spans + _ROW_BYTES
         case TrialRow():
-            # Its parameters, its message and its result are as long as a trial likes.
+            # The parameters, the message and the result of a trial can have any length.
             texts = (value for value in write.values.values() if isinstance(value, str))
             return _ROW_BYTES + sum(map(sys.getsizeof, texts))
         case UsageRow():
@@ -349,12 +357,12 @@ def _size_of(write: Write) -> int:
             return _ROW_BYTES + sys.getsizeof(write.config)
         case ImportedRows():
             return (_ROW_BYTES + _RECORD_BYTES) * len(write.results)
-        case JobRow() | ExperimentRow():
+        case AttemptRow() | JobRow() | ExperimentRow():
             return _ROW_BYTES
 
 
 def _when_all(parts: Sequence["asyncio.Future[None]"]) -> "asyncio.Future[None]":
-    """Done when all parts are; it fails when one has failed."""
+    """A future that is done when all parts are, and fails if one fails."""
     done = asyncio.get_running_loop().create_future()
     left = len(set(parts))
 
@@ -364,7 +372,7 @@ def _when_all(parts: Sequence["asyncio.Future[None]"]) -> "asyncio.Future[None]"
         error = None if part.cancelled() else part.exception()
         if error is not None and not done.done():
             done.set_exception(error)
-            done.exception()  # heard: nobody may be waiting
+            done.exception()  # marks it as retrieved: there may be no waiter
         elif left == 0 and not done.done():
             done.set_result(None)
 

@@ -1,4 +1,4 @@
-"""The engine: owns one experiment, and does what its domain decides."""
+"""Runs one experiment: passes events to its domain and performs the effects."""
 
 import asyncio
 import contextlib
@@ -9,63 +9,68 @@ import string
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
-from nni_manager.clock import steady_s
-from nni_manager.config.known_results import KnownResult
-from nni_manager.config.model import ExperimentConfig
+from nni_manager.clock import monotonic_epoch_s
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.prior_results import PriorResult
+from nni_manager.domain.attempts import Attempts
 from nni_manager.domain.events import (
+    AbandonJob,
+    AddObservation,
     AskAssessor,
-    AskBack,
     AskTuner,
-    Begun,
+    CancelQueuedTrial,
     CancelTrial,
     CloseAttempt,
-    DismissJob,
+    DetachTrial,
+    DispatchTrial,
+    DrainAttempt,
+    DrainJob,
     Effect,
+    EndJob,
     Event,
     ExperimentStopAsked,
     Finish,
-    ForgetTrial,
-    GiveTrial,
-    RecallTrial,
+    KillJob,
+    ManagerReady,
+    RevokePrefetched,
+    SaveAttempt,
     SaveExperiment,
     SaveJob,
     SaveTrial,
     SaveUsage,
     SubmitJob,
-    TakeRest,
-    TeachTuner,
     TellAssessor,
     TellTuner,
     TimePassed,
     TrialStopAsked,
 )
 from nni_manager.domain.metrics import reward
+from nni_manager.domain.stop_escalation import MAX_STOP_S, RECORDED_TIMEOUT_S
 from nni_manager.domain.trial import Trial, TrialState
-from nni_manager.engine.algorithms import Algorithms
-from nni_manager.engine.changes import Changes
 from nni_manager.engine.cluster_jobs import ClusterJobs
 from nni_manager.engine.code_snapshot import take_snapshot
 from nni_manager.engine.commits import GroupCommit
-from nni_manager.engine.keepers import Keepers
-from nni_manager.engine.mount_road import FilesClosed, MountRoad
-from nni_manager.engine.picture import Picture, experiment_of
+from nni_manager.engine.connected_keepers import ConnectedKeepers
+from nni_manager.engine.experiment_commands import ExperimentCommands
+from nni_manager.engine.keeper_admission import KeeperAdmission
+from nni_manager.engine.keeper_ingest import KeeperIngest
 from nni_manager.engine.shared_files import SharedFiles
+from nni_manager.engine.snapshot import ExperimentSnapshot, snapshot_from_stored
+from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
+from nni_manager.engine.trial_files import STORAGE_LAG_S
+from nni_manager.engine.tuner_executor import TunerExecutor
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import (
-    ExperimentRow,
-    JobRow,
-    Store,
-    StoredExperiment,
-    StoreReader,
-    TrialRow,
-    UsageRow,
-)
+from nni_manager.store.lease import Lease, LeaseLost
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import AttemptRow, ExperimentRow, JobRow, StoredExperiment, TrialRow, UsageRow
+from nni_manager.store.writer import Store
 from nni_manager.training_services.base import JobEnded, TrainingService
-from nni_manager.tuner.assessment import Assessment, PastCourse
-from nni_manager.tuner.base import PastTrial, TrialResult, Tuner
+from nni_manager.tuner.assessment import Assessment, PastLearningCurve
+from nni_manager.tuner.base import BaseTuner, Observation, PastTrial
 from trial_keeper import __version__
 from trial_keeper.wire.limits import collected
 from trial_keeper.wire.messages import Stream
@@ -74,8 +79,8 @@ from trial_keeper.wire.workspace import ManagerDocument
 
 log = logging.getLogger(__name__)
 
-# So much of maxExecDuration a killed manager may forget.
-_SAVE_DURATION_EVERY_S = 2.0
+# A killed manager loses at most this much of the time that counts against maxExecDuration.
+_SAVE_DURATION_INTERVAL_S = 2.0
 _LAST_KEEPERS_S = 5.0
 _ID_LETTERS = string.ascii_letters + string.digits
 TRIAL_ID_LENGTH = 5
@@ -83,7 +88,7 @@ EXPERIMENT_ID_LENGTH = 8
 
 
 def new_id(length: int) -> str:
-    """A random id in NNI's form; whoever uses it looks whether it is taken."""
+    """A random id in NNI's form; the caller checks that it is unused."""
     return "".join(secrets.choice(_ID_LETTERS) for _ in range(length))
 
 
@@ -92,89 +97,101 @@ class Engine:
 
     def __init__(
         self,
-        config: ExperimentConfig,
+        config: ExperimentSpec,
         folder: ExperimentFolder,
         make_service: Callable[[Callable[[JobEnded], None]], TrainingService],
-        make_tuner: Callable[[ExperimentConfig], Tuner],
+        make_tuner: Callable[[ExperimentSpec], BaseTuner],
         assessment: Assessment | None = None,
+        lease: Lease | None = None,
     ) -> None:
         self.config = config
         self.folder = folder
-        # The owner brings the database to today's format, and reads it then.
-        self.commits = GroupCommit(Store(folder.database, folder.collected_logs), self._fail)
+        # The lease holder migrates the database to the current schema before it is read.
+        self.commits = GroupCommit(Store(folder.database, folder.collected_logs, lease), self._fail)
         self.reader = StoreReader(folder.database)
         self.stored: StoredExperiment = self.reader.experiment()
-        self.experiment = experiment_of(self.stored, config)
-        self.keepers = Keepers(
-            self.experiment,
-            self.stored.secret,
-            config.version_check,
-            self.commits,
-            self.reader,
-            folder.workspace,
-            self.post,
-        )
+        self.experiment = snapshot_from_stored(self.stored, config)
         self.finished = asyncio.Event()
-        """Set when the experiment is over and nothing runs any more."""
+        """Set when the experiment is terminal, no trial runs and this is stored."""
         self.failed = asyncio.Event()
-        """Set when the manager must end and store nothing more: for a bug, after which a resume goes on from what is stored, or
-        because another manager owns the experiment."""
+        """Set when the manager must end and store nothing more: after a bug, from which a resume recovers, or because another
+        manager holds the lease."""
+        self.lease_lost: LeaseLost | None = None
+        """The error that names the manager which now holds the lease; None while this one holds it."""
         self.ended_at_s: float | None = self.stored.ended_at_s
         self._service = make_service(self._note_job_ended)
-        self._files = SharedFiles(folder.workspace, self._service.share)
-        self.experiment.completion = self._service.completion
-        self.experiment.jobs.tasks = self.keepers.roads.tasks = self._service.completion.tasks
+        self._files = SharedFiles(folder.workspace, self._service.share, self._service.runs_as_manager)
+        self.experiment.lifecycle.completion = self._service.completion
+        self.experiment.jobs.tasks = self._service.completion.tasks
+        self.experiment.stops.cluster_grace_s = self._service.grace_s
         self.experiment.jobs.max_trials = config.reuse.max_trials
-        self.experiment.silence.needs_network = config.reuse.is_on
-        self.mount_road = MountRoad(
+        self.experiment.scheduler.connect_watchdog.needs_network = config.reuse.is_on
+        self.keepers = ConnectedKeepers(self.experiment)
+        self.ingest = KeeperIngest(
+            self.experiment, self.commits, self.reader, folder.workspace, self.keepers, self.post
+        )
+        self.admission = KeeperAdmission(
+            self.experiment, self.stored.secret, config.version_check, self.keepers, self.ingest, self.post
+        )
+        self.storage_poller = SharedStoragePoller(
             self.experiment,
             self._files,
-            self.keepers,
+            self.admission,
+            self.ingest,
             self.commits,
             tuple(Stream) if config.log_collection == "http" else (Stream.METRICS,),
             self.post,
+            lag_s=STORAGE_LAG_S
+            if self._service.uses_snapshot
+            else 0.0,  # only then other machines write there
         )
-        self.algorithms = Algorithms(
+        self.algorithms = TunerExecutor(
             self.experiment.experiment_id, config, make_tuner, assessment, self.post, self.new_trial_id
         )
-        self.experiment.looks_ahead = not self.algorithms.learns
+        self.experiment.scheduler.may_prefetch = not self.algorithms.learns
         self.jobs = ClusterJobs(
             config,
             self.experiment,
             self._files,
             self._service,
+            self.admission,
             self.keepers,
-            self.mount_road,
+            self.ingest,
+            self.storage_poller,
             self.commits,
             self.post,
             self._spawn,
             lambda: self._last_save,
         )
-        self.changes = Changes(self)
-        self._untaught: set[str] = set()
-        """Proposed trials that are over and of which the tuner is to hear in a moment."""
+        self.changes = ExperimentCommands(self)
+        self._pending_observations: set[str] = set()
+        """Ended trials that a user proposed and whose results are about to be sent to the tuner."""
         self._events: deque[Event] = deque()
         self._is_handling = False
         self._last_save: asyncio.Future[None] | None = None
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
+        self._is_ending = asyncio.Event()
+        """Set when the experiment has finished, whether that is stored or not."""
         self._logged: dict[str, TrialState] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # ---- life
+    # ---- lifecycle
 
     async def restore(self) -> None:
-        """Know what an earlier manager knew. To be done before any keeper can connect."""
+        """Restore the state of an earlier manager from the store. Call this before any keeper can connect."""
         trials = self.reader.trials()
+        attempts = self.reader.open_attempts()
         for trial in trials:
-            if not trial.state.is_final:
+            if not trial.state.is_terminal:
+                trial.restore_attempts(attempts.get(trial.trial_id, Attempts()))
                 if trial.started_at_s is not None:
-                    # From here on the wall clock may be set, and nothing lasts longer for it.
-                    trial.heard_s = time.monotonic() - max(time.time() - trial.started_at_s, 0.0)
+                    # A later change of the wall clock does not change the measured duration.
+                    trial.start_received_at_s = time.monotonic() - max(time.time() - trial.started_at_s, 0.0)
                 self._restore_results(trial)
                 await self._restore_tasks(trial)
         self.experiment.restore(trials)
-        self.experiment.restore_jobs(*self.reader.jobs())
+        self.experiment.scheduler.restore(*self.reader.jobs())
         imported = self.reader.imported()
         self.changes.imported_before(len(imported))
         if trials or imported:
@@ -185,72 +202,75 @@ class Engine:
             )
 
     def _past(self, trial: Trial) -> PastTrial:
-        value = self.experiment.lesson_of(trial)
+        lifecycle = self.experiment.lifecycle
         return PastTrial(
             trial.sequence_id,
             trial.parameters,
-            trial.memo,
-            value,
-            trial.state.is_final,
+            trial.metadata,
+            lifecycle.reward_of(trial),
+            trial.state.is_terminal,
             trial.trial_id,
-            self.experiment.metric_of(trial),
+            lifecycle.metric_of(trial),
             trial.state is TrialState.SUCCEEDED,
         )
 
-    def _result_of(self, told: TellTuner) -> TrialResult:
+    def _result_of(self, told: TellTuner) -> Observation:
         trial = self.experiment.trials[told.trial_id]
-        has_succeeded = trial.state is TrialState.SUCCEEDED
-        return TrialResult(trial.trial_id, told.value, self.experiment.metric_of(trial), has_succeeded)
+        metric = self.experiment.lifecycle.metric_of(trial)
+        return Observation(trial.trial_id, told.value, metric, trial.state is TrialState.SUCCEEDED)
 
-    def _lesson(self, trial: Trial, value: float) -> KnownResult:
-        return KnownResult(trial.parameters, value, self.experiment.metric_of(trial) or json.dumps(value))
+    def _lesson(self, trial: Trial, value: float) -> PriorResult:
+        metric = self.experiment.lifecycle.metric_of(trial)
+        return PriorResult(trial.parameters, value, metric or json.dumps(value))
 
-    def _lessons(self, trials: Iterable[Trial]) -> list[KnownResult]:
-        """What these came to, without those that came to nothing."""
-        lessons = ((trial, self.experiment.lesson_of(trial)) for trial in trials if trial.state.is_final)
+    def _lessons(self, trials: Iterable[Trial]) -> list[PriorResult]:
+        """The results of the terminal trials that have one."""
+        reward_of = self.experiment.lifecycle.reward_of
+        lessons = ((trial, reward_of(trial)) for trial in trials if trial.state.is_terminal)
         return [self._lesson(trial, value) for trial, value in lessons if value is not None]
 
-    def all_known(self) -> tuple[list[KnownResult], set[int]]:
-        """All that a tuner could learn from and is not about to be taught, and the sequence ids of the trials that are over."""
+    def all_known(self) -> tuple[list[PriorResult], set[int]]:
+        """All known results except those about to be sent to the tuner, and the sequence ids of the terminal trials."""
         trials = self.experiment.trials.values()
-        over = {trial.sequence_id for trial in trials if trial.state.is_final}
-        taught = (trial for trial in trials if trial.trial_id not in self._untaught)
+        over = {trial.sequence_id for trial in trials if trial.state.is_terminal}
+        taught = (trial for trial in trials if trial.trial_id not in self._pending_observations)
         return [*self.reader.imported(), *self._lessons(taught)], over
 
-    def _courses(self, trials: Sequence[Trial]) -> Iterable[PastCourse]:
-        """What each trial had reported in the attempt that counts."""
+    def _courses(self, trials: Sequence[Trial]) -> Iterable[PastLearningCurve]:
+        """The learning curve of each trial: the intermediate results of its current attempt."""
         courses: dict[str, list[float]] = {}
         for row in chain.from_iterable(self.reader.metric_pages(False, 0, 2**62)):
-            if (number := self.experiment.seen_by_assessor(row.value)) is not None:
+            if (number := self.experiment.lifecycle.seen_by_assessor(row.value)) is not None:
                 courses.setdefault(row.trial_id, []).append(number)
         return [
-            PastCourse(
+            PastLearningCurve(
                 trial.trial_id,
                 trial.attempt or 0,
                 courses.get(trial.trial_id, []),
-                trial.state is TrialState.SUCCEEDED if trial.state.is_final else None,
+                trial.state is TrialState.SUCCEEDED if trial.state.is_terminal else None,
             )
             for trial in trials
         ]
 
     def _restore_results(self, trial: Trial) -> None:
-        """The rows are stored before the trial's own: a manager that died in between knew of results that its record lacks."""
-        if trial.final is None:
-            pages = self.reader.metric_pages(True, trial.sequence_id, trial.sequence_id)
-            for row in next(pages, [])[:1]:  # one that reports without end may have millions
-                trial.final, trial.value = row.value, reward(row.value)
+        """Restore the final result from the metric rows: they are stored before the trial's row, which may lack it."""
+        pages = self.reader.metric_pages(True, trial.sequence_id, trial.sequence_id)
+        for row in next(pages, [])[:1]:  # a trial may have reported millions
+            trial.final, trial.value, trial.final_offset = row.value, reward(row.value), row.record_offset
 
     async def _restore_tasks(self, trial: Trial) -> None:
-        """What a task has told and was let go with, before the trial was over, is nowhere but in the workspace."""
+        """Restore the state of the tasks from the workspace: the store does not have the ends of single tasks."""
         if trial.state is TrialState.WAITING:
             return
         try:
-            all_left = await self.mount_road.left_behind(trial, may_be_late=False)
-        except FilesClosed as error:
+            all_left = await self.storage_poller.scan_remaining(trial, may_be_late=False)
+        except StoragePermissionDenied as error:
             log.warning("trial %s: %s", trial.trial_id, error)
             return
         for left in all_left:
-            trial.joined(left.key)
+            if (new := trial.registered.register(left.key)) is not None:
+                self.commits.add([AttemptRow(new.key, new.number)])
+            trial.add_task(left.key)
             if left.ended is not None:
                 trial.ended_in(left.ended)
                 durable = self.reader.offsets(left.key)
@@ -261,13 +281,13 @@ class Engine:
                     trial.undelivered.discard(left.key.task)
 
     async def start(self, addresses: tuple[str, ...], certificate: str | None = None) -> None:
-        """Begin, or go on where an earlier manager stopped. Keepers reach this manager at `addresses` from now on.
+        """Start the experiment, or resume it. From now on keepers reach this manager at `addresses`.
 
-        `certificate`: the one that is listened with there, as PEM; None: without encryption.
+        `certificate`: the server's certificate there, as PEM; None: no encryption.
 
         Raises:
             CodeUnusable, SnapshotNotWritten: the training code cannot be packed for the jobs.
-            ShareAway: what jobs need cannot be sent to where they find it.
+            StorageUnavailable: the files that jobs need cannot be written to their storage.
         """
         if self._service.uses_snapshot:
             snapshot = await asyncio.to_thread(
@@ -280,81 +300,95 @@ class Engine:
                     ", ".join(map(repr, snapshot.left_out)),
                 )
             self.jobs.code_snapshot = snapshot.name
-        self.experiment.silence.addresses = addresses
+        self.experiment.scheduler.connect_watchdog.addresses = addresses
         document = ManagerDocument(self.experiment.experiment_id, __version__, addresses, certificate)
+        await asyncio.to_thread(
+            partial(
+                self.folder.set_access,
+                is_private=self._service.runs_as_manager,
+                reuses_jobs=self.config.reuse.is_on,
+            )
+        )
         await asyncio.to_thread(
             self._files.write_experiment, document, self._service.run_script, self.jobs.code_snapshot
         )
-        jobs_of_before = list(self.experiment.jobs.live.values())
+        inherited_jobs = list(self.experiment.jobs.live.values())
         self.finished.clear()
-        self.post(Begun())
-        self.keepers.is_open = True
-        for job in jobs_of_before:
+        self.post(ManagerReady())
+        self.admission.is_open = True
+        for job in inherited_jobs:
             await self.jobs.take_over(job)
         if self.experiment.trials:
-            self._service.clear_away()
+            self._service.garbage_collect()
         self._spawn(self._watch_time())
-        self._spawn(self.mount_road.follow(self._spawn))
+        self._spawn(self.storage_poller.follow(self._spawn))
 
     async def close(self) -> None:
-        """Let go of everything; trials that run go on, and all that was received is stored."""
+        """Release all resources. Running trials continue, and all received data is stored."""
         if self.experiment.state.is_over:
-            # Its last keepers have been told to go: when the manager ends, nothing is left.
-            with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._no_jobs.wait(), _LAST_KEEPERS_S)
+            # The last keepers are asked to shut down: wait for them, so that nothing outlives the manager.
+            await _wait_no_longer(self._no_jobs, _LAST_KEEPERS_S)
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.keepers.close_all()
+        self.admission.close()
         await self._service.close()
         if not self.failed.is_set():
             self._save_experiment()
             await self.commits.close()
         self.algorithms.close()
-        self.mount_road.threads.close()
+        self.storage_poller.threads.close()
         self.reader.close()
 
-    def picture(self) -> Picture:
-        """The experiment at this moment."""
-        return Picture(
+    def snapshot(self) -> ExperimentSnapshot:
+        """A snapshot of the experiment."""
+        return ExperimentSnapshot(
             self.config,
             self.folder,
             self.experiment,
             self.stored.created_at_s,
             self.ended_at_s,
-            self.experiment.duration_s(time.monotonic()),
+            self.experiment.budget.duration_s(time.monotonic()),
             self.commits.problem
             or self.jobs.problem
+            or next(iter(self.jobs.leftovers.values()), "")
             or self._service.problem
-            or self.mount_road.problem
-            or self.experiment.silence.problem(time.monotonic()),
+            or self.storage_poller.problem
+            or self.experiment.scheduler.connect_watchdog.problem(time.monotonic()),
+            tuple(self.jobs.leftovers.values()),
             len(self.keepers),
-            self.keepers.roads,
+            self.admission.transports,
             time.monotonic(),
-            why_it_waits=self._service.why_it_waits,
+            pending_reason=self.jobs.pending_reason,
             keepers_of=self.keepers.seen,
             link_of=self._service.link,
         )
 
-    def note_taken(self) -> None:
-        """Another manager owns the experiment now: store nothing more, and end."""
-        log.critical(
-            "another manager has taken the experiment while this one was out of reach; this one ends"
-        )
+    def on_lease_lost(self, error: LeaseLost) -> None:
+        """Store nothing more and end: another manager holds the lease."""
+        if self.lease_lost is None:
+            self.lease_lost = error
+            log.critical("%s", error)
         self.failed.set()
 
     def stop(self) -> None:
-        """End the experiment: running trials are cancelled, and `finished` is set when the last is over."""
+        """Stop the experiment: running trials are cancelled, and `finished` is set when the last has ended."""
         self.post(ExperimentStopAsked(time.time()))
 
     def stop_trial(self, trial_id: str, reason: ExitReason = ExitReason.STOPPED_BY_USER) -> None:
-        """End one trial. The trial is known."""
+        """Stop one trial, which must exist."""
         self.post(TrialStopAsked(trial_id, reason, time.time()))
+
+    async def until_stopped(self) -> None:
+        """Wait until the experiment has finished, then for a limited time until this is stored and its jobs have ended."""
+        await self._is_ending.wait()
+        await _wait_no_longer(self.finished, RECORDED_TIMEOUT_S)
+        await _wait_no_longer(self._no_jobs, MAX_STOP_S)
 
     # ---- events
 
     def post(self, event: Event) -> None:
-        """Something happened. Handled at once, and in order when it happens while another event is handled."""
+        """Handle an event at once, or after the current event if one is being handled."""
         if self.failed.is_set():
             return
         self._events.append(event)
@@ -367,11 +401,13 @@ class Engine:
                     self._perform(effect)
             if not self.experiment.state.is_over:
                 self.finished.clear()
-            if self.experiment.jobs.live:
+            if not self.experiment.is_finished:
+                self._is_ending.clear()
+            if self.experiment.scheduler.runs_jobs:
                 self._no_jobs.clear()
             else:
                 self._no_jobs.set()
-        except Exception as error:  # noqa: BLE001 - many who post could only lose it
+        except Exception as error:  # noqa: BLE001 - most callers could only drop it
             self._events.clear()
             self._fail(error)
         finally:
@@ -379,54 +415,65 @@ class Engine:
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case SaveTrial():
-                self._save_trial(effect.trial)
-            case SaveExperiment():
-                self._save_experiment()
+            case SaveTrial() | SaveAttempt() | SaveExperiment() | SaveJob() | SaveUsage():
+                self._save(effect)
             case AskTuner():
                 self._spawn(self.algorithms.ask(effect.sequence_id))
             case TellTuner():
                 self._spawn(self.algorithms.tell(effect.sequence_id, self._result_of(effect)))
-            case TeachTuner():
-                self._untaught.add(effect.trial_id)
+            case AddObservation():
+                self._pending_observations.add(effect.trial_id)
                 self._spawn(self._teach(self.experiment.trials[effect.trial_id], effect.value))
             case AskAssessor():
                 self._spawn(self.algorithms.assess(effect))
             case TellAssessor():
                 self._spawn(self.algorithms.tell_assessor(effect))
-            case SaveJob():
-                if effect.is_over:
-                    self.keepers.roads.forget(effect.job.job_id)
-                ended_at_s = time.time() if effect.is_over else None
-                self._last_save = self.commits.add(
-                    [JobRow(effect.job.job_id, effect.job.was_heard, ended_at_s)]
-                )
-            case SaveUsage():
-                self.commits.add_unhurried([UsageRow(effect.usage, steady_s())])
             case SubmitJob():
                 self.jobs.begin_to_submit(effect.job)
-            case GiveTrial():
-                self.jobs.begin_to_give(effect)
-            case AskBack():
-                self.jobs.begin_to_ask_back(effect)
+            case DispatchTrial():
+                self.jobs.dispatch(effect)
+            case RevokePrefetched():
+                self.jobs.begin_revoke(effect)
             case CancelTrial():
-                self.jobs.cancel(effect.trial, effect.reason)
-            case RecallTrial():
+                self.jobs.cancel(effect.trial, effect.reason, ends_job=effect.ends_job)
+            case CancelQueuedTrial():
                 self.keepers.stop(effect.trial, effect.reason)
-            case DismissJob():
-                if not self.keepers.leave(effect.job.job_id, "there are no more trials"):
+            case DrainJob():
+                if not self.keepers.shut_down(effect.job.job_id, "there are no more trials"):
                     self._spawn(self.jobs.stop(effect.job.job_id))
+            case EndJob() | KillJob() | AbandonJob():
+                self.jobs.escalate(effect)
             case CloseAttempt():
-                self._after_save(lambda: self.keepers.close(effect.key))
-            case TakeRest():
+                self._after_save(lambda: self.ingest.close(effect.key))
+            case DrainAttempt():
                 self._spawn(self.jobs.take_missing(effect.key))
-            case ForgetTrial():
-                self.keepers.forget_trial(effect.trial, effect.job_id)
+            case DetachTrial():
+                self.ingest.forget_trial(effect.trial, effect.job_id)
             case Finish():
-                # The clock may have been set back since.
-                self.ended_at_s = max(time.time(), self.stored.created_at_s)
+                # The clock may have been set back since the experiment was created.
+                if effect.is_recorded:
+                    self.ended_at_s = max(time.time(), self.stored.created_at_s)
+                    self._save_experiment()
+                    self._after_save(self._finish)
+                self._is_ending.set()
+
+    def _save(self, effect: SaveTrial | SaveAttempt | SaveExperiment | SaveJob | SaveUsage) -> None:
+        match effect:
+            case SaveTrial():
+                self._save_trial(effect.trial)
+            case SaveAttempt():
+                self._last_save = self.commits.add([AttemptRow(effect.key, effect.number, effect.is_lost)])
+            case SaveExperiment():
                 self._save_experiment()
-                self._after_save(self._finish)
+            case SaveJob():
+                if effect.is_over:
+                    self.admission.transports.forget(effect.job.job_id)
+                ended_at_s = time.time() if effect.is_over else None
+                self._last_save = self.commits.add(
+                    [JobRow(effect.job.job_id, effect.job.ever_connected, ended_at_s)]
+                )
+            case SaveUsage():
+                self.commits.add_deferred([UsageRow(effect.usage, monotonic_epoch_s())])
 
     def _save_experiment(self) -> None:
         experiment = self.experiment
@@ -435,23 +482,23 @@ class Engine:
                 ExperimentRow(
                     experiment.state,
                     experiment.error,
-                    experiment.duration_s(time.monotonic()),
+                    experiment.budget.duration_s(time.monotonic()),
                     self.ended_at_s if experiment.state.is_over else None,
-                    experiment.keeper_has_matched,
+                    experiment.scheduler.any_compatible_keeper,
                 )
             ]
         )
 
     def _finish(self) -> None:
-        if self.experiment.state.is_over:  # else somebody has asked for more meanwhile
+        if self.experiment.state.is_over:  # otherwise a user has requested more in the meantime
             self.finished.set()
 
     async def _teach(self, trial: Trial, value: float) -> None:
-        self._untaught.discard(trial.trial_id)
+        self._pending_observations.discard(trial.trial_id)
         await self.algorithms.teach([self._lesson(trial, value)])
 
     def durable(self) -> "asyncio.Future[None]":
-        """Done when all that was decided so far is stored."""
+        """A future that is done when everything decided so far is stored."""
         return self.commits.add([])
 
     def _after_save(self, action: Callable[[], None]) -> None:
@@ -465,7 +512,7 @@ class Engine:
         if self._logged.get(trial.trial_id) is trial.state:
             return
         self._logged[trial.trial_id] = trial.state
-        if trial.state.is_final:
+        if trial.state.is_terminal:
             log.info(
                 "trial %s: %s, %s %s",
                 trial.trial_id,
@@ -480,7 +527,7 @@ class Engine:
         self.jobs.note_ended(ended)
 
     def new_trial_id(self) -> str:
-        """An id that no trial has yet."""
+        """An id that no trial has."""
         trial_id = new_id(TRIAL_ID_LENGTH)
         while trial_id in self.experiment.trials:
             trial_id = new_id(TRIAL_ID_LENGTH)
@@ -491,12 +538,12 @@ class Engine:
     async def _watch_time(self) -> None:
         while True:
             runs_out_at_s = self.experiment.time_runs_out_at_s
-            delay_s = _SAVE_DURATION_EVERY_S
+            delay_s = _SAVE_DURATION_INTERVAL_S
             if runs_out_at_s is not None:
                 delay_s = min(delay_s, max(runs_out_at_s - time.monotonic(), 0.05))
             await asyncio.sleep(delay_s)
             self.post(TimePassed())
-            if news := self.experiment.silence.news(time.monotonic()):
+            if news := self.experiment.scheduler.connect_watchdog.news(time.monotonic()):
                 log.warning("%s", news)
             if self.experiment.state.counts_time:
                 self._save_experiment()
@@ -513,6 +560,14 @@ class Engine:
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        # A bug: go no further with a state that cannot be trusted. What is stored is right.
+        if isinstance(error, LeaseLost):
+            self.on_lease_lost(error)
+            return
+        # A bug: the state in memory cannot be trusted, so stop here. The stored state is valid.
         log.critical("the manager has a bug and ends", exc_info=error)
         self.failed.set()
+
+
+async def _wait_no_longer(event: asyncio.Event, within_s: float) -> None:
+    with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+        await asyncio.wait_for(event.wait(), within_s)

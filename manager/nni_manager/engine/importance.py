@@ -1,6 +1,6 @@
-"""Which hyper-parameters mattered: Optuna's evaluation of the results there are.
+"""Hyper-parameter importance: Optuna's evaluation of the available results.
 
-Source: PED-ANOVA (arXiv 2304.10255), as Optuna 5 has it.
+Source: PED-ANOVA (arXiv 2304.10255), as implemented in Optuna 5.
 """
 
 import json
@@ -10,17 +10,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Below this the best tenth, which is compared with all, is one trial.
-FEWEST_TRIALS = 10
-# A number with so few values is a choice.
+# PED-ANOVA compares the best 10 % of trials with all trials; below this minimum, the best 10 % is one trial.
+MIN_TRIALS = 10
+# A number with at most this many distinct values is treated as a choice.
 _FEW_VALUES = 10
-# Over so many orders of magnitude a number is looked at by its logarithm.
+# A number whose maximum is at least this multiple of its minimum is evaluated on a log scale.
 _WIDE = 100.0
 
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """The share of each parameter, highest first, by its path; `why`: what there is none for, as a sentence for people."""
+    """The share of each parameter by its path, highest first; `why`: the reason if there are none, for users."""
 
     shares: Mapping[str, float]
     trials: int
@@ -30,30 +30,30 @@ class Importance:
 def importance_of(
     results: Iterable[tuple[Mapping[str, Any], str]], metric: str, *, maximize: bool
 ) -> Importance:
-    """How much each parameter had to do with a trial being among the best tenth.
+    """The influence of each parameter on whether a trial is among the best tenth.
 
-    `results`: the parameters and the final result (JSON text) of each trial. `metric`: of a result that is a dict, the number
-    of this name. A choice within a choice is a parameter of its own, with the path "outer/inner".
+    `results`: the parameters and the final result (JSON text) of each trial. `metric`: the name of the number in a result that
+    is a dict. A nested choice is a separate parameter with the path "outer/inner".
     """
     known = [
         (dict(_flat(parameters)), value)
         for parameters, final in results
         if (value := _number(final, metric)) is not None
     ]
-    if len(known) < FEWEST_TRIALS:
+    if len(known) < MIN_TRIALS:
         return Importance(
             {},
             len(known),
-            f"{len(known)} trials have a number {metric!r} so far, and {FEWEST_TRIALS} are needed",
+            f"{len(known)} trials have a number {metric!r} so far, and {MIN_TRIALS} are needed",
         )
-    # All of it takes a second to import, which those pay who ask.
+    # The import takes a second, so it is done only on demand.
     import optuna
     from optuna.importance import get_param_importances
     from optuna.trial import create_trial
 
-    from nni_manager.tuner.optuna_log import quieten
+    from nni_manager.tuner.optuna_log import configure_logging
 
-    quieten()
+    configure_logging()
     values: dict[str, list[Any]] = {}
     for parameters, _ in known:
         for name, value in parameters.items():
@@ -73,7 +73,7 @@ def importance_of(
         ]
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that of a rare choice little is known
+        warnings.simplefilter("ignore")  # warnings that a choice has few trials
         shares = get_param_importances(study)
     return Importance(
         dict(sorted(((name, float(share)) for name, share in shares.items()), key=lambda each: -each[1])),
@@ -83,14 +83,14 @@ def importance_of(
 
 @dataclass(frozen=True, slots=True)
 class _Axis:
-    """The values of one parameter as Optuna takes them: numbers, or one of a few."""
+    """The values of one parameter in Optuna's form: numbers, or categories."""
 
     distribution: Any
     options: tuple[str, ...] | None
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> "_Axis | None":
-        """None: there is one value only."""
+        """The axis of these values; None: they are all the same."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution
 
         options = sorted({_word(value) for value in values})

@@ -1,19 +1,19 @@
-"""The experiments of this user, as what is stored of each tells it: nobody else is asked."""
+"""Lists the experiments of this user from their stores, without calls to their managers."""
 
 from typing import Any
 
-from nni_manager.engine.picture import Picture
-from nni_manager.engine.views import metadata_view
+from nni_manager.engine.serializers import metadata_view
+from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.errors import NniManagerError
-from nni_manager.store.folders import ExperimentFolder, Registry, served_by, spoilt_lines
+from nni_manager.store.folders import ExperimentFolder, Registry, corrupt_entries, served_by
 
 
 def experiments_view(own: ExperimentFolder) -> list[dict[str, Any]]:
-    """A line for each experiment that has anything stored, by id; `here` marks `own`. `url`: where it is served, if it is."""
+    """A line for each stored experiment, sorted by id; `here` marks `own`. `url`: where it is served; None: it is not."""
     registry = Registry.of_user()
     folders = {folder.experiment_id: folder for folder in registry.all()} | {own.experiment_id: own}
     lines = [line for folder in folders.values() if (line := _line(folder)) is not None]
-    lines += [line | {"url": None} for line in spoilt_lines(registry)]
+    lines += [line | {"url": None} for line in corrupt_entries(registry)]
     return sorted(
         (line | {"here": line["id"] == own.experiment_id} for line in lines), key=lambda line: str(line["id"])
     )
@@ -26,9 +26,9 @@ def _line(folder: ExperimentFolder) -> dict[str, Any] | None:
         if not folder.has_database():
             return None
         manager, view = folder.running_process(), folder.running_view()
-        line |= metadata_view(Picture.stored(folder, has_trials=False))
+        line |= metadata_view(ExperimentSnapshot.stored(folder, has_trials=False))
     except NniManagerError as error:
-        # One that is spoilt must not hide the others.
+        # A corrupt experiment must not hide the others.
         line |= {"status": "UNREADABLE", "problem": str(error)}
     server = manager or view
     return line | served_by(folder, manager, view) | {"url": None if server is None else server.origin}

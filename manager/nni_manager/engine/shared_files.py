@@ -1,6 +1,6 @@
-"""The workspace where keepers see it, as the engine writes and reads it: the one place that knows of shares.
+"""Reads and writes the workspace where keepers access it: on mounted storage, or on a share.
 
-`trial_files` does it on files of this machine.
+Only this module of the engine uses shares; `trial_files` works on files of this machine.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nni_manager.domain.trial import Trial
 from nni_manager.engine import trial_files
-from nni_manager.engine.trial_files import Seen
+from nni_manager.engine.trial_files import AttemptReadout, FoundAttempts, Signer
 from nni_manager.training_services.base import Placement
 from nni_manager.training_services.share import Share
 from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream
@@ -22,19 +22,21 @@ _FETCHED_BYTES = 2**20
 
 @dataclass(frozen=True, slots=True)
 class SharedFiles:
-    """A workspace. This machine has its storage mounted, or a `share` to make calls to.
+    """A workspace whose storage is mounted on this machine, or reached by calls to a `share`.
 
-    With a share, what the manager writes lies in the workspace here as well, and what keepers write lies there alone. Every
-    method may raise `ShareAway` then, and an OSError in any case.
+    With a share, files of the manager are also in the local workspace, and files of keepers only on the share. Every method may
+    raise OSError, and with a share also `StorageUnavailable`.
     """
 
     workspace: Workspace
     share: Share | None = None
+    is_private: bool = False
+    """True if tasks run as the manager's own user: then no folder is open to other users."""
 
     def write_experiment(
         self, document: ManagerDocument, run_script: str, code_snapshot: str | None = None
     ) -> None:
-        """What every job needs. Whoever reads manager.json finds the rest."""
+        """Write the files that every job needs, manager.json last: a keeper that can read it finds the others."""
         trial_files.write_experiment(self.workspace, document, run_script)
         workspace = self.workspace
         sdk = sorted((workspace.sdk / "nni_sdk").glob("*.py"))
@@ -46,37 +48,41 @@ class SharedFiles:
     def write_trial(
         self, trial: Trial, command: str, placement: Placement, code_snapshot: str | None
     ) -> None:
-        """What the job of one trial needs."""
-        trial_files.write_trial(self.workspace, trial, command, placement, code_snapshot)
+        """Write the files that the job of one trial needs."""
+        trial_files.write_trial(
+            self.workspace, trial, command, placement, code_snapshot, is_private=self.is_private
+        )
         folder = self.workspace.trial(trial.trial_id)
         self._send(folder.attempts, folder.parameter_cfg, folder.trial_json)
 
     def write_stop(self, stop: StopTrial) -> None:
-        """Ask the keepers of a trial that no stream reaches to stop it."""
+        """Write a stop request for the unconnected keepers of a trial."""
         trial_files.write_stop(self.workspace, stop)
         self._send(self.workspace.trial(stop.trial_id).stop_json)
 
-    def newest_attempts(self, trial_id: str) -> list[AttemptKey]:
-        """The newest attempt of each task of a trial; empty when no keeper ever began one."""
-        folders_in = None if self.share is None else self.share.folders_in
-        return trial_files.newest_attempts(self.workspace, trial_id, folders_in)
+    def find_attempts(self, trial_id: str, signer: Signer) -> FoundAttempts:
+        """The attempts of a trial; see `trial_files.find_attempts`."""
+        folders_in, read = (None, None) if self.share is None else (self.share.folders_in, self.share.read)
+        return trial_files.find_attempts(self.workspace, trial_id, signer, folders_in=folders_in, read=read)
 
-    def see_attempt(self, key: AttemptKey, offsets: Offsets, *, is_over: bool = False) -> Seen:
-        """Look at an attempt's files: see the function of this name."""
+    def see_attempt(
+        self, key: AttemptKey, offsets: Offsets, signer: Signer, *, is_over: bool = False
+    ) -> AttemptReadout:
+        """Read an attempt's files; see `trial_files.see_attempt`."""
         read = None if self.share is None else self.share.read
-        return trial_files.see_attempt(self.workspace, key, offsets, is_over=is_over, read=read)
+        return trial_files.see_attempt(self.workspace, key, offsets, signer, is_over=is_over, read=read)
 
     def fetch(self, trial_id: str, stream: Stream) -> None:
-        """Bring what a share has of a stream here, for those who read files: of every attempt, what is not here yet."""
+        """Copy the missing bytes of a stream from the share to the local files, for every attempt of a trial."""
         if self.share is None:
             return
         for key in self.workspace.attempts_of(trial_id, self.share.folders_in):
             path = self.workspace.attempt(key).stream(stream)
             size = path.stat().st_size if path.is_file() else 0
-            # What has not come yet is read as zeros.
+            # Bytes that have not arrived yet are read as zeros.
             while data := self.share.read(path, size, _FETCHED_BYTES).rstrip(b"\0"):
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # At its own place, and not at the end: another process may fetch the same.
+                # Write at the offset instead of appending: another process may fetch the same bytes.
                 with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0) as file:
                     size += os.pwrite(file.fileno(), data, size)
 

@@ -1,22 +1,25 @@
-"""The workspace as the manager uses it: what it writes for a trial, and what it reads when no keeper can tell."""
+"""The manager's view of the workspace: the files it writes for trials, and those it reads if no keeper is connected."""
 
 import errno
 import json
 import os
 import stat
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import nni_sdk
 from nni_manager.domain.trial import Trial
-from nni_manager.store.folders import OPEN_TO_ALL
+from nni_manager.engine.tokens import token_of
+from nni_manager.store.folders import WORLD_WRITABLE_STICKY
 from nni_manager.training_services.base import Placement
+from trial_keeper.wire.attempt_ids import is_attempt_id
 from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream, TrialEnded
-from trial_keeper.wire.own_files import NotOwnFile, open_inside
+from trial_keeper.wire.safe_open import UnsafePath, open_beneath
+from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.workspace import (
-    DocumentInvalid,
+    AttemptDocument,
     ManagerDocument,
     TrialDocument,
     Workspace,
@@ -26,24 +29,25 @@ from trial_keeper.wire.workspace import (
 )
 
 _READ_BYTES = 256 * 1024
-# A message of 4 KiB and a few numbers, with room.
-_LONGEST_EXIT_BYTES = 64 * 1024
+# A message of 4 KiB and a few numbers, with a margin.
+_MAX_EXIT_BYTES = 64 * 1024
+_MAX_ATTEMPT_JSON_BYTES = 4096
 # Shared storage may show the last bytes late: twice the 3 s that NFS clients were seen to lag.
 STORAGE_LAG_S = 6.0
 
 Read = Callable[[Path, int, int], bytes]
-"""What gives up to so many bytes of a file from an offset on; none when there is no such file, or none that can be shown now."""
+"""Reads up to a number of bytes of a file from an offset; empty if the file does not exist or is not visible now."""
 
 
 def write_experiment(workspace: Workspace, document: ManagerDocument, run_script: str) -> None:
-    """What every job needs. Trials of an earlier manager may be running, and reading it."""
+    """Write the files that every job needs. Running trials of an earlier manager may read them at the same time."""
     _write_sdk(workspace.sdk / "nni_sdk")
     replace_file(workspace.run_sh, run_script.encode())
     replace_file(workspace.manager_json, document.to_bytes())
 
 
 def _write_sdk(folder: Path) -> None:
-    """The nni_sdk of this manager, for trials whose Python has none. A file that is right already is left alone."""
+    """Write this manager's nni_sdk for trials whose Python has none. Files with the same content are left unchanged."""
     folder.mkdir(parents=True, exist_ok=True)
     for source in Path(nni_sdk.__file__).parent.glob("*.py"):
         content, copy = source.read_bytes(), folder / source.name
@@ -52,23 +56,31 @@ def _write_sdk(folder: Path) -> None:
 
 
 def write_trial(
-    workspace: Workspace, trial: Trial, command: str, placement: Placement, code_snapshot: str | None
+    workspace: Workspace,
+    trial: Trial,
+    command: str,
+    placement: Placement,
+    code_snapshot: str | None,
+    *,
+    is_private: bool = False,
 ) -> None:
-    """What the job of one trial needs. Written again, it is the same. Source for parameter.cfg: NNI v3.0 SDK.
+    """Write the files that the job of one trial needs; idempotent. Source for parameter.cfg: NNI v3.0 SDK.
+
+    `is_private`: the job runs as this user.
 
     Raises:
-        OSError: the storage does not take it, or somebody else has made the trial's folder.
+        OSError: the storage cannot be written, or another user has created the trial's folder.
     """
     folder = workspace.trial(trial.trial_id)
     owners = {
         workspace.root.stat().st_uid,
         os.geteuid(),
-    }  # the first is another where the storage's server says so
+    }  # they differ if the storage server maps users
     _make_own(folder.path, owners)
     _make_own(folder.attempts, owners)
-    if placement.code_dir is None:
-        # The container's user is another one, and makes the attempts' folders.
-        folder.attempts.chmod(OPEN_TO_ALL)
+    if placement.code_dir is None and not is_private:
+        # The container runs as another user, who creates the attempts' folders.
+        folder.attempts.chmod(WORLD_WRITABLE_STICKY)
     parameters = {
         "parameter_id": trial.sequence_id,
         "parameter_source": "customized" if trial.is_customized else "algorithm",
@@ -88,7 +100,7 @@ def write_trial(
 
 
 def _make_own(folder: Path, owners: Collection[int]) -> None:
-    """Make a folder, unless it is there from an earlier try. In one of another user, that user says what jobs run."""
+    """Create a folder, unless it exists from an earlier try. In another user's folder, that user controls what jobs run."""
     try:
         folder.mkdir()
     except FileExistsError:
@@ -100,23 +112,23 @@ def _make_own(folder: Path, owners: Collection[int]) -> None:
 
 
 def write_stop(workspace: Workspace, stop: StopTrial) -> None:
-    """Ask the keepers of a trial that no stream reaches to stop it. Its folder is there.
+    """Write a stop request for the unconnected keepers of a trial, whose folder exists.
 
     Raises:
-        OSError: the storage does not take it.
+        OSError: the storage cannot be written.
     """
     replace_file(workspace.trial(stop.trial_id).stop_json, stop_to_bytes(stop))
 
 
-# ---- what keepers leave there. It may be a trial's own work: whatever lies there, looking at it neither waits nor leads outside.
+# ---- files that keepers leave. A trial may have forged them: reading them must neither block nor leave the workspace.
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """What a look showed of one attempt.
+class AttemptReadout:
+    """The state of one attempt as read from its files.
 
-    `has_begun`: its command runs, or has ended. `pieces` are bytes from the offsets that were asked for on. `ended` is None as
-    long as no whole exit.json is shown.
+    `has_begun`: its command runs, or has ended. `pieces`: bytes from the requested offsets on. `ended`: None until a complete
+    exit.json is visible.
     """
 
     key: AttemptKey
@@ -125,72 +137,163 @@ class Seen:
     ended: TrialEnded | None
 
 
-def newest_attempts(
-    workspace: Workspace, trial_id: str, folders_in: Callable[[Path], list[str]] | None = None
-) -> list[AttemptKey]:
-    """The newest attempt of each task of a trial; empty when no keeper ever began one.
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """The valid signer of a trial's attempts: the keepers of one job, which have its token.
+
+    `token_of` returns the token of any job of the experiment. `unsigned_ids`: registered attempts of version 0.6, which signed
+    nothing.
+    """
+
+    experiment_id: str
+    job_id: str
+    token_of: Callable[[str], str] = field(repr=False)
+    unsigned_ids: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAttempts:
+    """The attempts of a trial that its job's keepers have signed, sorted by start, and the rejected ones."""
+
+    keys: tuple[AttemptKey, ...]
+    rejected: tuple[str, ...] = ()
+    """A message for each directory that is ignored."""
+
+    @property
+    def newest(self) -> list[AttemptKey]:
+        """The newest attempt of each task; empty if no keeper ever started one."""
+        return list({key.task: key for key in self.keys}.values())
+
+
+def find_attempts(
+    workspace: Workspace,
+    trial_id: str,
+    signer: Signer,
+    *,
+    folders_in: Callable[[Path], list[str]] | None = None,
+    read: Read | None = None,
+) -> FoundAttempts:
+    """The attempts of a trial in the workspace.
+
+    `folders_in`, `read`: functions that read storage which is not mounted on this machine.
 
     Raises:
-        OSError: the storage does not show them.
+        PermissionError: this user may read none of them.
+        OSError: the storage cannot be read.
     """
-    return list({key.task: key for key in workspace.attempts_of(trial_id, folders_in)}.values())
+    read = read or partial(_read, workspace)
+    keys, rejected = [], []
+    closed: PermissionError | None = None
+    for key in workspace.attempts_of(trial_id, folders_in):
+        try:
+            why_not = _why_not_trusted(workspace, key, signer, read)
+        except PermissionError as error:
+            closed, why_not = error, f"cannot read {error.filename}: {error.strerror}"
+        if why_not is None:
+            keys.append(key)
+        elif why_not:
+            rejected.append(
+                f"ignored {workspace.attempt(key).path}: {why_not}; see who may write to the shared storage"
+            )
+    if closed is not None and not keys:
+        raise closed  # the unreadable one may be a keeper's own
+    return FoundAttempts(tuple(keys), tuple(rejected))
+
+
+def _why_not_trusted(workspace: Workspace, key: AttemptKey, signer: Signer, read: Read) -> str | None:
+    """The reason to reject an attempt's directory; None: a keeper of the job has signed it.
+
+    Empty: it is not this job's, and needs no report: it is still empty, or a keeper of an earlier job of the trial has signed it.
+    """
+    if not is_attempt_id(key.attempt_id):
+        return None if key.attempt_id in signer.unsigned_ids else "it is no attempt that is on record"
+    folder = workspace.attempt(key)
+    content = read(folder.attempt_json, 0, _MAX_ATTEMPT_JSON_BYTES)
+    if not content:
+        is_used = read(folder.exit_json, 0, 1) or read(folder.stream(Stream.METRICS), 0, 1)
+        return "it has no attempt.json" if is_used else ""
+    try:
+        document = AttemptDocument.from_bytes(content, signer.token_of)
+    except DocumentInvalid as error:
+        return str(error)
+    if (document.experiment_id, document.key) != (signer.experiment_id, key):
+        return "attempt.json names another attempt"
+    return None if document.job_id == signer.job_id else ""
+
+
+def is_signed(workspace: Workspace, key: AttemptKey, experiment_id: str, secret: bytes) -> bool:
+    """True if a keeper of any job of the experiment has signed the attempt, and this user may read the signature.
+
+    The storage must be mounted here.
+
+    Raises:
+        OSError: the storage cannot be read.
+    """
+    try:
+        content = _read(workspace, workspace.attempt(key).attempt_json, 0, _MAX_ATTEMPT_JSON_BYTES)
+        document = AttemptDocument.from_bytes(content, partial(token_of, secret))
+    except (PermissionError, DocumentInvalid):
+        return False
+    return (document.experiment_id, document.key) == (experiment_id, key)
 
 
 def see_attempt(
     workspace: Workspace,
     key: AttemptKey,
     offsets: Offsets,
+    signer: Signer,
     *,
     is_over: bool = False,
     read: Read | None = None,
-) -> Seen:
-    """Look at an attempt's files: what they hold from these offsets on, at most 256 KiB of each.
+) -> AttemptReadout:
+    """Read an attempt's files from these offsets on, at most 256 KiB of each.
 
-    Nothing beyond the sizes in exit.json counts. `is_over`: nobody writes there any more, so what is shown is all there is.
-    `read`: how files are read that are not on this machine.
+    Bytes beyond the sizes in exit.json are ignored. `is_over`: nothing writes there any more, so zero bytes are data.
+    `read`: a function that reads files which are not mounted on this machine.
 
     Raises:
-        OSError: the storage does not let this process read there, or fails.
+        OSError: the storage denies this process access, or fails.
     """
-    # First: a file that is read after the end was told has all that the end promises, or shows it later.
+    # Read exit.json first: streams that are read after it contain all bytes within its sizes, or show them later.
     read = read or partial(_read, workspace)
     folder = workspace.attempt(key)
-    ended = _exit_of(key, read(folder.exit_json, 0, _LONGEST_EXIT_BYTES))
+    ended = _exit_of(key, read(folder.exit_json, 0, _MAX_EXIT_BYTES), signer)
     pieces = []
     for stream, offset in offsets.items():
         end = None if ended is None else ended.final_sizes.get(stream)
         longest = _READ_BYTES if end is None else min(_READ_BYTES, end - offset)
         data = read(folder.stream(stream), offset, longest) if longest > 0 else b""
         if ended is None and not is_over:
-            # An NFS client sends what was written in any order; what is not there yet is read as zeros.
+            # An NFS client sends written data in any order; the missing parts are read as zeros.
             data = data.partition(b"\0")[0]
         if data:
             pieces.append((stream, offset, data))
-    # The first thing a keeper writes about an attempt whose command runs.
+    # A keeper writes its own stream first when a command runs.
     has_begun = bool(ended or pieces or read(folder.stream(Stream.KEEPER), 0, 1))
-    return Seen(key, has_begun, tuple(pieces), ended)
+    return AttemptReadout(key, has_begun, tuple(pieces), ended)
 
 
-def _exit_of(key: AttemptKey, content: bytes) -> TrialEnded | None:
+def _exit_of(key: AttemptKey, content: bytes, signer: Signer) -> TrialEnded | None:
+    token = signer.token_of(signer.job_id) if is_attempt_id(key.attempt_id) else None
     try:
-        ended = exit_from_bytes(content) if content else None
+        ended = exit_from_bytes(content, token) if content else None
     except DocumentInvalid:
         return None
-    # One that speaks of another attempt is none of this one's.
+    # Ignore an end that names another attempt.
     return ended if ended is not None and ended.key == key else None
 
 
 def _read(workspace: Workspace, path: Path, offset: int, longest: int) -> bytes:
     try:
-        descriptor = open_inside(workspace.root, path)
+        descriptor = open_beneath(workspace.root, path, owned_as=workspace.attempt_folder_of(path))
         try:
             return os.pread(descriptor, longest, offset)
         finally:
             os.close(descriptor)
-    except (FileNotFoundError, NotOwnFile):
+    except (FileNotFoundError, UnsafePath):
         return b""
     except OSError as error:
-        if error.errno == errno.ESTALE:  # another file has taken its place
+        if error.errno == errno.ESTALE:  # another file has replaced it
             return b""
-        error.filename = str(path)  # not only the last part of it
+        error.filename = str(path)  # instead of its last component
         raise

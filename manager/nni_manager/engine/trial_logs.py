@@ -1,52 +1,56 @@
-"""What trials wrote, as it lies on the disk: what was collected of it, or the workspace's own file, whichever has more.
+"""Reads the logs of trials: the collected copy or the file in the workspace, whichever is longer.
 
-Both have the same bytes at the same offsets. Files of the workspace are the trial's, so no link is followed and no pipe waited
-for; and of a log only the range that is asked for is read, however long it is.
+Both have the same bytes at the same offsets. Workspace files belong to the trial, so links are not followed and pipes do not
+block. Only the requested range of a log is read, however long the log is.
 """
 
 import codecs
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from nni_manager.errors import UserMistake
+from nni_manager.domain.attempts import Attempts, RegisteredAttempt
+from nni_manager.engine.trial_files import is_signed
+from nni_manager.errors import UserError
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import log_path
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.writer import log_path
+from trial_keeper.wire.attempt_ids import sort_key
 from trial_keeper.wire.messages import AttemptKey, Stream
-from trial_keeper.wire.own_files import NotOwnFile, open_inside
-from trial_keeper.wire.workspace import is_safe_name
+from trial_keeper.wire.safe_open import UnsafePath, open_beneath
 
 LOGS = (Stream.STDOUT, Stream.STDERR, Stream.KEEPER)
-LONGEST_RANGE_BYTES = 256 * 1024
-# In less there may be no room for one character, and who asks for the next range would not come forward.
-SHORTEST_RANGE_BYTES = 4
+MAX_RANGE_BYTES = 256 * 1024
+# A smaller range may not contain one whole character, so a reader of successive ranges would not advance.
+MIN_RANGE_BYTES = 4
 # The longest character of UTF-8 has four bytes.
 _BYTES_BEFORE = 3
 
 
-class LogReplaced(UserMistake):
+class LogReplaced(UserError):
     """cannot show the log: the trial has put something else in its place; look at it with care"""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a log lies, below which folder that the trial does not choose, and of which attempt it is."""
+class LogLocation:
+    """The path of a log, the trusted folder above it, and the attempt that wrote it."""
 
-    key: AttemptKey
+    attempt: RegisteredAttempt
     root: Path
     path: Path
+    owned_as: Path | None = None
+    """The directory of the attempt, whose owner the file must have."""
 
     def open(self) -> int:
-        """A descriptor of the file.
+        """Open the file and return its descriptor.
 
         Raises:
-            LogReplaced: it is no file.
+            LogReplaced: it is not a regular file.
             OSError: it cannot be read.
         """
         try:
-            return open_inside(self.root, self.path)
-        except NotOwnFile as error:
+            return open_beneath(self.root, self.path, owned_as=self.owned_as)
+        except UnsafePath as error:
             raise LogReplaced(
                 f"cannot show {self.path}: the trial has put something else in its place ({error.strerror}); "
                 "look at it with care"
@@ -55,7 +59,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Some text of a log: it begins with byte `first`, and goes on with byte `following`. `size_bytes` is all of the log."""
+    """A part of a log: it starts at byte `first`; the next part starts at byte `following`. `size_bytes`: the whole log."""
 
     size_bytes: int
     first: int
@@ -63,38 +67,57 @@ class Range:
     text: str
 
 
-def attempts_of(folder: ExperimentFolder, trial_id: str) -> list[AttemptKey]:
-    """The attempts that have left anything, oldest first.
+def attempts_of(folder: ExperimentFolder, trial_id: str) -> list[RegisteredAttempt]:
+    """The attempts with files, with their numbers, sorted by start.
+
+    Unregistered attempts get the next numbers if a keeper of the experiment has signed them.
 
     Raises:
-        OSError: the storage does not show them.
+        OSError: the storage cannot be read.
+        StoreUnusable, StoreBusy: the database cannot be read.
     """
-    keys = set(folder.workspace.attempts_of(trial_id))
-    for attempt in (folder.collected_logs / trial_id).glob("[0-9]*"):
-        keys |= {AttemptKey(trial_id, int(attempt.name), task.name) for task in attempt.iterdir()}
-    return sorted(keys, key=lambda key: (key.attempt, key.task))
+    with StoreReader(folder.database) as reader:
+        attempts, stored = Attempts(reader.attempts(trial_id)), reader.experiment()
+    workspace = folder.workspace
+    keys = set(workspace.attempts_of(trial_id))
+    for path in (folder.collected_logs / trial_id).glob("*/*"):
+        keys.add(AttemptKey(trial_id, path.parent.name, path.name))
+    for key in sorted(keys, key=_by_start):
+        if attempts.find(key) is None and is_signed(workspace, key, stored.experiment_id, stored.secret):
+            attempts.register(key)
+    left = [attempt for attempt in attempts.registered if attempt.key in keys]
+    return sorted(left, key=lambda attempt: _by_start(attempt.key))
 
 
-def place_of(folder: ExperimentFolder, key: AttemptKey, stream: Stream) -> Place | None:
-    """Where a log of an attempt lies, the fuller one of two; None: nowhere."""
-    workspace, collected = folder.workspace, folder.collected_logs
+def _by_start(key: AttemptKey) -> tuple[tuple[int, str], str]:
+    return sort_key(key.attempt_id), key.task
+
+
+def place_of(folder: ExperimentFolder, attempt: RegisteredAttempt, stream: Stream) -> LogLocation | None:
+    """The location of a log of an attempt, the longer one of two; None: there is none."""
+    key, workspace, collected = attempt.key, folder.workspace, folder.collected_logs
     there = [
-        Place(key, collected, log_path(collected, key, stream)),
-        Place(key, workspace.root, workspace.attempt(key).stream(stream)),
+        LogLocation(attempt, collected, log_path(collected, key, stream)),
+        LogLocation(
+            attempt, workspace.root, workspace.attempt(key).stream(stream), workspace.attempt(key).path
+        ),
     ]
     places = [place for place in there if place.path.is_file() or place.path.is_symlink()]
     return max(places, key=lambda place: place.path.lstat().st_size, default=None)
 
 
-def newest_place(folder: ExperimentFolder, trial_id: str, stream: Stream) -> Place | None:
-    """The same of the newest attempt that left this log; of several tasks, the first."""
-    keys = sorted(attempts_of(folder, trial_id), key=lambda key: (-key.attempt, key.task))
-    return next((place for key in keys if (place := place_of(folder, key, stream)) is not None), None)
+def newest_place(folder: ExperimentFolder, trial_id: str, stream: Stream) -> LogLocation | None:
+    """The location of the log of the newest attempt that has one; among several tasks, the first."""
+    newest_first = sorted(
+        attempts_of(folder, trial_id), key=lambda each: (each.is_lost, -each.number, each.key.task)
+    )
+    places = (place_of(folder, each, stream) for each in newest_first)
+    return next((place for place in places if place is not None), None)
 
 
-def sizes_of(folder: ExperimentFolder, key: AttemptKey) -> dict[Stream, int]:
-    """How many bytes there are of each log of an attempt; those that there are not are left out."""
-    places = {stream: place_of(folder, key, stream) for stream in LOGS}
+def sizes_of(folder: ExperimentFolder, attempt: RegisteredAttempt) -> dict[Stream, int]:
+    """The size in bytes of each existing log of an attempt."""
+    places = {stream: place_of(folder, attempt, stream) for stream in LOGS}
     return {stream: place.path.lstat().st_size for stream, place in places.items() if place is not None}
 
 
@@ -109,15 +132,15 @@ def read_range(
     task: str | None = None,
     is_whole: bool = False,
 ) -> Range:
-    """Some of a log, of the newest attempt or of the one that is named; empty when there is none, or none there.
+    """A part of a log of the given attempt, or of the newest one; empty if there is no log, or no data in the range.
 
-    `most_bytes`: at least SHORTEST_RANGE_BYTES. `first`: where it begins; less than 0 counts from the end. What is no UTF-8 is
-    shown as U+FFFD. No character is cut: the text may begin up to three bytes later, and end so much earlier, unless the log
-    ends there and `is_whole`: grows no more.
+    `most_bytes`: at least MIN_RANGE_BYTES. `first`: the start; a negative number counts from the end. Invalid UTF-8 is shown as
+    U+FFFD. Characters are never split: the text may start up to three bytes later, and end up to three bytes earlier. At the
+    end of the log it ends exactly there if `is_whole` (the log no longer grows).
 
     Raises:
-        LogReplaced: it is no file.
-        OSError: the storage does not show it.
+        LogReplaced: it is not a regular file.
+        OSError: the storage cannot be read.
     """
     place = _place(folder, trial_id, stream, attempt, task)
     if place is None:
@@ -136,19 +159,20 @@ def read_range(
 
 def _place(
     folder: ExperimentFolder, trial_id: str, stream: Stream, attempt: int | None, task: str | None
-) -> Place | None:
+) -> LogLocation | None:
     if attempt is None:
         return newest_place(folder, trial_id, stream)
-    keys: Sequence[AttemptKey] = (
-        [AttemptKey(trial_id, attempt, task)]
-        if task is not None and is_safe_name(task)
-        else [key for key in attempts_of(folder, trial_id) if key.attempt == attempt and task is None]
+    of_number = (
+        each
+        for each in attempts_of(folder, trial_id)
+        if each.number == attempt and task in (None, each.key.task)
     )
-    return next((place for key in keys if (place := place_of(folder, key, stream)) is not None), None)
+    places = (place_of(folder, each, stream) for each in of_number)
+    return next((place for place in places if place is not None), None)
 
 
 def _rest_of_character(before: bytes, content: bytes) -> int:
-    """How many bytes of the content belong to a character that begins before it."""
+    """The number of bytes at the start of `content` that belong to a character which starts before it."""
     for length in range(1, len(before) + 1):
         for more in range(1, min(len(content), 3) + 1):
             try:

@@ -1,14 +1,15 @@
-"""Experiments from Python, by the names of NNI's `nni.experiment`: `from nni_manager.experiment import Experiment`.
+"""The Python API, with the names of NNI's `nni.experiment`: `from nni_manager.experiment import Experiment`.
 
-See docs/python-api.md. A whole script that was written for NNI runs unchanged with `python -m nni_manager.experiment SCRIPT`.
+See docs/python-api.md. `python -m nni_manager.experiment SCRIPT` runs a script that was written for NNI unchanged.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.errors import NniManagerError, TryAgain, UserMistake
+from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.errors import NniManagerError, RetryableError, UserError
+from nni_manager.experiment.aliases import AliasHint
 from nni_manager.experiment.config import (
     AlgorithmConfig,
     CustomAlgorithmConfig,
@@ -28,10 +29,10 @@ from nni_manager.experiment.config import (
 )
 from nni_manager.experiment.data import TrialHyperParameters, TrialJob, TrialMetricData, TrialResult
 from nni_manager.experiment.experiment import Experiment, RunMode
-from nni_manager.experiment.spelling import SpellingHint
 
 __all__ = [
     "AlgorithmConfig",
+    "AliasHint",
     "ConfigInvalid",
     "CustomAlgorithmConfig",
     "Experiment",
@@ -48,19 +49,18 @@ __all__ = [
     "LocalConfig",
     "NniManagerError",
     "OpenpaiConfig",
+    "RetryableError",
     "RunMode",
-    "SpellingHint",
     "TrainingServiceConfig",
     "TrialHyperParameters",
     "TrialJob",
     "TrialMetricData",
     "TrialResult",
-    "TryAgain",
-    "UserMistake",
+    "UserError",
 ]
 
 
-class NameLeftOut(UserMistake, ImportError):
+class UnsupportedName(UserError, ImportError):
     """cannot import this name of nni.experiment: what it configures is not supported"""
 
 
@@ -72,7 +72,7 @@ _LEFT_OUT = dict.fromkeys(
     ("SharedStorageConfig", "NfsConfig", "AzureBlobConfig", "AzureStorageConfig"),
     "a training service has its own storage; on Kubernetes that is K8sNfsConfig, K8sPvcConfig or K8sAzureStorageConfig",
 )
-# NNI's page on Kubeflow has it, and NNI has not.
+# NNI's page on Kubeflow uses this name, which NNI does not have.
 _MISSPELT = {"KubeflowRowConfig": KubeflowRoleConfig}
 
 
@@ -81,8 +81,8 @@ def __getattr__(name: str) -> Any:
         import warnings
 
         meant = _MISSPELT[name]
-        warnings.warn(f"{name} is taken as {meant.__name__}", SpellingHint, stacklevel=2)
+        warnings.warn(f"{name} is taken as {meant.__name__}", AliasHint, stacklevel=2)
         return meant
     if name in _LEFT_OUT:
-        raise NameLeftOut(f"cannot import {name}: {_LEFT_OUT[name]}")
+        raise UnsupportedName(f"cannot import {name}: {_LEFT_OUT[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Runs a Python script that was written for NNI: its `nni.experiment` is ours.
+"""Runs a Python script that was written for NNI; its `nni.experiment` is this package.
 
 python -m nni_manager.experiment SCRIPT [ARGUMENTS]
 """
@@ -10,11 +10,11 @@ import runpy
 import sys
 from pathlib import Path
 
-from nni_manager.names_of_nni import answer_to_names_of_nni
+from nni_manager.nni_compat import install_import_aliases
 
 
 def main() -> None:
-    """Run the script as `python SCRIPT` would."""
+    """Run the script like `python SCRIPT`."""
     parser = argparse.ArgumentParser(
         prog="python -m nni_manager.experiment",
         description="Run a Python script that was written for NNI: what it imports from nni.experiment is trial-keeper's.",
@@ -24,7 +24,7 @@ def main() -> None:
     given = parser.parse_args()
     if not given.script.is_file():
         parser.error(f"cannot run {given.script}: there is no such file; check the path")
-    answer_to_names_of_nni(experiment_is_ours=True)
+    install_import_aliases(experiment_is_ours=True)
     sys.argv = [str(given.script), *given.arguments]
     sys.path[0] = str(given.script.resolve().parent)
     runpy.run_path(str(given.script), run_name="__main__")

@@ -1,7 +1,7 @@
 """The configuration of an experiment in Python: NNI's classes, with the keys of the second schema of experiment files as fields.
 
-The tables of `nni_manager.config` say what the keys mean and check their values; these classes give them names and types. What
-each means is in docs/experiment-file.md. A field that is None is not said, and has the default of the file.
+These classes define names and types. The tables of `nni_manager.config` check the values, and docs/experiment-file.md
+describes each key. A field that is None is not set; it has the default of the experiment file.
 
 Source: NNI v2.10 and v3.0, nni.experiment.config.
 """
@@ -15,30 +15,30 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from nni_manager.config.mistakes import ConfigInvalid, Mistake
-from nni_manager.config.model import ExperimentConfig as CheckedConfig
+from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic
+from nni_manager.config.model import ExperimentSpec as CheckedConfig
 from nni_manager.config.python_document import CALLED, python_document
 from nni_manager.config.reader import read_document
-from nni_manager.config.v1 import LEFT_OUT
+from nni_manager.config.v1 import UNSUPPORTED
 from nni_manager.config.v2 import PLATFORMS
-from nni_manager.errors import UserMistake
-from nni_manager.experiment.spelling import ConfigBase
+from nni_manager.errors import UserError
+from nni_manager.experiment.aliases import ConfigBase
 
 PathOrText: TypeAlias = str | PathLike[str]
-"""A path; a relative one is relative to the folder in which Python was started."""
+"""A path; a relative path is relative to the current directory."""
 Seconds: TypeAlias = str | int
 """A duration such as "90m" or "0.5h", or a number of seconds."""
 GpuIndices: TypeAlias = list[int] | int | str
-"""Which GPUs: [0, 1], 0, or "0,1"."""
+"""GPU indices: [0, 1], 0, or "0,1"."""
 
 
-class PlatformUnknown(UserMistake):
+class PlatformUnknown(UserError):
     """cannot run an experiment there; use one of local, openpai, frameworkcontroller, kubeflow"""
 
 
 @dataclass(kw_only=True)
 class AlgorithmConfig(ConfigBase):
-    """A tuner, an assessor or an advisor: one of ours by `name`, or a class of your own by `class_name` (module and class).
+    """A tuner, an assessor or an advisor: a built-in one by `name`, or your own class by `class_name` (module and class).
 
     >>> AlgorithmConfig(name="TPE", class_args={"optimize_mode": "maximize"}).document()
     {'name': 'TPE', 'classArgs': {'optimize_mode': 'maximize'}}
@@ -54,14 +54,14 @@ class AlgorithmConfig(ConfigBase):
 
 @dataclass(kw_only=True)
 class CustomAlgorithmConfig(AlgorithmConfig):
-    """A tuner or an assessor of your own: `class_name` is module and class, found in `code_directory`."""
+    """Your own tuner or assessor: `class_name` is module and class, in the folder `code_directory`."""
 
     code_directory: PathOrText | None = "."
 
 
 @dataclass(kw_only=True)
 class TrainingServiceConfig(ConfigBase):
-    """Where trials run. What an experiment says of its trials as well counts here, when it is said in both places."""
+    """The training service that runs trials. If a trial field is set both here and in the experiment, this one wins."""
 
     platform: str | None = None
     trial_command: str | None = None
@@ -75,7 +75,7 @@ class TrainingServiceConfig(ConfigBase):
         """The training service that a mapping with `platform` describes.
 
         Raises:
-            PlatformUnknown: there is no such platform.
+            PlatformUnknown: the platform is unknown.
         """
         return training_service_for(fields.get("platform"))(**fields)
 
@@ -92,7 +92,7 @@ class LocalConfig(TrainingServiceConfig):
 
 @dataclass(kw_only=True)
 class OpenpaiConfig(TrainingServiceConfig):
-    """Trials are jobs on OpenPAI. `host` "local" is the cluster that this machine brings along."""
+    """Trials are jobs on OpenPAI. `host` "local" is the built-in cluster on this machine."""
 
     platform: str | None = "openpai"
     host: str | None = None
@@ -112,9 +112,9 @@ class OpenpaiConfig(TrainingServiceConfig):
 
 @dataclass(kw_only=True)
 class K8sStorageConfig(ConfigBase):
-    """A storage that this machine and all pods see. `storage_type` is nfs, azureStorage or pvc.
+    """Shared storage of this machine and all pods. `storage_type` is nfs, azureStorage or pvc.
 
-    NNI's classes call it `storage`, too, and this takes both.
+    `storage`, the name of `storage_type` in some of NNI's classes, is also accepted.
     """
 
     aliases: ClassVar[Mapping[str, str]] = {
@@ -142,21 +142,21 @@ class K8sNfsConfig(K8sStorageConfig):
 
 @dataclass(kw_only=True)
 class K8sAzureStorageConfig(K8sStorageConfig):
-    """A file share of Azure: `azure_account`, `azure_share`, and where its key is: `key_vault_name`, `key_vault_key`."""
+    """An Azure file share: `azure_account` and `azure_share`. Its key is in a vault: `key_vault_name`, `key_vault_key`."""
 
     storage_type: str | None = "azureStorage"
 
 
 @dataclass(kw_only=True)
 class K8sPvcConfig(K8sStorageConfig):
-    """A PersistentVolumeClaim: `claim_name`, and `path`, where this machine has its volume."""
+    """A PersistentVolumeClaim: `claim_name`, and `path`, the mount point of its volume on this machine."""
 
     storage_type: str | None = "pvc"
 
 
 @dataclass(kw_only=True)
 class _PodConfig(ConfigBase):
-    """What the tasks of one role have."""
+    """The settings of the tasks of one role."""
 
     command: str | None = None
     gpu_number: int | None = None
@@ -169,7 +169,7 @@ class _PodConfig(ConfigBase):
 
 @dataclass(kw_only=True)
 class FrameworkAttemptCompletionPolicy(ConfigBase):
-    """How many tasks of a role end the job; -1 is none."""
+    """The numbers of tasks of a role that end the job; -1 disables a rule."""
 
     aliases: ClassVar[Mapping[str, str]] = {"minsucceededtaskcount": "min_succeed_task_count"}
     min_failed_task_count: int | None = None
@@ -216,7 +216,7 @@ class KubeflowRoleConfig(_PodConfig):
 
 @dataclass(kw_only=True)
 class KubeflowConfig(TrainingServiceConfig):
-    """Trials are jobs of an operator of Kubeflow."""
+    """Trials are jobs of a Kubeflow operator."""
 
     parts: ClassVar[Mapping[str, type[ConfigBase]]] = {
         "storage": K8sStorageConfig,
@@ -246,7 +246,7 @@ def training_service_for(platform: Any) -> type[TrainingServiceConfig]:
     """The class of the training service for a platform.
 
     Raises:
-        PlatformUnknown: there is none.
+        PlatformUnknown: the platform is unknown or not supported.
     """
     if isinstance(platform, str) and platform in _TRAINING_SERVICES:
         return _TRAINING_SERVICES[platform]
@@ -256,14 +256,14 @@ def training_service_for(platform: Any) -> type[TrainingServiceConfig]:
         why = f"an experiment runs on one platform; use one of {known}"
     elif platform == "pai":
         why = 'the name of OpenPAI is "openpai"; use that'
-    elif platform in LEFT_OUT:
-        why = f"{LEFT_OUT[platform].partition(';')[0]}; use one of {known}"
+    elif platform in UNSUPPORTED:
+        why = f"{UNSUPPORTED[platform].partition(';')[0]}; use one of {known}"
     raise PlatformUnknown(f"cannot run an experiment on {platform!r}: {why}")
 
 
 @dataclass
 class ExperimentConfig(ConfigBase):
-    """A whole experiment. `ExperimentConfig("local")` is one on this machine, with all else to be set.
+    """A whole experiment. `ExperimentConfig("local")` runs on this machine; all other fields are unset.
 
     >>> config = ExperimentConfig("local")
     >>> config.tuner.name = "Random"
@@ -313,26 +313,26 @@ class ExperimentConfig(ConfigBase):
     warm_imports: list[str] | None = None
 
     def __post_init__(self, training_service_platform: str | None) -> None:
-        """Make the training service that is named.
+        """Create the training service of the platform.
 
         Raises:
-            PlatformUnknown: there is no such platform.
+            PlatformUnknown: the platform is unknown.
         """
         if training_service_platform is not None:
             self.training_service = training_service_for(training_service_platform)()
 
     def checked(self) -> CheckedConfig:
-        """The experiment that this describes, ready to run.
+        """The checked experiment, ready to run.
 
         Raises:
-            ConfigInvalid: with every mistake, each named as the field in which it is.
+            ConfigInvalid: with every error; each names its field.
         """
         try:
             described = self.document()
         except RecursionError as error:
             raise ConfigInvalid(
                 [
-                    Mistake(
+                    Diagnostic(
                         "",
                         None,
                         None,
@@ -344,15 +344,15 @@ class ExperimentConfig(ConfigBase):
         return read_document(Path.cwd() / CALLED, python_document(described, _name_of_program()))
 
     def validate(self) -> None:
-        """See whether everything is right, without starting anything.
+        """Check the configuration without starting anything.
 
         Raises:
-            ConfigInvalid: with every mistake.
+            ConfigInvalid: with every error.
         """
         self.checked()
 
 
 def _name_of_program() -> str:
-    """What an experiment is called that has no name of its own: as the program, or, in a notebook, an experiment."""
+    """The default experiment name: that of the program, or "experiment" in a notebook."""
     file = getattr(sys.modules["__main__"], "__file__", None)
     return Path(file).stem if file else "experiment"

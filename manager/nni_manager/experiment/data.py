@@ -1,4 +1,4 @@
-"""What is known of trials, as NNI's Python code has it: its classes, with its names of fields.
+"""Trial data in NNI's Python classes, with NNI's field names.
 
 Source: NNI v2.10, nni.experiment.data. Times are in milliseconds since the epoch.
 """
@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any
 
 from nni_manager.client.results import flat_columns
 from nni_manager.client.watch import why
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
+from trial_keeper.wire.attempt_ids import sort_key
 
 if TYPE_CHECKING:
     import pandas
 
 
-class PandasMissing(UserMistake, ImportError):
+class PandasMissing(UserError, ImportError):
     """cannot make a data frame: pandas is not installed here; run `pip install pandas`, or take the records as they are"""
 
 
 @dataclass(frozen=True)
 class TrialHyperParameters:
-    """The parameters of a trial, and who proposed them: `parameter_source` is algorithm or customized."""
+    """The parameters of a trial and their source: `parameter_source` is algorithm or customized."""
 
     parameter_id: int
     parameter_source: str
@@ -35,7 +36,7 @@ class TrialHyperParameters:
 
 @dataclass(frozen=True)
 class TrialMetricData:
-    """One thing that a trial reported: `data` is what it passed, `type` PERIODICAL or FINAL."""
+    """One reported metric of a trial: `data` is the reported value, `type` PERIODICAL or FINAL."""
 
     timestamp: int | None
     trialJobId: str
@@ -46,7 +47,7 @@ class TrialMetricData:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> TrialMetricData:
-        """From the manager's word for it, in which `data` is JSON text inside JSON."""
+        """The metric in the manager's format, where `data` is JSON text inside JSON."""
         return cls(
             document.get("timestamp"),
             document["trialJobId"],
@@ -59,7 +60,7 @@ class TrialMetricData:
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The result of a trial that succeeded: `value` is what it passed to `report_final_result`."""
+    """The final result of a trial: `value` is the argument of `report_final_result`."""
 
     parameter: dict[str, Any]
     value: Any
@@ -67,15 +68,15 @@ class TrialResult:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> TrialResult:
-        """From the manager's word for it, in which `value` is JSON text."""
+        """The result in the manager's format, where `value` is JSON text."""
         return cls(document["parameter"], _reported(document["value"]), document["trialJobId"])
 
 
 @dataclass(frozen=True)
 class TrialJob:
-    """One trial. `startTime` is None as long as it waits, `endTime` as long as it is not over.
+    """One trial. `startTime` is None until it starts, `endTime` until it is terminal.
 
-    Beside NNI's fields: `value`, the number that the tuner learns from, and `message`, why the trial ended as it did.
+    Our additions to NNI's fields: `value`, the number that the tuner receives, and `message`, the reason of the trial's end.
     """
 
     trialJobId: str
@@ -92,13 +93,13 @@ class TrialJob:
 
     @property
     def stderrPath(self) -> str:
-        """The stderr of its last attempt, of one task; empty where this machine has none."""
+        """The path of stderr of the last attempt, of one task; empty if this machine has no such file."""
         found = Path(self.logPath).glob("attempts/*/*/output/stderr")
-        return str(max(found, default="", key=lambda path: int(path.parts[-4])))
+        return str(max(found, default="", key=lambda path: sort_key(path.parts[-4])))
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> TrialJob:
-        """From the manager's word for it."""
+        """The trial in the manager's format."""
         return cls(
             trialJobId=document["trialJobId"],
             status=document["status"],
@@ -117,7 +118,7 @@ class TrialJob:
 
 
 def _reported(text: Any) -> Any:
-    """What was reported, from JSON text; what is no JSON is text that something else than an SDK wrote."""
+    """The reported value from JSON text. Other text stays text: a program other than an SDK wrote it."""
     try:
         return json.loads(text)
     except (ValueError, TypeError, RecursionError):
@@ -127,10 +128,10 @@ def _reported(text: Any) -> Any:
 def frame_of(results: Sequence[TrialResult]) -> pandas.DataFrame:
     """A row for each result: `trialJobId`, a column for each parameter (nested ones as `layer/size`), and `value`.
 
-    Of a result that is a dict `value` is its `default`, and `value/NAME` the rest.
+    If a result is a dict, `value` is its `default`, and `value/NAME` are its other values.
 
     Raises:
-        PandasMissing: it is not installed.
+        PandasMissing: pandas is not installed.
     """
     try:
         import pandas

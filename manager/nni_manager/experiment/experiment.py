@@ -1,9 +1,9 @@
-"""An experiment from Python: begin it, wait for it, ask it, change it, end it.
+"""An experiment from Python: start it, wait for it, query it, change it, stop it.
 
-Theory of operation. `start` makes what `nnictl create` makes: a folder, an entry in the registry, and a manager, which is a
-process of its own. Everything else asks that manager over HTTP; once it has ended, what is stored answers in its place. The
-manager holds one end of a pipe of which this process holds the other (`client.lifeline`): when this process ends, however it
-does, the manager stops the experiment and ends. With `RunMode.Detach` there is no such pipe.
+Theory of operation. `start` does what `nnictl create` does: it creates a folder, an entry in the registry, and a manager
+process. All other methods call that manager over HTTP; after the manager's exit they read the store. Manager and this process
+hold the two ends of a pipe (`client.parent_death_pipe`): when this process dies, the manager stops the experiment and exits.
+With `RunMode.Detach` there is no such pipe.
 
 Source: NNI v2.10 and v3.0, nni.experiment.Experiment.
 """
@@ -28,38 +28,38 @@ from nni_manager.client.experiments import (
     look,
     resolve,
 )
-from nni_manager.client.lifeline import Lifeline
 from nni_manager.client.links import print_links
-from nni_manager.client.manager_client import ManagerSilent, api_url
-from nni_manager.config.mistakes import ConfigInvalid
-from nni_manager.config.python_document import in_python_words
-from nni_manager.errors import NniManagerError, UserMistake
+from nni_manager.client.manager_client import ManagerUnresponsive, api_url
+from nni_manager.client.parent_death_pipe import ParentDeathPipe
+from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.config.python_document import to_python_names
+from nni_manager.errors import NniManagerError, UserError
+from nni_manager.experiment.aliases import NoSuchField
 from nni_manager.experiment.config import ExperimentConfig
 from nni_manager.experiment.data import TrialJob, TrialMetricData, TrialResult, frame_of
-from nni_manager.experiment.progress import NOTEBOOK_EVERY_S, LogTail, NotebookView, is_in_notebook
-from nni_manager.experiment.spelling import NoSuchField
+from nni_manager.experiment.progress import NOTEBOOK_INTERVAL_S, LogTail, NotebookView, is_in_notebook
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
 
 if TYPE_CHECKING:
     import pandas
 
 Port: TypeAlias = int | Literal["auto"]
-"""A port of this machine; keepers use the next one. "auto": the first two that are free, from 8080 on."""
+"""A port of this machine; keepers use the next one. "auto": the first two free ports from 8080 on."""
 _Answer = TypeVar("_Answer")
-# It becomes a part of the names of jobs.
+# Job names contain the id.
 _ID = re.compile(r"[A-Za-z0-9]{1,32}")
 _OF_COMMAND_LINE = {r"--port N or --port auto": 'port=N or port="auto"', r"--port (N|\d+)": r"port=\1"}
 
 
-class NotStarted(UserMistake):
+class NotStarted(UserError):
     """cannot ask an experiment that has not been started; call start() or run() first"""
 
 
 class RunMode(enum.Enum):
-    """What becomes of the manager when Python ends, and of its log.
+    """The lifetime and the log output of the manager.
 
-    Background: it stops the experiment; its log is in its folder. Foreground: the same, and its log is on stdout, too. Detach: it
-    goes on, as after `nnictl create`.
+    Background: when Python exits, the manager stops the experiment and exits; its log is in the experiment's folder.
+    Foreground: the same, and the log is also printed on stdout. Detach: the manager continues, as after `nnictl create`.
     """
 
     Background = "background"
@@ -68,10 +68,10 @@ class RunMode(enum.Enum):
 
 
 class Experiment:
-    """One experiment. Whatever this object starts ends with `stop`, with its `with` block, or with Python.
+    """One experiment. `stop`, the end of its `with` block, or Python's exit stops what this object starts.
 
-    `config` is what it will be made of. `id` and `port` are None until it is started; `id` stays, and results can be asked for
-    when it has been stopped.
+    `config` is its configuration. `id` and `port` are None until the experiment is started. `id` stays after `stop`, and
+    results can still be queried.
 
     >>> experiment = Experiment("local")
     >>> experiment.config.trial_command = "python3 train.py"
@@ -83,21 +83,21 @@ class Experiment:
         config_or_platform: ExperimentConfig | str | list[str] | None = None,
         id: str | None = None,
     ) -> None:
-        """Prepare an experiment; nothing is started.
+        """Prepare an experiment without starting it.
 
-        A platform makes a configuration for it: local, openpai, frameworkcontroller or kubeflow. `id`: that of one there is, to
-        resume or view it, or, with a configuration, the one it is to have.
+        A platform (local, openpai, frameworkcontroller or kubeflow) creates a configuration for it. `id`: the id of an existing
+        experiment to resume or view; with a configuration, the id of the new experiment.
 
         Raises:
-            PlatformUnknown: there is no such platform.
-            UserMistake: no experiment can have this id.
+            PlatformUnknown: the platform is unknown.
+            UserError: the id is invalid.
         """
         if id is not None:
             _check_id(id)
         if isinstance(config_or_platform, str | list):
             config_or_platform = ExperimentConfig(config_or_platform)  # type: ignore[arg-type]  # a list is refused there
         if not isinstance(config_or_platform, ExperimentConfig | None):
-            raise UserMistake(
+            raise UserError(
                 f"cannot make an experiment of {type(config_or_platform).__name__}; write a platform, such as "
                 "Experiment('local'), or an ExperimentConfig"
             )
@@ -106,24 +106,24 @@ class Experiment:
         self.id: str | None = id
         self.port: int | None = None
         self._folder: ExperimentFolder | None = None
-        self._lifeline: Lifeline | None = None
+        self._parent_death_pipe: ParentDeathPipe | None = None
         self._log: LogTail | None = None
         self._is_stopping = False
         self._pid = os.getpid()
 
     @property
     def config(self) -> ExperimentConfig:
-        """The configuration, to be changed until it is started.
+        """The configuration. It can be changed until the experiment is started.
 
         Raises:
-            UserMistake: it was made elsewhere, and this object has none.
+            UserError: this object has no configuration, because the experiment was created elsewhere.
         """
         if self._config is None and self.id is None:
-            raise UserMistake(
+            raise UserError(
                 "cannot start an experiment without a configuration; write Experiment('local'), or Experiment(config)"
             )
         if self._config is None:
-            raise UserMistake(
+            raise UserError(
                 "cannot look into the configuration of an experiment that was made elsewhere; get_experiment_profile() tells "
                 "what it is made of, and Experiment('local') prepares a new one"
             )
@@ -132,19 +132,19 @@ class Experiment:
     @config.setter
     def config(self, config: ExperimentConfig) -> None:
         if not isinstance(config, ExperimentConfig):
-            raise UserMistake(
+            raise UserError(
                 f"cannot make an experiment of {type(config).__name__}; write an ExperimentConfig, such as "
                 "ExperimentConfig('local')"
             )
         self._config = config
 
-    if not TYPE_CHECKING:  # which refuses by itself what there is not
+    if not TYPE_CHECKING:  # type checkers refuse unknown attributes only without __setattr__
 
         def __setattr__(self, name: str, value: Any) -> None:
-            """Set what an experiment has. What is its configuration's would have no effect here.
+            """Set an attribute. Fields of the configuration are refused: they would have no effect here.
 
             Raises:
-                NoSuchField: it is a field of the configuration.
+                NoSuchField: the name is a field of the configuration.
             """
             if name in ExperimentConfig.field_names():
                 raise NoSuchField(
@@ -153,26 +153,26 @@ class Experiment:
             object.__setattr__(self, name, value)
 
     def __enter__(self) -> Experiment:
-        """This experiment; when the block ends, it is stopped if this object has started it."""
+        """This experiment. The end of the block stops it if this object started it."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop what this object has started."""
-        # Who has been interrupted while it stopped does not wait again.
-        if self._lifeline is not None and not self._is_stopping and self._is_of_this_process():
+        # Do not wait again if a previous stop was interrupted.
+        if self._parent_death_pipe is not None and not self._is_stopping and self._is_of_this_process():
             self.stop()
 
-    # ---- its life
+    # ---- life cycle
 
     def start(self, port: Port = 8080, debug: bool = False, run_mode: RunMode = RunMode.Background) -> None:
-        """Start it, and come back as soon as its manager is ready. `debug`: more log, and no version check.
+        """Start the experiment and return when its manager is ready. `debug`: verbose log, no version check.
 
         Raises:
-            ConfigInvalid: with every mistake of the configuration.
-            UserMistake: it runs already, its port is taken, or the platform lacks something.
-            TryAgain: a cluster does not answer.
+            ConfigInvalid: with every error of the configuration.
+            UserError: the experiment runs already, its port is in use, or the platform lacks a requirement.
+            RetryableError: a cluster does not respond.
         """
         self._refuse_if_it_runs()
         _check_run_mode(run_mode)
@@ -183,38 +183,38 @@ class Experiment:
             place = preflight.check_platform(config)
             ports = _ports(port)
             for warning in (*config.warnings, *place.warnings):
-                output.warning(in_python_words(warning))
+                output.warning(to_python_names(warning))
             if place.where:
                 output.info(f"run jobs on {place.where}")
-            with self._tied(run_mode) as lifeline:
+            with self._tied(run_mode) as parent_death_pipe:
                 known = manager_process.create_experiment(
                     config,
                     secrets.token_bytes(32),
                     ports,
                     debug,
-                    lifeline=lifeline,
+                    parent_death_pipe=parent_death_pipe,
                     experiment_id=self._given_id,
                 )
         self._note_started(known, known.manager, run_mode)
 
     def run(self, port: Port = 8080, wait_completion: bool = True, debug: bool = False) -> bool | None:
-        """Start it and wait until it is over, with its progress shown; whether it came to its end without an error.
+        """Start the experiment, show its progress, and wait until it is terminal. True if it ended without an error.
 
-        A warning says so if no trial has a result. It stays to be asked until `stop` or the end of Python. After Ctrl-C it is
-        stopped, and the answer is None; Ctrl-C once more does not wait for that. Without `wait_completion` this is `start`,
-        and the answer is None.
+        A warning is printed if no trial has a result. The manager keeps running, for queries, until `stop` or Python's exit.
+        Ctrl-C stops the experiment and returns None; a second Ctrl-C does not wait for that. Without `wait_completion` this is
+        `start`, and returns None.
 
         Raises:
-            ConfigInvalid, UserMistake, TryAgain: see `start`.
-            ManagerGone: its manager died meanwhile.
+            ConfigInvalid, UserError, RetryableError: see `start`.
+            ManagerGone: the manager died while this waited.
         """
         return self._and_wait(lambda: self.start(port, debug), wait_completion)
 
     def stop(self) -> None:
-        """Stop it: its trials are cancelled, its manager ends, its data stays. A view ends. No matter if it does not run.
+        """Stop the experiment, or its view: cancel its trials, end its manager, keep its data. No effect if it does not run.
 
         Raises:
-            ManagerStuck: the manager had to be ended by a signal; the message says what may go on.
+            ManagerStuck: the manager had to be killed by a signal; the message names what may still run.
         """
         if self._folder is None:
             return
@@ -230,10 +230,12 @@ class Experiment:
 
     @classmethod
     def connect(cls, port: int) -> Experiment:
-        """The experiment of this user and machine whose manager, or whose view, is on this port. It goes on when Python ends.
+        """The experiment of this user and machine whose manager or view listens on this port.
+
+        It continues when Python exits.
 
         Raises:
-            UserMistake: there is none.
+            UserError: no experiment listens there.
         """
         for known in known_experiments():
             server = known.manager or known.view
@@ -241,7 +243,7 @@ class Experiment:
                 found = cls(None)
                 found.id, found.port, found._folder = known.experiment_id, port, known.folder
                 return found
-        raise UserMistake(
+        raise UserError(
             f"cannot connect to port {port}: no experiment of yours is there; `nnictl experiment list` shows those that run"
         )
 
@@ -256,13 +258,13 @@ class Experiment:
     def resume(
         self: Experiment | str, port: Port = 8080, wait_completion: bool = True, debug: bool = False
     ) -> Experiment | bool | None:
-        """Go on with an experiment whose manager does not run; otherwise as `run`.
+        """Resume an experiment whose manager does not run; otherwise like `run`.
 
-        `Experiment.resume("ID")` gives the experiment, and `Experiment(id="ID").resume()` what `run` gives.
+        `Experiment.resume("ID")` returns the experiment, `Experiment(id="ID").resume()` the result of `run`.
 
         Raises:
-            UserMistake: there is none, or it runs.
-            ManagerGone: its manager died meanwhile.
+            UserError: the experiment does not exist, or it runs.
+            ManagerGone: the manager died while this waited.
         """
         if not isinstance(self, Experiment):
             found = _of_id(self)
@@ -279,18 +281,18 @@ class Experiment:
     def view(self, port: Port = 8080, non_blocking: bool = False) -> Experiment: ...
 
     def view(self: Experiment | str, port: Port = 8080, non_blocking: bool = False) -> Experiment:
-        """Serve a stored experiment, to be looked at and not changed: until Ctrl-C, or, `non_blocking`, until `stop`.
+        """Serve a stored experiment read-only until Ctrl-C, or, with `non_blocking`, until `stop`.
 
         Raises:
-            UserMistake: there is none, it runs, or the port is taken.
+            UserError: the experiment does not exist, it runs, or the port is in use.
         """
         if not isinstance(self, Experiment):
             return _of_id(self).view(port, non_blocking)
         known = self._stored()
         with _in_words_of_python():
             ports = _ports(port, count=1)
-            with self._tied(RunMode.Background) as lifeline:
-                known = manager_process.start_view(known.folder, ports, lifeline=lifeline)
+            with self._tied(RunMode.Background) as parent_death_pipe:
+                known = manager_process.start_view(known.folder, ports, parent_death_pipe=parent_death_pipe)
         self._note_started(known, known.view, RunMode.Background)
         if not non_blocking:
             try:
@@ -304,29 +306,29 @@ class Experiment:
     def run_or_resume(
         self, port: Port = 8080, wait_completion: bool = True, debug: bool = False
     ) -> bool | None:
-        """Go on with the experiment of this id if there is one, or run it; the answer is that of `run`.
+        """Resume the experiment of this id if it exists, or run it; returns the result of `run`.
 
         Raises:
-            ConfigInvalid, UserMistake, TryAgain, ManagerGone: see `run`.
+            ConfigInvalid, UserError, RetryableError, ManagerGone: see `run`.
         """
         how = self.resume if self.has_checkpoint() else self.run
         return how(port, wait_completion, debug)
 
     def has_checkpoint(self) -> bool:
-        """Whether something is stored of the experiment of this id."""
+        """True if the experiment of this id has stored data."""
         return any(
             folder.experiment_id == self.id and folder.has_database() for folder in Registry.of_user().all()
         )
 
     def load_checkpoint(self) -> None:
-        """See that something is stored; `resume` finds all of it by itself.
+        """Check that the experiment is stored and does not run; `resume` loads the data itself.
 
         Raises:
-            UserMistake: there is nothing.
+            UserError: it is not stored, or it runs.
         """
         self._stored()
 
-    # ---- what is known of it
+    # ---- queries
 
     def get_status(self) -> str:
         """INITIALIZED, RUNNING, NO_MORE_TRIAL, TUNER_NO_MORE_TRIAL, DONE, ERROR, STOPPING or STOPPED."""
@@ -336,23 +338,23 @@ class Experiment:
         """One trial.
 
         Raises:
-            UserMistake: there is none of this id.
+            UserError: no trial has this id.
         """
         return TrialJob.of(self._ask(lambda known: known.trial(trial_job_id)))
 
     def list_trial_jobs(self) -> list[TrialJob]:
-        """All trials, in the order they were made."""
+        """All trials, in order of creation."""
         return [TrialJob.of(each) for each in self._ask(KnownExperiment.trials)]
 
     def get_job_statistics(self) -> list[dict[str, Any]]:
-        """How many trials have each status: `trialJobStatus` and `trialJobNumber`."""
+        """The number of trials in each status: `trialJobStatus` and `trialJobNumber`."""
         return self._ask(KnownExperiment.statistics)
 
     def get_job_metrics(self, trial_job_id: str | None = None) -> dict[str, list[TrialMetricData]]:
-        """All that was reported, by trial, in the order it came; of one trial alone if its id is given.
+        """All reported metrics, by trial, in order of arrival; those of one trial if its id is given.
 
         Raises:
-            UserMistake: there is no trial of this id.
+            UserError: no trial has this id.
         """
         if trial_job_id is not None:
             self.get_trial_job(trial_job_id)
@@ -362,16 +364,16 @@ class Experiment:
         return found
 
     def get_experiment_profile(self) -> dict[str, Any]:
-        """Its limits, search space, tuner and trial, with the keys of NNI's REST interface."""
+        """The limits, search space, tuner and trial of the experiment, with the keys of NNI's REST API."""
         return self._ask(KnownExperiment.profile)
 
     def get_experiment_metadata(self, exp_id: str) -> dict[str, Any]:
-        """What a list shows of one experiment of this user; empty when there is none of this id."""
+        """The list entry of one experiment of this user; empty if none has this id."""
         lines = self.get_all_experiments_metadata()
         return next((line for line in lines if line["id"] == exp_id), {})
 
     def get_all_experiments_metadata(self) -> list[dict[str, Any]]:
-        """What a list shows of all experiments of this user."""
+        """The list entries of all experiments of this user."""
         return [known.line() for known in known_experiments()]
 
     @overload
@@ -384,90 +386,90 @@ class Experiment:
     def export_data(self, as_frame: bool) -> list[TrialResult] | pandas.DataFrame: ...
 
     def export_data(self, as_frame: bool = False) -> list[TrialResult] | pandas.DataFrame:
-        """Parameters and results of the trials that succeeded: as records, or as a data frame of pandas.
+        """Parameters and final results of the trials, as records or as a pandas data frame.
 
         Raises:
-            PandasMissing: a frame is asked for, and pandas is not installed.
+            PandasMissing: a frame is requested, and pandas is not installed.
         """
         results = [TrialResult.of(each) for each in self._ask(KnownExperiment.results)]
         return frame_of(results) if as_frame else results
 
-    # ---- what can be changed while it runs
+    # ---- changes of a running experiment
 
     def update_trial_concurrency(self, value: int) -> None:
-        """Run as many trials at a time from now on.
+        """Set the number of concurrent trials.
 
         Raises:
-            UserMistake: it does not run, or the value is none.
+            UserError: the experiment does not run, or the value is invalid.
         """
         self._update("TRIAL_CONCURRENCY", "trialConcurrency", value)
 
     def update_max_experiment_duration(self, value: str | int) -> None:
-        """Stop asking for trials after so much time, such as "90m", counted from its start.
+        """Set the time, such as "90m", after which no new trials are proposed, counted from the experiment's start.
 
         Raises:
-            UserMistake: it does not run, or the value is none.
+            UserError: the experiment does not run, or the value is invalid.
         """
         self._update("MAX_EXEC_DURATION", "maxExperimentDuration", value)
 
     def update_max_trial_number(self, value: int) -> None:
-        """Stop asking for trials after so many. An experiment that is DONE for this goes on when it is raised.
+        """Set the maximum number of trials. A higher limit continues an experiment that is DONE because of it.
 
         Raises:
-            UserMistake: it does not run, or the value is none.
+            UserError: the experiment does not run, or the value is invalid.
         """
         self._update("MAX_TRIAL_NUM", "maxTrialNumber", value)
 
     def update_max_trial_duration(self, value: str | int) -> None:
-        """Stop each trial that runs for longer, such as "30m".
+        """Set the maximum duration of a trial, such as "30m". Trials that run longer are stopped.
 
         Raises:
-            UserMistake: it does not run, or the value is none.
+            UserError: the experiment does not run, or the value is invalid.
         """
         self._update("MAX_TRIAL_DURATION", "maxTrialDuration", value)
 
     def update_search_space(self, value: Mapping[str, Any]) -> None:
-        """Propose trials of another search space from now on.
+        """Set the search space of new trials.
 
         Raises:
-            UserMistake: it does not run, or the value is none; with every mistake of it.
+            UserError: the experiment does not run, or the value is invalid; with every error of it.
         """
         self._update("SEARCH_SPACE", "searchSpace", value)
 
     def kill_trial_job(self, trial_job_id: str) -> None:
-        """Stop one trial; the experiment goes on.
+        """Stop one trial; the experiment continues.
 
         Raises:
-            UserMistake: there is none of this id, it is over, or the experiment does not run.
+            UserError: no trial has this id, the trial is terminal, or the experiment does not run.
         """
         self.get_trial_job(trial_job_id)
         with _in_words_of_python():
             self._running("stop a trial of").delete("/trial-jobs", trial_job_id)
 
-    # ---- within
+    # ---- private
 
     def _refuse_if_it_runs(self) -> None:
         if self._folder is None:
             return
         known = look(self._folder)
         if known is not None and known.is_served:
-            raise UserMistake(
+            raise UserError(
                 f"cannot start experiment {self.id}: it is served on port {self.port}; stop() it first, or make another"
             )
 
     def _stored(self) -> KnownExperiment:
-        """The experiment of this id, which does not run.
+        """The stored experiment of this id.
 
         Raises:
-            UserMistake: there is none, or it runs.
+            UserError: the experiment does not exist, or it runs.
         """
         if self.id is None:
             raise NotStarted(
                 "cannot tell which experiment is meant; write its id, as in Experiment.resume('GvTf2bVe')"
             )
         known = _known_by(self.id)
-        if known.manager is not None:
-            raise UserMistake(
+        if known.manager is not None and not known.manager_is_frozen():
+            raise UserError(
                 f"cannot go on with experiment {known.experiment_id}: it runs; Experiment.connect({known.manager.port}) finds it"
             )
         return known
@@ -478,23 +480,25 @@ class Experiment:
             manager_process.end_view(known)
         with _in_words_of_python():
             ports = _ports(port)
-            with self._tied(RunMode.Background) as lifeline:
-                known = manager_process.start_manager(known.folder, ports, debug, lifeline=lifeline)
+            with self._tied(RunMode.Background) as parent_death_pipe:
+                known = manager_process.start_manager(
+                    known.folder, ports, debug, parent_death_pipe=parent_death_pipe
+                )
         self._note_started(known, known.manager, RunMode.Background)
 
     @contextlib.contextmanager
-    def _tied(self, run_mode: RunMode) -> Iterator[Lifeline | None]:
-        """What ties the manager to this process that is started meanwhile."""
-        lifeline = None if run_mode is RunMode.Detach else Lifeline()
+    def _tied(self, run_mode: RunMode) -> Iterator[ParentDeathPipe | None]:
+        """The parent-death pipe for a manager that the `with` block starts; None for `RunMode.Detach`."""
+        parent_death_pipe = None if run_mode is RunMode.Detach else ParentDeathPipe()
         try:
-            yield lifeline
+            yield parent_death_pipe
         except BaseException:
-            if lifeline is not None:
-                lifeline.cut()
+            if parent_death_pipe is not None:
+                parent_death_pipe.cut()
             raise
-        if lifeline is not None:
-            lifeline.hand_over()
-        self._lifeline = lifeline
+        if parent_death_pipe is not None:
+            parent_death_pipe.hand_over()
+        self._parent_death_pipe = parent_death_pipe
 
     def _note_started(self, known: KnownExperiment, server: ManagerProcess | None, run_mode: RunMode) -> None:
         assert server is not None  # it has just been started
@@ -513,7 +517,7 @@ class Experiment:
             self.stop()
 
     def _is_of_this_process(self) -> bool:
-        """Whether it was started here, and not by whoever forked this process."""
+        """True if this process started the experiment, and not a parent that forked this process."""
         return os.getpid() == self._pid
 
     def _let_go(self) -> None:
@@ -521,9 +525,9 @@ class Experiment:
         if self._log is not None:
             self._log.close()
             self._log = None
-        if self._lifeline is not None:
-            self._lifeline.cut()
-            self._lifeline = None
+        if self._parent_death_pipe is not None:
+            self._parent_death_pipe.cut()
+            self._parent_death_pipe = None
         manager_process.reap()
         self.port = None
 
@@ -535,16 +539,18 @@ class Experiment:
             in_notebook = is_in_notebook()
             known = self._now()
             summary = (
-                watch.follow(known, NOTEBOOK_EVERY_S, NotebookView()) if in_notebook else watch.follow(known)
+                watch.follow(known, NOTEBOOK_INTERVAL_S, NotebookView())
+                if in_notebook
+                else watch.follow(known)
             )
         except KeyboardInterrupt:
             if self._folder is None or self.port is None:
-                raise  # it did not come to a start
+                raise  # the experiment has not started
             output.warning(f"Ctrl-C: experiment {self.id} is stopped")
             self.stop()
             return None
         if (why_not := watch.verdict(summary)) is not None:
-            output.warning(in_python_words(str(why_not)))
+            output.warning(to_python_names(str(why_not)))
         return bool(summary["status"] != "ERROR")
 
     def _now(self) -> KnownExperiment:
@@ -554,16 +560,16 @@ class Experiment:
             self._folder = _known_by(self.id).folder
         known = look(self._folder)
         if known is None:
-            raise UserMistake(f"cannot ask experiment {self.id}: it was deleted; start another")
+            raise UserError(f"cannot ask experiment {self.id}: it was deleted; start another")
         return known
 
     def _ask(self, question: Callable[[KnownExperiment], _Answer]) -> _Answer:
-        """The answer of its manager or, when it has none any more, of what is stored."""
+        """The answer of the manager, or of the store after the manager's exit."""
         known = self._now()
         with _in_words_of_python():
             try:
                 return question(known)
-            except ManagerSilent:
+            except ManagerUnresponsive:
                 known = self._now()
                 if known.manager is not None:
                     raise
@@ -572,7 +578,7 @@ class Experiment:
     def _running(self, what: str) -> Any:
         client = self._now().client()
         if client is None:
-            raise UserMistake(
+            raise UserError(
                 f"cannot {what} experiment {self.id}: it does not run; Experiment.resume({self.id!r}) goes on with it"
             )
         return client
@@ -584,7 +590,7 @@ class Experiment:
 
 def _check_id(given: Any) -> None:
     if not isinstance(given, str) or not _ID.fullmatch(given):
-        raise UserMistake(
+        raise UserError(
             f"cannot use {given!r} as the id of an experiment: names of jobs hold it; write 1 to 32 letters and digits"
         )
 
@@ -592,24 +598,24 @@ def _check_id(given: Any) -> None:
 def _check_run_mode(given: Any) -> None:
     if not isinstance(given, RunMode):
         known = ", ".join(map(str, RunMode))
-        raise UserMistake(f"cannot start with run_mode={given!r}; write one of {known}")
+        raise UserError(f"cannot start with run_mode={given!r}; write one of {known}")
 
 
 def _of_id(given: Any) -> Experiment:
-    """For `Experiment.resume(ID)` and `Experiment.view(ID)`: whatever a caller without types has for an id."""
+    """The experiment for `Experiment.resume(ID)` and `Experiment.view(ID)`; checks the id, which may be of any type."""
     _check_id(given)
     return Experiment(id=given)
 
 
 def _known_by(experiment_id: str) -> KnownExperiment:
-    """The experiment of this id. Its beginning will not do: a program that asks for digits1 does not mean digits10.
+    """The experiment of this exact id. A prefix is refused: a program that requests digits1 does not mean digits10.
 
     Raises:
-        UserMistake: there is none.
+        UserError: the experiment does not exist.
     """
     found = resolve(experiment_id)
     if found.experiment_id != experiment_id:
-        raise UserMistake(
+        raise UserError(
             f"cannot find experiment {experiment_id!r}; did you mean {found.experiment_id}? "
             "`nnictl experiment list --all` shows those there are"
         )
@@ -620,7 +626,7 @@ def _ports(port: Port, count: int = 2) -> Iterable[int]:
     if port == "auto":
         return preflight.free_ports()
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= preflight.HIGHEST_PORT:
-        raise UserMistake(
+        raise UserError(
             f'cannot use port={port!r}: it is no number from 1 to {preflight.HIGHEST_PORT}; write one, or port="auto"'
         )
     preflight.check_ports(port, preflight.HOST, count)
@@ -629,13 +635,13 @@ def _ports(port: Port, count: int = 2) -> Iterable[int]:
 
 @contextlib.contextmanager
 def _in_words_of_python() -> Iterator[None]:
-    """Errors name fields and arguments, and not keys of files and options of nnictl."""
+    """Translate errors: replace file keys and nnictl options by Python fields and arguments."""
     try:
         yield
     except ConfigInvalid:
-        raise  # has the words of the document it is about
+        raise  # its document has translated the keys already
     except NniManagerError as error:
-        said = in_python_words(str(error))
+        said = to_python_names(str(error))
         for words, of_python in _OF_COMMAND_LINE.items():
             said = re.sub(words, of_python, said)
         if said == str(error):

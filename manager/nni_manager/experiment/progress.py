@@ -1,4 +1,4 @@
-"""How an experiment is shown to whoever waits for it in a notebook, and how its manager's log is shown as it grows."""
+"""Displays the progress of an experiment in a notebook, and prints its manager's log as it grows."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from nni_manager.client.watch import Summary, View, draw
+from nni_manager.client.watch import ProgressDisplay, Summary, draw
 
-# A browser is told of each change; once a second is alive enough.
-NOTEBOOK_EVERY_S = 1.0
-_LOOK_AGAIN_S = 0.5
+# Each update is sent to the browser; one per second is enough.
+NOTEBOOK_INTERVAL_S = 1.0
+_RETRY_DELAY_S = 0.5
 _COLUMNS = 100
 
 
 def is_in_notebook() -> bool:
-    """Whether this runs in a kernel of Jupyter, which shows objects and not a terminal."""
-    ipython = sys.modules.get("IPython")  # whoever runs in a kernel has it
+    """True in a Jupyter kernel, which displays objects instead of terminal output."""
+    ipython = sys.modules.get("IPython")  # a kernel has already imported it
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
 
 class NotebookView:
-    """For a notebook: one output of a cell that changes as the experiment goes on."""
+    """A progress display for notebooks: one cell output that is updated while the experiment runs."""
 
     def __init__(self) -> None:
         self._shown: Any = None
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> ProgressDisplay:
         return self
 
     def __exit__(
@@ -39,7 +39,7 @@ class NotebookView:
         return None
 
     def show(self, summary: Summary) -> None:
-        """Draw, or draw anew."""
+        """Create or update the output."""
         from importlib import import_module
 
         picture = _Picture(summary)
@@ -50,7 +50,7 @@ class NotebookView:
 
 
 class _Picture:
-    """A summary as HTML and as text: notebooks choose."""
+    """A summary as HTML and as text; the notebook chooses one."""
 
     def __init__(self, summary: Summary) -> None:
         from rich.console import Console
@@ -72,10 +72,10 @@ class _Picture:
 
 
 class LogTail:
-    """Repeats on stdout what is appended to a log from now on, until it is closed."""
+    """Prints on stdout what is appended to a log, until `close`."""
 
     def __init__(self, path: Path) -> None:
-        """Begin."""
+        """Start at the current end of the log."""
         self._path = path
         self._must_end = threading.Event()
         self._offset = path.stat().st_size if path.exists() else 0
@@ -83,12 +83,12 @@ class LogTail:
         self._thread.start()
 
     def close(self) -> None:
-        """End, after what is there has been repeated."""
+        """Print the remaining complete lines and stop."""
         self._must_end.set()
         self._thread.join()
 
     def _follow(self) -> None:
-        while not self._must_end.wait(_LOOK_AGAIN_S):
+        while not self._must_end.wait(_RETRY_DELAY_S):
             self._repeat()
         self._repeat()
 

@@ -1,1 +1,1 @@
-"""OpenPAI on one machine: jobs of its protocol run as processes, under its rules. `cluster.Cluster` is the way in."""
+"""OpenPAI on one machine: jobs of its protocol run as processes, under its rules. Entry point: `cluster.Cluster`."""

@@ -13,10 +13,13 @@ import sys
 import time
 from pathlib import Path
 
-from nni_manager.errors import NniManagerError, UserMistake
+from nni_manager.errors import NniManagerError, UserError
+from nni_manager.http_server import OWN_NAMES, HttpServer, listen
 from nni_manager.local_openpai.accounts import Accounts, new_user
-from nni_manager.local_openpai.api import Api
+from nni_manager.local_openpai.api import OpenPaiApi
+from nni_manager.local_openpai.api_errors import ApiError
 from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.daemon import HOST, Credentials, ServiceProcess, StateFolder
 from nni_manager.local_openpai.options import (
     DEFAULT_PORT,
     DEFAULT_STORAGE,
@@ -25,21 +28,18 @@ from nni_manager.local_openpai.options import (
     storage_of,
     virtual_cluster_of,
 )
-from nni_manager.local_openpai.refusals import Refused
-from nni_manager.local_openpai.service import HOST, Credentials, ServiceProcess, StateFolder
 from nni_manager.local_openpai.settings import Sandbox
-from nni_manager.serving import OWN_NAMES, HttpServer, listen
 from trial_keeper import __version__
 from trial_keeper.wire.workspace import replace_file
 
 log = logging.getLogger("nni_manager.local_openpai")
 
-# Of service.log and of the one before it, each.
+# Maximum size of service.log, and of the rotated one.
 _LOG_BYTES = 10 * 2**20
 
 
 def main() -> int:
-    """Serve until a signal comes; the exit code."""
+    """Serve until a signal arrives; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m nni_manager.local_openpai", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True, help="the folder of the service's own")
     parser.add_argument("--host", default=HOST, help="where to listen")
@@ -94,7 +94,7 @@ async def _serve(state: StateFolder, host: str, options: Options) -> None:
     listener = listen(host, options.port, "choose another with `nnictl openpai start --port N`")
     cluster = Cluster(options.settings(state.cluster))
     process = ServiceProcess.here(host, options)
-    api = Api(cluster, _accounts(state), lambda accounts: _store(state, accounts), process.address)
+    api = OpenPaiApi(cluster, _accounts(state), lambda accounts: _store(state, accounts), process.address)
     web = HttpServer(api.app(OWN_NAMES if host == HOST else ["*"]))
     try:
         await cluster.start()
@@ -108,37 +108,44 @@ async def _serve(state: StateFolder, host: str, options: Options) -> None:
         web.should_exit = True
         await serving
     finally:
-        await cluster.close()  # which tells what is the matter, if something is
+        await cluster.close()  # raises the worker's error, if any
     log.info("local OpenPAI ends")
 
 
 def _accounts(state: StateFolder) -> Accounts:
-    """The accounts, with the owner among them, whose credentials open them."""
+    """The accounts, including the owner's, whose credentials are created if necessary."""
     try:
         accounts = Accounts.from_json(state.accounts.read_text()) if state.accounts.exists() else Accounts()
     except ValueError as error:
-        raise UserMistake(
+        raise UserError(
             f"cannot read {state.accounts}: {error}; remove it (every token ends with it), and start again"
         ) from error
     credentials, now_s = state.credentials(), time.time()
-    if credentials is not None:
-        with contextlib.suppress(Refused):
-            accounts.caller(credentials.token, now_s)
-            return accounts
-    name = credentials.user if credentials else _name_of_owner()
-    password = credentials.password if credentials else secrets.token_urlsafe(16)
-    accounts.put_user(new_user(name, password, is_admin=True))
-    token = accounts.issue(name, now_s, None)
+    if credentials is None or not _opens(accounts, credentials, now_s):
+        name = credentials.user if credentials else _name_of_owner()
+        if name not in {user.name for user in accounts.users()}:
+            # A random password: the owner logs in with the token, so no password has to be stored.
+            accounts.put_user(new_user(name, secrets.token_urlsafe(32), is_admin=True))
+        credentials = Credentials(name, accounts.issue(name, now_s, None))
+        log.info("%s, the owner, has a new token", name)
+    accounts.make_owners(credentials.token)
     _store(state, accounts)
-    state.write_credentials(Credentials(name, password, token))
-    log.info("%s, the owner, has a new token", name)
+    # Written at each start, since earlier versions stored the owner's password there.
+    state.write_credentials(credentials)
     return accounts
+
+
+def _opens(accounts: Accounts, credentials: Credentials, now_s: float) -> bool:
+    with contextlib.suppress(ApiError):
+        accounts.caller(credentials.token, now_s)
+        return True
+    return False
 
 
 def _name_of_owner() -> str:
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a number without a name
+    except (KeyError, OSError):  # in a container the uid may have no name
         name = ""
     return re.sub("[^A-Za-z0-9_.-]", "", name)[:64] or "user"
 
@@ -152,7 +159,7 @@ def _log_to(path: Path) -> None:
     logging.basicConfig(
         handlers=[handler], level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    # Their tracebacks of lost connections are no news for anybody.
+    # Tracebacks of lost connections have no value in the log.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 

@@ -1,4 +1,4 @@
-"""What was asked, for operators: one line a request in the service's log."""
+"""The access log, for operators: one line per request in the daemon's log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger("nni_manager.local_openpai.access")
 
 
 class AccessLog:
-    """One line for each request but those that only looked at what is there. No query and no token is ever written."""
+    """Logs each request that changes something or fails. Queries and tokens are never logged."""
 
     _TOKEN = re.compile("(?<=/tokens/)(?!(?:application|check)$).*", re.DOTALL)
 
@@ -23,8 +23,8 @@ class AccessLog:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
-        status = 500  # unless it is answered
+        """Handle and log one request."""
+        status = 500  # if no response is sent
 
         async def noticing(message: Message) -> None:
             nonlocal status

@@ -1,7 +1,7 @@
-"""Who may ask: users with passwords, and the tokens they hold instead. Pure but for randomness; the caller has the clock.
+"""Accounts: users with passwords, and their tokens. Pure except for randomness; the caller supplies the time.
 
-A token looks like OpenPAI's (a JSON web token whose payload a client may read), and is looked up by its hash: what is stored
-gives no one a token. Its key is thrown away when it has been signed.
+A token has OpenPAI's form (a JSON web token whose payload a client may read) and is looked up by its hash. The stored data
+does not reveal any token. The signing key is discarded after signing.
 
 Source: microsoft/pai v1.8.1, REST server, models/v2/token and user; RFC 7519.
 """
@@ -15,24 +15,26 @@ import json
 import re
 import secrets
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nni_manager.local_openpai.refusals import Refused, bad_token
+from nni_manager.local_openpai.api_errors import ApiError, bad_token
 
 USER_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
-SHORTEST_PASSWORD = 6
-SHORTEST_EXPIRATION_S, LONGEST_EXPIRATION_S = 60, 604_800
-# Programs log in again and again and never out. The oldest of so many has been forgotten by whoever had it.
-MOST_TOKENS_OF_A_USER = 1_000
+MIN_PASSWORD = 6
+MIN_EXPIRATION_S, MAX_EXPIRATION_S = 60, 604_800
+# Programs log in often and never log out, so the oldest token is evicted beyond this number.
+MAX_TOKENS_OF_A_USER = 1_000
 
-# 16 MiB and some 30 ms for every guess. Source: RFC 7914; OWASP's smallest figures for interactive logins.
+# 16 MiB and about 30 ms per guess. Source: RFC 7914; OWASP's minimum for interactive logins.
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "dklen": 32}
+# Random and as long as a user's hash: no password matches it.
+_NOBODYS_PASSWORD = f"{secrets.token_hex(16)}:{secrets.token_hex(32)}"
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Somebody who may log in. `password` is salt and scrypt hash, in hexadecimal."""
+    """A user who can log in. `password` is salt and scrypt hash, in hexadecimal."""
 
     name: str
     password: str
@@ -41,9 +43,10 @@ class User:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """What is known of a token. `digest` is the SHA-256 of its text; `text` is without the signature, and so no secret.
+    """The stored part of a token. `digest` is the SHA-256 of its text; `text` omits the signature and is not secret.
 
-    An application's token has no end (`expires_at_s` None) and may not change users.
+    An application token does not expire (`expires_at_s` None) and cannot change users. The exception is the owner's token in the
+    state directory (`is_owners`): a process that can read that directory has full access anyway.
     """
 
     digest: str
@@ -52,11 +55,12 @@ class Token:
     is_application: bool
     issued_at_s: int
     expires_at_s: int | None
+    is_owners: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks, and by which token."""
+    """The user and the token of a request."""
 
     user: User
     token: Token
@@ -67,12 +71,12 @@ class Caller:
         return self.user.name
 
     def may_change(self, owner: str) -> bool:
-        """Whether what belongs to `owner` may be changed; everybody may look at everything."""
+        """True if the caller may change what belongs to `owner`. Every caller may read everything."""
         return self.user.is_admin or self.name == owner
 
 
 class Accounts:
-    """All users and tokens. Every change is to be stored (`to_json`) before it is told to anyone."""
+    """All users and tokens. Store every change (`to_json`) before reporting it to a client."""
 
     def __init__(self, users: Iterable[User] = (), tokens: Iterable[Token] = ()) -> None:
         self._users = {user.name: user for user in users}
@@ -80,10 +84,10 @@ class Accounts:
 
     @classmethod
     def from_json(cls, text: str) -> Accounts:
-        """What `to_json` wrote.
+        """The accounts that `to_json` wrote.
 
         Raises:
-            ValueError: it did not.
+            ValueError: the text is not such a document.
         """
         try:
             document = json.loads(text)
@@ -94,7 +98,7 @@ class Accounts:
             raise ValueError(f"no list of users and tokens: {error}") from error
 
     def to_json(self) -> str:
-        """All of it, as text; no password and no token can be told from it."""
+        """All accounts as text, from which no password and no token can be derived."""
         users, tokens = self._users.values(), self._tokens.values()
         return json.dumps(
             {"users": [asdict(each) for each in users], "tokens": [asdict(each) for each in tokens]}
@@ -106,46 +110,57 @@ class Accounts:
         """The user of that name.
 
         Raises:
-            Refused: NoUserError.
+            ApiError: NoUserError.
         """
         if name not in self._users:
-            raise Refused("NoUserError", f"User {name} is not found.")
+            raise ApiError("NoUserError", f"User {name} is not found.")
         return self._users[name]
 
     def users(self) -> list[User]:
-        """All, in the order in which they came."""
+        """All users, in the order of creation."""
         return list(self._users.values())
 
     def add_user(self, user: User) -> None:
-        """Take in a user whom `new_user` made.
+        """Add a user that `new_user` created.
 
         Raises:
-            Refused: ConflictUserError, there is one of that name.
+            ApiError: ConflictUserError, the name is taken.
         """
         if user.name in self._users:
-            raise Refused("ConflictUserError", f"User name {user.name} already exists.")
+            raise ApiError("ConflictUserError", f"User name {user.name} already exists.")
         self.put_user(user)
 
     def put_user(self, user: User) -> None:
-        """Take in a user, or give one that is there another password; tokens stay."""
+        """Add or replace a user; existing tokens stay valid."""
         self._users[user.name] = user
 
     def remove_user(self, name: str) -> None:
-        """Forget a user and every token of theirs.
+        """Remove a user and all of their tokens.
 
         Raises:
-            Refused: NoUserError; or ForbiddenUserError, it is the only administrator.
+            ApiError: NoUserError; or ForbiddenUserError, the user is the only administrator.
         """
         user = self.user(name)
         if user.is_admin and sum(each.is_admin for each in self._users.values()) == 1:
-            raise Refused("ForbiddenUserError", f"User {name} is the only administrator; name another first.")
+            raise ApiError(
+                "ForbiddenUserError", f"User {name} is the only administrator; name another first."
+            )
         del self._users[name]
         self._tokens = {digest: token for digest, token in self._tokens.items() if token.user != name}
 
     # ---- tokens
 
+    def login(self, name: str) -> User:
+        """The user to check a password against. An unknown name gives a user that no password matches, at the same cost."""
+        return self._users.get(name) or User(name, _NOBODYS_PASSWORD, is_admin=False)
+
+    def make_owners(self, token_text: str) -> None:
+        """Mark an existing token as the one in the daemon's state directory."""
+        digest = _digest(token_text)
+        self._tokens[digest] = replace(self._tokens[digest], is_owners=True)
+
     def issue(self, name: str, now_s: float, lifetime_s: int | None) -> str:
-        """A new token of this user. `lifetime_s` None: an application's, without end."""
+        """Create a token of this user. `lifetime_s` None: an application token, which does not expire."""
         issued_at_s = int(now_s)
         expires_at_s = None if lifetime_s is None else issued_at_s + lifetime_s
         payload = {
@@ -164,10 +179,10 @@ class Accounts:
         return text
 
     def caller(self, token_text: str, now_s: float) -> Caller:
-        """Whose token this is.
+        """The caller that this token identifies.
 
         Raises:
-            Refused: UnauthorizedUserError, it is nobody's, or has come to its end.
+            ApiError: UnauthorizedUserError, the token is unknown or has expired.
         """
         token = self._tokens.get(_digest(token_text))
         if token is None or not _is_alive(token, now_s):
@@ -175,65 +190,65 @@ class Accounts:
         return Caller(self._users[token.user], token)
 
     def tokens_of(self, name: str, now_s: float) -> list[Token]:
-        """The tokens that this user can use now, the oldest first."""
+        """The valid tokens of this user, the oldest first."""
         return [token for token in self._tokens.values() if token.user == name and _is_alive(token, now_s)]
 
     def revoke(self, token_text: str, caller: Caller) -> None:
-        """End a token, given whole or without its signature.
+        """Revoke a token, given with or without its signature.
 
         Raises:
-            Refused: NoTokenError, or ForbiddenUserError where it is another user's.
+            ApiError: NoTokenError, or ForbiddenUserError if it is another user's.
         """
         digest = _digest(token_text)
         found = next(
             (each for each in self._tokens.values() if token_text == each.text or digest == each.digest), None
         )
         if found is None:
-            raise Refused("NoTokenError", "Token is not found.")
+            raise ApiError("NoTokenError", "Token is not found.")
         if not caller.may_change(found.user):
-            raise Refused("ForbiddenUserError", f"User {caller.name} is not allowed to do this operation.")
+            raise ApiError("ForbiddenUserError", f"User {caller.name} is not allowed to do this operation.")
         del self._tokens[found.digest]
 
     def _prune(self, name: str, now_s: float) -> None:
         self._tokens = {digest: token for digest, token in self._tokens.items() if _is_alive(token, now_s)}
         logins = [token for token in self._tokens.values() if token.user == name and not token.is_application]
-        for token in logins[:-MOST_TOKENS_OF_A_USER]:
+        for token in logins[:-MAX_TOKENS_OF_A_USER]:
             del self._tokens[token.digest]
 
 
 def new_user(name: str, password: str, *, is_admin: bool) -> User:
-    """A user who can log in with this password. Takes some 30 ms on purpose.
+    """A user who can log in with this password. Takes about 30 ms by design.
 
     Raises:
-        Refused: InvalidParametersError, no user can have such a name or password.
+        ApiError: InvalidParametersError, the name or the password is invalid.
     """
     if not USER_NAME.fullmatch(name):
-        raise Refused(
+        raise ApiError(
             "InvalidParametersError",
             f"cannot use the user name {name[:64]!r}: write 1 to 64 letters, digits, _ . or -",
         )
-    if len(password) < SHORTEST_PASSWORD:
-        raise Refused(
+    if len(password) < MIN_PASSWORD:
+        raise ApiError(
             "InvalidParametersError",
-            f"cannot use a password of {len(password)} characters; write at least {SHORTEST_PASSWORD}",
+            f"cannot use a password of {len(password)} characters; write at least {MIN_PASSWORD}",
         )
     salt = secrets.token_bytes(16)
     return User(name, f"{salt.hex()}:{_scrypt(password, salt).hex()}", is_admin)
 
 
 def check_password(user: User, password: str) -> None:
-    """See that this is the user's password. Takes some 30 ms on purpose.
+    """Check the user's password. Takes about 30 ms by design.
 
     Raises:
-        Refused: IncorrectPasswordError.
+        ApiError: IncorrectPasswordError.
     """
     salt, _, expected = user.password.partition(":")
     if not hmac.compare_digest(_scrypt(password, bytes.fromhex(salt)), bytes.fromhex(expected)):
-        raise Refused("IncorrectPasswordError", "Password is incorrect.")
+        raise ApiError("IncorrectPasswordError", "User name or password is incorrect.")
 
 
 def payload_of(caller: Caller) -> dict[str, Any]:
-    """What a token says, as its check answers it."""
+    """The payload of the caller's token, as the token check returns it."""
     token = caller.token
     end = {} if token.expires_at_s is None else {"exp": token.expires_at_s}
     return {
@@ -254,7 +269,7 @@ def _scrypt(password: str, salt: bytes) -> bytes:
 
 
 def _digest(token_text: str) -> str:
-    # A token has 256 random bits: nobody guesses what was hashed, however fast the hash is.
+    # A fast hash is enough: a token has 256 random bits and cannot be guessed.
     return hashlib.sha256(token_text.encode(errors="surrogatepass")).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""OpenPAI's REST API over one cluster: decode, one call, encode. The paths are those of every release that clients were made for.
+"""OpenPAI's REST API over one cluster: decode, one call, encode. The paths cover every release that clients target.
 
-Everything is below /api and, as through OpenPAI's gateway, below /rest-server/api; logs are below /log-manager.
+All routes are below /api and, as through OpenPAI's gateway, below /rest-server/api. Logs are below /log-manager.
 
 Source: microsoft/pai, REST server: routes of v0.14 to v1.8.1.
 """
@@ -20,29 +20,29 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
 from nni_manager.errors import NniManagerError
-from nni_manager.local_openpai import answers, errors
+from nni_manager.http_server import LingeringCloseMiddleware
+from nni_manager.local_openpai import errors, response_bodies
 from nni_manager.local_openpai.access_log import AccessLog
 from nni_manager.local_openpai.accounts import Accounts, Caller
-from nni_manager.local_openpai.bodies import BodyTooLarge, fields_of, job_text_of, text_in
+from nni_manager.local_openpai.api_errors import ApiError, no_job
+from nni_manager.local_openpai.authentication import Authenticator
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.core.states import ExecutionType
-from nni_manager.local_openpai.entrance import Entrance
 from nni_manager.local_openpai.jobs import EventType
 from nni_manager.local_openpai.listing import Listing
 from nni_manager.local_openpai.log_links import LogLinks, LogPlace
-from nni_manager.local_openpai.refusals import Refused, no_job
-from nni_manager.serving import Patience
+from nni_manager.local_openpai.request_bodies import BodyTooLarge, fields_of, job_text_of, text_in
 
-# The release whose API this is, for clients that look.
+# The release of the API, for clients that check it.
 API_VERSION = "v1.8.1"
-# Each class of error of the cluster, and its code there.
+# The API's error code of each of the cluster's error classes.
 _CODES: dict[type[NniManagerError], str] = {
     errors.JobInvalid: "InvalidProtocolError",
     errors.JobExists: "ConflictJobError",
-    errors.JobUnknown: "NoJobError",
+    errors.JobNotFound: "NoJobError",
     errors.TagUnknown: "NoTagError",
     errors.LogUnknown: "NoTaskLogError",
-    errors.NotYours: "ForbiddenUserError",
+    errors.JobForbidden: "ForbiddenUserError",
     errors.StillRunning: "ConflictJobError",
     errors.VirtualClusterUnknown: "NoVirtualClusterError",
     errors.StorageUnknown: "NoStorageError",
@@ -51,10 +51,10 @@ _CODES: dict[type[NniManagerError], str] = {
 }
 
 
-class Api:
+class OpenPaiApi:
     """The routes over one cluster, which clients reach at `address`.
 
-    `store` keeps the accounts whenever they have changed; `clock` is in seconds since the epoch.
+    `store` persists the accounts after each change; `clock` returns seconds since the epoch.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ class Api:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
-        self._entrance = Entrance(cluster, accounts, store, clock)
+        self._entrance = Authenticator(cluster, accounts, store, clock)
         self._links = LogLinks(cluster, address, clock)
 
     def app(self, host_names: Sequence[str]) -> Starlette:
-        """The ASGI application, which answers to these names only (a "*" is any)."""
+        """The ASGI application, which accepts only these host names ("*" is any)."""
         api = [Mount("/v1", routes=self._v1()), Mount("/v2", routes=self._v2())]
         return Starlette(
             routes=[
@@ -80,7 +80,7 @@ class Api:
             ],
             middleware=[
                 Middleware(AccessLog),
-                Middleware(Patience),
+                Middleware(LingeringCloseMiddleware),
                 Middleware(TrustedHostMiddleware, allowed_hosts=host_names, www_redirect=False),
             ],
             exception_handlers={
@@ -111,7 +111,7 @@ class Api:
             Route(job + "/attempts/{attempt:int}", known(self.job)),
             Route(task, known(self.task_attempts)),
             Route(task + "/{task_attempt:int}/logs", known(self.logs)),
-            # As the first releases with this part of the API had it.
+            # The path in the first releases with this part of the API.
             Route("/user/{user}/jobs/{job}/config", known(self.config)),
             *self._clusters(),
         ]
@@ -142,7 +142,7 @@ class Api:
         ]
 
     async def info(self, _: Request) -> Response:
-        """What this is; anybody may ask."""
+        """The name and version of the API; no login required."""
         return JSONResponse(
             {
                 "name": "PAI RESTful API",
@@ -155,50 +155,50 @@ class Api:
     # ---- jobs
 
     async def jobs(self, request: Request, _: Caller) -> Response:
-        """The jobs that a query asks for."""
+        """The jobs that match a query."""
         query = dict(request.query_params)
         if "user" in request.path_params:
             query["username"] = request.path_params["user"]
         listing = Listing.of_query(query)
         jobs = await self._cluster.jobs()
-        return JSONResponse(listing.answer(map(answers.list_item, jobs)))
+        return JSONResponse(listing.answer(map(response_bodies.list_item, jobs)))
 
     async def submit(self, request: Request, caller: Caller) -> Response:
-        """Take in a job; it runs later."""
+        """Submit a job; it is queued."""
         text = await job_text_of(request)
         name = await self._cluster.submit(caller.name, text)
         message = f"Update job {name} for user {caller.name} successfully."
         return JSONResponse({"status": 202, "message": message}, status_code=202)
 
     async def job(self, request: Request, _: Caller) -> Response:
-        """One job, with its newest attempt or with the one asked for."""
+        """One job, with its newest attempt or with the requested one."""
         owner, name = _job_of(request)
         picture = await self._cluster.job(owner, name, request.path_params.get("attempt"))
-        return JSONResponse(answers.detail(picture))
+        return JSONResponse(response_bodies.detail(picture))
 
     async def delete_job(self, request: Request, caller: Caller) -> Response:
-        """Forget a job that is over."""
+        """Delete a terminal job."""
         owner, name = _job_of(request)
         await self._cluster.delete(caller.name, owner, name, is_admin=caller.user.is_admin)
         return JSONResponse({"status": 200, "message": f"Delete job {owner}~{name} successfully."})
 
     async def config(self, request: Request, _: Caller) -> Response:
-        """A job as it was submitted, without its secrets."""
+        """A job's text as submitted, without its secrets."""
         owner, name = _job_of(request)
         return Response(await self._cluster.config_text(owner, name), media_type="text/yaml")
 
     async def ssh(self, request: Request, _: Caller) -> Response:
-        """Never there."""
+        """NoJobSshInfoError: no job has ssh here."""
         owner, name = _job_of(request)
         await self._cluster.job(owner, name)
-        raise Refused("NoJobSshInfoError", f"SSH info of job {owner}~{name} is not found.")
+        raise ApiError("NoJobSshInfoError", f"SSH info of job {owner}~{name} is not found.")
 
     async def execute(self, request: Request, caller: Caller) -> Response:
         """Stop a job."""
         owner, name = _job_of(request)
         value = (await fields_of(request)).get("value")
         if value not in ("START", "STOP"):
-            raise Refused(
+            raise ApiError(
                 "InvalidParametersError",
                 'cannot use this body: write {"value": "STOP"} or {"value": "START"}',
             )
@@ -209,14 +209,14 @@ class Api:
         return JSONResponse({"status": 202, "message": message}, status_code=202)
 
     async def add_tag(self, request: Request, caller: Caller) -> Response:
-        """Mark a job."""
+        """Add a tag to a job."""
         owner, name = _job_of(request)
         tag = await _tag_of(request)
         await self._cluster.add_tag(caller.name, owner, name, tag, is_admin=caller.user.is_admin)
         return JSONResponse({"status": 200, "message": f"Add tag {tag} for job {owner}~{name} successfully."})
 
     async def remove_tag(self, request: Request, caller: Caller) -> Response:
-        """Take a mark away."""
+        """Remove a tag from a job."""
         owner, name = _job_of(request)
         tag = await _tag_of(request)
         await self._cluster.remove_tag(caller.name, owner, name, tag, is_admin=caller.user.is_admin)
@@ -225,15 +225,15 @@ class Api:
         )
 
     async def events(self, request: Request, _: Caller) -> Response:
-        """What happened to a job."""
+        """The events of a job."""
         owner, name = _job_of(request)
         asked = request.query_params.get("type")
         if asked not in (None, "Normal", "Warning"):
-            raise Refused("InvalidParametersError", f"cannot use type={asked[:60]}; write Normal or Warning")
+            raise ApiError("InvalidParametersError", f"cannot use type={asked[:60]}; write Normal or Warning")
         job = (await self._cluster.job(owner, name)).job
         pictures = await self._cluster.events(owner, name, None if asked is None else EventType(asked))
         return JSONResponse(
-            {"totalCount": len(pictures), "data": [answers.event(each, job) for each in pictures]}
+            {"totalCount": len(pictures), "data": [response_bodies.event(each, job) for each in pictures]}
         )
 
     async def task_attempts(self, request: Request, _: Caller) -> Response:
@@ -244,7 +244,7 @@ class Api:
         task, attempts = await self._cluster.task_attempts(
             owner, name, at["attempt"], at["role"], at["index"]
         )
-        return JSONResponse(answers.task_history(job, at["attempt"], at["role"], task, attempts))
+        return JSONResponse(response_bodies.task_history(job, at["attempt"], at["role"], task, attempts))
 
     # ---- logs
 
@@ -260,50 +260,50 @@ class Api:
         ]
         return JSONResponse({"locations": links})
 
-    # ---- what the cluster has
+    # ---- resources of the cluster
 
     async def virtual_clusters(self, request: Request, _: Caller) -> Response:
         """All virtual clusters, or, with `?nodes`, the machine."""
         views = await self._cluster.virtual_clusters()
         if "nodes" in request.query_params:
-            return JSONResponse(answers.node(views))
-        total = answers.total_of(views)
-        return JSONResponse({view.name: answers.virtual_cluster(view, total) for view in views})
+            return JSONResponse(response_bodies.node(views))
+        total = response_bodies.total_of(views)
+        return JSONResponse({view.name: response_bodies.virtual_cluster(view, total) for view in views})
 
     async def virtual_cluster(self, request: Request, _: Caller) -> Response:
         """One virtual cluster."""
         name, views = request.path_params["name"], await self._cluster.virtual_clusters()
         for view in views:
             if view.name == name:
-                return JSONResponse(answers.virtual_cluster(view, answers.total_of(views)))
-        raise Refused("NoVirtualClusterError", f"Virtual cluster {name} is not found.")
+                return JSONResponse(response_bodies.virtual_cluster(view, response_bodies.total_of(views)))
+        raise ApiError("NoVirtualClusterError", f"Virtual cluster {name} is not found.")
 
     async def nodes(self, request: Request, caller: Caller) -> Response:
         """The nodes of a virtual cluster: the machine."""
         await self.virtual_cluster(request, caller)
-        return JSONResponse([answers.NODE_NAME])
+        return JSONResponse([response_bodies.NODE_NAME])
 
     async def storages(self, request: Request, _: Caller) -> Response:
-        """All storages, or those a job has that names none."""
+        """All storages, or only the default ones."""
         views = await self._cluster.storages()
         if request.query_params.get("default") == "true":
             views = [view for view in views if view.is_default]
-        return JSONResponse({"storages": [answers.storage(view) for view in views]})
+        return JSONResponse({"storages": [response_bodies.storage(view) for view in views]})
 
     async def storage(self, request: Request, _: Caller) -> Response:
         """One storage."""
         name = request.path_params["name"]
         for view in await self._cluster.storages():
             if view.name == name:
-                return JSONResponse(answers.storage_detail(view))
-        raise Refused("NoStorageError", f"Storage {name} is not found.")
+                return JSONResponse(response_bodies.storage_detail(view))
+        raise ApiError("NoStorageError", f"Storage {name} is not found.")
 
 
-# ---- what requests say
+# ---- decoding of requests
 
 
 def _job_of(request: Request) -> tuple[str, str]:
-    """Owner and name of the job that the path names, in the form of any release."""
+    """Owner and name of the job in the path, in the form of any release."""
     at = request.path_params
     if "framework" not in at:
         return at["user"], at["job"]
@@ -316,45 +316,45 @@ def _job_of(request: Request) -> tuple[str, str]:
 async def _tag_of(request: Request) -> str:
     tag = text_in(await fields_of(request), "value")
     if not re.fullmatch(r"[^,\s](?:[^,\n]{0,62}[^,\s])?", tag):
-        raise Refused(
+        raise ApiError(
             "InvalidParametersError",
             f"cannot use the tag {tag[:64]!r}: write 1 to 64 characters without a comma",
         )
     return tag
 
 
-# ---- what is not done
+# ---- errors
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    refused = error if isinstance(error, Refused) else _as_refused(request, error)
+    refused = error if isinstance(error, ApiError) else _as_refused(request, error)
     headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else {}
-    if refused.status == 503:
+    if refused.status in (429, 503):
         headers["Retry-After"] = "1"
     return JSONResponse(refused.to_dict(), status_code=refused.status, headers=headers)
 
 
-def _as_refused(request: Request, error: Exception) -> Refused:
+def _as_refused(request: Request, error: Exception) -> ApiError:
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
     if code is None:
         raise error
     match error:
         case errors.JobInvalid():
-            return Refused(code, error.response_message)
-        case errors.JobUnknown() if "attempt" not in request.path_params:
+            return ApiError(code, error.response_message)
+        case errors.JobNotFound() if "attempt" not in request.path_params:
             return no_job("~".join(_job_of(request)))
-        case errors.NotYours():
+        case errors.JobForbidden():
             caller: Caller = request.scope["caller"]
             framework_name = "~".join(_job_of(request))
-            return Refused(code, f"User {caller.name} is not allowed to execute job {framework_name}.")
+            return ApiError(code, f"User {caller.name} is not allowed to execute job {framework_name}.")
         case _:
-            return Refused(code, str(error))
+            return ApiError(code, str(error))
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
-    refused = Refused("NoApiError", f"{request.method} {request.url.path} is not found.")
+    refused = ApiError("NoApiError", f"{request.method} {request.url.path} is not found.")
     return JSONResponse(refused.to_dict(), status_code=refused.status)
 
 
@@ -364,4 +364,4 @@ async def _too_large(_: Request, error: Exception) -> Response:
 
 async def _fail(_: Request, error: Exception) -> Response:
     message = "cannot answer this: a bug of the local OpenPAI; see its service.log, and report it"
-    return JSONResponse(Refused("UnknownError", message).to_dict(), status_code=500)
+    return JSONResponse(ApiError("UnknownError", message).to_dict(), status_code=500)

@@ -1,11 +1,11 @@
-"""The cluster: what the HTTP layer calls. One object, used from one event loop; whatever blocks runs in threads.
+"""The cluster: the interface that the HTTP layer calls. One object, used from one event loop; blocking calls run in threads.
 
-A job is named by its owner and its name, whoever asks. `user` is who asks; reading is open to everybody.
+A job is identified by its owner and its name. `user` is the caller; every caller may read every job.
 
-Theory of operation. Everything that happens to jobs goes through one queue to one worker. It takes all that is there, lets
-`core.job` decide, makes the outcome durable in one transaction, and only then does what was decided: starts and stops containers,
-tells. A cluster that is killed in between finds in its database what it was about to do. Reading is from the database, so
-that lists and details agree.
+Theory of operation. One worker takes all events of jobs from one queue. It drains the queue, passes the events to `core.job`,
+and commits the outcome in one transaction. Only then does it execute the effects: start and stop containers, send
+notifications. A cluster that is killed in between finds the pending work in its database. Reads use the database, so lists
+and details agree.
 """
 
 from __future__ import annotations
@@ -22,32 +22,34 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nni_manager.clock import steady_s
-from nni_manager.local_openpai.core.exits import PLACE_REFUSED, PORT_CONFLICT, Exit
+from nni_manager.clock import monotonic_epoch_s
+from nni_manager.local_openpai.container_runtime import ContainerRuntime, StatePaths, mounts_work
+from nni_manager.local_openpai.core.exits import PLACE_REFUSED, PORT_CONFLICT, TaskExit
 from nni_manager.local_openpai.core.job import (
-    AskForPlace,
+    Allocation,
+    AllocationFailed,
     ContainerEnded,
     ContainerStarted,
     Effect,
     Event,
-    GiveBack,
-    Job,
-    KeepAttempt,
-    KeepTask,
-    Leave,
-    Note,
-    Place,
+    LeaveQueue,
+    Notify,
+    PaiJob,
     Placed,
-    PlaceMissing,
+    RecordEvent,
+    ReleaseAllocation,
+    RequestAllocation,
+    SaveTask,
+    SaveTaskAttempt,
     StartContainer,
     StopAsked,
     StopContainer,
     Submitted,
     Task,
-    Tell,
 )
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.ports import PortsExhausted, chosen_ports
@@ -61,9 +63,9 @@ from nni_manager.local_openpai.core.queue import (
 from nni_manager.local_openpai.core.states import EventType, ExecutionType, SubState
 from nni_manager.local_openpai.errors import (
     ClusterClosed,
+    JobExceedsCluster,
+    JobForbidden,
     JobInvalid,
-    JobTooLarge,
-    NotYours,
     StateBusy,
     StateDirUnusable,
     StillRunning,
@@ -74,7 +76,7 @@ from nni_manager.local_openpai.errors import (
 from nni_manager.local_openpai.jobs import (
     AttemptSummary,
     JobDetail,
-    JobEvent,
+    JobEventRecord,
     JobSummary,
     LogFile,
     LogPiece,
@@ -86,41 +88,42 @@ from nni_manager.local_openpai.jobs import (
 from nni_manager.local_openpai.logs import log_files, read_log
 from nni_manager.local_openpai.notifications import Notifier
 from nni_manager.local_openpai.planning import planned
-from nni_manager.local_openpai.runner import Folders, Runner, mounts_work
 from nni_manager.local_openpai.settings import ClusterSettings
 from nni_manager.local_openpai.store import (
-    Store,
+    JobStore,
     Write,
     attempt_write,
     event_write,
     job_write,
     task_write,
 )
-from nni_manager.training_services.openpai.mistakes import ProtocolInvalid, ProtocolMistake
+from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic, ProtocolInvalid
 
 logger = logging.getLogger(__name__)
 
-# What OpenPAI's log service gives with tail-mode.
+# The size that OpenPAI's log service returns in tail mode.
 TAIL_BYTES = 16 * 1024
-# One transaction holds the outcome of at most so many events.
-_MOST_EVENTS = 1000
-_TRY_AGAIN_S = 1.0
-# A cluster that was killed while it started a process holds the lock until that process is another program.
+# Maximum number of events whose outcome one transaction holds.
+_MAX_EVENTS = 1000
+_TRY_RETRY_DELAY_S = 1.0
+# A cluster that is killed while it starts a process keeps the lock until that process calls exec.
 _LOCK_WAIT_S, _LOCK_LOOK_S = 1.0, 0.01
-# Reading a job's text takes 20 ms of a core; more threads would only take it from the rest.
+# Parsing a job's text takes 20 ms of a core; more threads would only take that core from other work.
 _READERS_OF_JOBS = 2
 _T = TypeVar("_T")
 
 
 @dataclass(slots=True)
 class _Batch:
-    """What one round of the worker makes durable, and what it does then."""
+    """The writes of one round of the worker, and the effects that follow the commit."""
 
     now_s: float
     writes: list[Write] = field(default_factory=list)
-    jobs: dict[int, Job] = field(default_factory=dict)
+    jobs: dict[int, PaiJob] = field(default_factory=dict)
     done: list[asyncio.Future[None]] = field(default_factory=list)
-    effects: list[tuple[Job, StartContainer | StopContainer | GiveBack]] = field(default_factory=list)
+    effects: list[tuple[PaiJob, StartContainer | StopContainer | ReleaseAllocation]] = field(
+        default_factory=list
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,44 +134,44 @@ class _Item:
 
 
 class Cluster:
-    """OpenPAI on this machine. Tasks outlive this object and its process; the next one on the same folder goes on with them."""
+    """OpenPAI on this machine. Tasks outlive this object and its process; the next cluster on the same folder adopts them."""
 
     def __init__(self, settings: ClusterSettings) -> None:
-        """Touches nothing yet."""
+        """Store the settings; no I/O."""
         self.settings = settings
-        self._folders = Folders(settings.state_dir)
+        self._folders = StatePaths(settings.state_dir)
         self._virtual_clusters: dict[str, VirtualCluster] = virtual_clusters(settings.virtual_clusters)
-        self._live: dict[int, Job] = {}
+        self._live: dict[int, PaiJob] = {}
         self._containers: dict[str, int] = {}
         self._ports: dict[str, frozenset[int]] = {}
         self._inbox: asyncio.Queue[_Item | None] = asyncio.Queue()
         self._database = ThreadPoolExecutor(1, thread_name_prefix="cluster-database")
-        # A long list does not keep anybody from being stored.
+        # A separate thread, so that a long list does not delay writes.
         self._reading = ThreadPoolExecutor(1, thread_name_prefix="cluster-reading")
         self._parsers = ThreadPoolExecutor(_READERS_OF_JOBS, thread_name_prefix="cluster-jobs")
-        self._runner = Runner(settings, self._container_started, self._container_ended)
+        self._runner = ContainerRuntime(settings, self._container_started, self._container_ended)
         self._notifier = Notifier(
             settings.notification_url, settings.notification_file, self._to_tell, self._was_told
         )
-        self._store: Store | None = None
-        self._reader: Store | None = None
+        self._store: JobStore | None = None
+        self._reader: JobStore | None = None
         self._lock: int | None = None
         self._worker: asyncio.Task[None] | None = None
         self._telling: asyncio.Task[None] | None = None
         self._mounts_work = False
-        self._is_closing = False
+        self._is_closing = self._is_closed = False
 
     async def start(self) -> None:
-        """Take up the jobs of the state directory, which is made if it is not there.
+        """Resume the jobs of the state directory, which is created if it does not exist.
 
         Raises:
-            StateDirUnusable: it cannot be written, holds something else, or another cluster uses it.
+            StateDirUnusable: the directory cannot be written, holds something else, or another cluster uses it.
         """
         self._lock = await asyncio.to_thread(self._prepared)
         try:
             loop = asyncio.get_running_loop()
-            self._store = await loop.run_in_executor(self._database, Store, self._folders.database)
-            self._reader = await loop.run_in_executor(self._reading, Store, self._folders.database)
+            self._store = await loop.run_in_executor(self._database, JobStore, self._folders.database)
+            self._reader = await loop.run_in_executor(self._reading, JobStore, self._folders.database)
             self._mounts_work = bool(self.settings.storages) and await asyncio.to_thread(mounts_work)
             found = self.settings.most_platform_retries
             jobs = await self._db(lambda store: store.unfinished(_new_id, found))
@@ -185,8 +188,10 @@ class Cluster:
             self._telling.add_done_callback(_say_why)
 
     async def close(self) -> None:
-        """Let go of everything. Tasks go on, and what they do meanwhile is known to the next cluster."""
-        self._is_closing = True
+        """Release all resources; idempotent. Tasks continue, and the next cluster reads their outcome."""
+        if self._is_closed:
+            return
+        self._is_closing = self._is_closed = True
         if self._telling is not None:
             self._telling.cancel()
             await asyncio.wait({self._telling})
@@ -209,41 +214,41 @@ class Cluster:
                 self._lock = None
 
     async def wait_until_broken(self) -> None:
-        """Returns when the cluster can decide nothing any more; the log says why, and only another one can go on."""
+        """Return when the worker has failed. The log has the reason; only a new cluster can continue."""
         if self._worker is not None:
             await asyncio.wait({self._worker})
 
-    # ---- what changes jobs
+    # ---- commands
 
     async def submit(self, user: str, config_text: bytes) -> str:
-        """The name of the new job, which is durable and waits for its turn.
+        """The name of the new job, which is durable and queued.
 
         Raises:
-            JobInvalid: the text is no job that can run; with all mistakes.
-            JobTooLarge: it can never fit into its virtual cluster.
-            JobExists: the user has a job of that name already.
-            VirtualClusterUnknown, StorageUnknown: it names one that is not there.
-            StateBusy: it could not be stored.
+            JobInvalid: the job is invalid; the error lists all problems.
+            JobExceedsCluster: the job can never fit into its virtual cluster.
+            JobExists: the user already has a job of that name.
+            VirtualClusterUnknown, StorageUnknown: the job names one that does not exist.
+            StateBusy: the job could not be stored.
         """
         self._check_open()
         try:
             text = config_text.decode()
         except UnicodeDecodeError as error:
             message = f"cannot read the job: byte {error.start} is not UTF-8; save it as UTF-8"
-            raise JobInvalid([ProtocolMistake("", None, None, "", message)]) from error
+            raise JobInvalid([ProtocolDiagnostic("", None, None, "", message)]) from error
         defaults = tuple(storage.name for storage in self.settings.storages if storage.is_default)
         loop = asyncio.get_running_loop()
         try:
             made = await loop.run_in_executor(self._parsers, planned, user, text, defaults)
         except ProtocolInvalid as error:
-            raise JobInvalid(error.mistakes) from error
+            raise JobInvalid(error.diagnostics) from error
         plan = made.plan
         _check_words(plan)
         self._check_places(plan)
-        now_s = steady_s()
-        notes = [Note(EventType.WARNING, "Unclear", warning, 0) for warning in made.warnings]
+        now_s = monotonic_epoch_s()
+        notes = [RecordEvent(EventType.WARNING, "Unclear", warning, 0) for warning in made.warnings]
         job_id = await self._db(lambda store: store.add_job(plan, made.masked_text, now_s, notes))
-        job = Job(job_id, plan, now_s, _new_id, self.settings.most_platform_retries)
+        job = PaiJob(job_id, plan, now_s, _new_id, self.settings.most_platform_retries)
         self._live[job_id] = job
         self._inbox.put_nowait(_Item(job_id, Submitted()))
         return plan.name
@@ -251,12 +256,12 @@ class Cluster:
     async def set_execution_type(
         self, user: str, owner: str, name: str, wanted: ExecutionType, *, is_admin: bool = False
     ) -> None:
-        """Stop a job. START changes nothing: neither a job that is on its way nor one that was stopped.
+        """Stop a job. START has no effect, neither on an active job nor on a stopped one.
 
-        Returns when that is durable, not when all processes are gone.
+        Returns when the stop is durable, or executed if the disk is full. It does not wait for the processes to end.
 
         Raises:
-            JobUnknown, NotYours, StateBusy.
+            JobNotFound, JobForbidden, StateBusy.
         """
         await self._own(user, owner, name, is_admin)
         job_id = await self._read(lambda store: store.job_id(owner, name))
@@ -268,11 +273,11 @@ class Cluster:
             self._check_open()
 
     async def delete(self, user: str, owner: str, name: str, *, is_admin: bool = False) -> None:
-        """Forget a job that has ended, with its logs; its name is free again.
+        """Delete a terminal job and its logs; its name becomes available again.
 
         Raises:
-            JobUnknown, NotYours, StateBusy.
-            StillRunning: it has not ended.
+            JobNotFound, JobForbidden, StateBusy.
+            StillRunning: the job is not terminal.
         """
         summary = await self._own(user, owner, name, is_admin)
         job_id = await self._read(lambda store: store.job_id(owner, name))
@@ -286,21 +291,21 @@ class Cluster:
         )
 
     async def add_tag(self, user: str, owner: str, name: str, tag: str, *, is_admin: bool = False) -> None:
-        """Mark a job. A tag that it has already is no matter.
+        """Add a tag to a job; idempotent.
 
         Raises:
-            JobUnknown, NotYours, StateBusy.
+            JobNotFound, JobForbidden, StateBusy.
         """
         await self._own(user, owner, name, is_admin)
         job_id = await self._read(lambda store: store.job_id(owner, name))
         await self._db(lambda store: store.commit([Write("add_tag", {"job_id": job_id, "tag": tag})]))
 
     async def remove_tag(self, user: str, owner: str, name: str, tag: str, *, is_admin: bool = False) -> None:
-        """Take a tag away.
+        """Remove a tag from a job.
 
         Raises:
-            JobUnknown, NotYours, StateBusy.
-            TagUnknown: it has no such tag.
+            JobNotFound, JobForbidden, StateBusy.
+            TagUnknown: the job has no such tag.
         """
         summary = await self._own(user, owner, name, is_admin)
         job_id = await self._read(lambda store: store.job_id(owner, name))
@@ -309,17 +314,17 @@ class Cluster:
                 f"cannot remove tag {tag!r}: job {summary.framework_name} has {', '.join(summary.tags) or 'none'}"
             )
 
-    # ---- what there is
+    # ---- queries
 
     async def jobs(self) -> list[JobSummary]:
         """All jobs, the newest first."""
-        return await self._read(Store.jobs)
+        return await self._read(JobStore.jobs)
 
     async def job(self, owner: str, name: str, attempt_id: int | None = None) -> JobDetail:
-        """A job with its newest attempt, or with the one asked for.
+        """A job with its newest attempt, or with the requested one.
 
         Raises:
-            JobUnknown: no such job, or no such attempt.
+            JobNotFound: no such job, or no such attempt.
         """
         return await self._read(lambda store: store.detail(owner, name, attempt_id))
 
@@ -327,33 +332,35 @@ class Cluster:
         """All attempts of a job, the newest first.
 
         Raises:
-            JobUnknown.
+            JobNotFound.
         """
         return await self._read(lambda store: store.attempts(owner, name))
 
     async def task_attempts(
         self, owner: str, name: str, attempt_id: int, role: str, index: int
     ) -> tuple[TaskDetail, list[TaskAttempt]]:
-        """A task, and all its attempts within one of the job, the newest first. `role` in either spelling.
+        """A task and all its attempts within one attempt of the job, the newest first. `role` in either spelling.
 
         Raises:
-            JobUnknown: no such job, attempt or task.
+            JobNotFound: no such job, attempt or task.
         """
         return await self._read(lambda store: store.task_attempts(owner, name, attempt_id, role, index))
 
     async def config_text(self, owner: str, name: str) -> str:
-        """The job as it was submitted, to the last character but for its secrets, which are masked.
+        """The job's text as submitted, character for character, with its secrets masked.
 
         Raises:
-            JobUnknown.
+            JobNotFound.
         """
         return await self._read(lambda store: store.config(owner, name))
 
-    async def events(self, owner: str, name: str, event_type: EventType | None = None) -> list[JobEvent]:
-        """What happened to a job, the oldest first; of one type, if asked for.
+    async def events(
+        self, owner: str, name: str, event_type: EventType | None = None
+    ) -> list[JobEventRecord]:
+        """The events of a job, the oldest first; only those of `event_type` if given.
 
         Raises:
-            JobUnknown.
+            JobNotFound.
         """
         return await self._read(lambda store: store.events(owner, name, event_type))
 
@@ -363,8 +370,8 @@ class Cluster:
         """The logs of a task's attempt. `role` in either spelling.
 
         Raises:
-            JobUnknown: no such job, attempt or task.
-            LogUnknown: it has none yet.
+            JobNotFound: no such job, attempt or task.
+            LogUnknown: the attempt has no logs yet.
         """
         logs = await self._logs(owner, name, attempt_id, role, index, task_attempt_id)
         return await asyncio.to_thread(log_files, logs)
@@ -382,12 +389,12 @@ class Cluster:
         offset: int | None = None,
         most_bytes: int = TAIL_BYTES,
     ) -> LogPiece:
-        """At most so many bytes of a log from `offset` on; without an offset, its end.
+        """At most `most_bytes` bytes of a log, starting at `offset`; without an offset, the end of the log.
 
-        `file_name` is one that `log_files` gives, and nothing else: no way leads out of the task's folder.
+        `file_name` must be one that `log_files` returns, so a caller cannot read outside the task's folder.
 
         Raises:
-            JobUnknown, LogUnknown.
+            JobNotFound, LogUnknown.
         """
         logs = await self._logs(owner, name, attempt_id, role, index, task_attempt_id)
         return await asyncio.to_thread(read_log, logs, file_name, offset, most_bytes)
@@ -409,13 +416,13 @@ class Cluster:
     # ---- the worker
 
     async def _work(self) -> None:
-        """Events in, effects out, a transaction between the two."""
+        """Process events: decide, commit, then execute the effects."""
         is_last = False
         while not is_last:
             items = [await self._inbox.get()]
-            while not self._inbox.empty() and len(items) < _MOST_EVENTS:
+            while not self._inbox.empty() and len(items) < _MAX_EVENTS:
                 items.append(self._inbox.get_nowait())
-            batch = _Batch(steady_s())
+            batch = _Batch(monotonic_epoch_s())
             for item in items:
                 if item is None:
                     is_last = True
@@ -425,7 +432,7 @@ class Cluster:
                 if item.job_id in self._live:
                     self._handle(self._live[item.job_id], item.event, batch)
             if not self._is_closing:
-                self._grant(batch)  # else the next cluster does: what starts now would start for nobody
+                self._grant(batch)  # when closing, the next cluster allocates instead
             if not await self._commit(batch):
                 return
             for done in batch.done:
@@ -438,45 +445,45 @@ class Cluster:
                     self._live.pop(job.job_id, None)
             self._notifier.wake()
 
-    def _handle(self, job: Job, event: Event, batch: _Batch) -> None:
+    def _handle(self, job: PaiJob, event: Event, batch: _Batch) -> None:
         if job.is_over:
             return
         batch.jobs[job.job_id] = job
         for effect in job.handle(event, batch.now_s):
             self._note(job, effect, batch)
 
-    def _note(self, job: Job, effect: Effect, batch: _Batch) -> None:
-        """Write it down; what can wait until that is durable waits."""
+    def _note(self, job: PaiJob, effect: Effect, batch: _Batch) -> None:
+        """Add an effect to the batch. Effects that must follow the commit are deferred."""
         place = self._virtual_clusters.get(job.plan.virtual_cluster)
         match effect:
-            case AskForPlace():
+            case RequestAllocation():
                 self._containers.update(dict.fromkeys(effect.request.needs, job.job_id))
                 self._ask(job, effect.request)
-            case Leave():
+            case LeaveQueue():
                 if place is not None:
                     place.forget(effect.container_ids)
-            case GiveBack():
+            case ReleaseAllocation():
                 if place is not None:
-                    place.give_back(effect.container_id)
+                    place.release(effect.container_id)
                 self._ports.pop(effect.container_id, None)
                 self._containers.pop(effect.container_id, None)
                 batch.effects.append((job, effect))
             case StartContainer() | StopContainer():
                 batch.effects.append((job, effect))
-            case KeepTask():
+            case SaveTask():
                 batch.writes.append(task_write(job, effect))
-            case KeepAttempt():
+            case SaveTaskAttempt():
                 batch.writes.append(attempt_write(job.job_id, effect))
-            case Note():
+            case RecordEvent():
                 batch.writes.append(event_write(job.job_id, effect, batch.now_s))
-            case Tell():
+            case Notify():
                 logger.info("%s: %s", job.plan.framework_name, effect.change.value)
                 if effect.change.value in job.plan.tells and self._notifier.is_wanted:
                     body = json.dumps(_told(job, effect, batch.now_s))
                     batch.writes.append(Write("add_notification", {"body": body}))
 
-    def _ask(self, job: Job, request: Request) -> None:
-        """Put it into the queue, unless it would stand there for ever: a cluster can be started anew with less."""
+    def _ask(self, job: PaiJob, request: Request) -> None:
+        """Queue a request, or fail it if it can never be satisfied: a restarted cluster may have less capacity."""
         place = self._virtual_clusters.get(job.plan.virtual_cluster)
         if place is not None and request.total.fits_into(place.capacity):
             place.ask(request)
@@ -485,19 +492,19 @@ class Cluster:
             f"virtual cluster {job.plan.virtual_cluster} {'is gone' if place is None else 'has become too small for it'} "
             "since it was submitted; start the cluster as it was, and submit it again"
         )
-        missing = PlaceMissing(tuple(request.needs), Exit(PLACE_REFUSED, diagnostics=problem))
+        missing = AllocationFailed(tuple(request.needs), TaskExit(PLACE_REFUSED, diagnostics=problem))
         self._inbox.put_nowait(_Item(job.job_id, missing))
 
     def _grant(self, batch: _Batch) -> None:
-        """Give places as long as there are any: what cannot use its own frees it for the next."""
+        """Grant allocations until none fits. A task that cannot use its allocation releases it for the next."""
         while granted := [grant for each in self._virtual_clusters.values() for grant in each.grants()]:
             for grant in granted:
                 self._handle(self._live[grant.request.job_id], self._placed(grant), batch)
 
-    def _placed(self, grant: Grant) -> Placed | PlaceMissing:
+    def _placed(self, grant: Grant) -> Placed | AllocationFailed:
         plan = self._live[grant.request.job_id].plan
         tasks = {task.container_id: task for task in self._live[grant.request.job_id].tasks.values()}
-        places: dict[str, Place] = {}
+        places: dict[str, Allocation] = {}
         taken = {port for ports in self._ports.values() for port in ports}
         first, end = self.settings.first_port, self.settings.end_port
         try:
@@ -512,39 +519,72 @@ class Cluster:
                 own = frozenset(port for each in ports.values() for port in each)
                 taken.update(own)
                 self._ports[container_id] = own
-                places[container_id] = Place(self.settings.host_ip, ports, gpus)
+                places[container_id] = Allocation(self.settings.host_ip, ports, gpus)
         except PortsExhausted as error:
             problem = f"{error}; free some ports from {first} to {end - 1}"
-            return PlaceMissing(tuple(grant.gpus), Exit(PORT_CONFLICT, diagnostics=problem))
+            return AllocationFailed(tuple(grant.gpus), TaskExit(PORT_CONFLICT, diagnostics=problem))
         return Placed(places)
 
     async def _commit(self, batch: _Batch) -> bool:
-        """Make it durable, however long that takes; False when the cluster is closed before."""
-        writes = [*batch.writes, *map(job_write, batch.jobs.values())]
-        while writes:
+        """Commit the batch, retrying without limit; False if the cluster is closed first.
+
+        Stops are executed while the commit fails, since a full disk must not delay them. Nothing is started meanwhile.
+        """
+        while writes := [*batch.writes, *map(job_write, batch.jobs.values())]:
             try:
-                await self._db(lambda store: store.commit(writes))
+                await self._db(partial(JobStore.commit, writes=writes))
                 break
             except StateBusy as error:
                 logger.warning("%s; trying again", error)
                 if self._is_closing:
                     return False
-                await asyncio.sleep(_TRY_AGAIN_S)
+                self._stop_unrecorded(batch)
+                await asyncio.sleep(_TRY_RETRY_DELAY_S)
+                self._take_more(batch)
         return True
 
-    def _do(self, job: Job, effect: StartContainer | StopContainer | GiveBack) -> None:
+    def _stop_unrecorded(self, batch: _Batch) -> None:
+        """Execute the batch's stops and complete their requests. A container that has not started yet is excluded."""
+        unstarted = {
+            effect.task.container_id for _, effect in batch.effects if isinstance(effect, StartContainer)
+        }
+        stops = [
+            (job, effect)
+            for job, effect in batch.effects
+            if isinstance(effect, StopContainer) and effect.container_id not in unstarted
+        ]
+        for each in stops:
+            batch.effects.remove(each)
+            self._do(*each)
+        for done in batch.done:
+            if not done.done():
+                done.set_result(None)
+
+    def _take_more(self, batch: _Batch) -> None:
+        """Handle the events that have arrived since, without granting allocations."""
+        for _ in range(self._inbox.qsize()):
+            item = self._inbox.get_nowait()
+            if item is None:
+                self._inbox.put_nowait(None)  # closing: the worker receives it after this batch
+                continue
+            if item.done is not None:
+                batch.done.append(item.done)
+            if item.job_id in self._live:
+                self._handle(self._live[item.job_id], item.event, batch)
+
+    def _do(self, job: PaiJob, effect: StartContainer | StopContainer | ReleaseAllocation) -> None:
         match effect:
             case StartContainer():
                 self._runner.start(job.plan, effect)
             case StopContainer():
                 self._runner.stop(effect.container_id)
-            case GiveBack():
+            case ReleaseAllocation():
                 self._runner.forget(effect.container_id)
 
     def _container_started(self, container_id: str) -> None:
         self._put(container_id, ContainerStarted(container_id))
 
-    def _container_ended(self, container_id: str, ended: Exit) -> None:
+    def _container_ended(self, container_id: str, ended: TaskExit) -> None:
         self._put(container_id, ContainerEnded(container_id, ended))
 
     def _put(self, container_id: str, event: Event) -> None:
@@ -552,10 +592,10 @@ class Cluster:
         if job_id is not None:
             self._inbox.put_nowait(_Item(job_id, event))
 
-    # ---- beginning again
+    # ---- restart
 
     def _prepared(self) -> int:
-        """Make the folders, and keep others from using them as long as the descriptor is open."""
+        """Create the folders and lock them. Returns the descriptor that holds the lock while it is open."""
         try:
             for path in (self._folders.state_dir, self._folders.containers, self._folders.logs):
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -564,9 +604,9 @@ class Cluster:
             raise StateDirUnusable(
                 f"cannot use {error.filename}: {error.strerror}; choose another state directory"
             ) from error
-        gives_up_at_s = time.monotonic() + _LOCK_WAIT_S
+        deadline_s = time.monotonic() + _LOCK_WAIT_S
         while not _locked(descriptor):
-            if time.monotonic() > gives_up_at_s:
+            if time.monotonic() > deadline_s:
                 os.close(descriptor)
                 raise StateDirUnusable(
                     f"cannot use {self._folders.state_dir}: another cluster does; "
@@ -575,8 +615,8 @@ class Cluster:
             time.sleep(_LOCK_LOOK_S)
         return descriptor
 
-    def _take_up(self, job: Job) -> None:
-        """Go on with a job of an earlier cluster."""
+    def _take_up(self, job: PaiJob) -> None:
+        """Resume a job of an earlier cluster."""
         self._live[job.job_id] = job
         place = self._virtual_clusters.get(job.plan.virtual_cluster)
         if not job.tasks:
@@ -590,7 +630,7 @@ class Cluster:
         for request in job.requests():
             self._ask(job, request)
 
-    def _take_up_container(self, job: Job, task: Task, place: VirtualCluster | None) -> None:
+    def _take_up_container(self, job: PaiJob, task: Task, place: VirtualCluster | None) -> None:
         assert task.place is not None
         if place is not None:
             place.hold(task.container_id, job.plan.role(task.role).need, task.place.gpus)
@@ -601,7 +641,7 @@ class Cluster:
         if task.stop_code is not None:
             self._runner.stop(task.container_id)
 
-    # ---- small things
+    # ---- helpers
 
     def _check_open(self) -> None:
         if self._is_closing or self._worker is None or self._worker.done():
@@ -629,13 +669,13 @@ class Cluster:
                     f"virtual cluster {plan.virtual_cluster} has {have.cpu} CPUs, {have.memory_mb} MB and {have.gpu} GPUs; "
                     "ask for less, or start the cluster with more"
                 )
-                raise JobTooLarge([ProtocolMistake("", None, None, "taskRoles", message)])
+                raise JobExceedsCluster([ProtocolDiagnostic("", None, None, "taskRoles", message)])
 
     async def _own(self, user: str, owner: str, name: str, is_admin: bool) -> JobSummary:
         self._check_open()
         summary = await self._read(lambda store: store.summary(owner, name))
         if user != owner and not is_admin:
-            raise NotYours(
+            raise JobForbidden(
                 f"cannot change job {summary.framework_name}: it is not {user}'s; ask {owner} or an administrator"
             )
         return summary
@@ -648,18 +688,18 @@ class Cluster:
         )
         return self._folders.logs_of(*logs)
 
-    async def _db(self, call: Callable[[Store], _T]) -> _T:
+    async def _db(self, call: Callable[[JobStore], _T]) -> _T:
         if self._store is None:
             raise ClusterClosed
         return await asyncio.get_running_loop().run_in_executor(self._database, call, self._store)
 
-    async def _read(self, call: Callable[[Store], _T]) -> _T:
+    async def _read(self, call: Callable[[JobStore], _T]) -> _T:
         if self._reader is None:
             raise ClusterClosed
         return await asyncio.get_running_loop().run_in_executor(self._reading, call, self._reader)
 
     async def _to_tell(self) -> list[tuple[int, str]]:
-        return await self._read(Store.notifications)
+        return await self._read(JobStore.notifications)
 
     async def _was_told(self, number: int) -> None:
         write = Write("remove_notification", {"notification_id": number})
@@ -688,7 +728,7 @@ def _new_id() -> str:
     return str(uuid.uuid4())
 
 
-def _told(job: Job, effect: Tell, now_s: float) -> dict[str, Any]:
+def _told(job: PaiJob, effect: Notify, now_s: float) -> dict[str, Any]:
     return {
         "user": job.plan.user,
         "job": job.plan.name,
@@ -700,7 +740,7 @@ def _told(job: Job, effect: Tell, now_s: float) -> dict[str, Any]:
 
 
 def _is_free(port: int) -> bool:
-    """Whether something could listen there now."""
+    """True if a process could listen on the port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -711,7 +751,7 @@ def _is_free(port: int) -> bool:
 
 
 def _check_words(plan: JobPlan) -> None:
-    """What ends up in a command line of this machine is no more than it looks like."""
+    """Reject values that a command line on this machine would interpret as options or separators."""
     problems = [
         f"cannot use image {role.image!r} of task role {role.name}: no name of an image begins so; write e.g. ubuntu:22.04"
         for role in plan.roles
@@ -723,4 +763,4 @@ def _check_words(plan: JobPlan) -> None:
         if not mount.mount_path.startswith("/") or {":", ","} & set(mount.mount_path)
     ]
     if problems:
-        raise JobInvalid([ProtocolMistake("", None, None, "", problem) for problem in problems])
+        raise JobInvalid([ProtocolDiagnostic("", None, None, "", problem) for problem in problems])

@@ -1,7 +1,7 @@
-"""What a task finds in its environment: the variables of OpenPAI and of FrameworkController. Pure.
+"""The environment of a task: the variables of OpenPAI and of FrameworkController. Pure.
 
-A role has two names, that of the job file and the mangled one. OpenPAI writes some variables with the one, some with the other,
-and scripts that put names together find nothing; here every variable of a role is there under both.
+A role has two names, that of the job file and the mangled one. OpenPAI uses one name in some variables and the other in the
+rest, so scripts that compose names fail. Here every variable of a role is set under both.
 
 Source: microsoft/pai v1.8.1 (src/rest-server/src/models/v2/job/k8s.js), microsoft/openpai-runtime v0.1.12 (src/init.d),
 FrameworkController v1.
@@ -12,20 +12,20 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
-from nni_manager.local_openpai.core.job import Place, Task
+from nni_manager.local_openpai.core.job import Allocation, Task
 from nni_manager.local_openpai.core.plan import JobPlan, RolePlan
 
 FAMILIES = ("PAI_", "FC_", "NNI_")
-"""Variables of a platform around this one are nothing to its tasks."""
+"""Prefixes of an outer platform's variables, which tasks do not inherit."""
 CONTAINER_ID = "FC_POD_UID"
-"""The variable that tells whose a process is: every process of a container inherits it, and no other has its value."""
+"""The variable that identifies a container's processes: all of them inherit it, and its value is unique."""
 _NAMESPACE = "default"
 
 
 def task_variables(
     plan: JobPlan, job_attempt_id: int, task: Task, tasks: Sequence[Task], work_dir: str
 ) -> dict[str, str]:
-    """All variables of this task. `tasks` are all of the job; one that has no place yet leaves holes."""
+    """All variables of this task. `tasks` are all of the job; those without an allocation have empty addresses and ports."""
     own = plan.role(task.role)
     return {
         **dict(_of_framework(plan, job_attempt_id, task, own)),
@@ -37,7 +37,7 @@ def task_variables(
 
 
 def _both(name: str, role: RolePlan) -> tuple[str, ...]:
-    """A variable's name in both spellings; `{}` stands for the role."""
+    """A variable's name in both spellings; `{}` is the placeholder for the role."""
     return tuple(dict.fromkeys((name.format(role.name), name.format(role.mangled_name))))
 
 
@@ -110,7 +110,7 @@ def _of_task(task: Task, role: RolePlan) -> Iterator[tuple[str, str]]:
     yield "PAI_CONTAINER_HOST_PORT_LIST", "".join(f"{label}:{ports};" for label, ports in listed.items())
     gpus = ",".join(map(str, place.gpus))
     yield "NVIDIA_VISIBLE_DEVICES", gpus or "none"
-    # What hides a GPU where no container runtime does; empty hides all.
+    # Hides GPUs where no container runtime does; empty hides all.
     yield "CUDA_VISIBLE_DEVICES", gpus
 
 
@@ -135,16 +135,16 @@ def _of_framework(
     yield "FC_TASK_ATTEMPT_INSTANCE_UID", f"{task.attempt_id}_{task.container_id}"
 
 
-def _first(place: Place, label: str) -> str:
+def _first(place: Allocation, label: str) -> str:
     ports = place.ports.get(label, ())
     return str(ports[0]) if ports else ""
 
 
 def _uid(plan: JobPlan, *parts: object) -> str:
-    """An id that is the same whenever it is asked for."""
+    """A deterministic id."""
     return str(uuid.uuid5(uuid.NAMESPACE_OID, "/".join(map(str, (plan.framework_name, *parts)))))
 
 
 def inherited(environ: Mapping[str, str]) -> dict[str, str]:
-    """What a task has from the machine, as a container has it from its image."""
+    """The variables that a task inherits from the machine, as a container does from its image."""
     return {name: value for name, value in environ.items() if not name.startswith(FAMILIES)}

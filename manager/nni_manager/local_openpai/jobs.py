@@ -1,11 +1,11 @@
-"""Jobs as the cluster tells of them: pictures of one moment, which nothing changes. Times in seconds since the epoch."""
+"""Immutable snapshots of jobs, as the cluster returns them. Times in seconds since the epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from nni_manager.local_openpai.core.exits import Exit
+from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.policies import RetryCounts, Trigger
 from nni_manager.local_openpai.core.queue import ResourceCounts
 from nni_manager.local_openpai.core.states import EventType, ExecutionType, State, SubState
@@ -14,9 +14,8 @@ __all__ = [
     "AttemptSummary",
     "EventType",
     "ExecutionType",
-    "Exit",
     "JobDetail",
-    "JobEvent",
+    "JobEventRecord",
     "JobSummary",
     "LogFile",
     "LogPiece",
@@ -27,6 +26,7 @@ __all__ = [
     "SubState",
     "TaskAttempt",
     "TaskDetail",
+    "TaskExit",
     "TaskRoleDetail",
     "Trigger",
     "VirtualClusterView",
@@ -35,7 +35,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class AttemptSummary:
-    """One attempt of a job. `exit` and `trigger` are None until it is over."""
+    """One attempt of a job. `exit` and `trigger` are None until they are decided."""
 
     attempt_id: int
     state: State
@@ -43,15 +43,15 @@ class AttemptSummary:
     created_at_s: float
     launched_at_s: float | None
     completed_at_s: float | None
-    exit: Exit | None
+    exit: TaskExit | None
     trigger: Trigger | None
 
 
 @dataclass(frozen=True, slots=True)
 class JobSummary:
-    """A job as a list shows it. `debug_id` is its name inside FrameworkController.
+    """A job in a list. `debug_id` is its name inside FrameworkController.
 
-    `attempt_id` is the newest attempt's. `exit_code` is None until the job is over.
+    `attempt_id` is the newest attempt's. `exit_code` is None until it is decided.
     """
 
     debug_id: str
@@ -82,7 +82,7 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True)
 class TaskAttempt:
-    """One start of a task. `container_id` is the pod uid of OpenPAI; address and ports are None and empty until it is placed."""
+    """One attempt of a task. `container_id` is OpenPAI's pod uid. Before allocation the address is None and ports are empty."""
 
     attempt_id: int
     container_id: str
@@ -95,12 +95,12 @@ class TaskAttempt:
     node_name: str | None
     ports: Mapping[str, tuple[int, ...]] = field(hash=False)
     gpus: tuple[int, ...]
-    exit: Exit | None
+    exit: TaskExit | None
 
 
 @dataclass(frozen=True, slots=True)
 class TaskDetail:
-    """A task of an attempt of a job, with its newest attempt. `created_at_s` is that of its first."""
+    """A task of a job's attempt, with its newest attempt. `created_at_s` is that of its first."""
 
     index: int
     task_uid: str
@@ -115,7 +115,7 @@ class TaskDetail:
 
 @dataclass(frozen=True, slots=True)
 class TaskRoleDetail:
-    """A task role of an attempt. `name` is that of the job file, `mangled_name` that of OpenPAI's API."""
+    """A task role of an attempt. `name` is from the job file, `mangled_name` from OpenPAI's API."""
 
     name: str
     mangled_name: str
@@ -124,7 +124,7 @@ class TaskRoleDetail:
 
 @dataclass(frozen=True, slots=True)
 class JobDetail:
-    """A job with one of its attempts: the newest, unless another was asked for."""
+    """A job with one of its attempts: the newest, or the requested one."""
 
     job: JobSummary
     attempt: AttemptSummary
@@ -132,8 +132,8 @@ class JobDetail:
 
 
 @dataclass(frozen=True, slots=True)
-class JobEvent:
-    """Something that happened to a job, or to a task of it (then role, index and container are there)."""
+class JobEventRecord:
+    """An event of a job, or of one of its tasks (then role, index and container are set)."""
 
     uid: str
     type: EventType
@@ -148,7 +148,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """A log of a task's attempt: `stdout`, `stderr`, `all`, `runtime.log`, and what was rotated away: `stdout.1` (newest)."""
+    """A log of a task's attempt: `stdout`, `stderr`, `all`, `runtime.log`, and rotated files: `stdout.1` (newest)."""
 
     name: str
     size_bytes: int
@@ -156,7 +156,7 @@ class LogFile:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """Bytes of a log from `offset` on, of `size_bytes` that it has."""
+    """Bytes of a log, starting at `offset`. `size_bytes` is the size of the whole log."""
 
     data: bytes
     offset: int
@@ -165,7 +165,7 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class VirtualClusterView:
-    """A virtual cluster: what it has, what running tasks hold, and how many jobs wait in its queue."""
+    """A virtual cluster: its capacity, the resources in use, and the number of queued jobs."""
 
     name: str
     capacity: ResourceCounts
@@ -175,9 +175,9 @@ class VirtualClusterView:
 
 @dataclass(frozen=True, slots=True)
 class StorageView:
-    """A storage: the folder of this machine, and whether jobs that name no storage get it.
+    """A storage: a folder of this machine. Jobs that name no storage get those with `is_default`.
 
-    `is_mounted` says whether tasks see it at the path they ask for; if not, at `path` only.
+    `is_mounted` is True if tasks see it at the path that they request, and False if at `path` only.
     """
 
     name: str

@@ -1,7 +1,6 @@
-"""Which jobs a list shows: filters, order and pages, as a query asks for them. Pure.
+"""Filters, order and pages of a list of jobs, as a query requests them. Pure.
 
-Works on the items a list answers with. Items that are equal in what the order goes by stay in the order in which they were
-given, so that pages neither repeat nor skip a job.
+Operates on the items of the response. The sort is stable, so that pages neither repeat nor skip a job.
 
 Source: microsoft/pai v1.8.1, REST server, controllers/v2/job.js; PostgreSQL for where nothing is sorted to (above all).
 """
@@ -12,14 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nni_manager.config.mistakes import remedy_for_unknown, shown
-from nni_manager.local_openpai.refusals import Refused
+from nni_manager.config.diagnostics import remedy_for_unknown, shown
+from nni_manager.local_openpai.api_errors import ApiError
 
-DEFAULT_LIMIT, MOST_LIMIT = 5_000, 50_000
+DEFAULT_LIMIT, MAX_LIMIT = 5_000, 50_000
 
 Item = Mapping[str, Any]
 
-# What a query calls it, and what an item does.
+# Field names in queries, and in items.
 _ORDER_FIELDS = {
     "jobName": "name",
     "submissionTime": "submissionTime",
@@ -39,13 +38,13 @@ _FILTER_FIELDS = {
     "jobPriority": "jobPriority",
 }
 _DIRECTIONS = {"ASC": False, "DESC": True}
-# How a query names a job that says nothing of its priority.
+# The value in queries for jobs without a priority.
 _NO_PRIORITY = "default"
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a query asks for. `wanted` has for a field of an item the values it may have; None of a keyword asks nothing."""
+    """A decoded query. `wanted` maps a field of an item to the accepted values; a keyword of None matches all items."""
 
     wanted: Mapping[str, frozenset[str]]
     keyword: str | None = None
@@ -59,15 +58,15 @@ class Listing:
 
     @classmethod
     def of_query(cls, query: Mapping[str, str]) -> Listing:
-        """What the parameters of a request ask for; those it does not know it passes over, as OpenPAI does.
+        """Decode the parameters of a request. Unknown parameters are ignored, as in OpenPAI.
 
         Raises:
-            Refused: InvalidParametersError.
+            ApiError: InvalidParametersError.
         """
         field, descending = _order(query.get("order", "submissionTime,DESC"))
         limit = _count("limit", query.get("limit", str(DEFAULT_LIMIT)))
-        if limit > MOST_LIMIT:
-            raise Refused("InvalidParametersError", f"Limit exceeds max number {MOST_LIMIT}.")
+        if limit > MAX_LIMIT:
+            raise ApiError("InvalidParametersError", f"Limit exceeds max number {MAX_LIMIT}.")
         return cls(
             wanted={_FILTER_FIELDS[name]: _words(query[name]) for name in _FILTER_FIELDS if name in query},
             keyword=query.get("keyword"),
@@ -81,7 +80,7 @@ class Listing:
         )
 
     def matches(self, item: Item) -> bool:
-        """Whether the item is one of those asked for."""
+        """True if the item matches the query."""
         return (
             all(_value_of(item, field) in values for field, values in self.wanted.items())
             and (
@@ -93,13 +92,13 @@ class Listing:
         )
 
     def answer(self, items: Iterable[Item]) -> list[Item] | dict[str, Any]:
-        """The page asked for, and, if that was asked for too, how many there are on all pages."""
+        """The requested page and, if requested, the number of items on all pages."""
         chosen = self.sorted([item for item in items if self.matches(item)])
         page = chosen[self.offset : self.offset + self.limit]
         return {"totalCount": len(chosen), "data": page} if self.with_total_count else page
 
     def sorted(self, items: Iterable[Item]) -> list[Item]:
-        """The items in the order asked for; nothing counts as more than anything."""
+        """The items in the requested order; None sorts as greater than any value."""
 
         def key(item: Item) -> tuple[bool, Any]:
             value = item[self.order_field]
@@ -120,12 +119,12 @@ def _words(text: str) -> frozenset[str]:
 def _order(text: str) -> tuple[str, bool]:
     field, _, direction = text.partition(",")
     if field not in _ORDER_FIELDS:
-        raise Refused(
+        raise ApiError(
             "InvalidParametersError",
             f"cannot order by {shown(field)}; {remedy_for_unknown(field, _ORDER_FIELDS)}",
         )
     if direction not in _DIRECTIONS:
-        raise Refused(
+        raise ApiError(
             "InvalidParametersError",
             f"cannot use order={field},{direction[:60]}; write {field},ASC or {field},DESC",
         )
@@ -133,9 +132,9 @@ def _order(text: str) -> tuple[str, bool]:
 
 
 def _count(name: str, text: str) -> int:
-    # More digits than any count has, and Python refuses to read thousands of them.
+    # No count has more than 15 digits, and int() rejects thousands of them.
     if not (text.isascii() and text.isdecimal()) or len(text) > 15:
-        raise Refused(
+        raise ApiError(
             "InvalidParametersError", f"cannot use {name}={text[:60]}; write a whole number from 0 on"
         )
     return int(text)

@@ -1,4 +1,4 @@
-"""Links to logs, as OpenPAI gives them: whoever has one reads that log for a while, without logging in.
+"""Links to logs, as in OpenPAI: a link gives access to one log for a limited time, without a login.
 
 Source: microsoft/pai v1.8.1, log-manager, and models/v2/job/log of the REST server.
 """
@@ -15,17 +15,17 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
+from nni_manager.local_openpai.api_errors import bad_token
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.jobs import LogPiece
-from nni_manager.local_openpai.refusals import bad_token
 
-# OpenPAI's links live as long.
+# The lifetime of OpenPAI's links.
 LINK_LIFE_S = 120
 _CHUNK_BYTES = 256 * 1024
 
 
 class LogPlace(NamedTuple):
-    """A log of a task's attempt, in the order in which the cluster is asked for it."""
+    """The location of a log of a task's attempt; the fields are the arguments of `Cluster.read_log`, in their order."""
 
     owner: str
     job: str
@@ -36,7 +36,7 @@ class LogPlace(NamedTuple):
     file: str
 
     def query(self) -> dict[str, str]:
-        """What a link says of it besides the name of the file."""
+        """The query parameters of a link, without the file name."""
         return {
             "username": self.owner,
             "jobname": self.job,
@@ -48,7 +48,7 @@ class LogPlace(NamedTuple):
 
 
 class LogLinks:
-    """Makes links to the logs of a cluster that is at `address`, and answers them."""
+    """Creates and serves links to the logs of a cluster at `address`."""
 
     PATH = "/log-manager/{node}/api/v1/logs/{file}"
 
@@ -56,11 +56,11 @@ class LogLinks:
         self._cluster = cluster
         self._address = address
         self._clock = clock
-        # Links are short-lived, so they need not outlive this process.
+        # A key per process: links are short-lived and need not outlive it.
         self._key = secrets.token_bytes(32)
 
     def link(self, place: LogPlace, tail: bool) -> str:
-        """A link to all of a log, or to its end; without the server's address, as OpenPAI's."""
+        """A link to a whole log, or to its end; without the server's address, as in OpenPAI."""
         expires = str(int(self._clock()) + LINK_LIFE_S)
         query = {**place.query(), "expires": expires, "token": self._signature(place, expires)}
         if tail:
@@ -72,7 +72,7 @@ class LogLinks:
         return hmac.digest(self._key, said.encode(), "sha256").hex()
 
     async def read(self, request: Request) -> Response:
-        """A log, for whoever has a link that still lives: all of it, its end, or a piece from the byte on that is asked for."""
+        """Serve a log to the holder of a valid link: the whole log, its end, or the requested byte range."""
         place = self._place_of(request)
         is_tail, first = request.query_params.get("tail-mode") == "true", _first_byte(request)
         if is_tail:
@@ -88,7 +88,7 @@ class LogLinks:
         return PlainTextResponse(piece.data, status_code=206, headers={"Content-Range": content_range})
 
     async def _rest_of(self, place: LogPlace, piece: LogPiece) -> AsyncIterator[bytes]:
-        """All that was there when it was asked for, and of what came meanwhile a little."""
+        """All bytes that the log had at the request, and possibly a few appended since."""
         sent, size_bytes = 0, piece.size_bytes
         while piece.data and sent < size_bytes:
             yield piece.data
@@ -117,6 +117,6 @@ class LogLinks:
 
 
 def _first_byte(request: Request) -> int | None:
-    """Where the range begins that is asked for; None without one. Only the kind that goes to the end is known."""
+    """The first byte of the requested range; None without one. Only open-ended ranges are supported."""
     match = re.fullmatch(r"bytes=([0-9]{1,18})-", request.headers.get("range", ""))
     return int(match[1]) if match else None

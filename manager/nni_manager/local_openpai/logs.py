@@ -1,4 +1,4 @@
-"""The logs of a container by the names that OpenPAI's API gives them: `stdout`, `stdout.1`, `runtime.log`."""
+"""The logs of a container under the names of OpenPAI's API: `stdout`, `stdout.1`, `runtime.log`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def _files(logs: Path) -> Iterator[tuple[str, Path]]:
 
 
 def log_files(logs: Path) -> list[LogFile]:
-    """What there is.
+    """The logs that exist.
 
     Raises:
-        LogUnknown: nothing.
+        LogUnknown: there are none.
     """
     found = []
     for name, path in _files(logs):
@@ -35,10 +35,10 @@ def log_files(logs: Path) -> list[LogFile]:
 
 
 def read_log(logs: Path, name: str, offset: int | None, most_bytes: int) -> LogPiece:
-    """So many bytes from `offset` on; without one, the end.
+    """At most `most_bytes` bytes, starting at `offset`; without an offset, the end of the log.
 
     Raises:
-        LogUnknown: there is no log of that name.
+        LogUnknown: no log of that name.
     """
     path = dict(_files(logs)).get(name, logs / "of no name")
     try:

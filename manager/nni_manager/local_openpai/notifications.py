@@ -1,4 +1,4 @@
-"""Telling others of a job's changes: a file gets a line, a webhook a POST, each at least once."""
+"""Notifications of job changes: a line in a file, or a POST to a webhook, each at least once."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from nni_manager.local_openpai.errors import StateBusy
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
-_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 60.0
-# A webhook that is away for longer has other worries.
+_FIRST_WAIT_S, _MAX_WAIT_S = 1.0, 60.0
+# A webhook that is unavailable for longer does not receive the notification.
 _GIVES_UP_AFTER_S = 3600.0
 
 
 class Notifier:
-    """Delivers what the database holds for delivery, in order. What a webhook does not take is tried again for an hour."""
+    """Delivers the stored notifications in order. A failed delivery to a webhook is retried for an hour."""
 
     def __init__(
         self,
@@ -30,7 +30,7 @@ class Notifier:
         pending: Callable[[], Awaitable[list[tuple[int, str]]]],
         delivered: Callable[[int], Awaitable[None]],
     ) -> None:
-        """`pending` gives what is to be told, the oldest first; `delivered` removes one."""
+        """`pending` returns the undelivered notifications, the oldest first; `delivered` removes one."""
         self._url = url
         self._file = file
         self._pending = pending
@@ -38,15 +38,15 @@ class Notifier:
         self._in_file: set[int] = set()
         self._first_tried_s: dict[int, float] = {}
         self._news = asyncio.Event()
-        self._news.set()  # an earlier cluster may have left some
+        self._news.set()  # an earlier cluster may have left undelivered ones
 
     @property
     def is_wanted(self) -> bool:
-        """Whether there is anybody to tell."""
+        """True if a file or a webhook is configured."""
         return self._url is not None or self._file is not None
 
     def wake(self) -> None:
-        """There may be something new."""
+        """Check for new notifications."""
         self._news.set()
 
     async def run(self) -> None:
@@ -64,11 +64,11 @@ class Notifier:
                 wait_s = _FIRST_WAIT_S
                 continue
             await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _LONGEST_WAIT_S)
+            wait_s = min(2 * wait_s, _MAX_WAIT_S)
             self._news.set()
 
     async def _deliver(self) -> bool:
-        """Whether all was delivered."""
+        """Deliver pending notifications; True if all were delivered."""
         while pending := await self._pending():
             for number, body in pending:
                 if not await self._tell(number, body):

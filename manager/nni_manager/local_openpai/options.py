@@ -1,4 +1,4 @@
-"""What the local OpenPAI is started with, as a command line says it and as its folder keeps it."""
+"""The start options of the local OpenPAI, on its command line and in its folder."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 from nni_manager.local_openpai.core.queue import ResourceCounts
 from nni_manager.local_openpai.settings import ClusterSettings, Sandbox, StorageSettings, this_machine
 from nni_manager.training_services.local.gpus import gpus_of_this_machine
 
-# That of OpenPAI's REST server.
+# The port of OpenPAI's REST server.
 DEFAULT_PORT = 9186
-# What NNI's page on OpenPAI calls it; tasks see it below /mnt.
+# The name in NNI's documentation of OpenPAI; tasks see it below /mnt.
 DEFAULT_STORAGE = "confignfs-data"
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
-class OptionInvalid(UserMistake):
+class OptionInvalid(UserError):
     """cannot use an option of the local OpenPAI; write it as its help says"""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options. `storages` are folders by name; `virtual_clusters` CPUs, megabytes of memory and GPUs by name.
+    """The options. `storages` are folders by name; `virtual_clusters` are CPUs, megabytes of memory and GPUs by name.
 
-    Without a virtual cluster there is one, `default`, with what the machine has.
+    Without a virtual cluster there is one, `default`, with the resources of the machine.
     """
 
     port: int = DEFAULT_PORT
@@ -40,7 +40,7 @@ class Options:
     notification_file: str | None = None
 
     def to_arguments(self) -> list[str]:
-        """The command line that says the same."""
+        """The equivalent command line."""
         return [
             f"--port={self.port}",
             *(f"--storage={name}={path}" for name, path in self.storages.items()),
@@ -55,17 +55,17 @@ class Options:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Options:
-        """What was kept as JSON.
+        """The options stored as JSON.
 
         Raises:
-            TypeError: it was not.
+            TypeError: the document does not have these fields.
         """
         options = cls(**document)
         counts = {name: tuple(each) for name, each in options.virtual_clusters.items()}
         return cls(**{**document, "virtual_clusters": counts})
 
     def settings(self, state_dir: Path) -> ClusterSettings:
-        """The cluster that has all this, with its state there."""
+        """The settings of a cluster with these options and this state directory."""
         clusters = {
             name: ResourceCounts(cpu, memory_mb, gpu)
             for name, (cpu, memory_mb, gpu) in self.virtual_clusters.items()
@@ -97,7 +97,7 @@ def storage_of(text: str) -> tuple[str, str]:
 
 
 def new_storage_of(text: str) -> tuple[str, str]:
-    """As `storage_of`, of a folder that is there. One that was kept may be gone; it must not keep the rest from starting.
+    """As `storage_of`, but the folder must exist. Stored options skip this check, so that a missing folder does not stop a start.
 
     Raises:
         OptionInvalid.
@@ -125,5 +125,5 @@ def virtual_cluster_of(text: str) -> tuple[str, tuple[int, int, int]]:
 
 
 def absolute(path: str) -> str:
-    """The path from the root on; the service does not run where it is started."""
+    """The absolute path, since the daemon runs in another working directory."""
     return str(Path(path).expanduser().absolute())

@@ -1,4 +1,4 @@
-"""From a job's text to the plan by which it runs here, and what of it has no meaning on one machine."""
+"""Makes a job's plan from its text, with warnings for parts that have no meaning on one machine."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from nni_manager.training_services.openpai.protocol import JobProtocol, parse
 from nni_manager.training_services.openpai.render import RenderedRole, render
 from nni_manager.training_services.openpai.scalars import javascript_text
 
-# Scripts are made once for a job, and the runtime's folder is another one for each container.
+# Placeholder in scripts, which are created once per job; each container has its own runtime folder.
 RUNTIME_DIR = "/folder-of-this-container"
-# It would change the sshd and the keys of this machine, on which all tasks are anyway.
+# The plugin would change the sshd and the keys of this machine, where all tasks run anyway.
 _WITHOUT_EFFECT = "ssh"
-# A shorter value cannot be told from the rest of a log.
-_SHORTEST_SECRET = 4
+# A shorter value would also mask unrelated text in logs.
+_MIN_SECRET = 4
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedJob:
-    """A job's plan, its text with the secrets masked, and what to tell its author."""
+    """A job's plan, its text with the secrets masked, and warnings for its author."""
 
     plan: JobPlan
     masked_text: str
@@ -36,10 +36,10 @@ class PlannedJob:
 def planned(user: str, text: str, default_storages: tuple[str, ...]) -> PlannedJob:
     """The plan of a job that this user submits.
 
-    `default_storages` are for jobs that want storages and name none.
+    `default_storages` are for jobs that request storages without a name.
 
     Raises:
-        ProtocolInvalid: it cannot run; with all mistakes.
+        ProtocolInvalid: the job is invalid; the error lists all problems.
     """
     protocol = parse(text)
     local = _without_ssh(protocol)
@@ -80,7 +80,7 @@ def _role(rendered: RenderedRole) -> RolePlan:
         name=role.name,
         mangled_name=role.mangled_name,
         tasks=role.instances,
-        # OpenPAI takes negative counts, which would make a place larger.
+        # OpenPAI accepts negative counts, which would increase the available resources.
         need=ResourceCounts(
             max(0, role.resources.cpu), max(0, role.resources.memory_mb), max(0, role.resources.gpu)
         ),
@@ -124,7 +124,7 @@ def _priority(extras: Mapping[str, Any]) -> str | None:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """What of secrets could stand in a log, as templates write it."""
+    """The text forms of secrets, as templates write them into logs."""
     if isinstance(value, Mapping):
         for each in value.values():
             yield from _texts(each)
@@ -133,5 +133,5 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(each)
     elif value is not None and not isinstance(value, bool):
         for text in (javascript_text(value), str(value)):
-            if len(text) >= _SHORTEST_SECRET:
+            if len(text) >= _MIN_SECRET:
                 yield text

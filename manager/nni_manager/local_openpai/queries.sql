@@ -1,10 +1,10 @@
--- name: add_job -- a job that was submitted
+-- name: add_job -- a submitted job
 INSERT INTO job (user, name, debug_id, virtual_cluster, priority, total_gpus, total_tasks, total_task_roles, submitted_at_s, config,
     plan, sub_state, execution_type, retries)
 VALUES (:user, :name, :debug_id, :virtual_cluster, :priority, :total_gpus, :total_tasks, :total_task_roles, :submitted_at_s, :config,
     :plan, :sub_state, :execution_type, :retries);
 
--- name: save_job -- what changes of a job; its plan goes when it is over
+-- name: save_job -- the columns of a job that change; a terminal job loses its plan
 UPDATE job SET sub_state = :sub_state, execution_type = :execution_type, attempt_id = :attempt_id, retries = :retries,
     launched_at_s = :launched_at_s, completed_at_s = :completed_at_s, code = :code,
     plan = CASE WHEN :is_over THEN NULL ELSE plan END
@@ -18,30 +18,30 @@ REPLACE INTO task VALUES (:job_id, :job_attempt_id, :role, :task_index, :attempt
     :container_id, :sub_state, :retries, :created_at_s, :launched_at_s, :completed_at_s, :attempt_created_at_s,
     :attempt_launched_at_s, :attempt_completed_at_s, :place, :stop_code, :exit);
 
--- name: add_event -- something happened
+-- name: add_event -- an event of a job
 INSERT INTO event (job_id, type, reason, message, at_s, attempt_id, role, task_index, container_id)
 VALUES (:job_id, :type, :reason, :message, :at_s, :attempt_id, :role, :task_index, :container_id);
 
--- name: add_notification -- somebody is to be told
+-- name: add_notification -- a notification to deliver
 INSERT INTO notification (body) VALUES (:body);
 
--- name: get_notifications -- the oldest of those that nobody was told yet
+-- name: get_notifications -- the oldest undelivered ones
 SELECT * FROM notification ORDER BY notification_id LIMIT 100;
 
--- name: remove_notification -- it was told, or never can be
+-- name: remove_notification -- one that is delivered, or cannot be
 DELETE FROM notification WHERE notification_id = :notification_id;
 
--- name: get_jobs -- all, the newest first
+-- name: get_jobs -- all jobs, the newest first
 SELECT job_id, user, name, debug_id, virtual_cluster, priority, total_gpus, total_tasks, total_task_roles, submitted_at_s, sub_state,
     execution_type, attempt_id, retries, launched_at_s, completed_at_s, code FROM job ORDER BY job_id DESC;
 
--- name: get_job -- one, by its names
+-- name: get_job -- one job, by user and name
 SELECT * FROM job WHERE user = :user AND name = :name;
 
--- name: get_unfinished -- those that may run, in the order of submission
+-- name: get_unfinished -- the jobs that are not terminal, in the order of submission
 SELECT * FROM job WHERE plan IS NOT NULL ORDER BY job_id;
 
--- name: remove_job -- with all that belongs to it
+-- name: remove_job -- with all of its rows in other tables
 DELETE FROM job WHERE job_id = :job_id;
 
 -- name: get_all_tags -- of all jobs
@@ -50,16 +50,16 @@ SELECT * FROM tag ORDER BY job_id, tag;
 -- name: get_tags -- of one job
 SELECT * FROM tag WHERE job_id = :job_id ORDER BY tag;
 
--- name: add_tag -- one that the job has already is no matter
+-- name: add_tag -- no-op if the job has it
 INSERT INTO tag (job_id, tag) VALUES (:job_id, :tag) ON CONFLICT DO NOTHING;
 
--- name: remove_tag -- if it is there
+-- name: remove_tag -- no-op if the job does not have it
 DELETE FROM tag WHERE job_id = :job_id AND tag = :tag;
 
 -- name: get_attempts -- of a job, the newest first
 SELECT * FROM attempt WHERE job_id = :job_id ORDER BY attempt_id DESC;
 
--- name: get_attempt -- one
+-- name: get_attempt -- one attempt of a job
 SELECT * FROM attempt WHERE job_id = :job_id AND attempt_id = :attempt_id;
 
 -- name: get_tasks -- the tasks of an attempt, each with its newest attempt, in the order of the job file

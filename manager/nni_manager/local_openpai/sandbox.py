@@ -1,8 +1,7 @@
-"""Real containers for tasks, by podman or docker: the commands with which a supervisor begins, uses and ends one. Pure but for
-the look for the tool.
+"""Real containers for tasks with podman or docker: the commands that create, use and remove one. Pure except for
+`container_tool`, which searches for the tool.
 
-The container's first process only waits; each script is started in it by itself, so that what a script says stays apart and an
-exit code is its own.
+The container's first process only waits. Each script is started separately, so that it has its own output and exit code.
 """
 
 from __future__ import annotations
@@ -15,26 +14,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 from nni_manager.local_openpai.core.plan import RolePlan
 from nni_manager.training_services.openpai.protocol import DEFAULT_SHM_MB
 
 RUNTIME_IN_CONTAINER = "/usr/local/pai"
-# Debian's bash reaps orphans when it is the first process, and minds no SIGTERM.
+# As PID 1, Debian's bash reaps orphans and ignores SIGTERM.
 _WAITS = ["bash", "-c", "while :; do sleep 3600; done"]
-# Job control puts the script into a process group, whose number is told to whoever wants to stop it.
+# Job control puts the script into its own process group; `_STOPS` reads the group's id from the file.
 _RUNS = f'set -m; PAI_WORK_DIR=$PWD bash "$0" & echo $! > {RUNTIME_IN_CONTAINER}/group; wait $!'
 _STOPS = f"kill -TERM -- -$(< {RUNTIME_IN_CONTAINER}/group)"
 _DEFAULT_REGISTRY = "https://index.docker.io/v1/"
 
 
-class SandboxMissing(UserMistake):
+class SandboxMissing(UserError):
     """cannot run tasks in containers: there is neither podman nor docker here; install one, or run tasks as processes"""
 
 
 @dataclass(frozen=True, slots=True)
 class SandboxCommands:
-    """Commands around one container. `run` is followed by the script, as the container sees it."""
+    """The commands of one container. Append the script's path inside the container to `run`."""
 
     begin: list[str]
     run: list[str]
@@ -42,19 +41,19 @@ class SandboxCommands:
     end: list[str]
 
     def to_spec(self) -> dict[str, Any]:
-        """For the supervisor."""
+        """The commands as JSON values for the supervisor's spec.json."""
         return asdict(self)
 
 
 CLUSTER_LABEL = "trial-keeper.cluster"
-"""The label of each container: where the cluster that made it keeps its containers' folders."""
+"""The label of each container. Its value is the folder of containers of the cluster that created it."""
 
 
 def container_tool() -> str:
-    """podman, or else docker.
+    """The container tool: podman, else docker.
 
     Raises:
-        SandboxMissing: there is neither.
+        SandboxMissing: neither is installed.
     """
     for tool in ("podman", "docker"):
         if shutil.which(tool) is not None:
@@ -63,7 +62,7 @@ def container_tool() -> str:
 
 
 def end_command(tool: str, container_id: str) -> list[str]:
-    """Removes a container, whatever runs in it."""
+    """The command that removes a container, running or not."""
     return [tool, "rm", "--force", _name(container_id)]
 
 
@@ -75,7 +74,7 @@ def sandbox_commands(
     mounts: Iterable[Mapping[str, Any]],
     gpus: tuple[int, ...],
 ) -> SandboxCommands:
-    """The commands for a container whose scripts are in `folder`/runtime, and its variables in `folder`/environ."""
+    """The commands for a container with its scripts in `folder`/runtime and its variables in `folder`/environ."""
     volumes = [f"{folder / 'runtime'}:{RUNTIME_IN_CONTAINER}"]
     volumes += [
         f"{mount['path']}:{mount['mount_path']}{':ro' if mount['is_read_only'] else ''}" for mount in mounts
@@ -83,10 +82,10 @@ def sandbox_commands(
     begin = [tool]
     if role.image_auth is not None:
         begin += ["--config", str(folder)] if tool == "docker" else []
-    # As in OpenPAI, the image's own entry point does not run.
+    # As in OpenPAI, the image's entry point does not run.
     begin += ["run", "--detach", "--name", _name(container_id), "--network", "host", "--entrypoint", ""]
     begin += ["--label", f"{CLUSTER_LABEL}={folder.parent}"]
-    begin += ["--stop-timeout", "0"]  # its first process heeds no signal; scripts had their grace
+    begin += ["--stop-timeout", "0"]  # its first process ignores SIGTERM; scripts have had their grace period
     begin += (
         ["--authfile", str(folder / "config.json")]
         if role.image_auth is not None and tool == "podman"
@@ -105,7 +104,7 @@ def sandbox_commands(
 
 
 def registry_logins(auth: Mapping[str, str]) -> str:
-    """What podman and docker read a login from."""
+    """The registry credentials in the format of podman and docker."""
     login = base64.b64encode(f"{auth.get('username', '')}:{auth.get('password', '')}".encode()).decode()
     return json.dumps({"auths": {auth.get("registryuri") or _DEFAULT_REGISTRY: {"auth": login}}})
 

@@ -11,15 +11,15 @@ CREATE TABLE job (
     total_tasks INTEGER NOT NULL,
     total_task_roles INTEGER NOT NULL,
     submitted_at_s REAL NOT NULL,
-    config TEXT NOT NULL,                -- as submitted, the secrets masked
-    plan TEXT,                           -- JSON, with the secrets; NULL once the job is over
+    config TEXT NOT NULL,                -- as submitted, with masked secrets
+    plan TEXT,                           -- JSON, with the secrets; NULL once the job is terminal
     sub_state TEXT NOT NULL,
     execution_type TEXT NOT NULL,
     attempt_id INTEGER NOT NULL DEFAULT 0,
     retries TEXT NOT NULL,               -- JSON
     launched_at_s REAL,
     completed_at_s REAL,
-    code INTEGER,                        -- how the newest attempt ended, or will have
+    code INTEGER,                        -- exit code of the newest attempt, actual or already decided
     UNIQUE (user, name)
 );
 
@@ -30,8 +30,8 @@ CREATE TABLE attempt (
     created_at_s REAL NOT NULL,
     launched_at_s REAL,
     completed_at_s REAL,
-    exit TEXT,                           -- JSON, once it is decided
-    trigger_ TEXT,                       -- JSON, once it is decided
+    exit TEXT,                           -- JSON; NULL until decided
+    trigger_ TEXT,                       -- JSON; NULL until decided
     PRIMARY KEY (job_id, attempt_id)
 ) WITHOUT ROWID;
 
@@ -79,7 +79,7 @@ CREATE TABLE event (
 );
 CREATE INDEX event_of_job ON event (job_id);
 
-CREATE TABLE notification (              -- what somebody is still to be told
+CREATE TABLE notification (              -- undelivered notifications
     notification_id INTEGER PRIMARY KEY,
     body TEXT NOT NULL                   -- JSON
 );

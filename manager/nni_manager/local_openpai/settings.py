@@ -1,4 +1,4 @@
-"""What a local cluster is made of. Read once, where it is started."""
+"""The settings of a local cluster, read once at its start."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pathlib import Path
 
 from nni_manager.local_openpai.jobs import ResourceCounts
 
-# What Kubernetes grants a container after SIGTERM.
+# Kubernetes' default grace period after SIGTERM.
 GRACE_S = 30.0
-# As the original's multilog, but with text never lost within the files that are kept.
+# As OpenPAI's multilog, but without gaps between the kept files.
 LOG_FILE_BYTES = 256 * 2**20
 OLD_LOG_FILES = 2
-# A port conflict or a SIGKILL from outside is retried without counting; the original does so for ever.
-MOST_PLATFORM_RETRIES = 10
+# A port conflict or an external SIGKILL is retried without being counted; OpenPAI has no limit.
+MAX_PLATFORM_RETRIES = 10
 
 
 class Sandbox(Enum):
-    """What a task runs in: processes of this machine, or a real container of its job's image."""
+    """The isolation of tasks: processes of this machine, or a real container of the job's image."""
 
     PROCESS = "process"
     PODMAN = "podman"
@@ -27,7 +27,7 @@ class Sandbox(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StorageSettings:
-    """A folder that tasks may ask for by name. Without a name of a storage, a job gets those with `is_default`."""
+    """A folder that tasks can request by name. A job that names no storage gets those with `is_default`."""
 
     name: str
     path: Path
@@ -36,17 +36,17 @@ class StorageSettings:
 
 
 def this_machine(gpus: int = 0) -> ResourceCounts:
-    """The CPUs and the memory there are, and so many GPUs."""
+    """The CPUs and the memory of this machine, and the given number of GPUs."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return ResourceCounts(cpu=os.cpu_count() or 1, memory_mb=pages // 2**20, gpu=gpus)
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSettings:
-    """A cluster: its folder, what its virtual clusters have, its storages, whom it tells of changes.
+    """A cluster: its folder, the capacities of its virtual clusters, its storages, and its notification targets.
 
-    Virtual clusters may be given more than the machine has: they are counted, not measured. GPUs are numbered through all of
-    them, in their order.
+    The capacities may exceed the machine's: they are counted, not measured. GPU numbers are consecutive across virtual
+    clusters, in their order.
     """
 
     state_dir: Path
@@ -59,6 +59,6 @@ class ClusterSettings:
     notification_file: Path | None = None
     log_file_bytes: int = LOG_FILE_BYTES
     old_log_files: int = OLD_LOG_FILES
-    most_platform_retries: int = MOST_PLATFORM_RETRIES
+    most_platform_retries: int = MAX_PLATFORM_RETRIES
     first_port: int = 15000
     end_port: int = 40000

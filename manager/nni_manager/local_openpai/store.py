@@ -1,4 +1,4 @@
-"""The cluster's database: `Store` writes and reads, one call at a time. What it reads are the pictures of `jobs`."""
+"""The cluster's database. `JobStore` handles one call at a time and reads the views defined in `jobs`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from nni_manager.errors import Bug
-from nni_manager.local_openpai.core.exits import Exit
-from nni_manager.local_openpai.core.job import Job, KeepAttempt, KeepTask, Note, Place, Task
+from nni_manager.errors import InternalError
+from nni_manager.local_openpai.core.exits import TaskExit
+from nni_manager.local_openpai.core.job import (
+    Allocation,
+    PaiJob,
+    RecordEvent,
+    SaveTask,
+    SaveTaskAttempt,
+    Task,
+)
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.policies import RetryCounts, TaskEnd, Trigger, Verdict
 from nni_manager.local_openpai.core.states import (
@@ -24,16 +31,17 @@ from nni_manager.local_openpai.core.states import (
     SubState,
     state_of,
 )
-from nni_manager.local_openpai.errors import JobExists, JobUnknown, StateBusy, StateDirUnusable
+from nni_manager.local_openpai.errors import JobExists, JobNotFound, StateBusy, StateDirUnusable
 from nni_manager.local_openpai.jobs import (
     AttemptSummary,
     JobDetail,
-    JobEvent,
+    JobEventRecord,
     JobSummary,
     TaskAttempt,
     TaskDetail,
     TaskRoleDetail,
 )
+from nni_manager.store.database_files import OPEN_DATABASES
 
 SCHEMA_VERSION = 1
 _QUERY = re.compile(r"^-- name: (\w+) -- .+\n((?:(?!^-- name:).*\n?)*)", re.MULTILINE)
@@ -48,14 +56,14 @@ QUERIES = {name: statement.strip() for name, statement in _QUERY.findall(_text_o
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One statement with its values, made where the values are those of the moment."""
+    """One statement with its values, captured at creation."""
 
     query: str
     values: Mapping[str, Any]
 
 
-def job_write(job: Job) -> Write:
-    """The job as it is now."""
+def job_write(job: PaiJob) -> Write:
+    """The write that stores the job's current state."""
     return Write(
         "save_job",
         {
@@ -72,8 +80,8 @@ def job_write(job: Job) -> Write:
     )
 
 
-def attempt_write(job_id: int, kept: KeepAttempt) -> Write:
-    """An attempt of a job."""
+def attempt_write(job_id: int, kept: SaveTaskAttempt) -> Write:
+    """The write that stores an attempt of a job."""
     attempt = kept.attempt
     return Write(
         "save_attempt",
@@ -90,8 +98,8 @@ def attempt_write(job_id: int, kept: KeepAttempt) -> Write:
     )
 
 
-def task_write(job: Job, kept: KeepTask) -> Write:
-    """An attempt of a task."""
+def task_write(job: PaiJob, kept: SaveTask) -> Write:
+    """The write that stores an attempt of a task."""
     task = kept.task
     names = [role.name for role in job.plan.roles]
     return Write(
@@ -121,8 +129,8 @@ def task_write(job: Job, kept: KeepTask) -> Write:
     )
 
 
-def event_write(job_id: int, note: Note, at_s: float) -> Write:
-    """Something that happened to a job."""
+def event_write(job_id: int, note: RecordEvent, at_s: float) -> Write:
+    """The write that adds an event of a job."""
     return Write(
         "add_event",
         {
@@ -148,45 +156,64 @@ def _own_errors(path: Path) -> Iterator[None]:
             f"cannot write {path}: {error}; free some space on its disk, or wait and try again"
         ) from error
     except sqlite3.IntegrityError as error:
-        raise Bug(f"cannot store a row in {path}: {error}; this is a bug of trial-keeper") from error
+        raise InternalError(
+            f"cannot store a row in {path}: {error}; this is a bug of trial-keeper"
+        ) from error
     except sqlite3.DatabaseError as error:
         raise StateDirUnusable(
             f"cannot use {path}: {error}; restore it from a copy, or choose another state directory"
         ) from error
 
 
-class Store:
+class JobStore:
     """The database of one cluster. Calls may come from any thread, and must not overlap."""
 
+    _is_counted = False
+
     def __init__(self, path: Path) -> None:
-        """Open it, or make it.
+        """Open the database, or create it.
 
         Raises:
-            StateDirUnusable: a newer version wrote it, or it is no database.
+            StateDirUnusable: another version wrote it, it is corrupt, or the file is not a database.
             StateBusy: it cannot be written now.
         """
         self._path = path
-        if not path.exists():
-            path.touch(mode=0o600)  # it holds secrets
-        with _own_errors(path):
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        is_new = not path.exists()
+        if is_new:
+            path.touch(mode=0o600)  # contains secrets
+        if (damage := OPEN_DATABASES.add(path, is_new=is_new)) is not None:
+            raise StateDirUnusable(
+                f"cannot use the cluster's database: {damage}; restore the file from a copy, or remove {path}* to start without "
+                "any job"
+            )
+        self._is_counted = True
+        try:
+            with _own_errors(path):
+                self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        except BaseException:
+            self._is_counted = False
+            OPEN_DATABASES.remove(path)
+            raise
         try:
             with _own_errors(path):
                 self._connection.row_factory = sqlite3.Row
                 self._connection.execute("PRAGMA journal_mode = WAL")
-                # A job whose submission was confirmed is there after a power cut, too.
+                # A confirmed submission survives a power failure.
                 self._connection.execute("PRAGMA synchronous = FULL")
                 self._connection.execute("PRAGMA foreign_keys = ON")
-                # What is deleted holds secrets: not even its bytes stay in the file.
+                # Deleted rows hold secrets, so their bytes are overwritten.
                 self._connection.execute("PRAGMA secure_delete = ON")
                 self._make_or_check()
         except BaseException:
-            self._connection.close()
+            self.close()
             raise
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the database."""
         self._connection.close()
+        if self._is_counted:
+            self._is_counted = False
+            OPEN_DATABASES.remove(self._path)
 
     def _make_or_check(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -201,11 +228,13 @@ class Store:
 
     # ---- writing
 
-    def add_job(self, plan: JobPlan, masked_text: str, now_s: float, notes: Sequence[Note] = ()) -> int:
-        """A new job's id; it is durable, and so is what is to be told of it.
+    def add_job(
+        self, plan: JobPlan, masked_text: str, now_s: float, notes: Sequence[RecordEvent] = ()
+    ) -> int:
+        """The id of a new job, stored durably together with its events.
 
         Raises:
-            JobExists: the user has one of that name.
+            JobExists: the user has a job of that name.
             StateBusy: nothing was written.
         """
         values = {
@@ -236,10 +265,10 @@ class Store:
         return job_id
 
     def commit(self, writes: Sequence[Write]) -> None:
-        """Make all of this durable, or none of it.
+        """Commit all writes durably, or none of them.
 
         Raises:
-            StateBusy: nothing was written; the same may be tried again.
+            StateBusy: nothing was written; the call can be retried.
         """
         with self._transaction():
             for write in writes:
@@ -258,14 +287,14 @@ class Store:
                 raise
 
     def remove_tag(self, job_id: int, tag: str) -> bool:
-        """Whether the job had it."""
+        """Remove a tag; True if the job had it."""
         with _own_errors(self._path):
             return (
                 self._connection.execute(QUERIES["remove_tag"], {"job_id": job_id, "tag": tag}).rowcount > 0
             )
 
     def notifications(self) -> list[tuple[int, str]]:
-        """The oldest that are not delivered, as id and JSON."""
+        """The oldest undelivered notifications, as id and JSON."""
         return [(row["notification_id"], row["body"]) for row in self._rows("get_notifications")]
 
     # ---- reading
@@ -278,10 +307,10 @@ class Store:
         return [_summary(row, tags.get(row["job_id"], ())) for row in self._rows("get_jobs")]
 
     def job_id(self, user: str, name: str) -> int:
-        """The number of a job.
+        """The id of a job.
 
         Raises:
-            JobUnknown: there is none.
+            JobNotFound: no such job.
         """
         return int(self._job(user, name)["job_id"])
 
@@ -289,31 +318,31 @@ class Store:
         """One job.
 
         Raises:
-            JobUnknown: there is none.
+            JobNotFound: no such job.
         """
         row = self._job(user, name)
         return _summary(row, [tag["tag"] for tag in self._rows("get_tags", job_id=row["job_id"])])
 
     def config(self, user: str, name: str) -> str:
-        """The job's text, masked.
+        """The job's text with its secrets masked.
 
         Raises:
-            JobUnknown: there is none.
+            JobNotFound: no such job.
         """
         return str(self._job(user, name)["config"])
 
     def detail(self, user: str, name: str, attempt_id: int | None) -> JobDetail:
-        """A job with an attempt; the newest if None is asked for.
+        """A job with one attempt: the newest if `attempt_id` is None.
 
         Raises:
-            JobUnknown: there is no such job or attempt.
+            JobNotFound: no such job or attempt.
         """
         summary = self.summary(user, name)
         job_id = self.job_id(user, name)
         wanted = summary.attempt_id if attempt_id is None else attempt_id
         rows = self._rows("get_attempt", job_id=job_id, attempt_id=wanted)
         if not rows and attempt_id is not None:
-            raise JobUnknown(
+            raise JobNotFound(
                 f"cannot find attempt {attempt_id} of job {summary.framework_name}; its newest is {summary.attempt_id}"
             )
         tasks = self._rows("get_tasks", job_id=job_id, job_attempt_id=wanted)
@@ -323,7 +352,7 @@ class Store:
         attempt = (
             _attempt(rows[0])
             if rows
-            # A moment after the submission there is no attempt yet.
+            # Just after the submission no attempt exists yet.
             else AttemptSummary(
                 0, summary.state, summary.sub_state, summary.created_at_s, None, None, None, None
             )
@@ -335,7 +364,7 @@ class Store:
         """All attempts of a job, the newest first.
 
         Raises:
-            JobUnknown: there is no such job.
+            JobNotFound: no such job.
         """
         return [_attempt(row) for row in self._rows("get_attempts", job_id=self.job_id(user, name))]
 
@@ -345,7 +374,7 @@ class Store:
         """A task and all its attempts, the newest first.
 
         Raises:
-            JobUnknown: there is no such job, attempt or task.
+            JobNotFound: no such job, attempt or task.
         """
         rows = self._rows(
             "get_task_attempts",
@@ -355,7 +384,7 @@ class Store:
             task_index=index,
         )
         if not rows:
-            raise JobUnknown(
+            raise JobNotFound(
                 f"cannot find task {index} of role {role} in attempt {attempt_id} of job {user}~{name}; "
                 "look at the job to see its tasks"
             )
@@ -364,10 +393,10 @@ class Store:
     def container_of(
         self, user: str, name: str, attempt_id: int, role: str, index: int, task_attempt_id: int
     ) -> tuple[str, str, str]:
-        """The job's debug id, the role's mangled name, and the container of an attempt of a task.
+        """The job's debug id, the role's mangled name, and the container id of a task's attempt.
 
         Raises:
-            JobUnknown: there is no such job, attempt or task.
+            JobNotFound: no such job, attempt or task.
         """
         job = self._job(user, name)
         found = self._rows(
@@ -379,20 +408,20 @@ class Store:
             attempt_id=task_attempt_id,
         )
         if not found:
-            raise JobUnknown(
+            raise JobNotFound(
                 f"cannot find attempt {task_attempt_id} of task {index} of role {role} in attempt {attempt_id} "
                 f"of job {user}~{name}; look at the job to see its tasks"
             )
         return job["debug_id"], found[0]["mangled_role"], found[0]["container_id"]
 
-    def events(self, user: str, name: str, event_type: EventType | None) -> list[JobEvent]:
-        """What happened to a job, the oldest first.
+    def events(self, user: str, name: str, event_type: EventType | None) -> list[JobEventRecord]:
+        """The events of a job, the oldest first.
 
         Raises:
-            JobUnknown: there is no such job.
+            JobNotFound: no such job.
         """
         return [
-            JobEvent(
+            JobEventRecord(
                 str(row["event_id"]),
                 EventType(row["type"]),
                 row["reason"],
@@ -407,12 +436,12 @@ class Store:
             if event_type is None or row["type"] == event_type.value
         ]
 
-    def unfinished(self, new_id: Callable[[], str], most_platform_retries: int) -> list[Job]:
-        """The jobs that may run, in the order of submission, as they were stored last."""
+    def unfinished(self, new_id: Callable[[], str], most_platform_retries: int) -> list[PaiJob]:
+        """The jobs that are not terminal, as last stored, in the order of submission."""
         return [self._restored(row, new_id, most_platform_retries) for row in self._rows("get_unfinished")]
 
-    def _restored(self, row: sqlite3.Row, new_id: Callable[[], str], most_platform_retries: int) -> Job:
-        job = Job(
+    def _restored(self, row: sqlite3.Row, new_id: Callable[[], str], most_platform_retries: int) -> PaiJob:
+        job = PaiJob(
             job_id=row["job_id"],
             plan=JobPlan.from_json(row["plan"]),
             submitted_at_s=row["submitted_at_s"],
@@ -429,7 +458,7 @@ class Store:
             job.attempt_launched_at_s = attempt["launched_at_s"]
             if attempt["exit"] is not None:
                 job.verdict = Verdict(
-                    Exit(**json.loads(attempt["exit"])), Trigger(**json.loads(attempt["trigger_"]))
+                    TaskExit(**json.loads(attempt["exit"])), Trigger(**json.loads(attempt["trigger_"]))
                 )
         tasks = [
             _task(task) for task in self._rows("get_tasks", job_id=job.job_id, job_attempt_id=job.attempt_id)
@@ -457,7 +486,7 @@ class Store:
     def _job(self, user: str, name: str) -> sqlite3.Row:
         rows = self._rows("get_job", user=user, name=name)
         if not rows:
-            raise JobUnknown(
+            raise JobNotFound(
                 f"cannot find job {user}~{name}: there is none; list the jobs to see what there is"
             )
         return rows[0]
@@ -471,11 +500,11 @@ def _json(value: Any) -> str | None:
     return None if value is None else json.dumps(asdict(value))
 
 
-def _exit(row: sqlite3.Row) -> Exit | None:
-    return None if row["exit"] is None else Exit(**json.loads(row["exit"]))
+def _exit(row: sqlite3.Row) -> TaskExit | None:
+    return None if row["exit"] is None else TaskExit(**json.loads(row["exit"]))
 
 
-# Most jobs have none, and a list has thousands of jobs.
+# Cached: a list has thousands of jobs, and most have no retries.
 @lru_cache(maxsize=256)
 def _counts_of(text: str) -> RetryCounts:
     return RetryCounts(**json.loads(text))
@@ -485,12 +514,12 @@ def _counts(row: sqlite3.Row) -> RetryCounts:
     return _counts_of(row["retries"])
 
 
-def _place(row: sqlite3.Row) -> Place | None:
+def _place(row: sqlite3.Row) -> Allocation | None:
     if row["place"] is None:
         return None
     values = json.loads(row["place"])
     ports = {label: tuple(found) for label, found in values["ports"].items()}
-    return Place(values["host_ip"], ports, tuple(values["gpus"]))
+    return Allocation(values["host_ip"], ports, tuple(values["gpus"]))
 
 
 def _summary(row: sqlite3.Row, tags: Sequence[str]) -> JobSummary:
@@ -558,7 +587,7 @@ def _task(row: sqlite3.Row) -> Task:
 
 def _task_attempt(row: sqlite3.Row) -> TaskAttempt:
     task = _task(row)
-    # An attempt with another one behind it is over.
+    # An attempt that is followed by another one is terminal.
     sub_state = SubState.COMPLETED if task.attempt_completed_at_s is not None else task.sub_state
     return TaskAttempt(
         attempt_id=task.attempt_id,

@@ -1,23 +1,23 @@
-"""What a container is here: one process that runs a task's scripts, keeps its logs, and tells how it ended.
+"""The container supervisor: one process that runs a task's scripts, writes its logs, and records how it ended.
 
-It is forked by a program of its own (`fork_supervisors`), needs the standard library only, and outlives the cluster that started
-it. Between the two there are only files of the container's folder:
+A fork server (`fork_supervisors`) forks it. It needs only the standard library and outlives the cluster that started it.
+Supervisor and cluster communicate through files in the container's folder:
 
-| File | By | Says |
+| File | Writer | Content |
 |---|---|---|
 | spec.json | cluster | what to run, secrets included |
-| process.json | supervisor | which process this is; made once, so that whoever makes it in its stead keeps it from starting |
-| exit.json | supervisor | how it ended, when nothing of the container is left |
+| process.json | supervisor | identity of this process; created once, so whoever creates it first prevents another start |
+| exit.json | supervisor | how the container ended; written when none of its processes is left |
 
-When it has begun it writes one byte to its stdout.
+Once started, the supervisor writes one byte to its stdout.
 
-Where tasks run in real containers, `sandbox` in spec.json has the commands that begin and end one, run a script in it, and stop
-that.
+Where tasks run in real containers, `sandbox` in spec.json has four commands: create the container, remove it, run a script in
+it, and stop that script.
 
-Theory of operation. Each script leads a session of its own; this process adopts orphans, so that all they start stays below it,
-and when the last script has ended everything below is killed. SIGTERM goes to the script's process group, SIGKILL after a grace
-to everything; a second SIGTERM ends the grace. Output comes through pipes, so that secrets can be taken out of it and files
-rotated.
+Theory of operation. Each script leads its own session. This process adopts orphans, so all descendants stay below it, and
+when the last script has ended it kills all of them. SIGTERM goes to the script's process group; after a grace period SIGKILL
+goes to every descendant. A second SIGTERM ends the grace period. Output passes through pipes, so that the supervisor can mask
+secrets and rotate files.
 """
 
 from __future__ import annotations
@@ -42,27 +42,29 @@ LOG_FOLDERS = {"stdout": "user-stdout", "stderr": "user-stderr", "all": "user-al
 CURRENT = "current"
 MASK = b"******"
 BEGIN = "container"
-"""The stage in which a real container is made, where tasks run in one."""
+"""The stage that creates the real container, where tasks run in one."""
 BEGUN = b"!"
 FORKS = "--fork"
-"""Argument of the program: fork supervisors for the folders that are read."""
+"""Program argument: fork a supervisor for each folder read from stdin."""
 MOUNT_PROBE = "--mount-probe"
-"""Argument of the program: fail unless storages could be mounted."""
+"""Program argument: fail unless storages can be mounted."""
 
 _READ_BYTES = 65536
 _POLL_S = 1.0
-# What was killed is gone within milliseconds; large memory takes seconds to be given back.
-_LONGEST_DEATH_S = 10.0
+# Most processes exit within milliseconds of SIGKILL; freeing large memory takes seconds.
+_MAX_DEATH_S = 10.0
+# One scan can miss a process that is being adopted.
+_EMPTY_SCANS = 2
 _DRAIN_S = 5.0
 _TOOL_S = 60.0
-# Whoever asked to stop does not wait for a tool that hangs, and ends this process some time after the grace.
+# The cluster kills this process some time after the grace period, so a hanging tool must not use up that time.
 _TOOL_BEFORE_KILL_S = 10.0
-# podman needs a moment to see that what it watched a container with is gone.
+# podman needs a moment to detect that a container's monitor process has exited.
 _REMOVALS = 5
 _REMOVAL_PAUSE_S = 2.0
-# A full disk may be cleared; without this file the cluster takes the task for lost.
+# A full disk may be cleared; without this file the cluster reports the task as lost.
 _EXIT_TRIES = 60
-_MOST_BESIDE_A_MOUNT = 500
+_MAX_BESIDE_A_MOUNT = 500
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000  # linux/sched.h
@@ -76,11 +78,11 @@ _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_MOVE, _MS_REC, _MS_SLAVE = (
 )  # linux/mount.h
 
 
-# ---- which process
+# ---- process identity
 
 
 def process_identity(pid: int) -> dict[str, Any] | None:
-    """What tells this process from any other that had or will have its number; None if it is gone or a zombie."""
+    """Identity of a process that distinguishes it from others with the same pid; None if it is gone or a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -90,17 +92,17 @@ def process_identity(pid: int) -> dict[str, Any] | None:
 
 
 def boot_id() -> str:
-    """Changes with every start of the machine."""
+    """The kernel's boot id, which changes with every boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def claim(folder: Path, document: Mapping[str, Any]) -> bool:
-    """Make process.json with this content; whether nobody else has made it before."""
+    """Create process.json with this content; False if it already exists."""
     temporary = folder / f".{PROCESS}.{os.getpid()}"
     with temporary.open("w", encoding="utf-8") as file:
         json.dump(document, file)
         file.flush()
-        os.fsync(file.fileno())  # a name without its content would claim it for nobody
+        os.fsync(file.fileno())  # a crash must not leave the file without its content
     try:
         os.link(temporary, folder / PROCESS)
     except FileExistsError:
@@ -114,7 +116,7 @@ def claim(folder: Path, document: Mapping[str, Any]) -> bool:
 
 
 class Redactor:
-    """Takes secrets out of a stream of bytes, also where one comes in pieces."""
+    """Masks secrets in a byte stream, including secrets split across chunks."""
 
     def __init__(self, secrets: Iterable[bytes]) -> None:
         self._secrets = sorted(set(secrets), key=len, reverse=True)
@@ -122,7 +124,7 @@ class Redactor:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """What may be shown by now. The beginning of a secret at the end is held back until more is known."""
+        """The masked output so far. A possible start of a secret at the end is held back until more data arrives."""
         if self._pattern is None:
             return data
         data = self._held + data
@@ -139,7 +141,7 @@ class Redactor:
         return b"".join(shown)
 
     def flush(self) -> bytes:
-        """The rest, when nothing follows."""
+        """The data held back, at the end of the stream."""
         rest, self._held = self._held, b""
         return rest if self._pattern is None else self._pattern.sub(MASK, rest)
 
@@ -154,7 +156,7 @@ class Redactor:
 
 
 class RotatedLog:
-    """A log of bounded size: a folder with `current`, and older files beside it, named after the time they were left."""
+    """A log of bounded size: a folder with `current` and older files, each named after the time of its rotation."""
 
     def __init__(self, folder: Path, file_bytes: int, old_files: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -169,7 +171,7 @@ class RotatedLog:
         self._size = os.fstat(self._descriptor).st_size
 
     def write(self, data: bytes) -> None:
-        """Append. What a full disk does not take is lost: the task goes on."""
+        """Append data. On a full disk the data is dropped and the task continues."""
         view = memoryview(data)
         with contextlib.suppress(OSError):
             while view:
@@ -182,7 +184,7 @@ class RotatedLog:
     def _rotate(self) -> None:
         os.close(self._descriptor)
         newest = next((int(log.stem[1:]) for log in old_logs(self._folder)), 0)
-        # Names are in order even when the clock was set back.
+        # Names stay in order even if the clock is set back.
         os.rename(self._folder / CURRENT, self._folder / f"@{max(time.time_ns(), newest + 1):020d}.s")
         for old in old_logs(self._folder)[self._old_files :]:
             old.unlink()
@@ -190,12 +192,12 @@ class RotatedLog:
 
 
 def old_logs(folder: Path) -> list[Path]:
-    """What was rotated away, the newest first."""
+    """The rotated files, the newest first."""
     return sorted(folder.glob("@*.s"), reverse=True)
 
 
 class Streams:
-    """The pipes that a container's scripts write to, and where what comes through them goes."""
+    """The pipes that a container's scripts write to, and the logs that receive the data."""
 
     def __init__(self, logs: Path, secrets: list[bytes], file_bytes: int, old_files: int) -> None:
         self._logs = {
@@ -214,21 +216,21 @@ class Streams:
             self._selector.register(reader, selectors.EVENT_READ, (Redactor(secrets), sinks))
 
     def writer(self, name: str) -> int:
-        """The end that a script gets: of `stdout`, `stderr` or `runtime`."""
+        """The write end of the pipe `stdout`, `stderr` or `runtime`."""
         return self._writers[name]
 
     def wake_by(self, descriptor: int) -> None:
-        """`pump` returns also when this can be read."""
+        """Make `pump` return also when this descriptor is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ, None)
 
     def note(self, text: str) -> None:
-        """A line of the supervisor's own."""
+        """Write a line of the supervisor to runtime.log."""
         redactor = Redactor(self._secrets)
         line = f"[{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())}] {text}\n".encode()
         self._logs["runtime.log"].write(redactor.feed(line) + redactor.flush())
 
     def pump(self, timeout_s: float) -> bool:
-        """Write what has come, waiting so long for something; whether anything of the scripts may still come."""
+        """Write available output to the logs, waiting at most `timeout_s`; True while scripts may write more."""
         for key, _ in self._selector.select(max(0.0, timeout_s)):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
@@ -247,11 +249,11 @@ class Streams:
         return any(key.data is not None for key in self._selector.get_map().values())
 
     def drain(self) -> None:
-        """Write all that comes until the last writer is gone, or does not seem to go."""
+        """Write output until the last writer closes its pipe, for at most `_DRAIN_S`."""
         for descriptor in self._writers.values():
             os.close(descriptor)
-        gives_up_at_s = time.monotonic() + _DRAIN_S
-        while self.pump(0.1) and time.monotonic() < gives_up_at_s:
+        deadline_s = time.monotonic() + _DRAIN_S
+        while self.pump(0.1) and time.monotonic() < deadline_s:
             continue
 
 
@@ -259,7 +261,7 @@ class Streams:
 
 
 def descendants(pid: int) -> list[int]:
-    """Children of a process, their children, and so on."""
+    """The pids of all descendants of a process."""
     found: list[int] = []
     following = [pid]
     while following:
@@ -273,7 +275,7 @@ def descendants(pid: int) -> list[int]:
 
 
 class Stopping:
-    """Whether the container is to end, and until when it may take its time."""
+    """The stop request of a container and the deadline of its grace period."""
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
@@ -282,13 +284,13 @@ class Stopping:
         self.kills_at_s = float("inf")
 
     def ask(self, _number: int, _frame: FrameType | None) -> None:
-        """For SIGTERM. A second one ends the grace."""
+        """Handle SIGTERM. A second one ends the grace period."""
         self.kills_at_s = time.monotonic() + (0.0 if self.was_asked else self._grace_s)
         self.was_asked = True
 
 
 class Supervisor:
-    """One container, from its first script to the last of its processes."""
+    """One container, from its first script to the end of its last process."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -299,7 +301,7 @@ class Supervisor:
         self._stopping = Stopping(self._spec["grace_s"])
         signal.signal(signal.SIGTERM, self._stopping.ask)
         for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # meant for whoever started the cluster
+            signal.signal(number, signal.SIG_IGN)  # intended for the process that started the cluster
         secrets = [secret.encode() for secret in self._spec["secrets"]]
         self._streams = Streams(
             Path(self._spec["logs"]), secrets, self._spec["log_file_bytes"], self._spec["old_log_files"]
@@ -314,7 +316,7 @@ class Supervisor:
         self._streams.wake_by(waker)
 
     def run(self) -> None:
-        """All of it."""
+        """Run all stages, end all processes and write exit.json."""
         began_at_s, began_s = time.time(), time.monotonic()
         for problem in mount_storages(self._spec["mounts"], self._folder):
             self._streams.note(problem)
@@ -372,7 +374,7 @@ class Supervisor:
             self._pass_stop_on(child.pid)
             if time.monotonic() >= self._stopping.kills_at_s:
                 self._end_everything()
-            # The last process of a group to go need not be a child.
+            # Poll: the last process of the group need not be a child, so SIGCHLD may not report it.
             self._streams.pump(min(_POLL_S if self._ended is None else 0.05, self._grace_left_s()))
             self._reap()
         code = self._ended or 0
@@ -380,7 +382,7 @@ class Supervisor:
         return code if code >= 0 else 128 - code
 
     def _is_over(self) -> bool:
-        """A script that was asked to stop is over when its whole group is: a shell dies at once of what others still heed."""
+        """True if the script has ended. A stopped script ends with its whole group: the shell may exit before the others."""
         if self._ended is None:
             return False
         is_waited_for = self._stopping.was_asked and time.monotonic() < self._stopping.kills_at_s
@@ -407,27 +409,29 @@ class Supervisor:
                     self._ended = os.waitstatus_to_exitcode(ended[1])
 
     def _end_everything(self) -> list[int]:
-        """Kill all below this process; what could not be ended.
+        """Kill all descendants; returns the pids that survived.
 
-        A container goes first, by its tool: what the tool left beside it to tell of its end is below this process too, and
-        podman does not remove a container of whose end nothing tells.
+        The tool removes a real container first. Its monitor process is also a descendant, and podman does not remove a container
+        whose monitor is gone.
         """
         if self._sandbox and self._container_goes_first:
             self._container_goes_first = False
             self._try_to_remove(self._sandbox, _TOOL_BEFORE_KILL_S if self._stopping.was_asked else _TOOL_S)
-        gives_up_at_s = time.monotonic() + _LONGEST_DEATH_S
+        deadline_s = time.monotonic() + _MAX_DEATH_S
+        empty_scans = 0
         while True:
             self._reap()
             found = [pid for pid in descendants(os.getpid()) if process_identity(pid) is not None]
-            if not found or time.monotonic() > gives_up_at_s:
+            empty_scans = 0 if found else empty_scans + 1
+            if empty_scans == _EMPTY_SCANS or time.monotonic() > deadline_s:
                 return found
             for pid in found:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
-            self._streams.pump(0.01)
+            self._streams.pump(0.01 if found else 0.0)
 
     def _remove_at_last(self, sandbox: Mapping[str, list[str]], *, was_made: bool) -> None:
-        """When all is dead. Of a container that could not be made there may be nothing to remove."""
+        """Retry the removal after all processes have ended. A container that could not be created may leave nothing to remove."""
         for _ in range(_REMOVALS):
             self._try_to_remove(sandbox, _TOOL_S)
             if self._is_removed or not (was_made or self._stopping.was_asked):
@@ -455,7 +459,7 @@ class Supervisor:
 
 
 def _said_by(command: list[str], within_s: float = _TOOL_S) -> tuple[bool, str]:
-    """Run it; whether it worked, and what it said."""
+    """Run a command; returns its success and its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -475,7 +479,7 @@ def _group_lives(group: int) -> bool:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of what scripts leave behind, as the first process of a container is."""
+    """Become the parent of orphaned descendants, like PID 1 of a container."""
     _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -483,11 +487,11 @@ def adopt_orphans() -> None:
 
 
 class MountFailed(Exception):
-    """The kernel does not have it."""
+    """The kernel refused the mount."""
 
 
 def mount_storages(mounts: list[dict[str, Any]], folder: Path) -> list[str]:
-    """Make storages visible at the paths that the job wants, for this process and what it starts; what did not work."""
+    """Mount storages at the job's paths, for this process and its children. Returns one line for each failure."""
     wanted = [
         mount for mount in mounts if os.path.realpath(mount["path"]) != os.path.realpath(mount["mount_path"])
     ]
@@ -518,7 +522,7 @@ def _enter_namespace() -> None:
     try:
         _call("unshare", _CLONE_NEWNS)
     except MountFailed:
-        # Without privileges a user namespace gives them, inside.
+        # An unprivileged process gets the privileges inside a user namespace.
         _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
         for name, content in (
             ("setgroups", "deny"),
@@ -541,7 +545,7 @@ def _mount_storage(mount: Mapping[str, Any], folder: Path) -> None:
 
 
 def _make_room(target: str, folder: Path) -> None:
-    """A folder to mount on that the machine outside never sees, where that can be."""
+    """Create a mount point, in a private tmpfs where possible so that it does not appear on the machine itself."""
     above = os.path.dirname(target)
     while not os.path.isdir(above):
         above = os.path.dirname(above)
@@ -550,7 +554,7 @@ def _make_room(target: str, folder: Path) -> None:
         return
     with os.scandir(above) as found:
         beside = list(found)
-    if len(beside) > _MOST_BESIDE_A_MOUNT:
+    if len(beside) > _MAX_BESIDE_A_MOUNT:
         raise MountFailed(f"{above} has too many entries to make another one beside them")
     stage = folder / f"mount-{time.time_ns()}"
     stage.mkdir()
@@ -567,7 +571,7 @@ def _make_room(target: str, folder: Path) -> None:
 
 
 def _libc() -> Any:
-    import ctypes  # a few milliseconds that only a container's process needs
+    import ctypes  # takes a few milliseconds; only a supervisor needs it
 
     return ctypes.CDLL(None, use_errno=True)
 
@@ -593,23 +597,23 @@ def _mount(source: str, target: str, flags: int, kind: str | None = None, data: 
 
 
 def main(folder: Path) -> None:
-    """Run the container of this folder, unless somebody has said that nothing starts any more."""
+    """Run the container of this folder, unless another process has claimed the folder."""
     identity = process_identity(os.getpid())
     assert identity is not None
     if not claim(folder, identity):
         return
     adopt_orphans()
     supervisor = Supervisor(folder)
-    # From here on a cluster can find it again, and stop it.
+    # From here on a cluster can find and stop this process.
     os.write(1, BEGUN)
     _redirect(os.devnull, 1)
     supervisor.run()
 
 
 def fork_supervisors() -> None:
-    """Read folders, each with a null byte behind it, from stdin, and answer each: BEGUN, or another byte if it cannot."""
-    _libc()  # every fork has it then
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody here waits for them
+    """Read null-terminated folders from stdin and answer each: BEGUN, or another byte if its supervisor cannot start."""
+    _libc()  # loaded once for all forks
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     rest = b""
     while data := os.read(0, _READ_BYTES):
         *folders, rest = (rest + data).split(b"\0")
@@ -623,7 +627,7 @@ def _forked(folder: Path) -> bytes:
         try:
             os.close(reader)
             _become_supervisor(folder, writer)
-        except BaseException:  # noqa: BLE001 - whatever happens, there is one process that forks
+        except BaseException:  # noqa: BLE001 - the child must never return into the fork server's loop
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(0)
@@ -654,5 +658,5 @@ def _redirect(path: str, descriptor: int) -> None:
 
 
 def start() -> None:
-    """What the program does, as its one argument says."""
+    """Run the function that the program's only argument selects."""
     {FORKS: fork_supervisors, MOUNT_PROBE: _enter_namespace}[sys.argv[1]]()

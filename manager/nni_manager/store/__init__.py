@@ -1,1 +1,1 @@
-"""What survives the manager: one SQLite file per experiment, and the logs it collected beside it."""
+"""The manager's persistent state: one SQLite file per experiment, and the collected logs beside it."""

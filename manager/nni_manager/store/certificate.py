@@ -1,6 +1,6 @@
-"""The manager's own certificate: nobody signs it, and keepers know it from the workspace.
+"""The manager's self-signed certificate, which keepers read from the workspace.
 
-It is made once for an experiment and never ends, so a resumed manager is the same to its keepers, whatever clocks say.
+It is created once for an experiment and never expires. So keepers accept a resumed manager, whatever the clocks show.
 """
 
 from __future__ import annotations
@@ -13,17 +13,18 @@ from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
 
+from nni_manager.store.torn_files import read_state
 from trial_keeper.wire.metadata import MANAGER_NAME
 from trial_keeper.wire.workspace import replace_file
 
-# What trusts the certificate names it; its dates say nothing. The last one is RFC 5280's for "no end".
+# Clients pin the certificate itself, so its dates mean nothing. The last one is RFC 5280's for "no expiration".
 _FROM = datetime(2000, 1, 1, tzinfo=timezone.utc)
 _TO = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A key and its certificate, in one PEM file that its owner alone may read."""
+    """A key and its certificate, in one PEM file that only its owner can read."""
 
     path: Path
     key_pem: bytes = field(repr=False)
@@ -31,33 +32,46 @@ class Certificate:
 
     @classmethod
     def of(cls, path: Path, names: Iterable[str]) -> Certificate:
-        """The one in the file, or, when there is no such file, a new one.
+        """Read the certificate; create a new one if the file is missing or torn. Keepers find the new one in manager.json.
 
-        `names`: hosts and IP addresses for browsers; keepers look for `MANAGER_NAME`.
+        `names`: hosts and IP addresses for browsers; keepers verify `MANAGER_NAME`.
 
         Raises:
-            OSError: the file can be neither read nor made.
+            OSError: the file can be neither read nor created.
         """
-        try:
-            text = path.read_text()
-        except FileNotFoundError:
-            text = _made(names)
-            replace_file(path, text.encode(), 0o600)
-        key, begin, certificate = text.partition("-----BEGIN CERTIFICATE-----")
-        return cls(path, key.encode(), begin + certificate)
+        parts = read_state(path, _parts)
+        if parts is None:
+            content = _made(names).encode()
+            replace_file(path, content, 0o600, is_durable=True)
+            parts = _parts(content)
+        return cls(path, *parts)
 
     @cached_property
     def sha256(self) -> str:
         """The certificate's fingerprint, as browsers show it: hexadecimal bytes with colons."""
-        # Costs 20 ms, which every nnictl would pay.
+        # Imported here: it costs 20 ms, which every nnictl would pay.
         import ssl
 
         digest = hashlib.sha256(ssl.PEM_cert_to_DER_cert(self.certificate_pem)).hexdigest().upper()
         return ":".join(digest[at : at + 2] for at in range(0, len(digest), 2))
 
 
+def _parts(content: bytes) -> tuple[bytes, str]:
+    """The key and the certificate of a complete file.
+
+    Raises:
+        ValueError: the file is incomplete.
+    """
+    key, begin, certificate = content.decode("ascii").partition("-----BEGIN CERTIFICATE-----")
+    if not key.rstrip().endswith("-----END PRIVATE KEY-----"):
+        raise ValueError("its private key is not whole")
+    if not certificate.rstrip().endswith("-----END CERTIFICATE-----"):
+        raise ValueError("its certificate is not whole")
+    return key.encode(), begin + certificate
+
+
 def _made(names: Iterable[str]) -> str:
-    # Costs 60 ms, which only those pay who listen beyond loopback.
+    # Imported here: it costs 60 ms, and only listeners beyond loopback need it.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
@@ -80,7 +94,7 @@ def _made(names: Iterable[str]) -> str:
         .not_valid_before(_FROM)
         .not_valid_after(_TO)
         .add_extension(x509.SubjectAlternativeName(hosts), critical=False)
-        # It signs nothing: who has it can be nobody else.
+        # Not a CA: the key's owner cannot issue certificates for other names.
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)

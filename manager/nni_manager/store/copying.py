@@ -1,31 +1,37 @@
-"""An experiment's database as a new one: row by row into tables of our own making. Whatever else is in the file stays there."""
+"""Copies an experiment's database row by row into new tables of our own. Everything else in the file is ignored."""
 
 import json
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from nni_manager.errors import Bug
-from nni_manager.store.store import Store, StoreReader, StoreUnusable
+from nni_manager.errors import InternalError
+from nni_manager.store.errors import StoreUnusable
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.writer import Store
 from trial_keeper.wire.messages import Stream
 from trial_keeper.wire.workspace import is_safe_name
 
+# The year 5138, in seconds since the epoch. The limit excludes infinity, which no clock can show.
+_LATEST_S = 1e11
+
 
 def copy_store(
-    source: Path, target: Path, *, config: str, secret: bytes, memo_of: Callable[[str], str] = str
+    source: Path, target: Path, *, config: str, secret: bytes, metadata_of: Callable[[str], str] = str
 ) -> None:
-    """Make `target` of all that is in `source`, but for the config and the secret. `memo_of`: what becomes of a tuner's note.
+    """Create `target` with all rows of `source`, except the config and the secret.
 
-    `source` may be anybody's: it is read, nothing of it is run, and ids that could lead out of a folder are refused.
+    `metadata_of`: converts the tuner's metadata of a trial. `source` is untrusted: it is read, but nothing in it is executed,
+    and ids that could lead out of a folder are refused.
 
     Raises:
-        StoreUnusable: it is no database of an experiment that is over.
+        StoreUnusable: it is not the database of a terminal experiment.
     """
     with StoreReader(source) as reader:
         try:
             stored = reader.experiment()
             _refuse_unless_over(reader)
-        except (ValueError, TypeError, KeyError, ArithmeticError, sqlite3.Error, Bug) as error:
+        except (ValueError, TypeError, KeyError, ArithmeticError, sqlite3.Error, InternalError) as error:
             raise _not_ours(source, f"{error!r}") from error
         Store.create(target, target.parent, stored.experiment_id, config, secret, stored.created_at_s).close()
         connection = sqlite3.connect(target, isolation_level=None)
@@ -33,17 +39,20 @@ def copy_store(
             connection.execute("BEGIN")
             connection.execute("DELETE FROM experiment")
             for (table,) in connection.execute(
-                "SELECT name FROM sqlite_master WHERE type = 'table'"
+                # The copy has a lease of its own.
+                "SELECT name FROM sqlite_master WHERE type = 'table' AND name <> 'lease'"
             ).fetchall():
-                # The names are those of our own schema.
+                # Table names come from our own schema.
                 columns = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
                 places = ", ".join("?" * len(columns))
+                times = [column for column in columns if column.endswith("_s")]
                 for row in reader.rows_of(table, columns):
                     values = dict(zip(columns, row, strict=True))
+                    _refuse_no_times({column: values[column] for column in times})
                     if table == "experiment":
                         values |= {"config": config, "secret": secret}
                     if table == "trial":
-                        values["memo"] = memo_of(values["memo"])
+                        values["metadata"] = metadata_of(values["metadata"])
                     connection.execute(f"INSERT INTO {table} VALUES ({places})", list(values.values()))
             connection.execute("COMMIT")
         except (ValueError, TypeError, sqlite3.Error) as error:
@@ -52,8 +61,14 @@ def copy_store(
             connection.close()
 
 
+def _refuse_no_times(times: dict[str, float | None]) -> None:
+    for column, at_s in times.items():
+        if at_s is not None and not abs(at_s) < _LATEST_S:
+            raise ValueError(f"{at_s} is no {column}")
+
+
 def _refuse_unless_over(reader: StoreReader) -> None:
-    """What is asked of each row beyond what the schema asks: all that becomes a path or a state."""
+    """Check what the schema does not: everything that becomes a path or a state."""
     if not reader.experiment().state.is_over:
         raise ValueError("the experiment is not over")
     trials = reader.trials()
@@ -61,15 +76,15 @@ def _refuse_unless_over(reader: StoreReader) -> None:
         name for trial in trials for name in (trial.trial_id, trial.job_id or "_", trial.reporter or "_")
     }
     live, ended = reader.jobs()
+    for attempt in reader.attempts():
+        names |= {attempt.key.trial_id, attempt.key.attempt_id, attempt.key.task or "_"}
     for name in names | set(ended) | {task for _, task, _ in reader.streams()}:
         if not is_safe_name(name):
             raise ValueError(f"{name!r} is no id")
-    if live or not all(trial.state.is_final for trial in trials):
+    if live or not all(trial.state.is_terminal for trial in trials):
         raise ValueError("a trial is not over")
     for result in reader.imported():
         json.loads(result.metric)
-    if not all(isinstance(trial.first_attempts, dict) for trial in trials):
-        raise ValueError("what attempts count is no JSON object")
     if not {stream for _, _, stream in reader.streams()} <= {stream.value for stream in Stream}:
         raise ValueError("there is an unknown stream")
 

@@ -1,33 +1,42 @@
-"""Where things of an experiment lie on the manager's machine, and how `nnictl` finds all experiments of a user."""
+"""Paths of an experiment on the manager's machine, and the registry of all experiments of a user."""
 
 import contextlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 from nni_manager.store.certificate import Certificate
+from nni_manager.store.lease import (
+    Lease,
+    LeaseHolder,
+    LeaseRecord,
+    find_remote_holder,
+    is_expired,
+    read_record,
+    write_record,
+)
 from nni_manager.store.owner_lock import OwnerLock
-from nni_manager.store.ownership import Owner, Ownership, owner_elsewhere, owner_in
 from trial_keeper.wire.workspace import Workspace, replace_file
 
-# A folder where any user may make files and folders, and remove only their own.
-OPEN_TO_ALL = 0o1777
+# In such a folder any user may create files and folders, but remove only their own.
+WORLD_WRITABLE_STICKY = 0o1777
 
 
-class ExperimentUnknown(UserMistake):
+class ExperimentUnknown(UserError):
     """cannot find the experiment; `nnictl experiment list --all` shows those there are"""
 
 
-class ExperimentTaken(UserMistake):
+class ExperimentLocked(UserError):
     """cannot own the experiment: another manager does; stop that one first"""
 
 
-class FolderUnreadable(UserMistake):
+class FolderUnreadable(UserError):
     """cannot read what is known of the experiment; see to the file that the message names"""
 
 
@@ -40,13 +49,13 @@ class ManagerProcess:
     port: int
     version: str
     token: str = field(default="", repr=False)
-    """What its HTTP API asks for. Empty where only a command line is known of it."""
+    """Token of its HTTP API. Empty if only its command line is known."""
     certificate_sha256: str | None = None
-    """The fingerprint of the certificate with which it speaks HTTPS; None: HTTP, on loopback."""
+    """Fingerprint of the certificate for HTTPS; None: HTTP, on loopback."""
 
     @property
     def origin(self) -> str:
-        """Where this machine's programs find it, as addresses begin."""
+        """Base URL of its HTTP API for programs on this machine."""
         scheme = "http" if self.certificate_sha256 is None else "https"
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
@@ -54,16 +63,16 @@ class ManagerProcess:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentFolder:
-    """One experiment's folder, `<logDir>/<experiment id>`. The workspace of local jobs is the same folder.
+    """One experiment's folder, `<logDir>/<experiment id>`. It is also the workspace of local jobs.
 
-    That of jobs on a cluster is `<shared storage>/<experiment id>`, and `workspace` here is a link to it.
+    The workspace of cluster jobs is `<shared storage>/<experiment id>`, and `workspace` here is a link to it.
     """
 
     path: Path
 
     @property
     def experiment_id(self) -> str:
-        """The folder is named after its experiment."""
+        """The experiment's id, which is the folder's name."""
         return self.path.name
 
     @property
@@ -73,12 +82,12 @@ class ExperimentFolder:
 
     @property
     def log(self) -> Path:
-        """Logs of the manager's own."""
+        """Folder of the manager's own logs."""
         return self.path / "log"
 
     @property
     def manager_log(self) -> Path:
-        """What the manager decided, one line each."""
+        """The manager's log, one line per decision."""
         return self.log / "nnimanager.log"
 
     @property
@@ -93,45 +102,45 @@ class ExperimentFolder:
 
     @property
     def view_stderr(self) -> Path:
-        """The stderr of whoever serves a view of the experiment."""
+        """The stderr of the process that serves a view of the experiment."""
         return self.log / "view_stderr.log"
 
     @property
     def ended_sessions(self) -> Path:
-        """Which sessions of the web page were ended before their time."""
+        """Record of the web sessions that were ended before they expired."""
         return self.path / "ended-sessions.json"
 
     @property
     def collected_logs(self) -> Path:
-        """Logs of trials that keepers sent."""
+        """Folder of the trial logs that keepers sent."""
         return self.log / "trials"
 
     @property
     def generated_code(self) -> Path:
-        """What trials run of a code folder with annotations; there only when it has some."""
+        """The code that trials run instead of an annotated code folder; exists only if there are annotations."""
         return self.path / "code"
 
     @property
     def annotated_code(self) -> Path:
-        """The files of it that differ in `generated_code`, as their user had them."""
+        """The user's originals of the files that differ in `generated_code`."""
         return self.path / "code-with-annotations"
 
     @property
     def jobs(self) -> Path:
-        """What the local training service remembers of its jobs."""
+        """The local training service's state of its jobs."""
         return self.path / "jobs"
 
     def certificate(self, names: Iterable[str]) -> Certificate:
-        """The manager's own, made when it is asked for the first time; `names`: see `Certificate.of`.
+        """The manager's own certificate, created by the first call; `names`: see `Certificate.of`.
 
         Raises:
-            OSError: it can be neither read nor made.
+            OSError: it can be neither read nor created.
         """
         return Certificate.of(self.path / "tls.pem", names)
 
     @property
     def workspace(self) -> Workspace:
-        """What manager and keepers share, as the manager sees it."""
+        """The workspace that manager and keepers share, at the manager's path."""
         with contextlib.suppress(OSError):  # there is no link
             return Workspace(Path(os.readlink(self._workspace_link)))
         return Workspace(self.path)
@@ -156,14 +165,14 @@ class ExperimentFolder:
     def _view_lock(self) -> OwnerLock:
         return OwnerLock(self.path / "view.lock")
 
-    def make(self, storage: Path | None = None, *, reuses_jobs: bool = False) -> None:
-        """Make the folder of a new experiment, closed to other users.
+    def make(self, storage: Path | None = None) -> None:
+        """Create the folder of a new experiment, closed to other users.
 
-        `storage`: where the workspace is made, for jobs that do not see this machine's files. What is there may be read by all
-        users that containers run as. A keeper without a trial of its own (`reuses_jobs`) sees by `trials` whether it may write.
+        `storage`: parent of the workspace, for jobs that do not see this machine's files. The workspace is closed to other users,
+        too, until a manager opens it: see `set_access`.
 
         Raises:
-            FileExistsError: there is one already.
+            FileExistsError: the folder exists already.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.mkdir(mode=0o700)
@@ -171,31 +180,45 @@ class ExperimentFolder:
             folder.mkdir()
         if storage is not None:
             root = storage / self.experiment_id
-            root.mkdir()
-            root.chmod(0o755)
+            root.mkdir(mode=0o700)
             self._workspace_link.symlink_to(root)
-        trials = self.workspace.trials
-        trials.mkdir()
-        if storage is not None:
-            trials.chmod(OPEN_TO_ALL if reuses_jobs else 0o755)
+        self.workspace.trials.mkdir()
+
+    def set_access(self, *, is_private: bool, reuses_jobs: bool) -> None:
+        """Set the permissions of a workspace outside this folder.
+
+        `is_private`: tasks run as this user, so no other user gets access. Otherwise all users may read: containers run as other
+        users. `reuses_jobs`: a keeper without its own trial tests at `trials` whether it may write.
+
+        Raises:
+            OSError: the storage refuses the change.
+        """
+        workspace = self.workspace
+        if workspace.root == self.path:
+            return
+        workspace.trials.chmod(WORLD_WRITABLE_STICKY if reuses_jobs and not is_private else 0o755)
+        workspace.root.chmod(0o700 if is_private else 0o755)
 
     def remove(self) -> None:
-        """Remove all there is of the experiment, as far as this user may."""
+        """Remove all files of the experiment that this user may remove."""
         root = self.workspace.root
         if root != self.path:
             shutil.rmtree(root, ignore_errors=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
     def write_process(self, process: ManagerProcess) -> None:
-        """Let this user's programs know who owns the experiment now, and how to speak to it."""
+        """Publish the experiment's owner, its address and its token, for this user's programs."""
         replace_file(self._process_json, json.dumps(asdict(process)).encode(), 0o600)
 
-    def hold_process(self) -> int:
-        """A descriptor of what was written. While it is open, `held_process` finds it, also when the folder is deleted."""
+    def open_process_file(self) -> int:
+        """Open the process file and return its descriptor.
+
+        While it is open, `held_process` finds the file, also after the folder is deleted.
+        """
         return os.open(self._process_json, os.O_RDONLY | os.O_CLOEXEC)
 
     def held_process(self, pid: int) -> ManagerProcess | None:
-        """What the manager of this process id holds open; None: nothing, or nobody can tell."""
+        """Read the process file that the manager with this pid holds open; None: there is none, or it is not readable."""
         with contextlib.suppress(OSError):
             for entry in Path(f"/proc/{pid}/fd").iterdir():
                 with contextlib.suppress(OSError, ValueError, TypeError):  # closed meanwhile
@@ -204,24 +227,24 @@ class ExperimentFolder:
         return None
 
     def token_file(self, *, is_view: bool) -> Path:
-        """The note of who serves the experiment, which holds the token of its HTTP API."""
+        """The process file of the server (manager or view), which contains the token of its HTTP API."""
         return self._view_json if is_view else self._process_json
 
     def process(self) -> ManagerProcess | None:
-        """Who owns the experiment, or did so last; None as long as a new manager is not ready, or when nobody can tell."""
+        """The current or last owner of the experiment; None until a new manager is ready, or if the file is unreadable."""
         with contextlib.suppress(FolderUnreadable):
             return self._read_process(self._process_json)
         return None
 
     def write_view(self, process: ManagerProcess) -> None:
-        """Let others know who serves a view of the experiment now."""
+        """Publish which process serves a view of the experiment."""
         replace_file(self._view_json, json.dumps(asdict(process)).encode(), 0o600)
 
     def running_view(self) -> ManagerProcess | None:
-        """Who serves a view of the experiment now; None when nobody does.
+        """The process that serves a view of the experiment now; None if there is none.
 
         Raises:
-            FolderUnreadable: nobody can tell.
+            FolderUnreadable: it cannot be determined.
         """
         return self._running(self._view_lock, self._view_json)
 
@@ -241,10 +264,10 @@ class ExperimentFolder:
             ) from error
 
     def running_process(self) -> ManagerProcess | None:
-        """The manager that owns the experiment now; None when there is none.
+        """The manager that owns the experiment now; None if there is none.
 
         Raises:
-            FolderUnreadable: nobody can tell.
+            FolderUnreadable: it cannot be determined.
         """
         return self._running(self._lock, self._process_json)
 
@@ -257,16 +280,23 @@ class ExperimentFolder:
                 f"{error.strerror}; give yourself the right to read it"
             ) from error
 
-    def owner(self) -> Owner | None:
-        """The process that has put its name down as the owner; None: nobody has."""
-        found = owner_in(self._lock.path)
-        return None if found is None else found[0]
+    def lease_holder(self) -> LeaseHolder | None:
+        """The process that the lock file names; None if it names none."""
+        found = read_record(self._lock.path)
+        return None if found is None else found.holder
+
+    def lease_is_expired(self) -> bool:
+        """True if the manager that owns the experiment is frozen, so that another one may take over.
+
+        Takes a few seconds if it runs on another machine, and `LEASE_TTL_S` if it is frozen there.
+        """
+        return is_expired(self._lock.path)
 
     def has_database(self) -> bool:
-        """Whether there is anything stored of the experiment.
+        """True if anything of the experiment is stored.
 
         Raises:
-            FolderUnreadable: nobody can tell.
+            FolderUnreadable: it cannot be determined.
         """
         try:
             return self.database.is_file()
@@ -276,53 +306,89 @@ class ExperimentFolder:
             ) from error
 
     @contextlib.contextmanager
-    def owned(self) -> Iterator[Ownership]:
-        """Own the experiment: one manager at a time, and none after it died, however it died.
+    def owned(self) -> Iterator[Lease]:
+        """Own the experiment: one manager at a time. Ownership ends with the process, however it ends.
 
-        Takes a while when the last owner was a process of another machine and has not said that it left.
+        Takes a while if the last owner was on another machine and did not release its lease. An owner that holds the lock but
+        has not renewed its lease for `LEASE_TTL_S` is replaced.
 
         Raises:
-            ExperimentTaken: another process owns it.
+            ExperimentLocked: another process owns it.
+            StoreBusy: the process to be replaced is frozen in the middle of a write.
         """
-        path, name = self._lock.path, self.experiment_id
+        path, name, holder = self._lock.path, self.experiment_id, LeaseHolder.here()
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(self._lock.owned())
             except BlockingIOError as error:
-                owner, process = self.owner(), self.process()
-                whom = f"manager {owner}" if owner else "another manager"
-                port = f", port {process.port}" if process and owner and process.pid == owner.pid else ""
-                raise ExperimentTaken(
-                    f"cannot own experiment {name}: {whom}{port} does; stop it first with `nnictl stop {name}`"
-                ) from error
-            elsewhere = owner_elsewhere(path)
+                if not self.lease_is_expired():
+                    raise self._taken() from error
+                try:
+                    stack.enter_context(self._lock.taken_over(lambda path: self._fence(path, holder)))
+                except BlockingIOError as later:
+                    raise self._taken() from later
+            elsewhere = find_remote_holder(path)
             if elsewhere is not None:
-                raise ExperimentTaken(
+                raise ExperimentLocked(
                     f"cannot own experiment {name}: manager {elsewhere} does, and goes on writing to {path}; "
                     f"stop it there first with `nnictl stop {name}`"
                 )
-            # It speaks of the manager before, whose process id and port may be somebody else's by now.
+            # The file names the previous manager, whose pid and port may have been reused.
             self._process_json.unlink(missing_ok=True)
-            ownership = Ownership(path)
+            lease = Lease(path, holder)
             try:
-                yield ownership
+                yield lease
             finally:
-                ownership.give_up()
+                lease.release()
+
+    def _taken(self) -> ExperimentLocked:
+        name, holder, process = self.experiment_id, self.lease_holder(), self.process()
+        whom = f"manager {holder}" if holder else "another manager"
+        port = f", port {process.port}" if process and holder and process.pid == holder.pid else ""
+        return ExperimentLocked(
+            f"cannot own experiment {name}: {whom}{port} does; stop it first with `nnictl stop {name}`"
+        )
+
+    def _fence(self, successor: Path, holder: LeaseHolder) -> None:
+        """Fence a frozen process: it can store nothing more, even after it resumes.
+
+        Raises:
+            ExperimentLocked: it resumed, or another process took over first.
+            StoreBusy: it is frozen in the middle of a write.
+        """
+        from nni_manager.store.errors import StoreBusy, is_locked
+        from nni_manager.store.writer import Store
+
+        if not self.lease_is_expired():
+            raise self._taken()
+        frozen = self.lease_holder()
+        if self.has_database():
+            try:
+                Store(self.database, self.collected_logs).close()
+            except StoreBusy as error:
+                if frozen is None or not is_locked(error):
+                    raise
+                raise StoreBusy(
+                    f"cannot take over experiment {self.experiment_id}: its manager, {frozen}, is frozen in the middle of a "
+                    f"write and keeps {self.database} locked; end it there with `kill -9 {frozen.pid}` (nothing stored is lost), "
+                    "then resume again"
+                ) from error
+        write_record(successor, LeaseRecord(holder, 0, time.monotonic()))
 
     @contextlib.contextmanager
     def viewed(self) -> Iterator[None]:
-        """Serve a view of the experiment: one process at a time. It keeps no manager from owning the experiment.
+        """Serve a view of the experiment: one process at a time. It does not block a manager from owning the experiment.
 
         Raises:
-            ExperimentTaken: another process does.
-            FolderUnreadable: the folder takes no note of it.
+            ExperimentLocked: another process serves one.
+            FolderUnreadable: the folder cannot be written.
         """
         name = self.experiment_id
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(self._view_lock.owned())
             except BlockingIOError as error:
-                raise ExperimentTaken(
+                raise ExperimentLocked(
                     f"cannot view experiment {name}: another process does; `nnictl experiment list` shows on which port, and "
                     f"`nnictl stop {name}` ends it"
                 ) from error
@@ -330,22 +396,22 @@ class ExperimentFolder:
                 raise FolderUnreadable(
                     f"cannot write {self._view_lock.path}: {error.strerror}; give yourself the right to write there"
                 ) from error
-            self._view_json.unlink(missing_ok=True)  # as for a manager
+            self._view_json.unlink(missing_ok=True)  # as in `owned`
             try:
                 yield
             finally:
-                with contextlib.suppress(OSError):  # the folder was deleted, or takes nothing any more
+                with contextlib.suppress(OSError):  # the folder was deleted, or is not writable any more
                     self._view_json.unlink()
 
 
 def state_of_user() -> Path:
-    """Where programs keep what belongs to a user of this machine and is no document of theirs (XDG_STATE_HOME)."""
+    """Folder for the state of this user's programs on this machine (XDG_STATE_HOME)."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "trial-keeper"
 
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """All experiments of this user: one small file each, so that nothing is locked and nothing can spoil the rest."""
+    """All experiments of this user: one small file each. It needs no locks, and a corrupt entry does not affect the others."""
 
     folder: Path
 
@@ -355,20 +421,21 @@ class Registry:
         return cls(state_of_user() / "experiments")
 
     def add(self, folder: ExperimentFolder) -> None:
-        """Remember an experiment."""
+        """Register an experiment."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self._entry(folder.experiment_id), json.dumps({"folder": str(folder.path)}).encode())
+        content = json.dumps({"folder": str(folder.path)}).encode()
+        replace_file(self._entry(folder.experiment_id), content, is_durable=True)
 
     def remove(self, experiment_id: str) -> None:
-        """Forget an experiment; no matter if it was known."""
+        """Unregister an experiment; an unknown id is ignored."""
         self._entry(experiment_id).unlink(missing_ok=True)
 
     def all(self) -> list[ExperimentFolder]:
-        """The folder of every experiment, by id, whether it is still there or not. What cannot be read is in `spoilt`."""
+        """The folder of every experiment, by id, whether or not it still exists. For corrupt entries see `spoilt`."""
         return [found for _, found in self._entries() if isinstance(found, ExperimentFolder)]
 
     def spoilt(self) -> dict[str, str]:
-        """What is wrong with each entry that names no folder, by the experiment's id."""
+        """The problem of each corrupt entry, by experiment id."""
         return {name: found for name, found in self._entries() if isinstance(found, str)}
 
     def _entries(self) -> Iterator[tuple[str, ExperimentFolder | str]]:
@@ -391,7 +458,7 @@ class Registry:
 def served_by(
     folder: ExperimentFolder, manager: ManagerProcess | None, view: ManagerProcess | None
 ) -> dict[str, Any]:
-    """What a list shows of where an experiment lies and who serves it."""
+    """Fields of a list entry: where an experiment is stored, and which processes serve it."""
     return {
         "managerIsRunning": manager is not None,
         "pid": manager and manager.pid,
@@ -401,8 +468,8 @@ def served_by(
     }
 
 
-def spoilt_lines(registry: Registry) -> list[dict[str, Any]]:
-    """What a list shows of those that nothing is known of but that they were there."""
+def corrupt_entries(registry: Registry) -> list[dict[str, Any]]:
+    """List entries for experiments whose registry file is corrupt."""
     return [
         {"id": name, "status": "UNREADABLE", "problem": problem}
         | {"managerIsRunning": False, "pid": None, "port": None, "viewPort": None, "logDir": None}

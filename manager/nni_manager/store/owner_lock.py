@@ -1,20 +1,21 @@
-"""A folder that one process owns at a time, and none once that has died, however it died."""
+"""A lock on a folder: one process owns it at a time. Ownership ends with the process, however it ends."""
 
 import contextlib
+import errno
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# Whoever looks whether a folder is owned holds its lock for a moment, and must not keep an owner from starting.
-_OWNED_WITHIN_S = 1.0
+# `is_owned` holds the lock for a moment, which must not prevent an owner from starting.
+_OWNED_TIMEOUT_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class OwnerLock:
-    """The lock file of such a folder."""
+    """The lock file of a folder."""
 
     path: Path
 
@@ -23,36 +24,65 @@ class OwnerLock:
         """Own the folder.
 
         Raises:
-            BlockingIOError: another process does.
+            BlockingIOError: another process owns it.
         """
-        gives_up_at_s = time.monotonic() + _OWNED_WITHIN_S
+        deadline_s = time.monotonic() + _OWNED_TIMEOUT_S
         with self._open(os.O_RDWR | os.O_CREAT) as descriptor:
             while True:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     break
                 except BlockingIOError:
-                    if time.monotonic() > gives_up_at_s:
+                    if time.monotonic() > deadline_s:
                         raise
                     time.sleep(0.01)
+            if _is_replaced(descriptor, self.path):
+                raise BlockingIOError(
+                    errno.EWOULDBLOCK, "another process has just taken it over", str(self.path)
+                )
             yield
 
-    def is_owned(self) -> bool:
-        """Whether a process owns the folder now.
+    @contextlib.contextmanager
+    def taken_over(self, prepare: Callable[[Path], None]) -> Iterator[None]:
+        """Own the folder although another process holds its lock: a new lock file replaces the old, locked one.
+
+        `prepare` receives the new file before it is renamed. It alone decides whether the other process is replaced, and raises
+        if
+        it is not.
 
         Raises:
-            OSError: nobody can tell.
+            BlockingIOError: a third process is taking over the folder at this moment.
+        """
+        successor = self.path.with_name(f".{self.path.name}.next")
+        descriptor = os.open(successor, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_replaced(descriptor, successor):
+                raise BlockingIOError(
+                    errno.EWOULDBLOCK, "another process has just taken it over", str(self.path)
+                )
+            prepare(successor)
+            os.replace(successor, self.path)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def is_owned(self) -> bool:
+        """True if a process owns the folder now.
+
+        Raises:
+            OSError: it cannot be determined.
         """
         try:
-            # Only for reading: a mount may be read-only for those who look.
+            # Read-only: the mount may be read-only for this process.
             with self._open(os.O_RDONLY) as descriptor:
                 try:
-                    # Shared: two who look at the same time are not taken for owners by each other.
+                    # Shared: concurrent checks must not take each other for an owner.
                     fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return True
         except FileNotFoundError:
-            pass  # nobody has ever owned it, or it is gone
+            pass  # it was never owned, or is deleted
         return False
 
     @contextlib.contextmanager
@@ -62,3 +92,14 @@ class OwnerLock:
             yield descriptor
         finally:
             os.close(descriptor)
+
+
+def _is_replaced(descriptor: int, path: Path) -> bool:
+    """True if the path names another file now, or none."""
+    held = os.fstat(descriptor)
+    try:
+        named = path.stat()
+    except FileNotFoundError:
+        return True
+    # Check both: some FUSE file systems assign a new inode number at every stat, and some do not count links.
+    return held.st_nlink == 0 and not os.path.samestat(held, named)

@@ -1,4 +1,4 @@
-"""Which process it was: its number alone may belong to somebody else by now."""
+"""Identity of a process: a pid alone may have been reused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STATE, _START_TICKS = 3 - 3, 22 - 3
 
 @cache
 def boot_id() -> str:
-    """What tells this machine, from its start to its next one, from every other; empty where the kernel does not tell.
+    """An id of this machine's current boot, different from every other machine's; empty if the kernel provides none.
 
     Source: proc_sys_kernel(5), random/boot_id.
     """
@@ -32,8 +32,8 @@ def boot_id() -> str:
 class ProcessIdentity:
     """A process of this machine.
 
-    `start_ticks` counts from the start of the machine. A time of day would not do: it is derived from the wall clock, so that
-    the same process has another one after somebody has set the clock.
+    `start_ticks` counts from the boot. A time of day is unsuitable: it depends on the wall clock, so the same process would have
+    another one after the clock is set.
     """
 
     pid: int
@@ -42,7 +42,7 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity | None:
-        """That of the process which has this number now; None when there is none, or only a zombie."""
+        """The identity of the process that has this pid now; None if there is none, or only a zombie."""
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
         except OSError:
@@ -52,24 +52,25 @@ class ProcessIdentity:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> ProcessIdentity:
-        """As it was noted, by `dataclasses.asdict`.
+        """Read an identity that `dataclasses.asdict` has written.
 
         Raises:
-            KeyError: it was not.
+            KeyError: a field is missing.
         """
         return cls(document["pid"], document["start_ticks"], document["boot_id"])
 
     @property
     def is_alive(self) -> bool:
-        """Whether it runs."""
+        """True if the process runs."""
         return ProcessIdentity.of(self.pid) == self
 
 
 def terminate(descriptor: int, within_s: float) -> bool:
-    """Ask a process to end, and close this descriptor of it; whether it has ended by then."""
+    """Send SIGTERM, and SIGCONT for a stopped process, to a pidfd and close it. True if the process ended within `within_s`."""
     try:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+            signal.pidfd_send_signal(descriptor, signal.SIGCONT)
         ended, _, _ = select.select([descriptor], [], [], within_s)
         return bool(ended)
     finally:

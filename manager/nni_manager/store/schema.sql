@@ -1,4 +1,4 @@
--- Everything the manager knows of one experiment. One file per experiment, written by one process.
+-- The manager's state of one experiment. One file per experiment, written by one process.
 
 CREATE TABLE experiment (
     only_row           INTEGER PRIMARY KEY CHECK (only_row = 1),
@@ -9,54 +9,72 @@ CREATE TABLE experiment (
     ended_at_s         REAL,
     state              TEXT NOT NULL,              -- ExperimentState
     error              TEXT NOT NULL DEFAULT '',
-    active_s           REAL NOT NULL DEFAULT 0,    -- time spent running, over all managers
-    keeper_has_matched INTEGER NOT NULL DEFAULT 0
+    active_s           REAL NOT NULL DEFAULT 0,    -- running time, over all managers
+    any_compatible_keeper INTEGER NOT NULL DEFAULT 0
 ) STRICT;
+
+-- The writer that may commit: the last one that opened the database for writing.
+CREATE TABLE lease (
+    only_row INTEGER PRIMARY KEY CHECK (only_row = 1),
+    epoch    INTEGER NOT NULL,                     -- incremented by each writer
+    holder   TEXT NOT NULL                         -- the writer's process, for people
+) STRICT;
+INSERT INTO lease (only_row, epoch, holder) VALUES (1, 0, '');
 
 CREATE TABLE trial (
     trial_id      TEXT PRIMARY KEY,
     sequence_id   INTEGER NOT NULL UNIQUE,
-    parameters    TEXT NOT NULL,                   -- JSON, as the training code gets them
-    memo          TEXT NOT NULL,                   -- JSON, the tuner's own note
-    job_id        TEXT NOT NULL,                   -- empty as long as no job was given the trial
+    parameters    TEXT NOT NULL,                   -- JSON, as training code receives them
+    metadata      TEXT NOT NULL,                   -- JSON, the tuner's own metadata
+    job_id        TEXT NOT NULL,                   -- empty until the trial is assigned to a job
     created_at_s  REAL NOT NULL,
     started_at_s  REAL,
     ended_at_s    REAL,
     state         TEXT NOT NULL,                   -- TrialState
-    attempt       INTEGER,                         -- the one whose records count
-    stop_reason   TEXT,                            -- ExitReason, on record before any signal is sent
+    attempt       INTEGER,                         -- the attempt whose records count, see table attempt
+    stop_reason   TEXT,                            -- ExitReason, stored before any signal is sent
     reason        TEXT,                            -- ExitReason
     exit_code     INTEGER,
     message       TEXT NOT NULL DEFAULT '',
     final         TEXT,                            -- JSON text of the final result
     value         REAL,                            -- the number in it
     peak_usage    TEXT,                            -- PeakUsage as JSON
-    reporter      TEXT,                            -- the task whose metrics count: it reported first
+    reporter      TEXT,                            -- the task whose metrics count: the first to report
     warning       TEXT NOT NULL DEFAULT '',
-    is_customized INTEGER NOT NULL DEFAULT 0,      -- whether a person gave its parameters
-    retries       INTEGER NOT NULL DEFAULT 0,      -- how often it was begun again because the cluster lost it
-    first_attempts TEXT NOT NULL DEFAULT '{}'      -- JSON: by task, the first attempt that was not lost so
+    is_customized INTEGER NOT NULL DEFAULT 0,      -- 1 if a person set its parameters
+    retries       INTEGER NOT NULL DEFAULT 0       -- number of restarts because the cluster lost it
 ) STRICT;
+
+-- Every attempt with stored data. Its id is its identity; the number represents it in the tables below, and for people.
+CREATE TABLE attempt (
+    trial_id      TEXT NOT NULL,
+    task          TEXT NOT NULL,                   -- empty if version 0.6 did not store it
+    attempt       INTEGER NOT NULL,                -- counts from 0 per task, in order of registration
+    attempt_id    TEXT NOT NULL,                   -- a ULID; the number for attempts of version 0.6
+    is_lost       INTEGER NOT NULL DEFAULT 0,      -- 1 if declared lost: it never counts again
+    PRIMARY KEY (trial_id, task, attempt),
+    UNIQUE (trial_id, task, attempt_id)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE job (
     job_id        TEXT PRIMARY KEY,
     created_at_s  REAL NOT NULL,
     ended_at_s    REAL,                            -- NULL while it may run
-    was_heard     INTEGER NOT NULL                 -- whether a keeper of it has ever connected
+    ever_connected INTEGER NOT NULL                -- 1 if a keeper of it has ever connected
 ) STRICT;
 
--- How far each stream of each attempt is durable. For `metrics` this moves in the transaction that adds the rows.
+-- The durable offset of each stream of each attempt. For `metrics` it moves in the transaction that adds the rows.
 CREATE TABLE stream (
     trial_id       TEXT NOT NULL,
     attempt        INTEGER NOT NULL,
     task           TEXT NOT NULL,
     stream         TEXT NOT NULL,
     durable_offset INTEGER NOT NULL,
-    garbage_bytes  INTEGER NOT NULL DEFAULT 0,     -- bytes that were no record
+    corrupt_bytes  INTEGER NOT NULL DEFAULT 0,     -- bytes that are not part of a record
     PRIMARY KEY (trial_id, attempt, task, stream)
 ) STRICT, WITHOUT ROWID;
 
--- A record is known by where it lies in its file: the key makes counting it twice impossible.
+-- The key contains a record's offset in its file, so no record can be counted twice.
 CREATE TABLE metric (
     trial_id      TEXT NOT NULL,
     attempt       INTEGER NOT NULL,
@@ -70,7 +88,7 @@ CREATE TABLE metric (
     PRIMARY KEY (trial_id, attempt, task, record_offset)
 ) STRICT, WITHOUT ROWID;
 
--- What the tasks of trials used, every few seconds.
+-- Resource usage of trials' tasks, sampled every few seconds.
 CREATE TABLE usage (
     trial_id    TEXT NOT NULL,
     attempt     INTEGER NOT NULL,
@@ -83,9 +101,9 @@ CREATE TABLE usage (
     PRIMARY KEY (trial_id, attempt, task, at_s)
 ) STRICT, WITHOUT ROWID;
 
--- Results from elsewhere that the tuner was taught, in the order in which they came.
+-- Imported results that the tuner received, in order of import.
 CREATE TABLE imported (
     position   INTEGER PRIMARY KEY,
     parameters TEXT NOT NULL,                      -- JSON
-    metric     TEXT NOT NULL                       -- JSON text of all that was reported as the result
+    metric     TEXT NOT NULL                       -- JSON text of the complete reported result
 ) STRICT;

@@ -1,1 +1,1 @@
-"""Adapters to clusters: each renders jobs as data, submits them, and turns the cluster's words into ours."""
+"""Adapters to clusters: each renders jobs as data, submits them, and maps the cluster's states and errors to ours."""

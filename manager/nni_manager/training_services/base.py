@@ -1,4 +1,4 @@
-"""What the manager needs from a cluster."""
+"""The interface between the manager and a cluster."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -13,18 +13,18 @@ from trial_keeper.wire.reasons import ExitReason
 
 
 class JobPresence(Enum):
-    """What a cluster knows of a job."""
+    """Whether a job exists on the cluster and is alive."""
 
-    RUNNING = "running"  # or queued: it will run without our doing
+    RUNNING = "running"  # or queued: the cluster will start it
     ENDED = "ended"
-    UNKNOWN = "unknown"  # never submitted, or forgotten
+    UNKNOWN = "unknown"  # never submitted, or no longer stored
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job is over, whatever the reason. `message` is what the cluster or the job's own log says, for people.
+    """A job has ended. `message` comes from the cluster or the job's own log, for people.
 
-    `reason` is for a trial that ends with it, unless the exit code is one of the keeper's own.
+    `reason` is the reason of a trial that ends with the job, unless the exit code is one of the keeper's own.
     """
 
     job_id: str
@@ -35,7 +35,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where the trials of a job run: their code folder as the job sees it, and their GPUs (None: untouched).
+    """What a job was allocated: the code folder as the job sees it, and its GPUs (None: not managed).
 
     `code_dir` None: every attempt runs in a fresh copy of the code snapshot. Only where the service `uses_snapshot`.
     """
@@ -45,13 +45,15 @@ class Placement:
 
 
 class TrainingService(ABC):
-    """The adapter to one kind of cluster. Lives on the manager's event loop.
+    """The adapter to one kind of cluster. Runs on the manager's event loop.
 
     `on_job_ended` is called once for each job that ends, after `submit` or `adopt` has returned.
     """
 
     uses_snapshot: ClassVar[bool] = False
-    """Whether jobs do not see the code folder itself, so that the training code has to be packed into the workspace for them."""
+    """True if jobs cannot see the code folder, so that the training code must be packed into the workspace."""
+    grace_s: ClassVar[float] = 0.0
+    """Seconds between a stop request and the cluster's kill, plus the time to send and detect it; 0: the cluster never kills."""
 
     def __init__(self, on_job_ended: Callable[[JobEnded], None]) -> None:
         self.on_job_ended = on_job_ended
@@ -59,75 +61,91 @@ class TrainingService(ABC):
     @property
     @abstractmethod
     def run_script(self) -> str:
-        """The content of run.sh: starts the keeper in whatever the job's environment is."""
+        """The content of run.sh: starts the keeper in the job's environment."""
 
     @property
     def problem(self) -> str:
-        """What keeps jobs from starting, or the cluster from being asked, at present; empty while all is well."""
+        """Why jobs cannot start or the cluster cannot be queried at present; empty if there is no problem."""
         return ""
 
-    def why_it_waits(self, job_id: str) -> str:
-        """What keeps this job from starting, for people; empty where nothing is known, and for any that has started."""
+    @property
+    def runs_as_manager(self) -> bool:
+        """True if tasks run as the manager's own user on this machine. The workspace can then be private."""
+        return False
+
+    def pending_reason(self, job_id: str) -> str:
+        """Returns why this job has not started, for people; empty if unknown or once it has started."""
         return ""
 
     @property
     def share(self) -> Share | None:
-        """The jobs' storage where this machine has no mount of it; None: it is the workspace's own, as most have it."""
+        """Access to the jobs' storage if this machine has not mounted it. None: the workspace is on that storage, as usual."""
         return None
 
     @property
     def completion(self) -> Completion:
-        """The tasks of a job, and when they end its trial."""
+        """The tasks of a job, and the rule by which they end its trial."""
         return Completion()
 
     def link(self, job_id: str) -> str | None:
-        """Where people look at the job with a browser, whether it has ended or not; None: nowhere."""
+        """Returns the URL of the job's page, also for an ended job; None if there is no page."""
         return None
 
-    async def place(self, job_id: str) -> None:  # noqa: B027 - clusters with a queue of their own have room for any job
-        """Wait until there is room for the job, and reserve it."""
+    async def place(self, job_id: str) -> None:  # noqa: B027 - clusters with their own queue accept any job
+        """Wait until the job can be allocated, and reserve the allocation."""
 
     def placement(self, job_id: str) -> Placement:
-        """Where the job was placed, or runs: it was placed or adopted.
+        """Returns the allocation of a job that was placed or adopted.
 
-        By default a fresh copy of the code, and the GPUs that the cluster shows to the container.
+        Default: a fresh copy of the code, and the GPUs that the cluster shows to the container.
         """
         return Placement(None, None)
 
     def release(self, job_id: str) -> None:  # noqa: B027 - as for place
-        """Give up the room that `place` made: there will be no such job."""
+        """Release the reservation of `place`: the job will not be submitted."""
 
     @abstractmethod
     async def submit(self, settings: KeeperSettings) -> None:
-        """Run a job for which `place` has made room. Everything it needs is in the workspace.
+        """Run a job that `place` has reserved an allocation for. Everything it needs is in the workspace.
 
-        `settings.workspace` is the manager's own path. A service whose jobs see the storage elsewhere puts that path there,
-        and `mount` beside it.
+        `settings.workspace` is the manager's own path. A service whose jobs see the storage at another path replaces it and
+        sets `mount`.
 
         Raises:
-            UserMistake: the cluster will never take it.
-            TryAgain: it may later.
+            UserError: the cluster refuses it permanently.
+            RetryableError: a later submit may succeed.
         """
 
     @abstractmethod
     async def stop(self, job_id: str) -> bool:
-        """Ask the job to end; True when `on_job_ended` will tell of its end, False when there is no such job."""
+        """Request the end of a job. True: `on_job_ended` will report it. False: there is no such job."""
+
+    def wake(self, job_id: str) -> None:  # noqa: B027 - a cluster kills a frozen job after its grace period
+        """Resume a frozen (stopped) keeper if this machine can, so that it handles the next request."""
+
+    async def kill(self, job_id: str) -> None:
+        """End a job that ignored a stop request, without grace. Default: request the stop again."""
+        await self.stop(job_id)
+
+    @abstractmethod
+    def removal_command(self, job_id: str) -> str:
+        """Returns the command with which a person ends the job if this service could not."""
 
     @abstractmethod
     async def adopt(self, job_id: str) -> JobPresence:
-        """Take over a job that an earlier manager submitted. RUNNING: `on_job_ended` will tell of its end."""
+        """Take over a job that an earlier manager submitted. RUNNING: `on_job_ended` will report its end."""
 
-    def last_words(self, job_id: str) -> str:
-        """What is known of why a job ended while no manager was there, for people; empty when nothing is."""
+    def termination_message(self, job_id: str) -> str:
+        """Returns why a job ended while no manager was running, for people; empty if unknown."""
         return ""
 
     @abstractmethod
-    async def end_leftovers(self, job_id: str, trial_id: str) -> None:
-        """Make sure that nothing of a trial whose job is gone runs any more."""
+    async def reap_orphans(self, job_id: str, trial_id: str) -> None:
+        """Ensure that no process of a trial runs after its job is gone."""
 
-    def clear_away(self) -> None:  # noqa: B027 - most clusters keep no job for its manager to delete
-        """Remove what earlier managers left of jobs that have ended. All others were adopted."""
+    def garbage_collect(self) -> None:  # noqa: B027 - most clusters keep no ended jobs that the manager must delete
+        """Delete ended jobs of earlier managers. Call it after all other jobs were adopted."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of the cluster; jobs that run go on."""
+        """Release the cluster's resources. Running jobs continue."""

@@ -1,25 +1,25 @@
-"""Where this machine has the storage that a cluster's containers mount. Nothing is mounted here: that is for the user to do."""
+"""Finds this machine's mount of the storage that a cluster's containers use. The user mounts it; this module never does."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path, PurePosixPath
 
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 
 _MOUNTS = Path("/proc/self/mountinfo")
 _NFS = ("nfs", "nfs4")
 
 
-class NotMounted(UserMistake):
+class NotMounted(UserError):
     """cannot find the shared storage on this machine; mount it"""
 
 
 def folder_of_export(server: str, path: str) -> Path:
-    """The folder of this machine that is the export of an NFS server, or a folder below it.
+    """Returns this machine's folder for `path` on an NFS server: the mounted export or a folder below it.
 
     Raises:
-        NotMounted: there is none.
+        NotMounted: no mount covers it.
     """
     found = export_in(_MOUNTS.read_text(), server, path)
     if found is None:
@@ -31,7 +31,7 @@ def folder_of_export(server: str, path: str) -> Path:
 
 
 def export_in(mountinfo: str, server: str, path: str) -> Path | None:
-    """The folder that is the export according to a table of mounts; of several the last, which hides the others.
+    """Returns the export's folder according to a mount table. The last match counts: it hides the earlier ones.
 
     Source: proc(5), /proc/pid/mountinfo.
     """
@@ -50,5 +50,5 @@ def export_in(mountinfo: str, server: str, path: str) -> Path | None:
 
 
 def _plain(text: str) -> str:
-    """Without the table's escapes of blanks."""
+    """Decode the table's octal escapes."""
     return re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), text)

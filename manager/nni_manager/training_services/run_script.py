@@ -1,17 +1,17 @@
-"""What run.sh does in every container: it enters the workspace, and finds the keeper that the container has."""
+"""The common part of run.sh: enters the workspace and finds the container's keeper."""
 
 import shlex
 
 from trial_keeper.exit_codes import KeeperExit
 
-# Where images/keeper/Dockerfile puts it.
+# The path in images/keeper/Dockerfile.
 KEEPER_IN_IMAGES = "/opt/trial-keeper/bin/trial-keeper"
 
 
-def finds_keeper(python: str | None = None) -> str:
-    """Lines of bash after which `keeper` is the keeper's command, and the workspace the working directory.
+def keeper_lookup_snippet(python: str | None = None) -> str:
+    """Returns lines of bash that set `keeper` to the keeper's command and enter the workspace.
 
-    `python`: one that has the keeper, on machines where tasks are no containers.
+    `python`: an interpreter that has the keeper installed, for machines where tasks are not containers.
     """
     own = (
         f"elif [ -x {shlex.quote(python)} ]; then keeper=({shlex.quote(python)} -m trial_keeper)\n"

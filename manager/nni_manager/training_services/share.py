@@ -1,54 +1,54 @@
-"""Shared storage that this machine has no mount of: what keepers are to see is sent, and what they leave is read, by calls."""
+"""Shared storage that this machine has not mounted: uploads for keepers, and reads of what they write, are API calls."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from pathlib import Path
 
-from nni_manager.errors import TryAgain
+from nni_manager.errors import RetryableError
 
 
-class ShareAway(TryAgain):
+class StorageUnavailable(RetryableError):
     """cannot reach the shared storage now; see to the network, and to the login that the message names"""
 
 
 class Share(ABC):
-    """The storage as calls. Paths are those of the workspace on this machine, which has the same below its root there.
+    """The storage behind an API. Paths are those of the local workspace, which has the same layout below its root.
 
-    Blocking; may be used from several threads at once. A call that fails for the moment is made again a few times.
+    Blocking and thread-safe. Transient failures are retried a few times.
     """
 
     @abstractmethod
     def send(self, path: Path, *, is_fixed: bool = False) -> None:
-        """Let keepers see the file or the folder that is here: a file whole or not at all, a folder without what is in it.
+        """Upload a local file atomically, or create a folder without its content.
 
-        The folders on the way are made. One process sends a given path. `is_fixed`: its content is always the same, so that it
-        need not be sent again.
+        Parent folders are created. Only one process may send a given path. `is_fixed`: the content never changes, so an existing
+        copy is not uploaded again.
 
         Raises:
-            ShareAway: it cannot be sent.
+            StorageUnavailable: the upload failed.
         """
 
     @abstractmethod
     def read(self, path: Path, offset: int, longest: int) -> bytes:
-        """Up to so many bytes of a file there; none when there is no such file.
+        """Returns up to `longest` bytes of a remote file; empty if there is no such file.
 
         Raises:
-            ShareAway: it cannot be read.
+            StorageUnavailable: the read failed.
         """
 
     @abstractmethod
     def folders_in(self, path: Path) -> list[str]:
-        """The names of the folders in a folder there; none when there is no such folder.
+        """Returns the names of the subfolders of a remote folder; empty if there is no such folder.
 
         Raises:
-            ShareAway: they cannot be listed.
+            StorageUnavailable: the listing failed.
         """
 
     @abstractmethod
     def remove(self, path: Path) -> None:
-        """Remove a folder there and all that is in it; no matter if there is one.
+        """Remove a remote folder recursively; idempotent.
 
         Raises:
-            ShareAway: something of it stays.
+            StorageUnavailable: part of it remains.
         """

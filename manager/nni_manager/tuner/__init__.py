@@ -1,1 +1,1 @@
-"""Who proposes parameters. `base.Tuner` is the contract, `registry.make_tuner` the way in."""
+"""Tuners and assessors. `base.Tuner` is the contract, `registry.make_tuner` the entry point."""

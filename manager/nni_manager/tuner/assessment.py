@@ -1,4 +1,4 @@
-"""The contract of an assessor: shown the intermediate results of a trial that runs, says whether it may go on."""
+"""The contract of an assessor: it receives the intermediate results of a running trial and decides whether it may continue."""
 
 from __future__ import annotations
 
@@ -6,72 +6,72 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# A trial that reports more is not assessed beyond: what it is worth shows earlier, and ten thousand such trials fit into memory.
-MOST_STEPS = 10_000
+# Further reports are not assessed: a trial's quality shows earlier, and ten thousand such trials fit into memory.
+MAX_STEPS = 10_000
 
 
-class Assessor(ABC):
-    """Stops trials that promise little. Used from one thread only; does no I/O.
+class BaseAssessor(ABC):
+    """Stops unpromising trials. Used from one thread only; does no I/O.
 
-    A course is the intermediate results of one trial, in order and finite.
+    `learning_curve` is a learning curve: the intermediate results of one trial, in order and finite.
     """
 
     @abstractmethod
-    def may_go_on(self, trial_id: str, course: Sequence[float]) -> bool:
-        """Whether the trial of this course, of at least one result, may go on."""
+    def may_go_on(self, trial_id: str, learning_curve: Sequence[float]) -> bool:
+        """True if the trial may continue. `learning_curve` has at least one result."""
 
     @abstractmethod
-    def end(self, trial_id: str, course: Sequence[float], *, has_succeeded: bool) -> None:
-        """The trial is over, and this is all it reported, if anything, whether it was shown before or not.
+    def end(self, trial_id: str, learning_curve: Sequence[float], *, has_succeeded: bool) -> None:
+        """Record that the trial has ended. `learning_curve` is all it reported, assessed before or not; it may be empty.
 
-        Also for an attempt that failed; the trial may then be shown again, from its first result on.
+        Also called for a failed attempt; the trial may then be assessed again, from its first result on.
         """
 
     def close(self) -> None:  # noqa: B027 - most have started nothing
-        """End what the assessor has started. May be called from any thread, also while another call is under way."""
+        """Stop what the assessor has started. May be called from any thread, also during another call."""
 
 
 @dataclass(frozen=True, slots=True)
-class PastCourse:
-    """What a trial had reported before the manager restarted. `has_succeeded` None: it still runs."""
+class PastLearningCurve:
+    """The learning curve of a trial before the manager restarted. `has_succeeded` None: the trial still runs."""
 
     trial_id: str
     attempt: int
-    course: Sequence[float]
+    learning_curve: Sequence[float]
     has_succeeded: bool | None
 
 
 class Assessment:
-    """An assessor and the courses of the trials that run."""
+    """An assessor and the learning curves of the running trials."""
 
-    def __init__(self, assessor: Assessor) -> None:
-        """Nothing has been reported yet."""
+    def __init__(self, assessor: BaseAssessor) -> None:
+        """Start without any results."""
         self._assessor = assessor
         self._courses: dict[str, tuple[int, list[float]]] = {}
 
     def hear(self, trial_id: str, attempt: int, values: Sequence[float]) -> bool:
-        """Whether the trial may go on that has reported these as well. A new attempt begins its course anew.
+        """Add results of a trial; True if it may continue. A new attempt starts a new learning curve.
 
-        What comes together is judged together: by the newest result.
+        Results that arrive together are assessed together, at the newest one.
         """
-        course = self._course_of(trial_id, attempt)
-        room = MOST_STEPS - len(course)
-        course += values[:room]
-        return room <= 0 or self._assessor.may_go_on(trial_id, course)
+        learning_curve = self._course_of(trial_id, attempt)
+        room = MAX_STEPS - len(learning_curve)
+        learning_curve += values[:room]
+        return room <= 0 or self._assessor.may_go_on(trial_id, learning_curve)
 
     def end(self, trial_id: str, *, has_succeeded: bool) -> None:
-        """The trial is final."""
-        _, course = self._courses.pop(trial_id, (0, []))
-        self._assessor.end(trial_id, course, has_succeeded=has_succeeded)
+        """Record that the trial is terminal."""
+        _, learning_curve = self._courses.pop(trial_id, (0, []))
+        self._assessor.end(trial_id, learning_curve, has_succeeded=has_succeeded)
 
     def close(self) -> None:
-        """See `Assessor`."""
+        """See `BaseAssessor`."""
         self._assessor.close()
 
-    def restore(self, courses: Iterable[PastCourse]) -> None:
-        """Know what was reported before, trial by trial. Those that run are judged when they report again."""
+    def restore(self, courses: Iterable[PastLearningCurve]) -> None:
+        """Restore earlier results, trial by trial. Running trials are assessed when they report again."""
         for past in courses:
-            self._course_of(past.trial_id, past.attempt).extend(past.course[:MOST_STEPS])
+            self._course_of(past.trial_id, past.attempt).extend(past.learning_curve[:MAX_STEPS])
             if past.has_succeeded is not None:
                 self.end(past.trial_id, has_succeeded=past.has_succeeded)
 

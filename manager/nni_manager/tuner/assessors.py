@@ -15,75 +15,75 @@ from numpy.typing import NDArray
 from optuna.trial import TrialState
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CurvefittingArgs, MedianstopArgs
-from nni_manager.config.model import ExperimentConfig, OptimizeMode
-from nni_manager.tuner.assessment import Assessment, Assessor
-from nni_manager.tuner.optuna_log import quieten
+from nni_manager.config.model import ExperimentSpec, OptimizeMode
+from nni_manager.tuner.assessment import Assessment, BaseAssessor
+from nni_manager.tuner.optuna_log import configure_logging
 from nni_manager.tuner.user_classes import UserAssessor
 
-quieten()
+configure_logging()
 
 Floats: TypeAlias = NDArray[np.float64]
 
-# How fast a curve bends: per step for the power law, and over the whole course for the exponential.
+# Bends of a curve: per step for the power law, and over the whole learning curve for the exponential.
 _POWERS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 _RATES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
 
-class Medianstop(Assessor):
-    """Stops a trial whose best result so far is worse than the median of the running averages of earlier trials at that step.
+class Medianstop(BaseAssessor):
+    """Stops a trial whose best result so far is worse than the median of earlier trials' running averages at that step.
 
-    Source: D. Golovin et al., Google Vizier, 2017, section 3.2; NNI v2.10 for which of two medians counts.
+    Source: D. Golovin et al., Google Vizier, 2017, section 3.2; NNI v2.10 for the choice between two medians.
     """
 
     def __init__(self, optimize_mode: OptimizeMode, args: MedianstopArgs) -> None:
-        """Trials that succeeded are what others are compared with."""
+        """Only trials that succeeded are used for comparison."""
         self._maximizes = optimize_mode == "maximize"
         self._start_step = args.start_step
         self._averages: list[list[float]] = []
-        """Of each step, sorted."""
+        """Sorted running averages of each step."""
 
-    def may_go_on(self, trial_id: str, course: Sequence[float]) -> bool:
-        """See `Assessor`."""
-        step = len(course)
+    def may_go_on(self, trial_id: str, learning_curve: Sequence[float]) -> bool:
+        """See `BaseAssessor`."""
+        step = len(learning_curve)
         if step < self._start_step or step > len(self._averages):
             return True
         averages = self._averages[step - 1]
-        # Of an even number, the lower one when more is better: the trial has the benefit of the doubt.
+        # With an even number, the median that is more favourable to the trial.
         if self._maximizes:
-            return max(course) >= averages[(len(averages) - 1) // 2]
-        return min(course) <= averages[len(averages) // 2]
+            return max(learning_curve) >= averages[(len(averages) - 1) // 2]
+        return min(learning_curve) <= averages[len(averages) // 2]
 
-    def end(self, trial_id: str, course: Sequence[float], *, has_succeeded: bool) -> None:
-        """See `Assessor`."""
+    def end(self, trial_id: str, learning_curve: Sequence[float], *, has_succeeded: bool) -> None:
+        """See `BaseAssessor`."""
         if not has_succeeded:
             return
         average = 0.0
-        for step, value in enumerate(course, 1):
-            # Each is divided before it is added: a sum of large floats is larger than any.
+        for step, value in enumerate(learning_curve, 1):
+            # Divide before adding: a sum of large floats overflows.
             average = average * ((step - 1) / step) + value / step
             if step > len(self._averages):
                 self._averages.append([])
             insort(self._averages[step - 1], average)
 
 
-class Curvefitting(Assessor):
-    """Stops a trial whose curve, drawn out to the last epoch, ends clearly below the best end of earlier trials.
+class Curvefitting(BaseAssessor):
+    """Stops a trial whose learning curve, extrapolated to the last epoch, is clearly worse than the best end of earlier trials.
 
-    Curves are a + b g(x) with three families of g; each family's bend is chosen, and a and b fitted, by least squares. The
-    families' forecasts are averaged, each weighed by how well it fits.
+    Curves are a + b g(x) with three families of g. Each family's bend is chosen, and a and b fitted, by least squares. The
+    families' forecasts are averaged, weighted by how well they fit.
     """
 
     def __init__(self, optimize_mode: OptimizeMode, args: CurvefittingArgs) -> None:
-        """Trials that succeeded are what others are compared with."""
+        """Only trials that succeeded are used for comparison."""
         self._maximizes = optimize_mode == "maximize"
         self._args = args
         self._best: float | None = None
         self._judged: dict[str, int] = {}
-        """At which step a trial was last looked at."""
+        """The step at which each trial was last assessed."""
 
-    def may_go_on(self, trial_id: str, course: Sequence[float]) -> bool:
-        """See `Assessor`."""
-        step = len(course)
+    def may_go_on(self, trial_id: str, learning_curve: Sequence[float]) -> bool:
+        """See `BaseAssessor`."""
+        step = len(learning_curve)
         last = self._judged.get(trial_id)
         is_due = last is None or step - last >= self._args.gap
         if self._best is None or step < max(self._args.start_step, 3) or not is_due:
@@ -91,23 +91,23 @@ class Curvefitting(Assessor):
         self._judged[trial_id] = step
         if step >= self._args.epoch_num:
             return True
-        end = forecast(course, self._args.epoch_num)
+        end = forecast(learning_curve, self._args.epoch_num)
         margin = (1 - self._args.threshold) * abs(self._best)
         return end >= self._best - margin if self._maximizes else end <= self._best + margin
 
-    def end(self, trial_id: str, course: Sequence[float], *, has_succeeded: bool) -> None:
-        """See `Assessor`."""
+    def end(self, trial_id: str, learning_curve: Sequence[float], *, has_succeeded: bool) -> None:
+        """See `BaseAssessor`."""
         self._judged.pop(trial_id, None)
-        if has_succeeded and course:
-            ends = [course[-1]] if self._best is None else [self._best, course[-1]]
+        if has_succeeded and learning_curve:
+            ends = [learning_curve[-1]] if self._best is None else [self._best, learning_curve[-1]]
             self._best = max(ends) if self._maximizes else min(ends)
 
 
-def forecast(course: Sequence[float], epoch: int) -> float:
-    """Where a course of at least three results is likely to be at `epoch`, counted from 1."""
-    scale = max(1.0, *map(abs, course))
-    values = np.array(course) / scale
-    steps = np.arange(1, len(course) + 1, dtype=np.float64)
+def forecast(learning_curve: Sequence[float], epoch: int) -> float:
+    """Extrapolate a learning curve of at least three results to `epoch`, counted from 1."""
+    scale = max(1.0, *map(abs, learning_curve))
+    values = np.array(learning_curve) / scale
+    steps = np.arange(1, len(learning_curve) + 1, dtype=np.float64)
     families: tuple[list[Callable[[Floats], Floats]], ...] = (
         [partial(_power, power) for power in _POWERS],
         [partial(_decay, rate / epoch) for rate in _RATES],
@@ -138,7 +138,7 @@ def _hyperbola(half: float, steps: Floats) -> Floats:
 
 
 def _fit(bend: Callable[[Floats], Floats], steps: Floats, values: Floats, epoch: int) -> tuple[float, float]:
-    """The squared error of the best curve of this bend, and where that curve ends."""
+    """The mean squared error of the best curve of this bend, and the value of that curve at `epoch`."""
     bent = bend(steps)
     centred = bent - bent.mean()
     slope = float(centred @ (values - values.mean())) / max(float(centred @ centred), 1e-12)
@@ -147,12 +147,12 @@ def _fit(bend: Callable[[Floats], Floats], steps: Floats, values: Floats, epoch:
     return error, start + slope * float(bend(np.array([float(epoch)]))[0])
 
 
-class Pruner(Assessor):
-    """What a pruner of Optuna's says, of a study in memory."""
+class Pruner(BaseAssessor):
+    """Applies an Optuna pruner to a study in memory."""
 
     def __init__(self, optimize_mode: OptimizeMode, pruner: optuna.pruners.BasePruner) -> None:
-        """A step is a result's place in the course, from 1."""
-        # The name is part of what decides on a trial's bracket.
+        """A step is a result's position in the learning curve, from 1."""
+        # The study's name is an input to the choice of a trial's bracket.
         self._study = optuna.create_study(
             study_name="assessment",
             storage=optuna.storages.InMemoryStorage(),
@@ -161,35 +161,35 @@ class Pruner(Assessor):
             sampler=optuna.samplers.RandomSampler(seed=0),
         )
         self._running: dict[str, tuple[optuna.Trial, int]] = {}
-        """The study's trial, and how much of the course it knows."""
+        """The study's trial, and the number of results that were reported to it."""
 
-    def may_go_on(self, trial_id: str, course: Sequence[float]) -> bool:
-        """See `Assessor`."""
-        return self._show(trial_id, course)
+    def may_go_on(self, trial_id: str, learning_curve: Sequence[float]) -> bool:
+        """See `BaseAssessor`."""
+        return self._show(trial_id, learning_curve)
 
-    def end(self, trial_id: str, course: Sequence[float], *, has_succeeded: bool) -> None:
-        """See `Assessor`."""
-        self._show(trial_id, course)
+    def end(self, trial_id: str, learning_curve: Sequence[float], *, has_succeeded: bool) -> None:
+        """See `BaseAssessor`."""
+        self._show(trial_id, learning_curve)
         trial, _ = self._running.pop(trial_id)
-        if has_succeeded and course:
-            self._study.tell(trial, course[-1])
+        if has_succeeded and learning_curve:
+            self._study.tell(trial, learning_curve[-1])
         else:
-            self._study.tell(trial, state=TrialState.PRUNED if course else TrialState.FAIL)
+            self._study.tell(trial, state=TrialState.PRUNED if learning_curve else TrialState.FAIL)
 
-    def _show(self, trial_id: str, course: Sequence[float]) -> bool:
+    def _show(self, trial_id: str, learning_curve: Sequence[float]) -> bool:
         trial, known = self._running.get(trial_id) or (self._study.ask(), 0)
         may_go_on = True
-        for step, value in enumerate(course[known:], known + 1):
+        for step, value in enumerate(learning_curve[known:], known + 1):
             trial.report(value, step)
             may_go_on = not trial.should_prune()
-        self._running[trial_id] = trial, len(course)
+        self._running[trial_id] = trial, len(learning_curve)
         return may_go_on
 
 
-def _pruner(make: Callable[..., optuna.pruners.BasePruner]) -> Callable[[OptimizeMode, Any], Assessor]:
-    def build(optimize_mode: OptimizeMode, args: Any) -> Assessor:
+def _pruner(make: Callable[..., optuna.pruners.BasePruner]) -> Callable[[OptimizeMode, Any], BaseAssessor]:
+    def build(optimize_mode: OptimizeMode, args: Any) -> BaseAssessor:
         with warnings.catch_warnings():
-            # Whoever names one in an experiment file wants it.
+            # An experiment file selects such a pruner explicitly.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             pruner = make(**args.model_dump(exclude={"optimize_mode"}))
         return Pruner(optimize_mode, pruner)
@@ -206,8 +206,8 @@ def _patient(wrapped_pruner: str | None, **settings: Any) -> optuna.pruners.Base
     return optuna.pruners.PatientPruner(wrapped, **settings)
 
 
-# The second argument is of the class that ASSESSOR_ARGS has for the name.
-ASSESSORS: dict[str, Callable[[OptimizeMode, Any], Assessor]] = {
+# The second argument is an instance of the class in ASSESSOR_ARGS for the name.
+ASSESSORS: dict[str, Callable[[OptimizeMode, Any], BaseAssessor]] = {
     "Medianstop": Medianstop,
     "Curvefitting": Curvefitting,
     "MedianPruner": _pruner(optuna.pruners.MedianPruner),
@@ -221,10 +221,10 @@ ASSESSORS: dict[str, Callable[[OptimizeMode, Any], Assessor]] = {
 }
 
 
-def make_assessment(config: ExperimentConfig, log_folder: Path | None = None) -> Assessment | None:
-    """The experiment's assessor, which has heard of no trial; None if it has none.
+def make_assessment(config: ExperimentSpec, log_folder: Path | None = None) -> Assessment | None:
+    """The experiment's assessor, without any trial yet; None if it has none.
 
-    `log_folder`: where what an assessor of the user's own prints is kept.
+    `log_folder`: folder for the output of a user's assessor; None: the output is not kept.
     """
     if config.assessor is None:
         return None

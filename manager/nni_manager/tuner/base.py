@@ -1,4 +1,4 @@
-"""The contract of a tuner: asked for parameters, told results, rebuilt from what the store kept."""
+"""The contract of a tuner: it proposes parameters, receives results, and is rebuilt from the store."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeAlias
 
-from nni_manager.config.known_results import KnownResult
+from nni_manager.config.prior_results import PriorResult
 
 JsonScalar: TypeAlias = str | int | float | bool | None
 
 
 @dataclass(frozen=True, slots=True)
 class Suggestion:
-    """Parameters for one trial, in the shape `nni.get_next_parameter()` gives them to training code.
+    """Parameters for one trial, in the form in which `nni.get_next_parameter()` returns them to training code.
 
-    `memo` is the tuner's own: what it must be handed back in `PastTrial` to know the trial again. Both can be
-    written as JSON.
+    `metadata` belongs to the tuner, which receives it again in `PastTrial` to identify the trial. Both can be written as JSON.
     """
 
     parameters: dict[str, Any]
-    memo: dict[str, JsonScalar]
+    metadata: dict[str, JsonScalar]
 
 
 class Later(Enum):
-    """The answer of a tuner that has no parameters at present, and may have some once another trial is over."""
+    """The answer of a tuner that has no parameters at present, and may have some after another trial ends."""
 
     LATER = "later"
 
 
 @dataclass(frozen=True, slots=True)
-class TrialResult:
-    """How a trial ended.
+class Observation:
+    """The outcome of a trial.
 
-    `value` is the number to learn from, None if there is none. `metric` is all that the trial reported as its result, as JSON
-    text: a number, or an object with what else there is; None: it gave no result, or it failed.
+    `value` is the number to learn from, None if there is none. `metric` is the complete reported result as JSON text: a number,
+    or
+    an object with further values. None: the trial reported no result, or it failed.
     """
 
     trial_id: str
@@ -49,13 +49,13 @@ class TrialResult:
 class PastTrial:
     """A trial this tuner proposed before the manager restarted.
 
-    `value` None of an ended trial means that it failed or gave nothing usable; of a running one, that it has yet to
-    say. A running trial is told later, as any other. The rest is as in `TrialResult`.
+    `value` None: an ended trial failed or reported nothing usable; a running trial has not reported yet. The result of a running
+    trial is reported later, as usual. The other fields are as in `Observation`.
     """
 
     key: int
     parameters: Mapping[str, Any]
-    memo: Mapping[str, JsonScalar]
+    metadata: Mapping[str, JsonScalar]
     value: float | None
     ended: bool
     trial_id: str = ""
@@ -63,54 +63,56 @@ class PastTrial:
     has_succeeded: bool = False
 
 
-class Tuner(ABC):
+class BaseTuner(ABC):
     """Proposes parameters and learns from results. Used by one thread at a time; does no I/O."""
 
     learns: bool = True
-    """Whether what it proposes depends on results. If not, it may be asked before they are known."""
+    """True if proposals depend on results. Otherwise `ask` may be called before results are known."""
 
     @abstractmethod
     def ask(self, trial_key: int) -> Suggestion | Later | None:
-        """Parameters for the trial of this key; None when the space is exhausted and asking again is no use.
+        """Parameters for the trial of this key; None if the space is exhausted and asking again is useless.
 
-        After `LATER` the key may be asked for again. Whoever asks does so when another trial is over, and takes the space for
-        exhausted when none is left that could be.
+        After `LATER` the key may be asked for again. The caller does so when another trial ends. If no other trial is left to
+        end,
+        the caller treats the space as exhausted.
 
         Raises:
-            Bug: the key was asked for before, and was given parameters.
+            InternalError: the key was asked for before, and was given parameters.
         """
 
     @abstractmethod
     def tell(self, trial_key: int, value: float | None) -> None:
-        """Learn a trial's result. None, NaN and infinities mean that it failed: no sampler can weigh them.
+        """Record a trial's result. None, NaN and infinities mean that it failed: no sampler can weigh them.
 
-        Only the first result of a trial counts; telling again is harmless, so the caller may repeat itself.
+        Only the first result of a trial counts, so repeated calls are harmless.
 
         Raises:
-            Bug: the key was never asked for.
+            InternalError: the key was never asked for.
         """
 
-    def hear(self, trial_key: int, result: TrialResult) -> None:
-        """As `tell`, with all that there is to tell: for tuners to which the value alone is not enough."""
+    def hear(self, trial_key: int, result: Observation) -> None:
+        """Record a trial's complete outcome, for tuners that need more than the value passed to `tell`."""
         self.tell(trial_key, result.value)
 
-    def import_results(self, results: Iterable[KnownResult]) -> int:
-        """Learn from results of elsewhere; how many of them were of use.
+    def import_results(self, results: Iterable[PriorResult]) -> int:
+        """Record results from elsewhere; return how many of them were usable.
 
-        Those of another search space are none, nor are any to a tuner that does not learn from them. A tuner that is rebuilt
-        has to be given them again, before or after `restore`.
+        Results of another search space are not usable, and a tuner that does not learn from imports uses none. A rebuilt tuner
+        must be
+        given them again, before or after `restore`.
         """
         return 0
 
     def close(self) -> None:  # noqa: B027 - most have started nothing
-        """End what the tuner has started. May be called from any thread, also while another call is under way."""
+        """Stop what the tuner has started. May be called from any thread, also during another call."""
 
     @abstractmethod
     def restore(self, trials: Iterable[PastTrial]) -> None:
-        """Know these trials as if they had been asked for and told; in the order in which they were asked for.
+        """Restore these trials, in the order in which they were asked for, as if they had been asked for and told.
 
-        To be called before the first `ask`. The tuner then goes on as the one before it would have.
+        Must be called before the first `ask`. The tuner then continues as its predecessor would have.
 
         Raises:
-            Bug: the tuner is in use already, or a memo is not of this search space.
+            InternalError: the tuner is in use already, or metadata is not of this search space.
         """

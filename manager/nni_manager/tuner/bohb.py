@@ -1,6 +1,6 @@
-"""BOHB: Hyperband, whose new sets of parameters come from a model of what went well so far instead of from chance alone.
+"""BOHB: Hyperband whose new parameter sets come from a model of past results, and not only from random draws.
 
-The model is made of the results with the largest budget that has enough of them.
+The model is fitted to the results with the largest budget that has enough of them.
 
 Source: S. Falkner et al., BOHB: Robust and Efficient Hyperparameter Optimization at Scale, 2018. The model is Optuna's
 multivariate Parzen estimator.
@@ -23,15 +23,15 @@ from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import SamplerSeeds, draw, seed_of_trial
 from nni_manager.tuner.samplers import Tpe
 
-# A proposal looks at all of them, and the latest come from where the search is now.
-_MOST_RESULTS = 300
+# A proposal reads all of them; the latest are from the region that the search has reached.
+_MAX_RESULTS = 300
 
 
 class Bohb(Hyperband):
-    """Brackets one after the other, for ever; sets of parameters come from a model as soon as there is one."""
+    """Runs brackets one after another, without end; parameter sets come from a model once there is one."""
 
     def __init__(self, space: SearchSpace, args: BohbArgs) -> None:
-        """As the experiment file says."""
+        """Take the settings of the experiment file."""
         super().__init__(
             space,
             HyperbandArgs(
@@ -63,7 +63,7 @@ class Bohb(Hyperband):
         return dict(trial.params)
 
     def _results_for_model(self) -> list[tuple[dict[str, JsonScalar], float]] | None:
-        """Draws and losses with the largest budget that has enough of them, the latest in the order of brackets."""
+        """The latest draws and losses, in bracket order, with the largest budget that has enough of them; None if none has."""
         by_budget: dict[int, list[tuple[dict[str, JsonScalar], float]]] = {}
         for bracket in self._brackets:
             for (_, budget), losses in zip(bracket.rounds, bracket.losses, strict=False):
@@ -73,7 +73,7 @@ class Bohb(Hyperband):
                     if math.isfinite(loss)
                 )
         enough = [budget for budget, results in by_budget.items() if len(results) >= self._enough + 2]
-        return by_budget[max(enough)][-_MOST_RESULTS:] if enough else None
+        return by_budget[max(enough)][-_MAX_RESULTS:] if enough else None
 
     def _as_trial(self, draws: dict[str, JsonScalar], loss: float) -> optuna.trial.FrozenTrial:
         used: dict[str, BaseDistribution] = {}
@@ -89,7 +89,7 @@ class Bohb(Hyperband):
 
 
 class _Model(Tpe):
-    """The estimator with BOHB's settings."""
+    """The Parzen estimator with BOHB's settings."""
 
     def __init__(self, seeds: SamplerSeeds, always_there: Any, args: BohbArgs) -> None:
         super().__init__(seeds, always_there, n_startup_trials=0, n_ei_candidates=args.num_samples)

@@ -1,4 +1,4 @@
-"""Tuners that try a list of parameters once, in order, and then have no more: GridSearch and BatchTuner."""
+"""Tuners that propose each entry of a list of parameters once, in order: GridSearch and BatchTuner."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import math
 from collections.abc import Iterable
 from typing import Any, Protocol
 
-from nni_manager.config.known_results import KnownResult
+from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import Choice, Nested, Parameter, QUniform, RandInt, SearchSpace
-from nni_manager.errors import Bug
-from nni_manager.tuner.base import PastTrial, Suggestion, Tuner
+from nni_manager.errors import InternalError
+from nni_manager.tuner.base import BaseTuner, PastTrial, Suggestion
 
 
 class _Points(Protocol):
@@ -20,16 +20,16 @@ class _Points(Protocol):
     count: int
 
     def at(self, index: int) -> Any:
-        """The point of this index, from 0 up to `count`."""
+        """The point at this index, from 0 up to but not including `count`."""
 
 
-class EnumeratingTuner(Tuner):
-    """Proposes each point once, whatever the results; a failed trial is not tried again."""
+class EnumeratingTuner(BaseTuner):
+    """Proposes each point once, whatever the results; a failed trial is not repeated."""
 
     learns = False
 
     def __init__(self, points: _Points) -> None:
-        """The points are asked for one by one, in order."""
+        """The points are requested one by one, in order."""
         self._points = points
         self._index_of: dict[int, int] = {}
         self._proposed: set[int] = set()
@@ -37,16 +37,18 @@ class EnumeratingTuner(Tuner):
         self._known_elsewhere: set[str] = set()
 
     def ask(self, trial_key: int) -> Suggestion | None:
-        """See `Tuner.ask`."""
+        """See `BaseTuner.ask`."""
         if trial_key in self._index_of:
-            raise Bug(f"cannot propose parameters for trial {trial_key} a second time; please report this")
+            raise InternalError(
+                f"cannot propose parameters for trial {trial_key} a second time; please report this"
+            )
         while self._next < self._points.count and self._is_known(self._next):
             self._next += 1
         if self._next >= self._points.count:
             return None
         index = self._next
         self._note(trial_key, index)
-        # A copy: what the caller does to its parameters must not reach the search space.
+        # A copy: changes by the caller must not reach the search space.
         return Suggestion(copy.deepcopy(self._points.at(index)), {"index": index})
 
     def _is_known(self, index: int) -> bool:
@@ -54,28 +56,28 @@ class EnumeratingTuner(Tuner):
             return True
         return bool(self._known_elsewhere) and _canonical(self._points.at(index)) in self._known_elsewhere
 
-    def import_results(self, results: Iterable[KnownResult]) -> int:
-        """See `Tuner.import_results`: what is known is not tried again, whatever came of it."""
+    def import_results(self, results: Iterable[PriorResult]) -> int:
+        """See `Tuner.import_results`: an imported point is not proposed again, whatever its result."""
         known = [_canonical(dict(result.parameters)) for result in results]
         self._known_elsewhere.update(known)
         return len(known)
 
     def tell(self, trial_key: int, value: float | None) -> None:
-        """See `Tuner.tell`; nothing is learned."""
+        """See `Tuner.tell`; the result is ignored."""
         if trial_key not in self._index_of:
-            raise Bug(
+            raise InternalError(
                 f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
             )
 
     def restore(self, trials: Iterable[PastTrial]) -> None:
-        """See `Tuner.restore`."""
+        """See `BaseTuner.restore`."""
         if self._index_of:
-            raise Bug("cannot rebuild a tuner that is in use; please report this")
+            raise InternalError("cannot rebuild a tuner that is in use; please report this")
         for trial in trials:
-            index = trial.memo.get("index")
+            index = trial.metadata.get("index")
             if not isinstance(index, int) or not 0 <= index < self._points.count:
-                raise Bug(
-                    f"cannot rebuild the tuner: the memo of trial {trial.key} is not of this search space; "
+                raise InternalError(
+                    f"cannot rebuild the tuner: the metadata of trial {trial.key} is not of this search space; "
                     "please report this"
                 )
             self._note(trial.key, index)
@@ -86,30 +88,30 @@ class EnumeratingTuner(Tuner):
 
 
 class Batch:
-    """The options of the one choice, as they are."""
+    """The options of the only choice, unchanged."""
 
     def __init__(self, space: SearchSpace) -> None:
-        """The space is one that `reason_against_space` has nothing against."""
+        """`reason_against_space` must accept the space."""
         (batch,) = space.parameters.values()
         assert isinstance(batch, Choice)
         self._options = batch.options
         self.count = len(self._options)
 
     def at(self, index: int) -> Any:
-        """The option of this index."""
+        """The option at this index."""
         return self._options[index]
 
 
 class Grid:
-    """Every combination; the last hyper-parameter changes first. Counted, and never laid out in memory."""
+    """Every combination; the last hyper-parameter changes first. Combinations are computed by index, never held in memory."""
 
     def __init__(self, space: SearchSpace) -> None:
-        """The space is one that `reason_against_space` has nothing against."""
+        """`reason_against_space` must accept the space."""
         self._axes = {name: _axis_of(parameter) for name, parameter in space.parameters.items()}
         self.count = math.prod(axis.count for axis in self._axes.values())
 
     def at(self, index: int) -> dict[str, Any]:
-        """The combination of this index."""
+        """The combination at this index."""
         values = {}
         for name, axis in reversed(self._axes.items()):
             index, here = divmod(index, axis.count)
@@ -138,7 +140,7 @@ class _WholeNumbers:
 class _Multiples:
     """The multiples of q from the one nearest to low to the one nearest to high, clipped.
 
-    The bounds themselves can be values here that no sampling gives: (2.5, 5.5, 1) is 2.5, 3, 4, 5, 5.5.
+    The bounds themselves can be values here that sampling never yields: (2.5, 5.5, 1) is 2.5, 3, 4, 5, 5.5.
     Source: NNI v2.10, the grid of GridSearch.
     """
 
@@ -153,7 +155,7 @@ class _Multiples:
 
 
 class _Options:
-    """A choice: an option of its own hyper-parameters counts as many times as they have combinations."""
+    """A choice. An option with its own hyper-parameters counts once for each of their combinations."""
 
     def __init__(self, choice: Choice) -> None:
         self._options = [(option, self._points(option)) for option in choice.options]
@@ -169,7 +171,7 @@ class _Options:
                 value = points.at(index)
                 return {"_name": option.name, **value} if isinstance(option, Nested) else value
             index -= points.count
-        raise Bug(f"cannot give option {index}: there are fewer; please report this")
+        raise InternalError(f"cannot give option {index}: there are fewer; please report this")
 
 
 def _axis_of(parameter: Parameter) -> _Points:
@@ -181,11 +183,11 @@ def _axis_of(parameter: Parameter) -> _Points:
         case QUniform():
             return _Multiples(parameter)
         case _:
-            raise Bug(f"cannot count the values of {parameter}; please report this")
+            raise InternalError(f"cannot count the values of {parameter}; please report this")
 
 
 def _canonical(parameters: Any) -> str:
-    # 3 and 3.0 are one value of a quniform.
+    # 3 and 3.0 are the same value of a quniform.
     def plain(value: Any) -> Any:
         if isinstance(value, dict):
             return {name: plain(each) for name, each in value.items()}

@@ -1,8 +1,9 @@
-"""Hyperband: many parameters with a small budget, the best of them again with a larger one, and so on.
+"""Hyperband: many parameter sets with a small budget, the best of them again with a larger one, and so on.
 
-A bracket begins with n sets of parameters and a budget r. When all trials of a round are over, the best third (of `eta` 3) are
-tried again with three times the budget, up to R. Brackets differ in where they begin: from many with little to few with all of R.
-Training code is told its budget as the parameter TRIAL_BUDGET. Nothing waits: while a round is not over, the next bracket begins.
+A bracket starts with n parameter sets and a budget r. When all trials of a round have ended, the best third (of `eta` 3) run
+again with three times the budget, up to R. Brackets differ in their start: from many sets with a small budget to few with the
+full budget R. Training code receives its budget as the parameter TRIAL_BUDGET. Nothing waits: while a round is unfinished, the
+next bracket starts.
 
 Source: L. Li et al., Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization, 2018.
 """
@@ -21,8 +22,8 @@ from optuna.distributions import BaseDistribution
 
 from nni_manager.config.algorithms import HyperbandArgs
 from nni_manager.config.search_space import SearchSpace
-from nni_manager.errors import Bug
-from nni_manager.tuner.base import JsonScalar, PastTrial, Suggestion, Tuner
+from nni_manager.errors import InternalError
+from nni_manager.tuner.base import BaseTuner, JsonScalar, PastTrial, Suggestion
 from nni_manager.tuner.optuna_backed import Sampling, natural, seed_of_trial
 from nni_manager.tuner.samplers import from_unit
 
@@ -33,7 +34,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Which trial of which bracket: the `config`-th set of parameters in this round."""
+    """The position of a trial: the `config`-th parameter set in this round of this bracket."""
 
     bracket: int
     round: int
@@ -42,17 +43,17 @@ class _Place:
 
 @dataclass(slots=True)
 class _Bracket:
-    """Rounds of (how many sets of parameters, with what budget)."""
+    """A bracket; `rounds` are (number of parameter sets, budget)."""
 
     number: int
     rounds: list[tuple[int, int]]
     draws: dict[int, dict[str, JsonScalar]] = field(default_factory=dict)
     waiting: deque[tuple[int, int]] = field(default_factory=deque)
-    """(round, config) of those that were promoted and not yet asked for."""
+    """(round, config) of the promoted sets that were not yet asked for."""
     members: list[int] = field(default_factory=list)
-    """How many sets of parameters there are in each round that has begun."""
+    """Number of parameter sets in each round that has started."""
     losses: list[dict[int, float]] = field(default_factory=list)
-    """Of each round that has begun, by config; infinite for a trial that failed."""
+    """Losses of each round that has started, by config; infinite for a failed trial."""
 
     def __post_init__(self) -> None:
         self.members.append(self.rounds[0][0])
@@ -60,7 +61,7 @@ class _Bracket:
 
     @property
     def next_place(self) -> _Place | None:
-        """The trial to ask for next; None while others must end first, and when all is done."""
+        """The next trial to propose; None while other trials must end first, and when the bracket is finished."""
         if self.waiting:
             return _Place(self.number, *self.waiting[0])
         if len(self.draws) < self.members[0]:
@@ -69,18 +70,18 @@ class _Bracket:
 
     @property
     def is_over(self) -> bool:
-        """Whether no trial of it is left to be asked for or to end."""
+        """True if no trial of the bracket is left to be asked for or to end."""
         is_told = len(self.losses[-1]) == self.members[-1]
         return is_told and (len(self.losses) == len(self.rounds) or not self.waiting)
 
     def asked(self, place: _Place, draws: dict[str, JsonScalar]) -> None:
-        """The trial was asked for, now or before a restart."""
+        """Record that the trial was asked for, now or before a restart."""
         self.draws.setdefault(place.config, draws)
         if (place.round, place.config) in self.waiting:
             self.waiting.remove((place.round, place.config))
 
     def told(self, place: _Place, loss: float) -> None:
-        """The trial is over; infinite: it failed."""
+        """Record that the trial has ended; an infinite loss: it failed."""
         if place.round >= len(self.losses):
             return
         losses = self.losses[place.round]
@@ -96,11 +97,14 @@ class _Bracket:
             self.waiting.extend((place.round + 1, config) for _, config in promoted)
 
 
-class Hyperband(Tuner):
-    """Brackets one after the other, for ever; sets of parameters are drawn at random."""
+class Hyperband(BaseTuner):
+    """Runs brackets one after another, without end; parameter sets are drawn at random."""
 
     def __init__(self, space: SearchSpace, args: HyperbandArgs, smallest_budget: int = 1) -> None:
-        """As the experiment file says. No budget is below `smallest_budget`, and the last of each bracket is `args.R`."""
+        """Take the settings of the experiment file.
+
+        No budget is below `smallest_budget`, and the last of each bracket is `args.R`.
+        """
         self._sampling = Sampling(space)
         self._seed = secrets.randbits(32) if args.seed is None else args.seed
         self._sign = -1.0 if args.optimize_mode == "maximize" else 1.0
@@ -112,9 +116,11 @@ class Hyperband(Tuner):
         self._running: set[int] = set()
 
     def ask(self, trial_key: int) -> Suggestion:
-        """See `Tuner.ask`; never exhausted."""
+        """See `BaseTuner.ask`; never exhausted."""
         if trial_key in self._place_of:
-            raise Bug(f"cannot propose parameters for trial {trial_key} a second time; please report this")
+            raise InternalError(
+                f"cannot propose parameters for trial {trial_key} a second time; please report this"
+            )
         place = self._next_place()
         bracket = self._brackets[place.bracket]
         known = bracket.draws.get(place.config)
@@ -123,11 +129,11 @@ class Hyperband(Tuner):
         bracket.asked(place, draws)
         self._place_of[trial_key] = place
         self._running.add(trial_key)
-        memo = {"bracket": place.bracket, "round": place.round, "config": place.config, **draws}
-        return Suggestion({**parameters, BUDGET: bracket.rounds[place.round][1]}, memo)
+        metadata = {"bracket": place.bracket, "round": place.round, "config": place.config, **draws}
+        return Suggestion({**parameters, BUDGET: bracket.rounds[place.round][1]}, metadata)
 
     def new_draws(self, trial_key: int) -> dict[str, JsonScalar]:
-        """Draws for a set of parameters that no trial has had, from random numbers of the trial's own."""
+        """Draws for a new parameter set, from the trial's own random generator."""
         random = Random(seed_of_trial(self._seed, trial_key))
         draws: dict[str, JsonScalar] = {}
 
@@ -139,9 +145,9 @@ class Hyperband(Tuner):
         return draws
 
     def tell(self, trial_key: int, value: float | None) -> None:
-        """See `Tuner.tell`."""
+        """See `BaseTuner.tell`."""
         if trial_key not in self._place_of:
-            raise Bug(
+            raise InternalError(
                 f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
             )
         if trial_key not in self._running:
@@ -153,9 +159,9 @@ class Hyperband(Tuner):
         self._brackets[place.bracket].told(place, loss)
 
     def restore(self, trials: Iterable[PastTrial]) -> None:
-        """See `Tuner.restore`. All of a round have lower keys than any of the next, so each promotion finds its round."""
+        """See `Tuner.restore`. All keys of a round are lower than those of the next, so each promotion finds its round."""
         if self._place_of:
-            raise Bug("cannot rebuild a tuner that is in use; please report this")
+            raise InternalError("cannot rebuild a tuner that is in use; please report this")
         for trial in trials:
             place, draws = self._read(trial)
             while len(self._brackets) <= place.bracket:
@@ -167,13 +173,13 @@ class Hyperband(Tuner):
                 self.tell(trial.key, trial.value)
 
     def _read(self, trial: PastTrial) -> tuple[_Place, dict[str, JsonScalar]]:
-        draws = {name: each for name, each in trial.memo.items() if name.startswith("/")}
+        draws = {name: each for name, each in trial.metadata.items() if name.startswith("/")}
         try:
             self._sampling.sample(lambda name, _: draws[name])
-            return _Place(*(natural(trial.memo[name]) for name in ("bracket", "round", "config"))), draws
+            return _Place(*(natural(trial.metadata[name]) for name in ("bracket", "round", "config"))), draws
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            raise Bug(
-                f"cannot rebuild the tuner: the memo of trial {trial.key} is not of this search space; "
+            raise InternalError(
+                f"cannot rebuild the tuner: the metadata of trial {trial.key} is not of this search space; "
                 "please report this"
             ) from error
 

@@ -1,14 +1,13 @@
-"""Tuners over a study of Optuna's, with its samplers or with ours.
+"""Tuners over an Optuna study, with Optuna's samplers or our own.
 
-What Optuna samples and learns from is the raw draw of each hyper-parameter, from a plain distribution of its own:
-the index of a choice, a whole number, a float in a range, or, for the normal family, a probability. `Sampling` maps
-draws to what the user's space means: quantised, clipped, or through the inverse of the normal distribution, so each
-type is exactly distributed and TPE models a draw before it is rounded. The draws are the memo.
+Optuna samples and models the raw draw of each hyper-parameter, from a plain distribution: the index of a choice, a whole
+number, a float in a range, or, for the normal family, a probability. `Sampling` maps draws to values of the user's space:
+quantised, clipped, or through the inverse of the normal distribution. So each type is exactly distributed, and TPE models a
+draw before it is rounded. The draws are stored as metadata.
 
-Each trial draws from a random generator of its own, seeded from the tuner's seed and the trial's key. A tuner
-rebuilt after a restart therefore proposes what the one before it would have, and never replays its first draws.
-What a sampler notes on a trial or on the study (generations, a covariance matrix) is in the memo of the trial for which
-it did.
+Each trial has its own random generator, seeded from the tuner's seed and the trial's key. A tuner rebuilt after a restart
+therefore proposes what its predecessor would have, and never replays its first draws. A sampler can set attributes on a trial
+or on the study (generations, a covariance matrix). They are stored in the metadata of the trial that was being sampled.
 
 Source: Optuna 5 ask-and-tell interface.
 """
@@ -28,8 +27,8 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import OptimizeMode
+from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import (
     Choice,
     LogNormal,
@@ -47,37 +46,37 @@ from nni_manager.config.search_space import (
     contains,
     multiple_of,
 )
-from nni_manager.errors import Bug
-from nni_manager.tuner.base import JsonScalar, PastTrial, Suggestion, Tuner
-from nni_manager.tuner.foreign_memo import NOTED_ON_STUDY, NOTED_ON_TRIAL
-from nni_manager.tuner.optuna_log import quieten
+from nni_manager.errors import InternalError
+from nni_manager.tuner.base import BaseTuner, JsonScalar, PastTrial, Suggestion
+from nni_manager.tuner.optuna_log import configure_logging
+from nni_manager.tuner.untrusted_metadata import NOTED_ON_STUDY, NOTED_ON_TRIAL
 
-# An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Cuts beyond 8.2 sigma.
+# An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Truncates beyond 8.2 sigma.
 PROBABILITY = FloatDistribution(2**-53, 1 - 2**-53)
-"""How likely a normal variable is to lie below its value: the draw of all normal types."""
+"""The draw of all normal types: the probability that the variable is below its value."""
 
-quieten()
+configure_logging()
 
 
 _NOTES = (NOTED_ON_TRIAL, NOTED_ON_STUDY)
-# For processes that share a study and see a trial before its draws are stored.
+# TPE's attribute for processes that share a study and read a trial before its draws are stored.
 _DRAWS_OF_TPE = "tpe:relative_params"
 
 
 @dataclass(frozen=True, slots=True)
 class SamplerSeeds:
-    """Where the random numbers of a trial's sampler come from: `experiment` for what all trials share."""
+    """Random seeds of one trial's sampler; `experiment` seeds what all trials share."""
 
     experiment: int
     trial: int
 
 
 MakeSampler: TypeAlias = Callable[[SamplerSeeds, Mapping[str, BaseDistribution]], optuna.samplers.BaseSampler]
-"""Makes the sampler of one trial; beside the seeds it is given the hyper-parameters that every trial has."""
+"""Makes the sampler of one trial from its seeds and the hyper-parameters that every trial has."""
 
 
-class OptunaTuner(Tuner):
-    """A tuner over one Optuna study in memory, whose trials a sampler made anew for each of them may look at."""
+class OptunaTuner(BaseTuner):
+    """A tuner over one in-memory Optuna study. Each trial has a new sampler, which can read all trials of the study."""
 
     def __init__(
         self,
@@ -91,7 +90,7 @@ class OptunaTuner(Tuner):
     ) -> None:
         """`seed` None draws one; `make_sampler` makes the sampler of one trial.
 
-        `takes_imports`: whether that looks at trials which none of its kind has proposed.
+        `takes_imports`: True if that sampler uses trials that no sampler of its kind has proposed.
         """
         self.learns = learns
         self._takes_imports = learns and takes_imports
@@ -109,9 +108,11 @@ class OptunaTuner(Tuner):
         self._running: set[int] = set()
 
     def ask(self, trial_key: int) -> Suggestion:
-        """See `Tuner.ask`; never exhausted, a space of one point gives that point again."""
+        """See `Tuner.ask`. Never exhausted: a space of one point yields that point again."""
         if trial_key in self._number_of:
-            raise Bug(f"cannot propose parameters for trial {trial_key} a second time; please report this")
+            raise InternalError(
+                f"cannot propose parameters for trial {trial_key} a second time; please report this"
+            )
         seeds = SamplerSeeds(self._seed, seed_of_trial(self._seed, trial_key))
         self._study.sampler = self._make_sampler(seeds, self._sampling.always_there)
         noted_before = dict(self._storage.get_study_system_attrs(self._study_id))
@@ -119,7 +120,7 @@ class OptunaTuner(Tuner):
         parameters = self._sampling.sample(lambda name, distribution: draw(trial, name, distribution))
         self._number_of[trial_key] = trial.number
         self._running.add(trial_key)
-        # Of a storage's only study, a trial's number is its id as well.
+        # In a storage with one study, a trial's number is also its id.
         on_trial = self._storage.get_trial(trial.number).system_attrs
         on_study = self._storage.get_study_system_attrs(self._study_id)
         noted = {
@@ -136,9 +137,9 @@ class OptunaTuner(Tuner):
         return Suggestion(parameters, {**trial.params, **notes})
 
     def tell(self, trial_key: int, value: float | None) -> None:
-        """See `Tuner.tell`."""
+        """See `BaseTuner.tell`."""
         if trial_key not in self._number_of:
-            raise Bug(
+            raise InternalError(
                 f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
             )
         if trial_key not in self._running:
@@ -151,9 +152,9 @@ class OptunaTuner(Tuner):
             self._study.tell(number, value)
 
     def restore(self, trials: Iterable[PastTrial]) -> None:
-        """See `Tuner.restore`."""
+        """See `BaseTuner.restore`."""
         if self._number_of:
-            raise Bug("cannot rebuild a tuner that is in use; please report this")
+            raise InternalError("cannot rebuild a tuner that is in use; please report this")
         trials, imported = list(trials), len(self._study.get_trials(deepcopy=False))
         for trial in trials:
             self._study.add_trial(self._frozen(trial))
@@ -162,8 +163,8 @@ class OptunaTuner(Tuner):
         self._number_of = {trial.key: number for number, trial in enumerate(trials, imported)}
         self._running = {trial.key for trial in trials if not trial.ended}
 
-    def import_results(self, results: Iterable[KnownResult]) -> int:
-        """See `Tuner.import_results`."""
+    def import_results(self, results: Iterable[PriorResult]) -> int:
+        """See `BaseTuner.import_results`."""
         count = 0
         for result in results if self._takes_imports else ():
             known = self._sampling.draws_of(result.parameters)
@@ -184,34 +185,34 @@ class OptunaTuner(Tuner):
 
         def recall(name: str, distribution: BaseDistribution) -> Any:
             used[name] = distribution
-            return trial.memo[name]
+            return trial.metadata[name]
 
         try:
             self._sampling.sample(recall)
             return optuna.create_trial(
                 state=state,
                 value=value,
-                params={name: drawn for name, drawn in trial.memo.items() if name not in _NOTES},
+                params={name: drawn for name, drawn in trial.metadata.items() if name not in _NOTES},
                 distributions=used,
                 system_attrs=_noted(trial, NOTED_ON_TRIAL),
             )
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            raise Bug(
-                f"cannot rebuild the tuner: the memo of trial {trial.key} is not of this search space; "
+            raise InternalError(
+                f"cannot rebuild the tuner: the metadata of trial {trial.key} is not of this search space; "
                 "please report this"
             ) from error
 
 
 def _noted(trial: PastTrial, name: str) -> dict[str, Any]:
-    attributes: dict[str, Any] = json.loads(str(trial.memo.get(name, "{}")))
+    attributes: dict[str, Any] = json.loads(str(trial.metadata.get(name, "{}")))
     return attributes
 
 
 class Sampling:
-    """How draws become parameters. A hyper-parameter's distribution is named by its JSON pointer in the space."""
+    """Maps draws to parameters. The key of a hyper-parameter's distribution is its JSON pointer in the space."""
 
     def __init__(self, space: SearchSpace) -> None:
-        """`always_there` are the distributions of those that are in no nested choice."""
+        """`always_there`: the distributions of the hyper-parameters outside of nested choices."""
         self._space = space
         self._distributions: dict[str, BaseDistribution] = {}
         self._collect(space, "")
@@ -220,13 +221,13 @@ class Sampling:
         }
 
     def sample(self, draw: Callable[[str, BaseDistribution], Any]) -> dict[str, Any]:
-        """The parameters for the draws `draw` gives, asked for in the order of the space."""
+        """The parameters for the draws that `draw` returns; it is called in the order of the space."""
         return self._sample(self._space, "", draw)
 
     def draws_of(
         self, parameters: Mapping[str, Any]
     ) -> tuple[dict[str, JsonScalar], dict[str, BaseDistribution]] | None:
-        """Draws that give these parameters, and their distributions; None when they do not lie in the space."""
+        """Draws that yield these parameters, and their distributions; None if the parameters are not in the space."""
         if contains(self._space, dict(parameters)):
             return None
         draws: dict[str, JsonScalar] = {}
@@ -278,13 +279,13 @@ class Sampling:
             option = parameter.options[drawn]
             if isinstance(option, Nested):
                 option = {"_name": option.name, **self._sample(option.space, f"{here}/{drawn}", draw)}
-            # A copy: what the caller does to its parameters must not reach the search space.
+            # A copy: changes by the caller must not reach the search space.
             parameters[name] = copy.deepcopy(option)
         return parameters
 
 
 def _pointer(above: str, name: str) -> str:
-    # RFC 6901, so that a name with a slash in it cannot be taken for a nested one.
+    # RFC 6901: a name that contains a slash must not collide with a nested one.
     return f"{above}/{name.replace('~', '~0').replace('/', '~1')}"
 
 
@@ -303,7 +304,7 @@ def _distribution_of(parameter: Parameter) -> BaseDistribution:
 
 
 def draw(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
-    """What the study's sampler draws for the hyper-parameter of this name."""
+    """The draw of the study's sampler for the hyper-parameter of this name."""
     match distribution:
         case CategoricalDistribution():
             return trial.suggest_categorical(name, distribution.choices)
@@ -312,11 +313,11 @@ def draw(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
         case FloatDistribution():
             return trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
         case _:
-            raise Bug(f"cannot draw {name} from {distribution}; please report this")
+            raise InternalError(f"cannot draw {name} from {distribution}; please report this")
 
 
 def _value_of(parameter: Parameter, drawn: Any) -> JsonScalar:
-    """The value a draw stands for, as a plain int or float."""
+    """The value of a draw, as a plain int or float."""
     match parameter:
         case RandInt():
             return int(drawn)
@@ -335,7 +336,7 @@ def _value_of(parameter: Parameter, drawn: Any) -> JsonScalar:
 
 
 def _draw_of(parameter: Parameter, value: Any) -> JsonScalar:
-    """A draw that stands for the value, which lies in the parameter's support."""
+    """A draw that yields the value, which lies in the parameter's support."""
     match parameter:
         case RandInt():
             return int(value)
@@ -349,9 +350,9 @@ def _draw_of(parameter: Parameter, value: Any) -> JsonScalar:
 
 
 def seed_of_trial(seed: int, trial_key: int) -> int:
-    """A 32-bit seed, another one for each of 2**32 keys in a row, and far from its neighbours'.
+    """A 32-bit seed, unique among 2**32 consecutive keys, and far from its neighbours'.
 
-    A hash of 32 bits would by chance repeat itself among ten thousand trials; this mixing is one to one.
+    A 32-bit hash could collide among ten thousand trials; this mixing is a bijection.
     Source: the finaliser of MurmurHash3.
     """
     mixed = (seed * 0x9E3779B1 + trial_key) % 2**32
@@ -361,10 +362,10 @@ def seed_of_trial(seed: int, trial_key: int) -> int:
 
 
 def natural(number: JsonScalar) -> int:
-    """The number of a memo that counts from 0.
+    """Validate a number in metadata that counts from 0.
 
     Raises:
-        ValueError: it is none.
+        ValueError: it is not such a number.
     """
     if not isinstance(number, int) or number < 0:
         raise ValueError(number)

@@ -1,12 +1,12 @@
-"""Where Optuna's log goes."""
+"""Configuration of Optuna's log."""
 
 from __future__ import annotations
 
 import optuna
 
 
-def quieten() -> None:
-    """Let Optuna's warnings reach the manager's log, and nothing else: a line per trial is the manager's to write."""
+def configure_logging() -> None:
+    """Send only Optuna's warnings to the manager's log; the manager itself writes a line per trial."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     optuna.logging.disable_default_handler()
     optuna.logging.enable_propagation()

@@ -1,10 +1,10 @@
-"""Population based training: trials that go on from checkpoints, the worse half-way from those of the better.
+"""Population based training: trials continue from checkpoints, and the worst copy those of the best.
 
-A generation is one trial of each member. When all of its trials are over the next begins: most members go on from their own
-checkpoint with the parameters they have; the worst take the checkpoint of one of the best, and its parameters, a little changed.
-While a generation is not over and all of its trials are asked for, there is nothing to propose: the answer is `LATER`.
+A generation has one trial of each member. The next one starts when all trials of the current one have ended. Most members
+continue from their own checkpoint with their parameters. The worst take the checkpoint of one of the best, and its
+parameters, slightly changed. While all trials of an unfinished generation are assigned, `ask` returns `LATER`.
 
-Where a checkpoint is, training code is told as the parameters `load_checkpoint_dir` and `save_checkpoint_dir`. In the first
+Training code receives the paths of checkpoints as the parameters `load_checkpoint_dir` and `save_checkpoint_dir`. In the first
 generation there is nothing at the former.
 
 Source: M. Jaderberg et al., Population Based Training of Neural Networks, 2017; NNI v2.10 for names and folders.
@@ -25,8 +25,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from nni_manager.config.algorithms import PbtArgs
 from nni_manager.config.search_space import SearchSpace
-from nni_manager.errors import Bug
-from nni_manager.tuner.base import JsonScalar, Later, PastTrial, Suggestion, Tuner
+from nni_manager.errors import InternalError
+from nni_manager.tuner.base import BaseTuner, JsonScalar, Later, PastTrial, Suggestion
 from nni_manager.tuner.optuna_backed import PROBABILITY, Sampling, natural, seed_of_trial
 from nni_manager.tuner.samplers import from_unit
 
@@ -38,9 +38,9 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a member's trial is to be: from whose checkpoint (`<member>/<generation>`; empty: none), with which draws.
+    """The plan of a member's trial: the checkpoint to load (`<member>/<generation>`; empty: none) and the draws.
 
-    None: they are to be drawn.
+    `draws` None: they are not drawn yet.
     """
 
     loads: str
@@ -49,19 +49,19 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Generation:
-    """One trial of each member. Those that were asked for have all their draws."""
+    """One trial of each member. Members in `asked` have all their draws."""
 
     plans: list[_Plan]
     asked: set[int] = field(default_factory=set)
     losses: dict[int, float] = field(default_factory=dict)
-    """By member; infinite for a trial that failed."""
+    """By member; infinite for a failed trial."""
 
 
-class PopulationTuner(Tuner):
-    """Generations one after the other, for ever."""
+class PopulationTuner(BaseTuner):
+    """Runs generations one after another, without end."""
 
     def __init__(self, space: SearchSpace, args: PbtArgs, checkpoints: Path) -> None:
-        """`checkpoints`: where checkpoints are kept unless the experiment file says so, as trials see it."""
+        """`checkpoints`: folder of checkpoints, as trials see it, unless the experiment file names one."""
         self._sampling = Sampling(space)
         self._args = args
         self._checkpoints = Path(args.all_checkpoint_dir or checkpoints)
@@ -73,9 +73,11 @@ class PopulationTuner(Tuner):
         self._running: set[int] = set()
 
     def ask(self, trial_key: int) -> Suggestion | Later:
-        """See `Tuner.ask`; never exhausted."""
+        """See `BaseTuner.ask`; never exhausted."""
         if trial_key in self._place_of:
-            raise Bug(f"cannot propose parameters for trial {trial_key} a second time; please report this")
+            raise InternalError(
+                f"cannot propose parameters for trial {trial_key} a second time; please report this"
+            )
         number, generation = len(self._generations) - 1, self._generations[-1]
         free = [member for member in range(len(generation.plans)) if member not in generation.asked]
         if not free:
@@ -85,7 +87,7 @@ class PopulationTuner(Tuner):
         draws = dict(plan.draws or {})
 
         def draw(name: str, distribution: BaseDistribution) -> Any:
-            # A changed choice may bring nested hyper-parameters that the member never had.
+            # A changed choice may add nested hyper-parameters that the member never had.
             if name not in draws:
                 draws[name] = from_unit(distribution, random.random())
             used[name] = draws[name]
@@ -99,13 +101,13 @@ class PopulationTuner(Tuner):
             LOAD: str(self._checkpoints / plan.loads if plan.loads else own),
             SAVE: str(own / str(number)),
         }
-        memo = {"generation": number, "member": member, "loads": plan.loads, **used}
-        return Suggestion({**parameters, **folders}, memo)
+        metadata = {"generation": number, "member": member, "loads": plan.loads, **used}
+        return Suggestion({**parameters, **folders}, metadata)
 
     def tell(self, trial_key: int, value: float | None) -> None:
-        """See `Tuner.tell`."""
+        """See `BaseTuner.tell`."""
         if trial_key not in self._place_of:
-            raise Bug(
+            raise InternalError(
                 f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
             )
         if trial_key not in self._running:
@@ -119,13 +121,13 @@ class PopulationTuner(Tuner):
             self._begin_next(number)
 
     def restore(self, trials: Iterable[PastTrial]) -> None:
-        """See `Tuner.restore`."""
+        """See `BaseTuner.restore`."""
         if self._place_of:
-            raise Bug("cannot rebuild a tuner that is in use; please report this")
+            raise InternalError("cannot rebuild a tuner that is in use; please report this")
         past = [(*self._read(trial), trial) for trial in trials]
         for number, member, plan, trial in sorted(past, key=lambda each: each[:2]):
             while len(self._generations) <= number:
-                # Of one that was begun, all trials of the generation before it are over; else the store lacks some.
+                # A generation starts only when all trials of the previous one have ended; otherwise the store lacks some.
                 self._begin_next(len(self._generations) - 1)
             self._note(trial.key, number, member, plan)
             if trial.ended:
@@ -139,15 +141,15 @@ class PopulationTuner(Tuner):
         self._running.add(trial_key)
 
     def _read(self, trial: PastTrial) -> tuple[int, int, _Plan]:
-        draws = {name: each for name, each in trial.memo.items() if name.startswith("/")}
+        draws = {name: each for name, each in trial.metadata.items() if name.startswith("/")}
         try:
             self._sampling.sample(lambda name, _: draws[name])
-            number, member = natural(trial.memo["generation"]), natural(trial.memo["member"])
-            plan = _Plan(str(trial.memo["loads"]), draws)
+            number, member = natural(trial.metadata["generation"]), natural(trial.metadata["member"])
+            plan = _Plan(str(trial.metadata["loads"]), draws)
             _ = self._generations[0].plans[member]
         except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            raise Bug(
-                f"cannot rebuild the tuner: the memo of trial {trial.key} is not of this search space; "
+            raise InternalError(
+                f"cannot rebuild the tuner: the metadata of trial {trial.key} is not of this search space; "
                 "please report this"
             ) from error
         return number, member, plan
@@ -159,7 +161,7 @@ class PopulationTuner(Tuner):
         good = [member for member in ranked if math.isfinite(generation.losses.get(member, math.inf))]
         cut = math.ceil(self._args.fraction * size)
         best = good[:cut]
-        # A trial that failed has left no checkpoint that could be relied on.
+        # A failed trial leaves no reliable checkpoint.
         replaced = {*(ranked[size - cut :] if size > cut else ()), *(set(ranked) - set(good))} - set(best)
         plans = []
         for member in range(size):
@@ -175,7 +177,7 @@ class PopulationTuner(Tuner):
         self._generations.append(_Generation(plans))
 
     def _changed(self, draws: Draws, random: Random) -> Draws:
-        """Each drawn anew, or moved a little up or down."""
+        """Draw each value anew, or move it slightly up or down."""
         changed: Draws = {}
         known: dict[str, BaseDistribution] = {}
 
@@ -196,7 +198,7 @@ class PopulationTuner(Tuner):
         sign = 1 if up else -1
         match distribution:
             case _ if distribution == PROBABILITY:
-                # Of a normal variable, which moves by sigmas: to multiply would carry what is likely to the end of the tail.
+                # A normal variable moves by sigmas: multiplication would push a likely value to the end of the tail.
                 moved = _NORMAL.cdf(_NORMAL.inv_cdf(drawn) + sign * self._args.factor)
                 return min(max(moved, PROBABILITY.low), PROBABILITY.high)
             case CategoricalDistribution(choices=choices):
@@ -206,9 +208,9 @@ class PopulationTuner(Tuner):
             case FloatDistribution(low=low, high=high):
                 return min(max(drawn * (1 + sign * self._args.factor), low), high)
             case _:
-                raise Bug(f"cannot change a draw from {distribution}; please report this")
+                raise InternalError(f"cannot change a draw from {distribution}; please report this")
 
     def _random(self, number: int, member: int, *, for_plan: bool = False) -> Random:
-        # Of the place and not of the trial's key, so that it does not matter which trial takes a place.
+        # Seeded by the position, not by the trial's key: it does not matter which trial takes a position.
         place = 2 * (number * self._args.population_size + member) + for_plan
         return Random(seed_of_trial(self._seed, place))

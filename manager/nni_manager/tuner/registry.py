@@ -1,4 +1,4 @@
-"""Which tuner an experiment asked for."""
+"""Creates the tuner that an experiment names."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import optuna
 
 from nni_manager.config.algorithms import CLASS_ARGS
-from nni_manager.config.model import ExperimentConfig
+from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.search_space import SearchSpace
-from nni_manager.tuner.base import Tuner
+from nni_manager.tuner.base import BaseTuner
 from nni_manager.tuner.bohb import Bohb
 from nni_manager.tuner.enumerating import Batch, EnumeratingTuner, Grid
 from nni_manager.tuner.hyperband import Hyperband
@@ -21,13 +21,13 @@ from nni_manager.tuner.samplers import Anneal, Evolution, Qmc, Space, Tpe, witho
 from nni_manager.tuner.surrogates import Forest, GaussianProcess, Metis
 from nni_manager.tuner.user_classes import UserTuner
 
-# Of the class that CLASS_ARGS has for the tuner's name.
+# An instance of the class in CLASS_ARGS for the tuner's name.
 _Args: TypeAlias = Any
-_MakeTuner: TypeAlias = Callable[[SearchSpace, _Args, Path], Tuner]
+_MakeTuner: TypeAlias = Callable[[SearchSpace, _Args, Path], BaseTuner]
 
 
 class _CmaEs(optuna.samplers.CmaEsSampler):
-    """CMA-ES that is told its space; choices are not in it, which it draws at random."""
+    """CMA-ES over a fixed space. Choices are not part of it; they are drawn at random."""
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, args: _Args) -> None:
         super().__init__(
@@ -43,7 +43,7 @@ class _CmaEs(optuna.samplers.CmaEsSampler):
             for name, each in without_single(always_there).items()
             if not isinstance(each, optuna.distributions.CategoricalDistribution)
         }
-        # Of one dimension there is no covariance.
+        # One dimension has no covariance.
         self._always_there = numbers if len(numbers) > 1 else {}
 
     def infer_relative_search_space(
@@ -78,7 +78,7 @@ def _over_a_study(
     learns: bool = True,
     takes_imports: bool = True,
 ) -> _MakeTuner:
-    def make(space: SearchSpace, args: _Args, _: Path) -> Tuner:
+    def make(space: SearchSpace, args: _Args, _: Path) -> BaseTuner:
         return OptunaTuner(
             space,
             args.optimize_mode,
@@ -107,7 +107,7 @@ TUNERS: dict[str, _MakeTuner] = {
     "GPTuner": _over_a_study(GaussianProcess),
     "MetisTuner": _over_a_study(Metis),
     "SMAC": _over_a_study(Forest),
-    # These two breed from generations of their own only.
+    # These two use only generations of their own.
     "CmaEs": _over_a_study(_CmaEs, takes_imports=False),
     "NSGAII": _over_a_study(_nsga_ii, takes_imports=False),
     "QMC": _over_a_study(
@@ -117,12 +117,13 @@ TUNERS: dict[str, _MakeTuner] = {
 
 
 def make_tuner(
-    config: ExperimentConfig, checkpoints: Path = Path("checkpoints"), log_folder: Path | None = None
-) -> Tuner:
-    """A fresh tuner over the experiment's search space; `restore` makes it know earlier trials.
+    config: ExperimentSpec, checkpoints: Path = Path("checkpoints"), log_folder: Path | None = None
+) -> BaseTuner:
+    """A new tuner over the experiment's search space; `restore` adds earlier trials.
 
-    `checkpoints`: where trials keep what they go on from, as they see it; only some tuners speak of it. `log_folder`: where what
-    a tuner of the user's own prints is kept.
+    `checkpoints`: folder of trial checkpoints, as trials see it; only some tuners use it. `log_folder`: folder for the output of
+    a
+    user's tuner; None: the output is not kept.
     """
     if config.tuner.own is not None:
         return UserTuner(config.tuner.own, config.tuner.class_args, config.search_space_raw, log_folder)

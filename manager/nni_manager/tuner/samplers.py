@@ -1,7 +1,7 @@
-"""Samplers of ours for Optuna's studies, and Optuna's own as an experiment uses them.
+"""Our own samplers for Optuna studies, and Optuna's samplers as an experiment uses them.
 
-Each is made for one trial, with seeds of its own, and looks at nothing but the trials of the study: so it is the same
-after a restart. Those that learn sample a hyper-parameter's raw draw, see `optuna_backed`.
+Each is made for one trial, with its own seeds, and reads only the trials of the study. So it is the same after a restart.
+Those that learn sample a hyper-parameter's raw draw, see `optuna_backed`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from nni_manager.errors import Bug
+from nni_manager.errors import InternalError
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -27,47 +27,48 @@ Space = Mapping[str, BaseDistribution]
 
 
 class Tpe(optuna.samplers.TPESampler):
-    """TPE that is told which parameters every trial has, instead of finding out from all past trials each time."""
+    """TPE with a fixed set of parameters that every trial has, instead of one computed from all past trials each time."""
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, **settings: Any) -> None:
-        """See `MakeSampler`; settings are Optuna's."""
-        # Trials that still run count as bad ones, or concurrent trials would be sent to the same place.
+        """See `MakeSampler`; `settings` are Optuna's."""
+        # Running trials count as bad ones. Otherwise concurrent trials would be sent to the same point.
         super().__init__(seed=seeds.trial, constant_liar=True, multivariate=True, **settings)
         self._always_there = without_single(always_there)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The parameters to be sampled together; those of nested choices are sampled one by one."""
+        """The parameters that are sampled together; those of nested choices are sampled one by one."""
         return dict(self._always_there)
 
 
 class LearningSampler(optuna.samplers.BaseSampler):
-    """The base of samplers of ours: random numbers of the trial's own, and what the study's trials have come to."""
+    """Base of our own samplers: a random generator of the trial, and the results of the study's trials."""
 
     def __init__(self, seeds: SamplerSeeds) -> None:
-        """Draws from a generator of the trial's seed."""
+        """Create a generator from the trial's seed."""
         self.random = Random(seeds.trial)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Nothing is sampled together, unless a sampler says so."""
+        """No parameters: by default nothing is sampled together."""
         return {}
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Nothing is sampled together, unless a sampler says so."""
+        """No draws: by default nothing is sampled together."""
         return {}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """A random draw, unless a sampler knows better."""
+        """A random draw; subclasses may override it."""
         return from_unit(param_distribution, self.random.random())
 
 
 class Anneal(LearningSampler):
-    """Draws near one of the best trials, the nearer the more trials there are.
+    """Draws near one of the best trials, nearer as the number of trials grows.
 
-    Which one is geometric: the best most of the time. A neighbourhood is the whole range, divided by 1 + T/10 after T trials.
+    The rank of that trial has a geometric distribution: the best most of the time. A neighbourhood is the whole range, divided by
+    1 + T/10 after T trials.
     Source: hyperopt's anneal, which NNI's Anneal wraps.
     """
 
@@ -75,7 +76,7 @@ class Anneal(LearningSampler):
     _SHRINKING = 0.1
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Looks at the past trials once for all hyper-parameters."""
+        """Rank the past trials once for all hyper-parameters."""
         self._ranked = best_first(study)
         return {}
 
@@ -99,9 +100,9 @@ class Anneal(LearningSampler):
 
 
 class Evolution(LearningSampler):
-    """The better of two trials of the population has a child that differs in one hyper-parameter.
+    """Copies the better of two trials of the population, and changes one hyper-parameter.
 
-    The population is the best trials so far; until there are as many as it has members, trials are random.
+    The population is the best trials so far. Trials are random until there are `population_size` results.
     Source: E. Real et al., Large-Scale Evolution of Image Classifiers, 2017, as NNI's Evolution.
     """
 
@@ -112,7 +113,7 @@ class Evolution(LearningSampler):
         self._inherited: dict[str, Any] = {}
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Chooses the parent and what of it changes."""
+        """Choose the parent, and the hyper-parameter that changes."""
         population = best_first(study)[: self._population_size]
         if len(population) == self._population_size:
             first, second = self.random.sample(population, 2)
@@ -126,16 +127,16 @@ class Evolution(LearningSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """The parent's draw, or a random one where it has none to pass on."""
+        """The parent's draw, or a random one if the parent has none to inherit."""
         if param_name in self._inherited:
             return self._inherited[param_name]
         return super().sample_independent(study, trial, param_name, param_distribution)
 
 
 class Qmc(LearningSampler):
-    """The next point of a sequence that fills the space evenly; nested hyper-parameters are random.
+    """The next point of a low-discrepancy sequence, which fills the space evenly; nested hyper-parameters are random.
 
-    The sequence is that of `scipy.stats.qmc`, as in Optuna's QMCSampler; here choices take part in it.
+    The sequence is that of `scipy.stats.qmc`, as in Optuna's QMCSampler; here it includes choices.
     """
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, qmc_type: str, scramble: bool) -> None:
@@ -168,28 +169,28 @@ class Qmc(LearningSampler):
 
 
 def without_single(space: Space) -> dict[str, BaseDistribution]:
-    """Those hyper-parameters that can be varied."""
+    """The hyper-parameters that have more than one value."""
     return {name: each for name, each in space.items() if not each.single()}
 
 
 def completed(study: Study) -> list[FrozenTrial]:
-    """The trials that have a value, in the order in which they were asked for; not to be changed."""
+    """The trials that have a value, in the order in which they were asked for; do not modify them."""
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
 def loss_of(study: Study, trial: FrozenTrial) -> float:
-    """The value of a completed trial, less of which is better."""
+    """The value of a completed trial as a loss: lower is better."""
     value = float(trial.value or 0.0)
     return -value if study.direction is StudyDirection.MAXIMIZE else value
 
 
 def best_first(study: Study) -> list[FrozenTrial]:
-    """The completed trials by value."""
+    """The completed trials, best first."""
     return sorted(completed(study), key=lambda trial: loss_of(study, trial))
 
 
 def from_unit(distribution: BaseDistribution, unit: float) -> Any:
-    """The draw at this place, 0 to 1, of the distribution."""
+    """The draw at this position, 0 to 1, of the distribution."""
     unit = min(max(unit, 0.0), 1.0)
     match distribution:
         case CategoricalDistribution(choices=choices):
@@ -201,11 +202,11 @@ def from_unit(distribution: BaseDistribution, unit: float) -> Any:
         case FloatDistribution(low=low, high=high):
             return min(max(_between(low, high, unit), low), high)
         case _:
-            raise Bug(f"cannot draw from {distribution}; please report this")
+            raise InternalError(f"cannot draw from {distribution}; please report this")
 
 
 def to_unit(distribution: BaseDistribution, drawn: Any) -> float:
-    """The place, 0 to 1, of a draw in the distribution; the middle of its share for what is counted."""
+    """The position, 0 to 1, of a draw in the distribution; the middle of its share for discrete values."""
     match distribution:
         case CategoricalDistribution(choices=choices):
             return (choices.index(drawn) + 0.5) / len(choices)
@@ -217,7 +218,7 @@ def to_unit(distribution: BaseDistribution, drawn: Any) -> float:
         case FloatDistribution(low=low, high=high):
             return float((drawn - low) / (high - low)) if high > low else 0.5
         case _:
-            raise Bug(f"cannot place a draw in {distribution}; please report this")
+            raise InternalError(f"cannot place a draw in {distribution}; please report this")
 
 
 def _between(low: float, high: float, unit: float) -> float:

@@ -1,8 +1,8 @@
-"""Samplers that fit a model to past results and propose where it promises most: GPTuner, MetisTuner and SMAC.
+"""Samplers that fit a model to past results and propose the most promising point: GPTuner, MetisTuner and SMAC.
 
-The model sees each hyper-parameter as a place from 0 to 1, a choice as one number per option, 1 for the one that is taken.
-A trial that still runs counts as one of middling value, so that concurrent trials are not sent to the same place. Nested
-hyper-parameters are drawn at random: the model is of those that every trial has.
+The model's input is a number from 0 to 1 for each hyper-parameter; a choice is one-hot encoded. A running trial counts as one
+of middling value, so that concurrent trials are not sent to the same point. Nested hyper-parameters are drawn at random: the
+model covers those that every trial has.
 
 Source: J. Snoek et al., Practical Bayesian Optimization of Machine Learning Algorithms, 2012; F. Hutter et al., Sequential
 Model-Based Optimization for General Algorithm Configuration, 2011.
@@ -40,19 +40,19 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = NDArray[np.float64]
 
-# The cost of a model grows with the cube of what it is fitted to: this many take a fraction of a second.
-MOST_TRIALS = 200
-# How far from a good candidate its neighbours are looked for, in turn.
+# The cost of a fit grows with the cube of the number of trials: this many take a fraction of a second.
+MAX_TRIALS = 200
+# Distances from a good candidate at which neighbours are searched, in turn.
 _STEPS = (0.1, 0.03, 0.01)
 _LENGTH_SCALES = np.geomspace(0.05, 5.0, 7)
 _NOISES = (0.0, 1e-3, 1e-1)
 
 
 class ModelSampler(LearningSampler):
-    """Random at first; then the best of many candidates, and of their neighbours, by a model's word."""
+    """Random at first; then the best of many candidates and of their neighbours, as predicted by a model."""
 
     repeats: bool = True
-    """Whether the same draws may be proposed again."""
+    """True if the same draws may be proposed again."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class ModelSampler(LearningSampler):
         candidates: int,
         starting_points: int,
     ) -> None:
-        """`candidates` are drawn at random; the neighbours of `starting_points` of them are looked at."""
+        """`candidates` are drawn at random; the neighbours of `starting_points` of them are evaluated."""
         super().__init__(seeds)
         self._space = without_single(always_there)
         self._cold_start = cold_start
@@ -73,30 +73,30 @@ class ModelSampler(LearningSampler):
 
     @abstractmethod
     def fit(self, points: Floats, losses: Floats) -> None:
-        """Learn that these points, a row each, had these losses; which have mean 0 and deviation 1."""
+        """Fit the model to points, one per row, and their losses, which have mean 0 and deviation 1."""
 
     @abstractmethod
-    def promise(self, points: Floats) -> Floats:
-        """How good it is to try each of the points; more is better."""
+    def acquisition(self, points: Floats) -> Floats:
+        """The acquisition function at each of the points; higher is better."""
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The hyper-parameters that every trial has, once there is something to learn from."""
+        """The hyper-parameters that every trial has, once there are `cold_start` results."""
         return dict(self._space) if len(completed(study)) >= self._cold_start else {}
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The most promising of the candidates."""
+        """The draws of the most promising candidate."""
         if not search_space:
             return {}
         past = completed(study)
-        if len(past) > MOST_TRIALS:
-            past = [*best_first(study)[: MOST_TRIALS // 2], *past[-MOST_TRIALS // 2 :]]
+        if len(past) > MAX_TRIALS:
+            past = [*best_first(study)[: MAX_TRIALS // 2], *past[-MAX_TRIALS // 2 :]]
         running = [
             each
             for each in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
             if self._space.keys() <= each.params.keys()
-        ][-MOST_TRIALS:]
+        ][-MAX_TRIALS:]
         losses = _standardised([loss_of(study, each) for each in past])
         places = np.array([self._places(each) for each in (*past, *running)])
         self.fit(self._features(places), np.concatenate([losses, np.zeros(len(running))]))
@@ -107,16 +107,16 @@ class ModelSampler(LearningSampler):
 
     def _first_new(self, places: Floats, known: Sequence[FrozenTrial]) -> dict[str, Any] | None:
         tried = {tuple(each.params[name] for name in self._space) for each in known}
-        # Of few values, the most promising are soon all tried.
+        # With few values, all promising points are soon tried.
         others = self.numbers.random((self._candidates, len(self._space)))
-        for place in (*places, *others[np.argsort(-self.promise(self._features(others)), kind="stable")]):
+        for place in (*places, *others[np.argsort(-self.acquisition(self._features(others)), kind="stable")]):
             draws = self._draws(place)
             if tuple(draws.values()) not in tried:
                 return draws
         return None
 
     def _search(self, best_places: Floats) -> Floats:
-        """Candidates, the most promising first."""
+        """Candidates, most promising first."""
         width = len(self._space)
         pool = np.vstack([self.numbers.random((self._candidates, width)), best_places[:10]])
         pool = self._most_promising(pool)
@@ -128,7 +128,7 @@ class ModelSampler(LearningSampler):
         return pool
 
     def _most_promising(self, pool: Floats) -> Floats:
-        order = np.argsort(-self.promise(self._features(pool)), kind="stable")
+        order = np.argsort(-self.acquisition(self._features(pool)), kind="stable")
         return pool[order[: self._starting_points]]
 
     def _places(self, trial: FrozenTrial) -> list[float]:
@@ -157,10 +157,10 @@ class ModelSampler(LearningSampler):
 
 
 class GaussianProcess(ModelSampler):
-    """A Gaussian process with a Matérn kernel; its length scale and noise are those under which the data is likeliest."""
+    """A Gaussian process with a Matérn kernel. Its length scale and noise maximise the likelihood of the data."""
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, args: GpArgs) -> None:
-        """As the experiment file says."""
+        """Take the settings of the experiment file."""
         super().__init__(
             seeds,
             always_there,
@@ -184,7 +184,7 @@ class GaussianProcess(ModelSampler):
                 try:
                     root = np.linalg.cholesky(noisy)
                 except np.linalg.LinAlgError:
-                    continue  # too smooth for doubles; a shorter scale or more noise is not
+                    continue  # singular in double precision; a shorter scale or more noise is not
                 inverse = np.linalg.inv(noisy)
                 scale = max(float(losses @ inverse @ losses) / len(losses), 1e-12)
                 likelihood = -0.5 * len(losses) * math.log(scale) - float(np.log(np.diag(root)).sum())
@@ -194,12 +194,12 @@ class GaussianProcess(ModelSampler):
                     self._length_scale, self._scale = length_scale, scale
 
     def predict(self, points: Floats) -> tuple[Floats, Floats]:
-        """Expected losses and their deviations."""
+        """Expected losses and their standard deviations."""
         kernel = _matern(_distances(points, self._points) / self._length_scale, self._nu)
         variances = 1 - np.einsum("ij,ij->i", kernel @ self._inverse, kernel)
         return kernel @ self._weights, np.sqrt(self._scale * np.maximum(variances, 1e-12))
 
-    def promise(self, points: Floats) -> Floats:
+    def acquisition(self, points: Floats) -> Floats:
         """See `ModelSampler`."""
         means, deviations = self.predict(points)
         if self._utility == "ucb":
@@ -210,10 +210,10 @@ class GaussianProcess(ModelSampler):
 
 
 class Metis(GaussianProcess):
-    """Where the process is best, or, most of the time, where it may improve most."""
+    """Proposes the best predicted point or, with the exploration probability, the point of greatest expected improvement."""
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, args: MetisArgs) -> None:
-        """As the experiment file says."""
+        """Take the settings of the experiment file."""
         super().__init__(
             seeds,
             always_there,
@@ -224,21 +224,21 @@ class Metis(GaussianProcess):
         )
         self._explores = self.random.random() < args.exploration_probability
 
-    def promise(self, points: Floats) -> Floats:
+    def acquisition(self, points: Floats) -> Floats:
         """See `ModelSampler`."""
-        return super().promise(points) if self._explores else -self.predict(points)[0]
+        return super().acquisition(points) if self._explores else -self.predict(points)[0]
 
 
 class Forest(ModelSampler):
-    """A random forest, whose trees disagree where little is known. One proposal in five is random.
+    """A random forest, whose trees disagree where data is scarce. One proposal in five is random.
 
-    scikit-learn's forest takes the place of SMAC's own.
+    scikit-learn's forest replaces SMAC's own.
     """
 
     _RANDOM_SHARE = 0.2
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, args: SmacArgs) -> None:
-        """As the experiment file says."""
+        """Take the settings of the experiment file."""
         super().__init__(seeds, always_there, cold_start=10, candidates=5000, starting_points=100)
         self.repeats = not args.config_dedup
         self._seed = seeds.trial
@@ -255,25 +255,25 @@ class Forest(ModelSampler):
         self._forest = RandomForestRegressor(
             n_estimators=10, min_samples_split=3, max_features=5 / 6, random_state=self._seed
         )
-        # Trees would disagree most about a few very bad losses, and go there for that reason.
+        # Ranks instead of losses: trees disagree most about a few very bad losses, which would attract the search.
         scores = _scores(losses)
         self._forest.fit(points, scores)
         self._best = float(scores.min())
 
-    def promise(self, points: Floats) -> Floats:
+    def acquisition(self, points: Floats) -> Floats:
         """See `ModelSampler`."""
         votes = np.array([tree.predict(points) for tree in self._forest.estimators_])
         return expected_improvement(votes.mean(axis=0), np.maximum(votes.std(axis=0), 1e-6), self._best)
 
 
 def _scores(losses: Floats) -> Floats:
-    """The losses' places among each other, as a normal distribution would have them."""
+    """The ranks of the losses, as quantiles of a normal distribution."""
     ranks = np.argsort(np.argsort(losses, kind="stable"), kind="stable")
     return np.array([NormalDist().inv_cdf((rank + 0.5) / len(losses)) for rank in ranks])
 
 
 def expected_improvement(means: Floats, deviations: Floats, best: float) -> Floats:
-    """How much below `best` a loss of these normal distributions is on average, nothing where it is above."""
+    """The mean amount by which losses of these normal distributions are below `best`; a loss above it counts as 0."""
     margins = (best - means) / deviations
     densities = np.exp(-0.5 * margins**2) / math.sqrt(2 * math.pi)
     improvements: Floats = deviations * (margins * _normal_share(margins) + densities)
@@ -298,7 +298,7 @@ def _matern(distances: Floats, nu: float) -> Floats:
 
 
 def _standardised(losses: Sequence[float]) -> Floats:
-    # First to at most 1: the square of a large float is larger than any.
+    # Scale to at most 1 first: the square of a large float overflows.
     values = np.array(losses) / max(1.0, *map(abs, losses))
     values = values - values.mean()
     deviation = float(values.std())

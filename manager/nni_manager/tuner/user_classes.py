@@ -1,8 +1,8 @@
-"""A tuner and an assessor of the user's own, seen as ours: each call goes to the process where the user's class lives.
+"""Adapters for a user's tuner and assessor: each call goes to the process that runs the user's class.
 
-After a restart the class is made anew and its history told to it again: each trial is asked for, with the id it had, and
-then told. A class that proposes the same for the same calls is then in the state it was in; whatever one proposes, it is told the
-parameters that the trial really had.
+After a restart the class is created again and its history is replayed: each trial is asked for, with its earlier id, and its
+result is reported. A deterministic class is then in its earlier state. In any case the class receives the parameters that the
+trial really had.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nni_manager.config.known_results import KnownResult
 from nni_manager.config.model import UserClass
-from nni_manager.domain.metrics import Reported
-from nni_manager.errors import Bug
-from nni_manager.tuner.assessment import Assessor
-from nni_manager.tuner.base import Later, PastTrial, Suggestion, TrialResult, Tuner
+from nni_manager.config.prior_results import PriorResult
+from nni_manager.domain.metrics import MetricValue
+from nni_manager.errors import InternalError
+from nni_manager.tuner.assessment import BaseAssessor
+from nni_manager.tuner.base import BaseTuner, Later, Observation, PastTrial, Suggestion
 from nni_manager.tuner.user_process import UserCodeFailed, UserProcess
 
 
-class UserTuner(Tuner):
-    """Asks an object with the methods of NNI's `Tuner`."""
+class UserTuner(BaseTuner):
+    """Delegates to an object with the methods of NNI's `Tuner`."""
 
     def __init__(
         self,
@@ -31,7 +31,7 @@ class UserTuner(Tuner):
         search_space: Mapping[str, Any],
         log_folder: Path | None = None,
     ) -> None:
-        """Starts nothing yet: what the class does when it is made may take its time, or fail."""
+        """Does not start the process: creating the class may take time, or fail."""
         self._of, self._class_args, self._search_space = of, class_args, search_space
         self._process = UserProcess(
             "tuner",
@@ -40,17 +40,19 @@ class UserTuner(Tuner):
             None if log_folder is None else log_folder.parent / "checkpoint",
         )
         self._asked: dict[int, tuple[int, Any]] = {}
-        """The class's id of each trial, and the parameters."""
+        """The class's id and the parameters of each trial."""
         self._running: set[int] = set()
 
     def ask(self, trial_key: int) -> Suggestion | Later:
-        """See `Tuner.ask`. A class that has nothing now may have something when a trial is over.
+        """See `Tuner.ask`. A class that has no parameters now may have some after another trial ends.
 
         Raises:
             UserCodeFailed: the user's code failed.
         """
         if trial_key in self._asked:
-            raise Bug(f"cannot propose parameters for trial {trial_key} a second time; please report this")
+            raise InternalError(
+                f"cannot propose parameters for trial {trial_key} a second time; please report this"
+            )
         self._make(is_resumed=False)
         answer = self._process.call("ask")
         if answer is None:
@@ -65,18 +67,18 @@ class UserTuner(Tuner):
         return Suggestion(parameters, {"parameter_id": parameter_id})
 
     def tell(self, trial_key: int, value: float | None) -> None:
-        """See `Tuner.tell`."""
+        """See `BaseTuner.tell`."""
         metric = None if value is None else json.dumps(value)
-        self.hear(trial_key, TrialResult("", value, metric, value is not None))
+        self.hear(trial_key, Observation("", value, metric, value is not None))
 
-    def hear(self, trial_key: int, result: TrialResult) -> None:
-        """See `Tuner.hear`; the class is told the metric as it was reported.
+    def hear(self, trial_key: int, result: Observation) -> None:
+        """See `Tuner.hear`; the class receives the metric as it was reported.
 
         Raises:
             UserCodeFailed: the user's code failed.
         """
         if trial_key not in self._asked:
-            raise Bug(
+            raise InternalError(
                 f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
             )
         if trial_key not in self._running:
@@ -87,8 +89,8 @@ class UserTuner(Tuner):
             "tell", parameter_id, parameters, result.metric, result.trial_id, result.has_succeeded
         )
 
-    def import_results(self, results: Iterable[KnownResult]) -> int:
-        """See `Tuner.import_results`; what of them is of use, only the class knows.
+    def import_results(self, results: Iterable[PriorResult]) -> int:
+        """See `Tuner.import_results`. Counts all results: only the class can decide which of them are usable.
 
         Raises:
             UserCodeFailed: the user's code failed.
@@ -100,24 +102,24 @@ class UserTuner(Tuner):
         return len(data)
 
     def restore(self, trials: Iterable[PastTrial]) -> None:
-        """See `Tuner.restore`.
+        """See `BaseTuner.restore`.
 
         Raises:
             UserCodeFailed: the user's code failed.
         """
         if self._asked:
-            raise Bug("cannot rebuild a tuner that is in use; please report this")
+            raise InternalError("cannot rebuild a tuner that is in use; please report this")
         self._make(is_resumed=True)
         for trial in sorted(trials, key=_id_of):
             self._process.call("ask_again", _id_of(trial))
             self._note(trial.key, _id_of(trial), dict(trial.parameters))
             if trial.ended:
-                result = TrialResult(trial.trial_id, trial.value, trial.metric, trial.has_succeeded)
+                result = Observation(trial.trial_id, trial.value, trial.metric, trial.has_succeeded)
                 self.hear(trial.key, result)
         self._process.call("forget_given")
 
     def close(self) -> None:
-        """See `Tuner.close`."""
+        """See `BaseTuner.close`."""
         self._process.close()
 
     def _make(self, *, is_resumed: bool) -> None:
@@ -131,35 +133,35 @@ class UserTuner(Tuner):
 
 
 def _id_of(trial: PastTrial) -> int:
-    parameter_id = trial.memo.get("parameter_id")
+    parameter_id = trial.metadata.get("parameter_id")
     if not isinstance(parameter_id, int):
-        raise Bug(
-            f"cannot rebuild the tuner: the memo of trial {trial.key} is not of this search space; please report this"
+        raise InternalError(
+            f"cannot rebuild the tuner: the metadata of trial {trial.key} is not of this search space; please report this"
         )
     return parameter_id
 
 
-class UserAssessor(Assessor):
-    """Asks an object with the methods of NNI's `Assessor`."""
+class UserAssessor(BaseAssessor):
+    """Delegates to an object with the methods of NNI's `Assessor`."""
 
     def __init__(self, of: UserClass, class_args: Mapping[str, Any], log_folder: Path | None = None) -> None:
-        """Starts nothing yet."""
+        """Does not start the process."""
         self._of, self._class_args = of, class_args
         self._process = UserProcess(
             "assessor", of, None if log_folder is None else log_folder / "assessor.log"
         )
 
-    def may_go_on(self, trial: str, course: Sequence[float]) -> bool:
-        """See `Assessor`; the class is shown the results as they were reported.
+    def may_go_on(self, trial: str, learning_curve: Sequence[float]) -> bool:
+        """See `Assessor`; the class receives the results as they were reported.
 
         Raises:
             UserCodeFailed: the user's code failed.
         """
         self._make()
-        return bool(self._process.call("assess", trial, [_text_of(each) for each in course]))
+        return bool(self._process.call("assess", trial, [_text_of(each) for each in learning_curve]))
 
-    def end(self, trial: str, course: Sequence[float], *, has_succeeded: bool) -> None:
-        """See `Assessor`.
+    def end(self, trial: str, learning_curve: Sequence[float], *, has_succeeded: bool) -> None:
+        """See `BaseAssessor`.
 
         Raises:
             UserCodeFailed: the user's code failed.
@@ -168,7 +170,7 @@ class UserAssessor(Assessor):
         self._process.call("end", trial, has_succeeded)
 
     def close(self) -> None:
-        """See `Assessor.close`."""
+        """See `BaseAssessor.close`."""
         self._process.close()
 
     def _make(self) -> None:
@@ -177,4 +179,4 @@ class UserAssessor(Assessor):
 
 
 def _text_of(value: float) -> str:
-    return value.text if isinstance(value, Reported) else json.dumps(value)
+    return value.text if isinstance(value, MetricValue) else json.dumps(value)

@@ -1,8 +1,8 @@
-"""A process for a class of the user's own, so that nothing it does can reach the manager.
+"""Runs a user's class in its own process, so that it cannot affect the manager.
 
-It may crash, hang, print without end, call sys.exit or fill the memory: whatever it is, a call raises `UserCodeFailed` within a
-bound of time, with the traceback or the last lines that were printed. A process that cannot be relied on any more is ended with
-all it has started.
+The class may crash, hang, print without end, call sys.exit or fill the memory. In each case a call raises `UserCodeFailed`
+within a time limit, with the traceback or the last lines of output. A process in an unknown state is killed with all its
+descendants.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ import psutil
 
 import nni_sdk
 from nni_manager.config.model import UserClass
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 
-# Parameters have some kB. A million results would have to be told before an answer is as long.
-MOST_ANSWER_BYTES = 16 * 1024 * 1024
-# What is printed beyond is lost; the end of it is shown when the process dies.
-MOST_PRINTED_BYTES = 16 * 1024 * 1024
+# Parameters have some kB. An answer reaches this size only after a million reported results.
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+# Output beyond this is discarded; the end of the output is shown when the process dies.
+MAX_PRINTED_BYTES = 16 * 1024 * 1024
 _TAIL_BYTES = 4096
 _READ_BYTES = 64 * 1024
 _LAST_WORDS_S = 5.0
-# Where it is not beside this package, as in a checkout.
+# For a checkout, where the SDK is not beside this package.
 _SDK = (str(Path(nni_sdk.__file__).parents[1]),)
 
 
-class UserCodeFailed(UserMistake):
-    """cannot go on with the tuner or assessor of your own: it failed; mend it and resume the experiment"""
+class UserCodeFailed(UserError):
+    """cannot go on with the tuner or assessor of your own: it failed; fix it and resume the experiment"""
 
 
 class UserProcess:
-    """The process that runs one class. Calls come from one thread; `close` may come from any."""
+    """The process that runs one class. Calls must come from one thread; `close` may come from any."""
 
     def __init__(
         self, kind: str, of: UserClass, printed: Path | None, checkpoints: Path | None = None
     ) -> None:
-        """Starts nothing yet. `kind` is tuner or assessor; `printed` is the file for what the code prints."""
+        """Does not start the process. `kind` is tuner or assessor; `printed` is the file for its output, None: not kept."""
         self._kind, self._of = kind, of
         self._printed = printed
         self._checkpoints = checkpoints
@@ -61,7 +61,7 @@ class UserProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether the process was started, and has not been ended here."""
+        """True if the process was started and not closed here."""
         return self._process is not None and not self._is_closed
 
     def start(self) -> None:
@@ -89,7 +89,7 @@ class UserProcess:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
-                    start_new_session=True,  # so that all it starts can be ended with it
+                    start_new_session=True,  # so that close() can kill its descendants, too
                 )
             except OSError as error:
                 ours.close()
@@ -99,10 +99,10 @@ class UserProcess:
         self._printer.start()
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """What the worker's method of this name answers.
+        """Call the worker's method of this name and return the answer.
 
         Raises:
-            UserCodeFailed: the code raised, ended its process, did not answer in time or with too much; or did so before.
+            UserCodeFailed: the code raised, its process ended, or the answer was late or too large; or an earlier call failed so.
         """
         if self._failure:
             raise UserCodeFailed(self._failure)
@@ -117,7 +117,7 @@ class UserProcess:
             line = self._next_line(connection, ends_at_s)
         except TimeoutError:
             self._fail(
-                f"it has not come back from {name!r} for {self._of.call_timeout_s:g} s; mend what takes so long, or allow more "
+                f"it has not come back from {name!r} for {self._of.call_timeout_s:g} s; fix what takes so long, or allow more "
                 f"with {self._kind}.callTimeout"
             )
         except OSError:
@@ -127,17 +127,17 @@ class UserProcess:
         except (ValueError, RecursionError):
             self._fail(f"its answer to {name!r} cannot be read")
         if outcome == "raised":
-            # The process lives, and may be told what comes next.
-            raise UserCodeFailed(self._refusal(f"it raised in {name!r}; mend it\n{answer}"))
+            # The process is alive and can serve the next call.
+            raise UserCodeFailed(self._refusal(f"it raised in {name!r}; fix it\n{answer}"))
         return answer
 
     def close(self) -> None:
-        """End the process and all it has started."""
+        """Kill the process and all its descendants."""
         with self._lock:
             was_closed, self._is_closed = self._is_closed, True
             process = self._process
         if process is None or was_closed:
-            return  # the number of a process that has ended may be somebody else's by now
+            return  # the pid of an ended process may have been reused
         started: list[psutil.Process] = []
         with contextlib.suppress(psutil.NoSuchProcess):
             started = psutil.Process(process.pid).children(recursive=True)
@@ -148,7 +148,7 @@ class UserProcess:
                 each.kill()
         process.wait()
         if self._connection is not None:
-            # Whoever waits for an answer on another thread hears the end of it.
+            # Ends the wait of another thread for an answer.
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
             self._connection.close()
@@ -157,8 +157,8 @@ class UserProcess:
 
     def _next_line(self, connection: socket.socket, ends_at_s: float) -> bytes:
         while (end := self._received.find(b"\n", max(0, len(self._received) - _READ_BYTES - 1))) < 0:
-            if len(self._received) > MOST_ANSWER_BYTES:
-                self._fail(f"its answer has more than {MOST_ANSWER_BYTES} bytes; let it propose less at once")
+            if len(self._received) > MAX_ANSWER_BYTES:
+                self._fail(f"its answer has more than {MAX_ANSWER_BYTES} bytes; let it propose less at once")
             left_s = ends_at_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError
@@ -172,7 +172,7 @@ class UserProcess:
         return line
 
     def _fail(self, how: str) -> Any:
-        """End the process, whose state is unknown now; every later call fails in the same way."""
+        """Kill the process, whose state is unknown; every later call fails in the same way."""
         self.close()
         self._failure = self._refusal(how)
         raise UserCodeFailed(self._failure)
@@ -183,21 +183,21 @@ class UserProcess:
         try:
             code = self._process.wait(_LAST_WORDS_S)
         except subprocess.TimeoutExpired:
-            return "it has closed its connection to the manager; mend what closes files it did not open"
+            return "it has closed its connection to the manager; fix what closes files it did not open"
         if self._printer is not None:
-            self._printer.join(_LAST_WORDS_S)  # its last words may still be in the pipe
+            self._printer.join(_LAST_WORDS_S)  # its last output may still be in the pipe
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         words = bytes(self._tail).decode("utf-8", "replace").strip()
-        return f"its process {how}; mend it" + (f". The last it printed:\n{words}" if words else "")
+        return f"its process {how}; fix it" + (f". The last it printed:\n{words}" if words else "")
 
     def _refusal(self, how: str) -> str:
         return f"cannot go on with {self._kind} {self._of.class_name}: {how}"
 
     def _keep_what_is_printed(self) -> None:
-        """Take all that is printed, so that it never waits; as much as is bearable goes into the file."""
+        """Read all output, so that the process never blocks; write it to the file, up to the limit."""
         assert self._process is not None
         assert self._process.stdout is not None
-        left = MOST_PRINTED_BYTES
+        left = MAX_PRINTED_BYTES
         with contextlib.ExitStack() as stack:
             pipe = stack.enter_context(self._process.stdout)
             file = None
@@ -216,6 +216,6 @@ class UserProcess:
 
 
 def _python_path() -> str:
-    """The path on which the process finds this package, however this one did; after what the user has set."""
+    """The path on which the process finds this package, wherever it is; after the user's own entries."""
     own = str(Path(__file__).parents[2])
     return os.pathsep.join(each for each in (os.environ.get("PYTHONPATH"), own, *_SDK) if each)

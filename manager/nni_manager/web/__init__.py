@@ -1,1 +1,1 @@
-"""The manager's HTTP side: NNI's REST paths, and later the pages."""
+"""The manager's HTTP server: NNI's REST API and the web page."""

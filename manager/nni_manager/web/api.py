@@ -13,118 +13,125 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
+from starlette.types import Receive, Scope, Send
 
 from nni_manager.config.changes import UPDATE_TYPES
-from nni_manager.domain.trial import Trial, TrialState
-from nni_manager.engine import views
-from nni_manager.engine.changes import NotNow
+from nni_manager.domain.trial import Trial
+from nni_manager.engine import serializers
+from nni_manager.engine.experiment_commands import FailedPrecondition
 from nni_manager.engine.importance import Importance, importance_of
 from nni_manager.engine.listing import experiments_view
-from nni_manager.engine.picture import Picture
-from nni_manager.engine.storage_threads import StorageThreads
+from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.engine.storage_executor import StorageExecutor
+from nni_manager.engine.stored_experiment import ViewOnly
 from nni_manager.engine.trial_logs import (
     LOGS,
-    LONGEST_RANGE_BYTES,
-    SHORTEST_RANGE_BYTES,
+    MAX_RANGE_BYTES,
+    MIN_RANGE_BYTES,
     attempts_of,
     read_range,
     sizes_of,
 )
-from nni_manager.engine.view import ViewOnly
-from nni_manager.errors import TryAgain, UserMistake
-from nni_manager.serving import Patience, note_endless
+from nni_manager.errors import RetryableError, UserError
+from nni_manager.http_server import LingeringCloseMiddleware, mark_streaming
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.store import MetricRow, SeenJob, StoreReader
-from nni_manager.web.entrance import CODE_S, SESSION_S, Entrance
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import MetricRow, SeenJob
+from nni_manager.web.auth_middleware import AuthMiddleware
+from nni_manager.web.change_feed import MAX_FOLLOWERS, ChangeFeed, Cursor
+from nni_manager.web.compression import packed, takes_gzip
 from nni_manager.web.files import PLACES, Files
-from nni_manager.web.gate import Gate
-from nni_manager.web.json_text import to_json
-from nni_manager.web.live import MOST_FOLLOWERS, Live, Version
+from nni_manager.web.json_encoding import to_json
 from nni_manager.web.openapi import Operation, document
-from nni_manager.web.packing import packed, takes_gzip
+from nni_manager.web.session_auth import CODE_S, SESSION_S, SessionAuth
 from trial_keeper import __version__
 
 Answer = TypeVar("Answer")
 API_ROOT = "/api/v1/nni"
-# A search space, or ten thousand results with a few hundred bytes of parameters each.
-MOST_CHANGE_BYTES = 4 * 1024 * 1024
-# A code, and what JSON needs around it. Everybody may send one.
-MOST_CODE_BYTES = 1024
-# Of those that the cluster began again and again.
-MOST_ATTEMPTS = 100
-MOST_ENDED_JOBS = 200
-# A storage that is only slow has answered by then.
-STORAGE_WITHIN_S = 10.0
-_MOST_DIGITS = 18
+# Enough for a search space, or for 10,000 results with a few hundred bytes of parameters each.
+MAX_CHANGE_BYTES = 4 * 1024 * 1024
+# A login code in JSON. Small, since unauthenticated clients may send one.
+MAX_CODE_BYTES = 1024
+# For trials that the cluster restarts often.
+MAX_ATTEMPTS = 100
+MAX_ENDED_JOBS = 200
+# Long enough for a storage that is only slow.
+STORAGE_TIMEOUT_S = 10.0
+_MAX_DIGITS = 18
 _LAST_SEQUENCE_ID = 2**62
 
 
 class Json(JSONResponse):
-    """NaN and infinities become null: they are legal metrics and no legal JSON."""
+    """A JSON response. NaN and infinities become null: they are valid metrics, but JSON has none."""
 
     def render(self, content: Any) -> bytes:
-        """The body."""
+        """The encoded body."""
         return to_json(content)
 
 
-class Changing(Protocol):
-    """See `engine.changes.Changes`."""
+class CommandPort(Protocol):
+    """See `engine.experiment_commands.ExperimentCommands`."""
 
     async def update(self, update_type: str, params: Mapping[str, Any]) -> None:
         """Change one limit, or the search space."""
 
     async def import_data(self, raw: Any) -> dict[str, int]:
-        """Let the tuner learn from results of elsewhere."""
+        """Import results of other experiments into the tuner."""
 
     async def propose(self, parameters: Mapping[str, Any]) -> Trial:
-        """A new trial with these parameters."""
+        """Create a trial with these parameters."""
 
     async def retry(self, trial: Trial) -> Trial:
-        """A new trial with the parameters of one that is over and did not succeed."""
+        """Create a trial with the parameters of a terminal trial that did not succeed."""
 
 
-class Served(Protocol):
-    """What the routes are over: the engine of an experiment, or a view of what is stored, which refuses every change."""
+class ExperimentBackend(Protocol):
+    """The backend of the routes: the engine of an experiment, or a read-only view of a stored one, which rejects changes."""
 
     folder: ExperimentFolder
 
-    def picture(self) -> Picture:
-        """The experiment at this moment."""
+    def snapshot(self) -> ExperimentSnapshot:
+        """The current state of the experiment."""
 
     def stop(self) -> None:
-        """End the experiment."""
+        """Stop the experiment."""
 
     def stop_trial(self, trial_id: str) -> None:
-        """End one trial, which is known."""
+        """Stop one trial, which must exist."""
 
     @property
-    def changes(self) -> Changing:
-        """What can be changed while it runs."""
+    def changes(self) -> CommandPort:
+        """The commands that change the experiment while it runs."""
 
 
-class Api:
-    """The routes. `end` makes the manager's process end once the experiment is over.
+class ManagerApi:
+    """The routes. `end` ends the manager's process once the experiment is terminal.
 
-    `host` and `port`: where the server listens.
+    `host` and `port`: the listen address.
     """
 
     def __init__(
-        self, engine: Served, host: str, port: int, entrance: Entrance, end: Callable[[], None]
+        self,
+        engine: ExperimentBackend,
+        host: str,
+        port: int,
+        session_auth: SessionAuth,
+        end: Callable[[], None],
     ) -> None:
         self._engine = engine
         self._host = host
         self._port = port
-        self._entrance = entrance
+        self._session_auth = session_auth
         self._end = end
         self._files = Files()
-        self._live = Live(engine.picture)
-        self._storage = StorageThreads()
+        self._live = ChangeFeed(engine.snapshot)
+        self._storage = StorageExecutor()
         self._importance: tuple[tuple[str, int], Importance] | None = None
-        """The last that was evaluated, and of what: the metric, and how many results."""
+        """The last evaluated importance, keyed by metric and number of results."""
         self._importance_lock = asyncio.Lock()
 
     def operations(self) -> list[Operation]:
-        """Everything that can be asked."""
+        """All operations of the API."""
         one, many = {"type": "object"}, {"type": "array", "items": {"type": "object"}}
         at_all = {"type": "object", "additionalProperties": True}
         since = {"since": {"type": "string"}}
@@ -139,7 +146,7 @@ class Api:
                 one,
                 method="POST",
                 body=at_all,
-                most_body_bytes=MOST_CODE_BYTES,
+                most_body_bytes=MAX_CODE_BYTES,
             ),
             Operation("/session", self.end_session, one, method="DELETE"),
             Operation("/changes", self.news, one, query=since),
@@ -155,7 +162,7 @@ class Api:
                 method="PUT",
                 query={"update_type": {"type": "string", "enum": list(UPDATE_TYPES)}},
                 body={"type": "object", "required": ["params"], "properties": {"params": at_all}},
-                most_body_bytes=MOST_CHANGE_BYTES,
+                most_body_bytes=MAX_CHANGE_BYTES,
             ),
             Operation("/experiment/imported-data", self.imported, many),
             Operation(
@@ -164,7 +171,7 @@ class Api:
                 one,
                 method="POST",
                 body=many,
-                most_body_bytes=MOST_CHANGE_BYTES,
+                most_body_bytes=MAX_CHANGE_BYTES,
             ),
             Operation("/experiment-metadata", self.metadata, one),
             Operation("/job-statistics", self.statistics, many),
@@ -192,8 +199,8 @@ class Api:
                     "from": {"type": "integer"},
                     "limit": {
                         "type": "integer",
-                        "minimum": SHORTEST_RANGE_BYTES,
-                        "maximum": LONGEST_RANGE_BYTES,
+                        "minimum": MIN_RANGE_BYTES,
+                        "maximum": MAX_RANGE_BYTES,
                     },
                 },
                 refusals=(404,),
@@ -218,10 +225,10 @@ class Api:
         return Starlette(
             routes=[Mount(API_ROOT, routes=routes), Route("/", self.first_page), *shown],
             middleware=[
-                Middleware(Patience),
+                Middleware(LingeringCloseMiddleware),
                 Middleware(
-                    Gate,
-                    entrance=self._entrance,
+                    AuthMiddleware,
+                    session_auth=self._session_auth,
                     host=self._host,
                     most_body_bytes=roomy,
                     is_public=self._is_public,
@@ -230,15 +237,15 @@ class Api:
             ],
             exception_handlers={
                 HTTPException: _refuse,
-                UserMistake: _refuse_mistake,
-                NotNow: _refuse_in_this_state,
-                TryAgain: _refuse_for_now,
+                UserError: _refuse_mistake,
+                FailedPrecondition: _refuse_in_this_state,
+                RetryableError: _refuse_for_now,
                 ViewOnly: _refuse_change,
             },
         )
 
     def _is_public(self, method: str, path: str) -> bool:
-        """The page itself, and where its code is traded for a session."""
+        """True for the page's files, and for the exchange of a login code for a session."""
         if (method, path) == ("POST", f"{API_ROOT}/session"):
             return True
         return method in ("GET", "HEAD") and (path == "/" or path in self._files)
@@ -246,7 +253,7 @@ class Api:
     # ---- the page
 
     async def first_page(self, _: Request) -> Response:
-        """Where who comes without an aim is sent."""
+        """Redirect to the overview page."""
         return RedirectResponse("/oview")
 
     async def file(self, request: Request) -> Response:
@@ -257,14 +264,14 @@ class Api:
         return await asyncio.to_thread(self._files.answer, path, request.headers)
 
     async def new_link(self, _: Request) -> Response:
-        """A code that lets one browser in, once, by the page at /enter#CODE."""
-        return Json({"code": self._entrance.new_code(), "expiresInS": CODE_S})
+        """A single-use login code for a browser, for the page at /enter#CODE."""
+        return Json({"code": self._session_auth.new_login_code(), "expiresInS": CODE_S})
 
     async def begin_session(self, request: Request) -> Response:
-        """Trade a code for a session: its cookie, and the key that comes with it in the header X-Trial-Keeper."""
+        """Exchange a login code for a session: a cookie, and a key to send in the header X-Trial-Keeper."""
         sent = await _body_of(request)
         code = sent.get("code") if isinstance(sent, dict) else None
-        session = self._entrance.begin(code) if isinstance(code, str) else None
+        session = self._session_auth.begin(code) if isinstance(code, str) else None
         if session is None:
             raise HTTPException(
                 403,
@@ -273,25 +280,25 @@ class Api:
             )
         answer = Json({"key": session.key})
         answer.set_cookie(
-            self._entrance.cookie_name,
+            self._session_auth.cookie_name,
             session.cookie,
             max_age=SESSION_S,
             secure=request.url.scheme == "https",
             httponly=True,
             samesite="strict",
         )
-        # Else a browser that saw a hundred experiments in a week would send more than is taken, and see none.
-        for name in self._entrance.too_old(request.cookies):
+        # Otherwise a browser with a hundred experiments in a week would exceed the header limit and be rejected by all.
+        for name in self._session_auth.too_old(request.cookies):
             answer.delete_cookie(name, secure=request.url.scheme == "https", httponly=True, samesite="strict")
         return answer
 
     async def end_session(self, request: Request) -> Response:
-        """Sign the page out that asks this; it needs another link to come back."""
-        if cookie := request.cookies.get(self._entrance.cookie_name):
-            self._entrance.end(cookie)
+        """Sign out the calling page; it needs a new link to sign in again."""
+        if cookie := request.cookies.get(self._session_auth.cookie_name):
+            self._session_auth.end(cookie)
         answer = Json({})
         answer.delete_cookie(
-            self._entrance.cookie_name,
+            self._session_auth.cookie_name,
             secure=request.url.scheme == "https",
             httponly=True,
             samesite="strict",
@@ -299,24 +306,28 @@ class Api:
         return answer
 
     async def news(self, request: Request) -> Response:
-        """The summary, and the trials that have changed since a version; all of them without one, or by another process's."""
+        """The summary, and the trials changed since a version; all trials without a version, or with another process's."""
         return _streamed(request, self._live.news(_since(request)), Json.media_type)
 
     async def events(self, request: Request) -> Response:
-        """The same as server-sent events, from now on; at most two a second."""
-        if self._live.followers >= MOST_FOLLOWERS:
+        """The same as a stream of server-sent events, at most two per second."""
+        since = _since(request)
+        if self._live.followers >= MAX_FOLLOWERS:
             raise HTTPException(
                 503,
-                f"cannot tell you more as it comes: {MOST_FOLLOWERS} others are told already; ask for changes",
+                f"cannot tell you more as it comes: {MAX_FOLLOWERS} others are told already; ask for changes",
             )
-        note_endless(request.scope)
-        return _streamed(request, self._live.follow(_since(request)), "text/event-stream")
+        mark_streaming(request.scope)
+        # Counted here and not when the stream starts, since other requests are admitted in between. Nothing is awaited until
+        # the response is called, which decrements the count at its end.
+        self._live.followers += 1
+        return _Follower(self._live, _streamed(request, self._live.follow(since), "text/event-stream"))
 
     # ---- the experiment
 
     async def description(self, _: Request) -> Response:
         """This description."""
-        return Json(document(self.operations(), API_ROOT, self._entrance.cookie_name))
+        return Json(document(self.operations(), API_ROOT, self._session_auth.cookie_name))
 
     async def version(self, _: Request) -> Response:
         """The manager's version."""
@@ -324,24 +335,24 @@ class Api:
 
     async def check_status(self, _: Request) -> Response:
         """The experiment's state."""
-        return Json(views.status_view(self._engine.picture()))
+        return Json(serializers.status_view(self._engine.snapshot()))
 
     async def summary(self, _: Request) -> Response:
-        """The experiment at a glance."""
-        return Json(views.summary_view(self._engine.picture()))
+        """A summary of the experiment."""
+        return Json(serializers.summary_view(self._engine.snapshot()))
 
     async def experiment(self, _: Request) -> Response:
         """The experiment's profile."""
-        return Json(views.profile_view(self._engine.picture()))
+        return Json(serializers.profile_view(self._engine.snapshot()))
 
     async def stop_experiment(self, _: Request) -> Response:
-        """Stop the experiment and end the manager; answers before that is done."""
+        """Stop the experiment and end the manager; responds before that is done."""
         self._engine.stop()
         self._end()
-        return Json({"status": self._engine.picture().experiment.state.value}, status_code=202)
+        return Json({"status": self._engine.snapshot().experiment.state.value}, status_code=202)
 
     async def update(self, request: Request) -> Response:
-        """Change a limit or the search space, durably: the one that update_type names, as params of a profile has it."""
+        """Change a limit or the search space durably. update_type names it; the body is a profile with its params."""
         changes = self._engine.changes
         update_type = request.query_params.get("update_type", "")
         profile = await _body_of(request)
@@ -354,16 +365,16 @@ class Api:
         return Json({})
 
     async def import_data(self, request: Request) -> Response:
-        """Let the tuner learn from results of elsewhere, from all of them or, when one is wrong, from none."""
+        """Import results of other experiments into the tuner: all of them, or none if one is invalid."""
         changes = self._engine.changes
         return Json(await changes.import_data(await _body_of(request)))
 
     async def imported(self, _: Request) -> Response:
-        """The results of elsewhere that the tuner was told."""
-        return await self._read(lambda reader: views.imported_view(reader.imported()))
+        """The results of other experiments that were imported into the tuner."""
+        return await self._read(lambda reader: serializers.imported_view(reader.imported()))
 
     async def propose(self, request: Request) -> Response:
-        """Begin a trial with the parameters that are sent, whatever the tuner thinks and whichever limit is reached."""
+        """Start a trial with the given parameters, regardless of the tuner and of all limits."""
         changes = self._engine.changes
         parameters = await _body_of(request)
         if not isinstance(parameters, dict):
@@ -373,7 +384,7 @@ class Api:
         return self._begun(await changes.propose(parameters))
 
     async def retry(self, request: Request) -> Response:
-        """Begin a trial with the parameters of one that is over and did not succeed; that one stays as it is."""
+        """Start a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged."""
         changes = self._engine.changes
         return self._begun(await changes.retry(self._trial_of(request)))
 
@@ -382,51 +393,55 @@ class Api:
         return Json({"sequenceId": trial.sequence_id, "trialJobId": trial.trial_id})
 
     async def metadata(self, _: Request) -> Response:
-        """What a list of experiments shows."""
-        return Json(views.metadata_view(self._engine.picture()) | {"port": self._port})
+        """The experiment as an item of a list of experiments."""
+        return Json(serializers.metadata_view(self._engine.snapshot()) | {"port": self._port})
 
     async def statistics(self, _: Request) -> Response:
-        """Counts of trials by status; those there are none of are left out."""
-        return Json(views.statistics_view(self._engine.picture().experiment))
+        """Counts of trials by status, without zero counts."""
+        return Json(serializers.statistics_view(self._engine.snapshot().experiment))
 
     async def trials(self, request: Request) -> Response:
         """All trials, or those with one status."""
         status = request.query_params.get("status")
-        picture = self._engine.picture()
-        trials = picture.experiment.trials.values()
+        snapshot = self._engine.snapshot()
+        trials = snapshot.experiment.trials.values()
         return Json(
-            [views.trial_view(picture, trial) for trial in trials if status in (None, trial.state.nni_status)]
+            [
+                serializers.trial_view(snapshot, trial)
+                for trial in trials
+                if status in (None, trial.state.nni_status)
+            ]
         )
 
     async def trial(self, request: Request) -> Response:
         """One trial."""
-        return Json(views.trial_view(self._engine.picture(), self._trial_of(request)))
+        return Json(serializers.trial_view(self._engine.snapshot(), self._trial_of(request)))
 
     async def stop_trial(self, request: Request) -> Response:
-        """Stop one trial; answers before it has ended."""
+        """Stop one trial; responds before it has ended."""
         trial = self._trial_of(request)
-        if trial.state.is_final:
+        if trial.state.is_terminal:
             raise HTTPException(409, f"cannot stop trial {trial.trial_id}: it is {trial.state.value} already")
         self._engine.stop_trial(trial.trial_id)
-        return Json(views.trial_view(self._engine.picture(), trial), status_code=202)
+        return Json(serializers.trial_view(self._engine.snapshot(), trial), status_code=202)
 
     async def usage_of_trial(self, request: Request) -> Response:
-        """What one trial used, sample by sample."""
+        """The resource usage samples of one trial."""
         trial_id = self._trial_of(request).trial_id
-        return await self._read(lambda reader: views.usage_samples_view(reader.usage_of(trial_id)))
+        return await self._read(lambda reader: serializers.usage_samples_view(reader.usage_of(trial_id)))
 
     async def attempts_of_trial(self, request: Request) -> Response:
-        """The attempts of one trial with their tasks, and the sizes of what each wrote."""
+        """The attempts of one trial with their tasks, and the sizes of their streams."""
         trial_id, folder = self._trial_of(request).trial_id, self._engine.folder
 
         def look() -> Any:
-            keys = attempts_of(folder, trial_id)[-MOST_ATTEMPTS:]
-            return views.attempts_view({key: sizes_of(folder, key) for key in keys})
+            attempts = attempts_of(folder, trial_id)[-MAX_ATTEMPTS:]
+            return serializers.attempts_view([(each, sizes_of(folder, each)) for each in attempts])
 
         return Json(await self._from_storage(look))
 
     async def log_of_trial(self, request: Request) -> Response:
-        """A range of what one trial wrote, in its newest attempt or in one. `from` below 0 counts from the end."""
+        """A range of a stream of one trial, of its newest attempt or of a given one. `from` below 0 counts from the end."""
         trial = self._trial_of(request)
         stream = next((each for each in LOGS if each.value == request.path_params["stream"]), None)
         if stream is None:
@@ -437,12 +452,11 @@ class Api:
             self._engine.folder,
             trial.trial_id,
             stream,
-            first=_whole_number(request, "from", -(10**_MOST_DIGITS), 10**_MOST_DIGITS) or 0,
-            most_bytes=_whole_number(request, "limit", SHORTEST_RANGE_BYTES, LONGEST_RANGE_BYTES)
-            or LONGEST_RANGE_BYTES,
+            first=_whole_number(request, "from", -(10**_MAX_DIGITS), 10**_MAX_DIGITS) or 0,
+            most_bytes=_whole_number(request, "limit", MIN_RANGE_BYTES, MAX_RANGE_BYTES) or MAX_RANGE_BYTES,
             attempt=_whole_number(request, "attempt", 0, 10**9),
             task=request.query_params.get("task"),
-            is_whole=trial.state.is_final,
+            is_whole=trial.state.is_terminal,
         )
         found = await self._from_storage(read)
         return Json(
@@ -450,61 +464,62 @@ class Api:
         )
 
     async def importance(self, request: Request) -> Response:
-        """How much each hyper-parameter had to do with the best results; `why` says it when nobody can tell."""
+        """The importance of each hyper-parameter for the best results; `why` has the reason if there is none."""
         metric = request.query_params.get("metric") or "default"
-        picture = self._engine.picture()
+        snapshot = self._engine.snapshot()
         results = [
-            (trial.parameters, trial.final)
-            for trial in picture.experiment.trials.values()
-            if trial.state is TrialState.SUCCEEDED and trial.final is not None
+            (trial.parameters, trial.result)
+            for trial in snapshot.experiment.trials.values()
+            if trial.result is not None
         ]
         key = metric, len(results)
-        async with self._importance_lock:  # of several who ask at once, one has it evaluated
+        async with self._importance_lock:  # concurrent requests share one evaluation
             if self._importance is None or self._importance[0] != key:
-                evaluate = partial(importance_of, results, metric, maximize=picture.experiment.maximize)
+                maximize = snapshot.experiment.leaderboard.maximize
+                evaluate = partial(importance_of, results, metric, maximize=maximize)
                 self._importance = key, await asyncio.to_thread(evaluate)
         found = self._importance[1]
         shares = [{"name": name, "value": share} for name, share in found.shares.items()]
         return Json({"importances": shares, "trials": found.trials, "why": found.why})
 
     async def jobs(self, _: Request) -> Response:
-        """The jobs that are not over, and the newest that are: their trials, and how each is heard."""
+        """The active jobs and the newest terminal ones, with their trials and transports."""
         stored = await asyncio.to_thread(self._stored_jobs)
-        return Json(views.jobs_view(self._engine.picture(), stored))
+        return Json(serializers.jobs_view(self._engine.snapshot(), stored))
 
     def _stored_jobs(self) -> list[SeenJob]:
         with StoreReader(self._engine.folder.database) as reader:
-            return reader.newest_jobs(MOST_ENDED_JOBS)
+            return reader.newest_jobs(MAX_ENDED_JOBS)
 
     async def experiments(self, _: Request) -> Response:
-        """All experiments of the user whose manager this is, with where each is served, if it is."""
+        """All experiments of the manager's user, with the address of each that is served."""
         return Json(await asyncio.to_thread(experiments_view, self._engine.folder))
 
     async def configuration(self, _: Request) -> Response:
-        """The experiment's configuration as it is now, without logins."""
-        return Json(views.configuration_view(self._engine.picture().config))
+        """The experiment's current configuration, without credentials."""
+        return Json(serializers.configuration_view(self._engine.snapshot().config))
 
     async def _from_storage(self, look: Callable[[], Answer]) -> Answer:
-        """What lies on the storage that trials write to, which may be away."""
+        """Read from the storage that trials write to, which may be unavailable."""
         try:
-            return await asyncio.wait_for(self._storage.call(look), STORAGE_WITHIN_S)
+            return await asyncio.wait_for(self._storage.call(look), STORAGE_TIMEOUT_S)
         except (asyncio.TimeoutError, OSError) as error:
-            why = str(error) or f"no answer within {STORAGE_WITHIN_S:.0f} s"
+            why = str(error) or f"no answer within {STORAGE_TIMEOUT_S:.0f} s"
             raise HTTPException(
                 503, f"cannot read what the trial wrote: {why}; see to the shared storage, or try again"
             ) from error
 
     async def metrics(self, request: Request) -> Response:
-        """The records of all trials."""
+        """The metric records of all trials."""
         return await self._pages(_is_final(request), lambda _: (0, _LAST_SEQUENCE_ID))
 
     async def metrics_of_trial(self, request: Request) -> Response:
-        """The records of one trial."""
+        """The metric records of one trial."""
         is_final, trial_id = _is_final(request), self._trial_of(request).trial_id
         return await self._pages(is_final, lambda reader: reader.place_of(trial_id))
 
     async def metrics_in_range(self, request: Request) -> Response:
-        """The records of the trials with these sequence numbers, both included."""
+        """The metric records of the trials in this range of sequence numbers, both ends included."""
         first, last = _sequence_id(request, "first"), _sequence_id(request, "last")
         return await self._pages(None, lambda _: (first, last))
 
@@ -515,29 +530,29 @@ class Api:
         )
 
     async def export(self, _: Request) -> Response:
-        """Parameters and results of the trials that succeeded."""
-        return Json(views.export_view(self._engine.picture().experiment.trials.values()))
+        """Parameters and final results of the trials."""
+        return Json(serializers.export_view(self._engine.snapshot().experiment.trials.values()))
 
     async def _pages(
         self, is_final: bool | None, between: Callable[[StoreReader], tuple[int, int]]
     ) -> Response:
-        """All records, page by page: they may be more than memory should hold, and the client slow."""
+        """Stream the records in pages: there may be too many for memory, and the client may be slow."""
 
         def read() -> Iterator[bytes]:
             lead = b"["
             with StoreReader(self._engine.folder.database) as reader:
                 for page in reader.metric_pages(is_final, *between(reader)):
-                    yield lead + b",".join(to_json(views.metric_view(row)) for row in page)
+                    yield lead + b",".join(to_json(serializers.metric_view(row)) for row in page)
                     lead = b","
             yield b"[]" if lead == b"[" else b"]"
 
         pages = read()
-        # What cannot be read at all is told as an error.
+        # Read the first page before the response starts, so that an unreadable store gives an error status.
         first = await asyncio.to_thread(next, pages)
         return StreamingResponse(chain((first,), pages), media_type=Json.media_type)
 
     async def _metrics(self, read: Callable[[StoreReader], list[MetricRow]]) -> Response:
-        return await self._read(lambda reader: [views.metric_view(row) for row in read(reader)])
+        return await self._read(lambda reader: [serializers.metric_view(row) for row in read(reader)])
 
     async def _read(self, read: Callable[[StoreReader], Any]) -> Response:
         def read_beside_the_engine() -> Response:
@@ -548,7 +563,7 @@ class Api:
 
     def _trial_of(self, request: Request) -> Trial:
         trial_id = request.path_params["trial_id"]
-        trial = self._engine.picture().experiment.trials.get(trial_id)
+        trial = self._engine.snapshot().experiment.trials.get(trial_id)
         if trial is None:
             raise HTTPException(
                 404, f"cannot find trial {trial_id!r}; `nnictl trial ls` shows those there are"
@@ -557,21 +572,21 @@ class Api:
 
 
 def _whole_number(request: Request, name: str, least: int, most: int) -> int | None:
-    """What the query says; None: nothing."""
+    """The value of a query parameter; None if it is missing."""
     text = request.query_params.get(name)
     if text is None:
         return None
     digits = text.removeprefix("-")
-    # Not int() of anything, as above.
-    if digits.isascii() and digits.isdecimal() and len(digits) <= _MOST_DIGITS and least <= int(text) <= most:
+    # Checked before int(), which raises on thousands of digits.
+    if digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS and least <= int(text) <= most:
         return int(text)
     raise HTTPException(
-        400, f"cannot use {name}={text[:_MOST_DIGITS]}: write a number from {least} to {most}, in digits"
+        400, f"cannot use {name}={text[:_MAX_DIGITS]}: write a number from {least} to {most}, in digits"
     )
 
 
-def _since(request: Request) -> Version | None:
-    return Version.read(request.query_params.get("since", ""))
+def _since(request: Request) -> Cursor | None:
+    return Cursor.read(request.query_params.get("since", ""))
 
 
 def _streamed(request: Request, pieces: AsyncIterator[bytes], media_type: str) -> Response:
@@ -581,24 +596,36 @@ def _streamed(request: Request, pieces: AsyncIterator[bytes], media_type: str) -
     return StreamingResponse(pieces, headers=told, media_type=media_type)
 
 
+class _Follower(Response):
+    """An event stream that decrements the follower count when it ends, for any reason."""
+
+    def __init__(self, live: ChangeFeed, stream: Response) -> None:
+        self._live, self._stream = live, stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        try:
+            await self._stream(scope, receive, send)
+        finally:
+            self._live.followers -= 1
+
+
 async def _body_of(request: Request) -> Any:
-    """The JSON of a request. The gate has seen that it is not too large."""
+    """The JSON of a request. The middleware has checked its size."""
     try:
         document = json.loads(await request.body())
-        # What cannot be said again in an answer: NaN, numbers beyond all floats, halves of characters.
+        # Reject what a response cannot encode: NaN, numbers beyond floats, lone surrogates.
         json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
-        raise HTTPException(400, f"cannot read what was sent: it is no JSON ({error}); mend it") from error
+        raise HTTPException(400, f"cannot read what was sent: it is no JSON ({error}); fix it") from error
     return document
 
 
 def _sequence_id(request: Request, name: str) -> int:
     text = request.path_params[name]
-    # Not int() of anything: Python refuses to read thousands of digits, and the database holds 18.
-    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
-        raise HTTPException(
-            400, f"cannot use {text[:_MOST_DIGITS]!r} as a trial's number: write it in digits"
-        )
+    # Checked before int(), which raises on thousands of digits; the database holds 18.
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        raise HTTPException(400, f"cannot use {text[:_MAX_DIGITS]!r} as a trial's number: write it in digits")
     return int(text)
 
 

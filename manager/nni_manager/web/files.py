@@ -1,7 +1,7 @@
-"""The page's files: a fixed set, read when they are first asked for and then kept. They hold nothing secret.
+"""The page's files: a fixed set, cached in memory on first use. They contain nothing secret.
 
-The document names the others by paths that hold the edition of all of them, `/page/<edition>/main.js`. What is there never
-changes, so a browser keeps it without asking again: a page that is loaded once more costs the document and the experiment.
+The HTML document refers to the others by paths with the edition of all files, `/page/<edition>/main.js`. Their content never
+changes, so browsers cache them without revalidation. A reload transfers only the document and the experiment.
 """
 
 import gzip
@@ -15,13 +15,13 @@ from pathlib import Path
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
-from nni_manager.web.packing import takes_gzip
+from nni_manager.web.compression import takes_gzip
 
 FOLDER = Path(__file__).parent / "page"
-# The page looks at the address itself, and shows what belongs there.
+# All of them serve the same document; the page's router reads the address.
 PLACES = ("/enter", "/oview", "/detail", "/experiment", "/jobs")
 CHARTS = "/page/plotly.min.js"
-# Not the system's own table, which says of JavaScript what it likes; a browser runs only what is called so.
+# Not the system's MIME table, which varies for JavaScript; browsers run scripts only with the right type.
 _TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -34,7 +34,7 @@ _TYPES = {
 }
 _EDITION = re.compile(r"/page/([0-9a-f]{16})/")
 _KEPT_S = 365 * 24 * 3600
-# Packed once more they would grow.
+# Already compressed formats.
 _PACKED = (".png", ".woff2")
 
 
@@ -47,7 +47,7 @@ class _File:
 
 
 class Files:
-    """Answers by a file's exact path, with any edition or none: no path leads anywhere else."""
+    """Serves files by their exact path, with any edition or none. No other path is accepted."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix in _TYPES]
@@ -59,24 +59,24 @@ class Files:
         self._read = cache(self._read_anew)
 
     def __contains__(self, path: str) -> bool:
-        """Whether there is a file at this path of an address."""
+        """True if a file exists at this URL path."""
         return _without_edition(path)[0] in self._paths
 
     @cached_property
     def edition(self) -> str:
-        """Another word when any of the files is another one."""
+        """A hash that changes with any of the files."""
         digest = sha256()
         for name, path in self._paths.items():
-            # Four megabytes come from a package that has another version when they are others.
+            # 4 MB from an installed package: its modification time replaces the content in the hash.
             content = str(path.stat().st_mtime_ns).encode() if name == CHARTS else path.read_bytes()
             digest.update(f"{name} {len(content)} ".encode() + content)
         return digest.hexdigest()[:16]
 
     def answer(self, path: str, headers: Headers) -> Response:
-        """The file, which there is; or that the browser has it already, as another version of the manager may have changed it."""
+        """The response with an existing file, or 304 if the browser's copy is current."""
         name, edition = _without_edition(path)
         file = self._read(self._paths[name])
-        # A page of before may still ask for its own.
+        # A page of an earlier version may still request its own edition.
         keep = f"max-age={_KEPT_S}, immutable" if edition == self.edition else "no-cache"
         told = {"ETag": file.tag, "Cache-Control": keep, "Vary": "Accept-Encoding"}
         if file.tag in headers.get("if-none-match", ""):
@@ -95,13 +95,13 @@ class Files:
 
 
 def _without_edition(path: str) -> tuple[str, str]:
-    """The path as files have it, and the edition that it names; empty: none."""
+    """The path without its edition, and the edition; empty if there is none."""
     match = _EDITION.match(path)
     return (path, "") if match is None else (f"/page/{path[match.end() :]}", match[1])
 
 
 def _chart_library() -> Path | None:
-    """The JavaScript that lies in the wheel of plotly, whose Python takes a second to import; None: it is not installed."""
+    """The JavaScript file in the plotly package, found without its slow import (1 s); None if it is not installed."""
     spec = importlib.util.find_spec("plotly")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         if (path := Path(folder) / "package_data" / "plotly.min.js").is_file():

@@ -1,4 +1,4 @@
-"""The HTTP API's description: each operation says once what it is, and routes and document are made of that.
+"""The OpenAPI description of the HTTP API. Each operation is declared once; routes and document are derived from it.
 
 Source: OpenAPI Specification 3.1.
 """
@@ -13,21 +13,21 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from nni_manager.web.entrance import KEY_HEADER
-from nni_manager.web.gate import MOST_BODY_BYTES
+from nni_manager.web.auth_middleware import MAX_BODY_BYTES
+from nni_manager.web.session_auth import KEY_HEADER
 from trial_keeper import __version__
 
 Schema = Mapping[str, Any]
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
-# A trial's id, and a trial's place in the order in which trials were made.
+# `first` and `last` are sequence numbers of trials, in the order of creation.
 _PATH_PARAMETERS: Mapping[str, Schema] = {
     "trial_id": {"type": "string"},
     "stream": {"type": "string", "enum": ["stdout", "stderr", "keeper"]},
     "first": {"type": "integer", "minimum": 0},
     "last": {"type": "integer", "minimum": 0},
 }
-# What `web.gate` answers, whatever is asked.
+# Responses of `web.auth_middleware` to any operation.
 _REFUSALS_OF_ALL: Mapping[int, str] = {
     400: "The request is for another name than the manager's, or a value in it cannot be used.",
     401: "The token is missing or wrong.",
@@ -45,10 +45,10 @@ REFUSALS: Mapping[int, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing that can be asked. The endpoint's docstring is its summary.
+    """One operation of the API. The first line of the endpoint's docstring is its summary.
 
-    `answer`: the schema of what it answers; None: text of the `media_type`. `refusals`: those of REFUSALS that it may answer
-    with. `body`: the schema of what must be sent with it; None: nothing.
+    `answer`: the schema of the response; None: text of the `media_type`. `refusals`: the statuses in REFUSALS that it may
+    return. `body`: the schema of the required request body; None: no body.
     """
 
     path: str
@@ -59,15 +59,15 @@ class Operation:
     query: Mapping[str, Schema] = field(default_factory=dict)
     refusals: tuple[int, ...] = ()
     body: Schema | None = None
-    most_body_bytes: int = MOST_BODY_BYTES
+    most_body_bytes: int = MAX_BODY_BYTES
     media_type: str = "text/plain"
 
     def route(self) -> Route:
-        """As the server needs it."""
+        """The route for the server."""
         return Route(self.path, self.endpoint, methods=[self.method])
 
     def described(self) -> dict[str, Any]:
-        """As the document has it."""
+        """The operation object of the OpenAPI document."""
         names = _PATH_PARAMETER.findall(self.path)
         parameters = [
             {"name": name, "in": "path", "required": True, "schema": dict(_PATH_PARAMETERS[name])}
@@ -107,7 +107,7 @@ _ERROR: Schema = {"$ref": "#/components/schemas/Error"}
 
 
 def document(operations: Iterable[Operation], root: str, cookie_name: str) -> dict[str, Any]:
-    """The description of an API whose paths begin with `root`, and to whose sessions this cookie belongs."""
+    """The OpenAPI document. `root` is the prefix of all paths; `cookie_name` is the session cookie."""
     paths: dict[str, dict[str, Any]] = {}
     for operation in operations:
         paths.setdefault(root + operation.path, {})[operation.method.lower()] = operation.described()

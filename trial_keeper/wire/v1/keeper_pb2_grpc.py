@@ -46,9 +46,9 @@ class KeeperServiceServicer:
 
     def Connect(self, request_iterator, context):
         """Refusals are gRPC statuses: UNAUTHENTICATED (token), FAILED_PRECONDITION (versions), NOT_FOUND (job or trial unknown),
-        INVALID_ARGUMENT (a message that breaks the protocol). Worth another try: UNAVAILABLE, ABORTED (bytes are missing),
-        DEADLINE_EXCEEDED (no Hello, or nothing is read), RESOURCE_EXHAUSTED (more streams than the job has tasks; also a message of
-        more than 1 MiB, or metadata of more than 8 KiB).
+        INVALID_ARGUMENT (a message that violates the protocol). Retryable: UNAVAILABLE, ABORTED (bytes are missing),
+        DEADLINE_EXCEEDED (no Hello, or the peer does not read), RESOURCE_EXHAUSTED (more streams than the job has tasks; also a
+        message of more than 1 MiB, or metadata of more than 8 KiB).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,11 +1,10 @@
-"""Exit codes: what OpenPAI calls the end of a container, and how that code comes about.
+"""TaskExit codes: OpenPAI's codes for the end of a container, and their derivation.
 
-`container_exit` makes of what the user's commands ended with the code of the container, as OpenPAI's runtime does: nearly all
-failures are 255, those it knows have a code of their own. `exit_spec` tells what a code means.
+`container_exit` maps the exit code of the user's commands to that of the container, as OpenPAI's runtime does: known failures
+have their own codes, all others are 255. `exit_spec` describes a code.
 
-Source: microsoft/pai v1.8.1 (k8s-job-exit-spec.yaml) for codes, phrases and their order; the signs in logs of 224-234 are
-ours, after the errors that the codes are named for. Codes 229, 230 and 235, whose signs in the original cannot tell one failure
-from another, do not arise here.
+Source: microsoft/pai v1.8.1 (k8s-job-exit-spec.yaml) for codes, phrases and their order. The log patterns of 224-234 are ours,
+after the errors that name the codes. Codes 229, 230 and 235 do not occur here, since their original patterns are ambiguous.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from enum import Enum
 
 STOPPED_BY_USER = -210
 STOPPED_BY_COMPLETION = -220
-"""The job was decided while this task still ran."""
+"""The job's verdict was set while this task was running."""
 STOPPED = frozenset({STOPPED_BY_USER, STOPPED_BY_COMPLETION})
 NOT_CREATED = -120
 NODE_LOST = -1001
 PLACE_REFUSED = -1005
-"""No place for it, now or later."""
+"""The allocation can never succeed."""
 KILLED = 137
 PORT_CONFLICT = 253
 IMAGE_NOT_FOUND = 254
@@ -31,24 +30,24 @@ OUT_OF_MEMORY = -1200
 _UNDEFINED_POSITIVE = 256
 _UNDEFINED_NEGATIVE = -8000
 
-# As the original: what is searched, and what of a match is told.
+# As in OpenPAI: the size of the searched log, and the length of a reported match.
 SEARCHED_BYTES = 10 * 2**20
-LONGEST_MATCH = 2048
+MAX_MATCH = 2048
 
 
 class Behavior(Enum):
-    """Whether another try may help."""
+    """The effect of a retry: whether it can succeed."""
 
     TRANSIENT = "TRANSIENT"
     TRANSIENT_CONFLICT = "TRANSIENT_CONFLICT"
-    """Resources were short: another try may help after a while."""
+    """A shortage of resources: a later retry may succeed."""
     PERMANENT = "PERMANENT"
     UNKNOWN = "UNKNOWN"
 
 
 @dataclass(frozen=True, slots=True)
 class ExitSpec:
-    """What a code means: who issued it, who caused it, of which type and in which stage, and what is done about it."""
+    """The meaning of a code: its issuer, cause, type and stage, and the reaction to it."""
 
     code: int
     phrase: str
@@ -60,7 +59,7 @@ class ExitSpec:
 
     @property
     def reaction(self) -> str:
-        """What OpenPAI does about it by itself."""
+        """OpenPAI's automatic reaction."""
         return "NEVER_RETRY" if self.code == 0 else _REACTIONS[self.behavior]
 
 
@@ -147,7 +146,7 @@ EXIT_SPECS = {spec.code: spec for spec in _rows()}
 
 
 def exit_spec(code: int) -> ExitSpec:
-    """What the code means. One that is not in the table keeps its number and has the words for all such."""
+    """The meaning of a code. An unknown code keeps its number and gets the generic description."""
     known = EXIT_SPECS.get(code)
     if known is not None:
         return known
@@ -156,12 +155,12 @@ def exit_spec(code: int) -> ExitSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class TaskExit:
     """How an attempt of a job or of a task ended.
 
-    `container_exit_code` is None where no container ran to an end; `origin_user_exit_code` is what the user's commands ended
-    with, before OpenPAI's table (128 + n for signal n; None where they did not run). `diagnostics` is for people;
-    `matched_log` is the text of the log that chose the code.
+    `container_exit_code` is None if no container ran to its end. `origin_user_exit_code` is the exit code of the user's commands
+    before OpenPAI's mapping (128 + n for signal n; None if they did not run). `diagnostics` is for people. `matched_log` is the
+    log text that determined the code.
     """
 
     code: int
@@ -172,34 +171,34 @@ class Exit:
 
     @property
     def spec(self) -> ExitSpec:
-        """What the code means."""
+        """The meaning of the code."""
         return exit_spec(self.code)
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerExit:
-    """The code of a container, what the user's commands ended with, and the text in the log that decided, if any did."""
+    """The exit code of a container and of the user's commands, and the log text that determined it, if any."""
 
     code: int
     origin_user_exit_code: int
     matched_log: str | None = None
 
 
-# Signals that OpenPAI lets through. Others end as 255.
+# Signal exit codes that OpenPAI passes through. All others become 255.
 _SIGNALS = frozenset({130, 131, 132, 134, 135, 136, 137, 139, 141, 143})
 _COMMAND_NOT_FOUND = "command not found"
 
 
 @dataclass(frozen=True, slots=True)
-class _Sign:
-    """Words that one line of a log has in this order. No pattern: a log has lines of megabytes, and all else waits meanwhile."""
+class _ExitPattern:
+    """Words that occur in this order in one line of a log. Not a regex: on lines of megabytes it would delay all other work."""
 
     code: int
     words: tuple[str, ...]
     ignores_case: bool = True
 
     def found_in(self, log: str, folded: str) -> str | None:
-        """What the first such line says from the first word on. `folded` is the log in lower case."""
+        """The first matching line, from its first word on; None without a match. `folded` is the log in lower case."""
         text = folded if self.ignores_case else log
         begin = text.find(self.words[0])
         while begin >= 0:
@@ -212,34 +211,34 @@ class _Sign:
                     break
                 at += len(word)
             else:
-                # A letter in a hundred thousand has another length in lower case; then the text in lower case will do.
-                return (log if len(log) == len(folded) else text)[begin:end][:LONGEST_MATCH]
+                # A few letters change length in lower case; then return the lower-case text.
+                return (log if len(log) == len(folded) else text)[begin:end][:MAX_MATCH]
             begin = text.find(self.words[0], end)
         return None
 
 
-# In the order in which they are tried; the first that is found wins.
+# Tried in this order; the first match wins.
 _SIGNS_IN_LOG = (
-    _Sign(221, ("tensorflow", "resourceexhaustederror", "oom")),
-    _Sign(222, ("signal code: address not mapped",)),
-    _Sign(223, ("cuda_error_ecc_uncorrectable",)),
-    _Sign(224, ("cuda driver version is insufficient for cuda runtime version",)),
-    _Sign(225, ("loaded runtime cudnn library", "but source was compiled with")),
-    _Sign(226, ("cuda out of memory",)),
-    _Sign(226, ("cuda runtime error (2)",)),
-    _Sign(228, ("invalid argument:",), ignores_case=False),
-    _Sign(228, ("dynamic_rnn() got",), ignores_case=False),
-    _Sign(231, ("SyntaxError:",), ignores_case=False),
-    _Sign(232, ("ImportError:",), ignores_case=False),
-    _Sign(233, ("IndexError:",), ignores_case=False),
-    _Sign(234, ("segmentation fault",)),
+    _ExitPattern(221, ("tensorflow", "resourceexhaustederror", "oom")),
+    _ExitPattern(222, ("signal code: address not mapped",)),
+    _ExitPattern(223, ("cuda_error_ecc_uncorrectable",)),
+    _ExitPattern(224, ("cuda driver version is insufficient for cuda runtime version",)),
+    _ExitPattern(225, ("loaded runtime cudnn library", "but source was compiled with")),
+    _ExitPattern(226, ("cuda out of memory",)),
+    _ExitPattern(226, ("cuda runtime error (2)",)),
+    _ExitPattern(228, ("invalid argument:",), ignores_case=False),
+    _ExitPattern(228, ("dynamic_rnn() got",), ignores_case=False),
+    _ExitPattern(231, ("SyntaxError:",), ignores_case=False),
+    _ExitPattern(232, ("ImportError:",), ignores_case=False),
+    _ExitPattern(233, ("IndexError:",), ignores_case=False),
+    _ExitPattern(234, ("segmentation fault",)),
 )
 
 
 def container_exit(user_exit_code: int, log: str) -> ContainerExit:
-    """The container's end, when the user's commands ended so (128 + n for signal n) and `log` is the end of their output.
+    """The container's exit, from the exit code of the user's commands (128 + n for signal n) and the end of their output.
 
-    The log is looked at only where they failed.
+    The log is searched only if the commands failed.
     """
     if user_exit_code == 0:
         return ContainerExit(0, 0)

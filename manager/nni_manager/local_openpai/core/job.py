@@ -1,10 +1,11 @@
-"""One job: what happens to it and its tasks, and what is to be done about that.
+"""The state machine of one job and its tasks: events in, effects out.
 
-Theory of operation. A job has attempts, one after the other; an attempt has tasks; a task has attempts, each of which is one
-container. With gang allocation (the default) all tasks of an attempt are placed in one step, so that each knows the addresses of
-all when it starts; without it each is placed by itself. An event concerns a container; one of a container that is not the task's
-newest comes too late, and changes nothing. When the ends of tasks decide the attempt (the verdict), what still runs is stopped,
-and the attempt is over with the last of them. What is decided once stays: a job that is stopped after it failed has failed.
+Theory of operation. A job has successive attempts, an attempt has tasks, and a task has attempts, each of which is one
+container. With gang allocation (the default) all tasks of an attempt are allocated in one step, so each task starts with the
+addresses of all. Without it each task is allocated separately. An event concerns one container; an event of a container that
+is not the task's newest is stale and ignored. When task exits decide the attempt (the verdict), the remaining tasks are
+stopped, and the attempt ends with the last of them. A verdict never changes: a job that is stopped after it failed stays
+failed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from nni_manager.local_openpai.core.exits import (
     STOPPED,
     STOPPED_BY_COMPLETION,
     STOPPED_BY_USER,
-    Exit,
+    TaskExit,
 )
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.policies import (
@@ -30,20 +31,20 @@ from nni_manager.local_openpai.core.policies import (
 )
 from nni_manager.local_openpai.core.queue import Request
 from nni_manager.local_openpai.core.states import (
-    JOB_NEXT,
-    TASK_NEXT,
+    JOB_TRANSITIONS,
+    TASK_TRANSITIONS,
     EventType,
     ExecutionType,
-    Happening,
     State,
     SubState,
+    TransitionEvent,
     state_of,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a container runs."""
+class Allocation:
+    """The address, ports and GPUs of a container."""
 
     host_ip: str
     ports: Mapping[str, tuple[int, ...]]
@@ -52,7 +53,7 @@ class Place:
 
 @dataclass(slots=True)
 class Task:
-    """A task with its newest attempt, which `container_id` names. Times without `attempt` are those of all attempts."""
+    """A task with its newest attempt, identified by `container_id`. Times without `attempt` cover all attempts."""
 
     role: str
     index: int
@@ -67,22 +68,22 @@ class Task:
     completed_at_s: float | None = None
     attempt_launched_at_s: float | None = None
     attempt_completed_at_s: float | None = None
-    place: Place | None = None
+    place: Allocation | None = None
     stop_code: int | None = None
-    exit: Exit | None = None
+    exit: TaskExit | None = None
 
     @property
     def is_over(self) -> bool:
-        """There will be no other attempt of it."""
+        """True if no further attempt follows."""
         return self.sub_state is SubState.COMPLETED
 
     @property
     def code(self) -> int | None:
-        """How it ended, or will have."""
+        """The exit code, actual or already decided; None before that."""
         return self.exit.code if self.exit is not None else self.stop_code
 
     def picture(self) -> Task:
-        """The task as it is now."""
+        """A copy of the current state."""
         return replace(self)
 
 
@@ -91,52 +92,52 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """The job is durable."""
+    """The job is stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """These containers have their place."""
+    """These containers have their allocations."""
 
-    places: Mapping[str, Place]
+    places: Mapping[str, Allocation]
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceMissing:
-    """These containers get no place, and end so."""
+class AllocationFailed:
+    """These containers get no allocation and end with `exit`."""
 
     container_ids: tuple[str, ...]
-    exit: Exit
+    exit: TaskExit
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerStarted:
-    """A container's process runs."""
+    """A container's process is running."""
 
     container_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerEnded:
-    """A container's process has ended, and all it started."""
+    """A container's process and all its descendants have ended."""
 
     container_id: str
-    exit: Exit
+    exit: TaskExit
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """The owner wants the job to end."""
+    """The owner or an administrator stops the job."""
 
 
-Event = Submitted | Placed | PlaceMissing | ContainerStarted | ContainerEnded | StopAsked
+Event = Submitted | Placed | AllocationFailed | ContainerStarted | ContainerEnded | StopAsked
 
 
 # ---- effects
 
 
 class Change(Enum):
-    """A change of a job that its owner may want to hear of."""
+    """A change of a job that its owner can subscribe to."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -146,29 +147,29 @@ class Change(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class AskForPlace:
-    """Put this into the queue."""
+class RequestAllocation:
+    """Add the request to the queue."""
 
     request: Request
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
-    """Take these out of the queue."""
+class LeaveQueue:
+    """Remove these containers from the queue."""
 
     container_ids: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class GiveBack:
-    """The container's place is free."""
+class ReleaseAllocation:
+    """Release the container's allocation."""
 
     container_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartContainer:
-    """Start this task's process. `tasks` are all of the job as they are known now."""
+    """Start this task's process. `tasks` are copies of all tasks of the job."""
 
     job_attempt_id: int
     task: Task
@@ -177,14 +178,14 @@ class StartContainer:
 
 @dataclass(frozen=True, slots=True)
 class StopContainer:
-    """End this container, with grace."""
+    """Stop this container, with a grace period."""
 
     container_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class KeepTask:
-    """Store the task as it was."""
+class SaveTask:
+    """Store this copy of the task."""
 
     job_attempt_id: int
     task: Task
@@ -192,35 +193,35 @@ class KeepTask:
 
 @dataclass(frozen=True, slots=True)
 class AttemptPicture:
-    """An attempt of a job as it was."""
+    """A snapshot of an attempt of a job."""
 
     attempt_id: int
     sub_state: SubState
     created_at_s: float
     launched_at_s: float | None
     completed_at_s: float | None
-    exit: Exit | None
+    exit: TaskExit | None
     trigger: Trigger | None
 
 
 @dataclass(frozen=True, slots=True)
-class KeepAttempt:
-    """Store the attempt as it was."""
+class SaveTaskAttempt:
+    """Store this snapshot of the attempt."""
 
     attempt: AttemptPicture
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
-    """Tell the job's owner."""
+class Notify:
+    """Notify the job's owner."""
 
     change: Change
     attempt_id: int
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """Put this on record. Role, index and container are those of a task, or None."""
+class RecordEvent:
+    """Store an event of the job. Role, index and container are those of a task, or None."""
 
     type: EventType
     reason: str
@@ -232,7 +233,15 @@ class Note:
 
 
 Effect = (
-    AskForPlace | Leave | GiveBack | StartContainer | StopContainer | KeepTask | KeepAttempt | Tell | Note
+    RequestAllocation
+    | LeaveQueue
+    | ReleaseAllocation
+    | StartContainer
+    | StopContainer
+    | SaveTask
+    | SaveTaskAttempt
+    | Notify
+    | RecordEvent
 )
 
 _CHANGES = {
@@ -244,8 +253,8 @@ _SENDS_NOTHING_MORE = {SubState.COMPLETED, SubState.ATTEMPT_COMPLETED}
 
 
 @dataclass(slots=True)
-class Job:
-    """A job that may run. `new_id` makes ids that nothing else has."""
+class PaiJob:
+    """A job that is not terminal. `new_id` creates unique ids."""
 
     job_id: int
     plan: JobPlan
@@ -265,25 +274,25 @@ class Job:
     tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
     ends: list[TaskEnd] = field(default_factory=list)
     latest_s: float = 0.0
-    """The latest time in it. Nothing happens before that: a later cluster's clock may be behind this one's."""
+    """The latest time stored; a lower bound for new times, since a later cluster's clock may be behind."""
 
     @property
     def is_over(self) -> bool:
-        """There will be no other attempt of it."""
+        """True if no further attempt follows."""
         return self.sub_state is SubState.COMPLETED
 
     @property
     def code(self) -> int | None:
-        """How the newest attempt ended, or will have."""
+        """The exit code of the newest attempt, actual or already decided; None before that."""
         return self.verdict.exit.code if self.verdict is not None else None
 
     @property
     def state(self) -> State:
-        """What OpenPAI's API says."""
+        """The state in terms of OpenPAI's API."""
         return state_of(self.sub_state, self.code)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
-        """What to do about an event."""
+        """The effects of an event."""
         self.latest_s = max(now_s, self.latest_s)
         return list(self._handle(event, self.latest_s))
 
@@ -293,7 +302,7 @@ class Job:
                 yield from self._begin_attempt(now_s)
             case Placed():
                 yield from self._place(event.places, now_s)
-            case PlaceMissing():
+            case AllocationFailed():
                 for container_id in event.container_ids:
                     yield from self._end(container_id, event.exit, now_s)
             case ContainerStarted():
@@ -302,9 +311,9 @@ class Job:
                 yield from self._end(event.container_id, event.exit, now_s)
             case StopAsked():
                 yield from self._stop(now_s)
-        yield KeepAttempt(self._attempt_picture())
+        yield SaveTaskAttempt(self._attempt_picture())
 
-    # ---- beginning
+    # ---- start
 
     def _begin_attempt(self, now_s: float) -> Iterator[Effect]:
         self.attempt_created_at_s = now_s
@@ -324,7 +333,7 @@ class Job:
             yield self._asked(group)
 
     def requests(self) -> list[Request]:
-        """What of it waits for a place, for a queue that has forgotten."""
+        """The pending allocation requests, to rebuild the queue after a restart."""
         waiting = [
             task for task in self.tasks.values() if task.sub_state is SubState.ATTEMPT_CREATION_PENDING
         ]
@@ -333,19 +342,19 @@ class Job:
         groups = [waiting] if self.plan.is_gang else [[task] for task in waiting]
         return [self._asked(group).request for group in groups]
 
-    def _asked(self, tasks: list[Task]) -> AskForPlace:
+    def _asked(self, tasks: list[Task]) -> RequestAllocation:
         needs = {task.container_id: self.plan.role(task.role).need for task in tasks}
-        return AskForPlace(Request(self.job_id, needs))
+        return RequestAllocation(Request(self.job_id, needs))
 
-    def _place(self, places: Mapping[str, Place], now_s: float) -> Iterator[Effect]:
+    def _place(self, places: Mapping[str, Allocation], now_s: float) -> Iterator[Effect]:
         placed = [task for task in self.tasks.values() if task.container_id in places]
-        self._move_job(Happening.PLACED)
+        self._move_job(TransitionEvent.PLACED)
         for task in placed:
             task.place = places[task.container_id]
-            self._move(task, Happening.PLACED)
+            self._move(task, TransitionEvent.PLACED)
             yield self._kept(task)
             yield self._noted(task, EventType.NORMAL, "Scheduled", f"placed on {task.place.host_ip}")
-        # The barrier: every container of the group has its address before any of them starts.
+        # Barrier: every container of the group has an address before the first one starts.
         known = tuple(task.picture() for task in self.tasks.values())
         for task in placed:
             yield StartContainer(self.attempt_id, task.picture(), known)
@@ -355,8 +364,8 @@ class Job:
         if task is None:
             return
         was_running = self.sub_state is SubState.ATTEMPT_RUNNING
-        self._move(task, Happening.STARTED)
-        self._move_job(Happening.STARTED)
+        self._move(task, TransitionEvent.STARTED)
+        self._move_job(TransitionEvent.STARTED)
         if task.attempt_launched_at_s is not None:
             return
         task.attempt_launched_at_s = now_s
@@ -366,20 +375,20 @@ class Job:
         yield self._kept(task)
         yield self._noted(task, EventType.NORMAL, "Started", "its process runs")
         if not was_running and self.sub_state is SubState.ATTEMPT_RUNNING:
-            yield Tell(Change.RUNNING, self.attempt_id)
+            yield Notify(Change.RUNNING, self.attempt_id)
 
-    # ---- ending
+    # ---- end
 
-    def _end(self, container_id: str, ended: Exit, now_s: float) -> Iterator[Effect]:
+    def _end(self, container_id: str, ended: TaskExit, now_s: float) -> Iterator[Effect]:
         task = self._task_of(container_id)
         if task is None:
             return
         if task.stop_code is not None:
-            # Stopping on request is not a failure, whatever the process made of it.
+            # A requested stop is not a failure, whatever the process's exit code.
             ended = replace(ended, code=task.stop_code)
-        self._move(task, Happening.ENDED)
+        self._move(task, TransitionEvent.ENDED)
         task.exit, task.attempt_completed_at_s = ended, now_s
-        yield GiveBack(container_id)
+        yield ReleaseAllocation(container_id)
         if ended.code not in STOPPED:
             kind = EventType.NORMAL if ended.code == 0 else EventType.WARNING
             what = ended.diagnostics.partition("\n")[0]
@@ -391,7 +400,7 @@ class Job:
         if counts is not None:
             yield from self._retry(task, counts, now_s)
             return
-        self._move(task, Happening.GIVEN_UP)
+        self._move(task, TransitionEvent.GIVEN_UP)
         task.completed_at_s = now_s
         yield self._kept(task)
         if task.stop_code is None:
@@ -400,7 +409,7 @@ class Job:
 
     def _retry(self, task: Task, counts: RetryCounts, now_s: float) -> Iterator[Effect]:
         yield self._kept(task)
-        self._move(task, Happening.RETRIED)
+        self._move(task, TransitionEvent.RETRIED)
         task.counts, task.attempt_id, task.container_id = counts, task.attempt_id + 1, self.new_id()
         task.attempt_created_at_s = now_s
         task.attempt_launched_at_s = task.attempt_completed_at_s = task.place = task.exit = None
@@ -425,14 +434,14 @@ class Job:
         if self.verdict is not None:
             return
         trigger = Trigger("the job was stopped by its owner or an administrator")
-        stopped = Verdict(Exit(STOPPED_BY_USER, diagnostics=trigger.message), trigger)
-        yield Note(EventType.NORMAL, "StopRequested", trigger.message, self.attempt_id)
+        stopped = Verdict(TaskExit(STOPPED_BY_USER, diagnostics=trigger.message), trigger)
+        yield RecordEvent(EventType.NORMAL, "StopRequested", trigger.message, self.attempt_id)
         yield from self._decide(stopped, STOPPED_BY_USER, now_s)
 
     def _decide(self, found: Verdict, stop_code: int, now_s: float) -> Iterator[Effect]:
-        """The attempt ends so; what still runs or waits is stopped."""
+        """Set the verdict of the attempt and stop its running and waiting tasks."""
         self.verdict = found
-        self._move_job(Happening.STOP_ASKED)
+        self._move_job(TransitionEvent.STOP_ASKED)
         waiting = []
         for task in self.tasks.values():
             if task.is_over:
@@ -441,20 +450,20 @@ class Job:
             if task.sub_state is SubState.ATTEMPT_CREATION_PENDING:
                 waiting.append(task.container_id)
                 continue
-            self._move(task, Happening.STOP_ASKED)
+            self._move(task, TransitionEvent.STOP_ASKED)
             yield self._kept(task)
             yield self._noted(task, EventType.NORMAL, "Killing", found.trigger.message)
             yield StopContainer(task.container_id)
         if waiting:
-            yield Leave(tuple(waiting))
+            yield LeaveQueue(tuple(waiting))
         for container_id in waiting:
-            yield from self._end(container_id, Exit(stop_code, diagnostics="it had not begun"), now_s)
+            yield from self._end(container_id, TaskExit(stop_code, diagnostics="it had not begun"), now_s)
         yield from self._judge(now_s)
 
     def _finish(self, now_s: float) -> Iterator[Effect]:
-        """The attempt is over. Another one, or the end of the job."""
+        """End the attempt; start another one or end the job."""
         assert self.verdict is not None
-        self._move_job(Happening.ENDED)
+        self._move_job(TransitionEvent.ENDED)
         self.attempt_completed_at_s = now_s
         code = self.verdict.exit.code
         counts = (
@@ -463,15 +472,15 @@ class Job:
             else retried(self.plan.job_retry, code, self.counts, self.most_platform_retries)
         )
         if counts is not None:
-            yield KeepAttempt(replace(self._attempt_picture(), sub_state=SubState.COMPLETED))
-            self._move_job(Happening.RETRIED)
+            yield SaveTaskAttempt(replace(self._attempt_picture(), sub_state=SubState.COMPLETED))
+            self._move_job(TransitionEvent.RETRIED)
             self.counts, self.attempt_id = counts, self.attempt_id + 1
-            yield Tell(Change.RETRIED, self.attempt_id)
+            yield Notify(Change.RETRIED, self.attempt_id)
             message = f"attempt {self.attempt_id} begins, since the one before ended with code {code}"
-            yield Note(EventType.NORMAL, "JobRetried", message, self.attempt_id)
+            yield RecordEvent(EventType.NORMAL, "JobRetried", message, self.attempt_id)
             yield from self._begin_attempt(now_s)
             return
-        self._move_job(Happening.GIVEN_UP)
+        self._move_job(TransitionEvent.GIVEN_UP)
         self.completed_at_s = now_s
         if self.counts.platform + self.counts.resource >= self.most_platform_retries and code not in (
             0,
@@ -480,27 +489,27 @@ class Job:
             message = (
                 f"tried {self.counts.total} times more, the last time with code {code}: that is the limit"
             )
-            yield Note(EventType.WARNING, "RetriesExhausted", message, self.attempt_id)
-        yield Tell(_CHANGES[self.state], self.attempt_id)
+            yield RecordEvent(EventType.WARNING, "RetriesExhausted", message, self.attempt_id)
+        yield Notify(_CHANGES[self.state], self.attempt_id)
 
-    # ---- small things
+    # ---- helpers
 
     def _task_of(self, container_id: str) -> Task | None:
-        """The task whose container this is, while something can happen to it."""
+        """The task of this container; None if it is unknown or accepts no more events."""
         task = next((task for task in self.tasks.values() if task.container_id == container_id), None)
         return None if task is None or task.sub_state in _SENDS_NOTHING_MORE else task
 
-    def _move(self, task: Task, happening: Happening) -> None:
-        task.sub_state = TASK_NEXT[task.sub_state, happening]
+    def _move(self, task: Task, happening: TransitionEvent) -> None:
+        task.sub_state = TASK_TRANSITIONS[task.sub_state, happening]
 
-    def _move_job(self, happening: Happening) -> None:
-        self.sub_state = JOB_NEXT[self.sub_state, happening]
+    def _move_job(self, happening: TransitionEvent) -> None:
+        self.sub_state = JOB_TRANSITIONS[self.sub_state, happening]
 
-    def _kept(self, task: Task) -> KeepTask:
-        return KeepTask(self.attempt_id, task.picture())
+    def _kept(self, task: Task) -> SaveTask:
+        return SaveTask(self.attempt_id, task.picture())
 
-    def _noted(self, task: Task, kind: EventType, reason: str, message: str) -> Note:
-        return Note(kind, reason, message, self.attempt_id, task.role, task.index, task.container_id)
+    def _noted(self, task: Task, kind: EventType, reason: str, message: str) -> RecordEvent:
+        return RecordEvent(kind, reason, message, self.attempt_id, task.role, task.index, task.container_id)
 
     def _attempt_picture(self) -> AttemptPicture:
         ended = self.verdict

@@ -1,4 +1,4 @@
-"""All that the cluster needs of a job to run it: made once of the job's text, kept as JSON while the job may run."""
+"""The plan of a job: all that the cluster needs to run it. Derived once from the job's text, and stored as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nni_manager.local_openpai.core.queue import ResourceCounts
 
 @dataclass(frozen=True, slots=True)
 class RolePlan:
-    """A task role. `scripts` are bash: those of `init` and `pre`, then `user`, and if that succeeded those of `post`."""
+    """A task role. Its scripts are bash and run in order: `init`, `pre`, `user` and, if that succeeds, `post`."""
 
     name: str
     mangled_name: str
@@ -31,7 +31,7 @@ class RolePlan:
 
 @dataclass(frozen=True, slots=True)
 class StorageMount:
-    """A storage by name, and the path at which tasks want to see it."""
+    """A storage by name, and its mount path in tasks."""
 
     name: str
     mount_path: str
@@ -39,7 +39,7 @@ class StorageMount:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """A job. `secrets` are the values to be kept out of logs; `tells` are the changes its owner wants to hear of."""
+    """A job. `secrets` are the values to mask in logs; `tells` are the changes that its owner subscribes to."""
 
     user: str
     name: str
@@ -61,7 +61,7 @@ class JobPlan:
 
     @property
     def total_tasks(self) -> int:
-        """Of all roles."""
+        """The number of tasks of all roles."""
         return sum(role.tasks for role in self.roles)
 
     def role(self, name: str) -> RolePlan:
@@ -69,12 +69,12 @@ class JobPlan:
         return next(role for role in self.roles if role.name == name)
 
     def to_json(self) -> str:
-        """All of it, secrets included."""
+        """The plan as JSON, secrets included."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> JobPlan:
-        """What `to_json` gave."""
+        """The plan that `to_json` wrote."""
         values: dict[str, Any] = json.loads(text)
         roles = tuple(
             RolePlan(

@@ -1,7 +1,7 @@
-"""When a job is over, and whether it or one of its tasks is tried again.
+"""Completion and retry policies of jobs and tasks.
 
 Source: FrameworkController v1 (frameworkAttemptCompletionPolicy, retryPolicy with fancyRetryPolicy); microsoft/pai v1.8.1 for
-what OpenPAI writes there.
+the values that OpenPAI sets.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from nni_manager.local_openpai.core.exits import STOPPED, Behavior, Exit, exit_spec
+from nni_manager.local_openpai.core.exits import STOPPED, Behavior, TaskExit, exit_spec
 
 
 @dataclass(frozen=True, slots=True)
 class RetryCounts:
-    """Retries by who caused them. Those of `user` alone count against the limit of the job's author."""
+    """Retries by cause. Only those of `user` count against the limit in the job file."""
 
     user: int = 0
     platform: int = 0
@@ -23,15 +23,15 @@ class RetryCounts:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The number of all retries."""
         return self.user + self.platform + self.resource
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often to try again: -2 always, also after a success; -1 after any failure; else so many times after failures.
+    """The maximum number of retries after failures; -1 for no limit, -2 to retry always, even after a success.
 
-    `is_fancy`: what the platform caused is tried again without being counted, and what no other try can mend is not.
+    `is_fancy`: failures caused by the platform are retried without being counted, and permanent failures are not retried.
     """
 
     is_fancy: bool
@@ -41,9 +41,9 @@ class RetryPolicy:
 def retried(
     policy: RetryPolicy, code: int, counts: RetryCounts, most_platform_retries: int
 ) -> RetryCounts | None:
-    """The counts after one more try; None when there is none.
+    """The counts after one more retry; None if there is no retry.
 
-    FrameworkController knows no limit for what the platform caused; here it is `most_platform_retries`.
+    FrameworkController has no limit for retries caused by the platform; here it is `most_platform_retries`.
     """
     if code in STOPPED:
         return None
@@ -67,7 +67,7 @@ def retried(
 
 @dataclass(frozen=True, slots=True)
 class CompletionPolicy:
-    """How many failed tasks of a role fail the job, and how many succeeded ones make it a success; below 1: never."""
+    """The number of failed tasks of a role that fails the job, and of succeeded ones that completes it; below 1: never."""
 
     min_failed: int
     min_succeeded: int
@@ -75,7 +75,7 @@ class CompletionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """Why an attempt of a job is over, and the task that made it so. Role and index are None where no single task did."""
+    """The reason why an attempt of a job ended, and the deciding task. Role and index are None if no single task decided."""
 
     message: str
     role: str | None = None
@@ -84,28 +84,28 @@ class Trigger:
 
 @dataclass(frozen=True, slots=True)
 class TaskEnd:
-    """A task that has ended for good."""
+    """A task that has ended and is not retried."""
 
     role: str
     index: int
-    exit: Exit
+    exit: TaskExit
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How an attempt of a job ends, and why."""
+    """The result of an attempt of a job, and its reason."""
 
-    exit: Exit
+    exit: TaskExit
     trigger: Trigger
 
 
 def verdict(
     policies: Iterable[tuple[str, CompletionPolicy]], tasks: int, ends: Sequence[TaskEnd]
 ) -> Verdict | None:
-    """What the ends, in their order, make of an attempt of so many tasks; None while it is open.
+    """The verdict on an attempt with `tasks` tasks, from the ends in their order; None while it is undecided.
 
-    The first end that fulfils its role's policy decides. When all tasks have ended and none did, the attempt is a success,
-    whatever became of them: that is what disabling minFailedInstances says.
+    The first end that fulfils its role's policy decides. If all tasks have ended and none did, the attempt is a success, even
+    with failed tasks: this is the meaning of a disabled minFailedInstances.
     """
     by_role = dict(policies)
     failed: Counter[str] = Counter()
@@ -126,7 +126,7 @@ def verdict(
         f"CompletedTaskCount {len(ends)} has reached TotalTaskCount {tasks} in the job, "
         "and no completion policy of a task role was fulfilled before"
     )
-    return Verdict(Exit(0), Trigger(message))
+    return Verdict(TaskExit(0), Trigger(message))
 
 
 def _trigger(end: TaskEnd, word: str, counted: Counter[str], limit: int) -> Trigger:

@@ -1,4 +1,4 @@
-"""Which ports a container gets: OpenPAI's hash says where to look first, and the next that is free is taken.
+"""Port selection for a container: the first free port at or after the one that OpenPAI's hash gives.
 
 Source: microsoft/pai v1.8.1 (src/rest-server) and microsoft/openpai-runtime v0.1.12, which both compute the hash and
 reserve nothing.
@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 
-# A range this full is of no use to the job either.
-_MOST_TRIES = 1000
+# A range with this many consecutive ports in use counts as exhausted.
+_MAX_TRIES = 1000
 
 
 class PortsExhausted(Exception):
-    """No free port near where the hash points."""
+    """No free port near the hashed one."""
 
 
 def hashed_port(container_id: str, label: str, index: int, first: int, end: int) -> int:
-    """The port of that label and index in OpenPAI, from `first` up to but not including `end`."""
+    """OpenPAI's port for a label and an index, from `first` up to but not including `end`."""
     digest = hashlib.md5(f"[{container_id}][{label}][{index}]".encode(), usedforsecurity=False).hexdigest()
     total = int(digest[:12], 16) + int(digest[12:24], 16) + int(digest[24:], 16)
     return total % (end - first) + first
@@ -31,16 +31,16 @@ def chosen_ports(
     end: int,
     is_free: Callable[[int], bool],
 ) -> dict[str, tuple[int, ...]]:
-    """So many ports for each label, all different. `is_free` says whether one may be taken.
+    """The chosen ports of each label, all different. `wanted` has the number for each label; `is_free` checks one port.
 
     Raises:
-        PortsExhausted: there are too few.
+        PortsExhausted: too few ports are free.
     """
     taken: set[int] = set()
 
     def one(label: str, index: int) -> int:
         start = hashed_port(container_id, label, index, first, end)
-        for step in range(min(_MOST_TRIES, end - first)):
+        for step in range(min(_MAX_TRIES, end - first)):
             port = (start - first + step) % (end - first) + first
             if port not in taken and is_free(port):
                 taken.add(port)

@@ -1,7 +1,7 @@
-"""Who gets resources next: a queue for each virtual cluster, first come, first served.
+"""The resource queue: one FIFO queue for each virtual cluster.
 
-What stands first waits until it fits, and all behind it wait with it: a large job is not overtaken for ever. What belongs
-together (all tasks of a job with gang allocation) gets its place together.
+The first request waits until it fits and blocks all behind it, so that a large job does not starve. Containers of one request
+(all tasks of a job with gang allocation) are allocated together.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class ResourceCounts:
         return ResourceCounts(self.cpu - other.cpu, self.memory_mb - other.memory_mb, self.gpu - other.gpu)
 
     def fits_into(self, other: ResourceCounts) -> bool:
-        """Whether there is enough of everything."""
+        """True if no resource exceeds that of `other`."""
         return self.cpu <= other.cpu and self.memory_mb <= other.memory_mb and self.gpu <= other.gpu
 
 
 def summed(needs: Iterable[ResourceCounts]) -> ResourceCounts:
-    """All of them together."""
+    """The sum of all needs."""
     total = ResourceCounts()
     for need in needs:
         total += need
@@ -39,20 +39,20 @@ def summed(needs: Iterable[ResourceCounts]) -> ResourceCounts:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Containers that are to get their place at the same time, by id, with what each needs. `job_id` says whose they are."""
+    """Containers of one job to allocate at the same time: the need of each, by container id."""
 
     job_id: int
     needs: Mapping[str, ResourceCounts]
 
     @property
     def total(self) -> ResourceCounts:
-        """What all of them need."""
+        """The sum of all needs of the request."""
         return summed(self.needs.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """A request that got its place: the GPUs of each container."""
+    """An allocated request: the GPUs of each container."""
 
     request: Request
     gpus: Mapping[str, tuple[int, ...]]
@@ -60,7 +60,7 @@ class Grant:
 
 @dataclass(slots=True)
 class VirtualCluster:
-    """The resources of one virtual cluster, who holds them, and who waits for them. `waiting` is in order."""
+    """The resources of one virtual cluster, their holders, and the queued requests. `waiting` is in queue order."""
 
     capacity: ResourceCounts
     gpus: tuple[int, ...]
@@ -69,28 +69,28 @@ class VirtualCluster:
     _held: dict[str, tuple[ResourceCounts, tuple[int, ...]]] = field(default_factory=dict)
 
     def ask(self, request: Request) -> None:
-        """Wait for a place, behind all that wait."""
+        """Append a request to the queue."""
         self.waiting[request.job_id, next(iter(request.needs))] = request
 
     def forget(self, container_ids: Iterable[str]) -> None:
-        """What waits for these waits no longer."""
+        """Remove the requests of these containers from the queue."""
         gone = set(container_ids)
         for key in [key for key, request in self.waiting.items() if not gone.isdisjoint(request.needs)]:
             del self.waiting[key]
 
     def hold(self, container_id: str, need: ResourceCounts, gpus: tuple[int, ...]) -> None:
-        """This container has its place, whatever else has one: a cluster may have become smaller meanwhile."""
+        """Allocate resources to a container without a capacity check: a restarted cluster may have less capacity."""
         self._held[container_id] = need, gpus
         self.used += need
 
-    def give_back(self, container_id: str) -> None:
-        """The container needs its place no longer. One that had none is no matter."""
+    def release(self, container_id: str) -> None:
+        """Release the container's allocation; no-op if it has none."""
         held = self._held.pop(container_id, None)
         if held is not None:
             self.used -= held[0]
 
     def grants(self) -> list[Grant]:
-        """Those in front of the queue that fit now; they hold their place from here on."""
+        """Allocate and return the requests at the front of the queue that fit now."""
         granted = []
         while self.waiting:
             key, request = next(iter(self.waiting.items()))
@@ -114,7 +114,7 @@ class VirtualCluster:
 
 
 def virtual_clusters(capacities: Mapping[str, ResourceCounts]) -> dict[str, VirtualCluster]:
-    """Empty virtual clusters of these sizes; GPUs are numbered through all of them."""
+    """Empty virtual clusters of these capacities. GPU numbers are consecutive across all clusters."""
     made: dict[str, VirtualCluster] = {}
     first = 0
     for name, capacity in capacities.items():

@@ -1,4 +1,4 @@
-"""The states of jobs, attempts and tasks: FrameworkController's inside, OpenPAI's outside.
+"""The states of jobs, attempts and tasks: FrameworkController's internally, OpenPAI's in the API.
 
 Source: FrameworkController v1 (FrameworkState, TaskState); microsoft/pai v1.8.1 (convertFrameworkState of its REST server).
 """
@@ -11,7 +11,7 @@ from nni_manager.local_openpai.core.exits import STOPPED
 
 
 class State(Enum):
-    """What OpenPAI's API calls the state of a job, an attempt or a task."""
+    """The state of a job, an attempt or a task in OpenPAI's API."""
 
     WAITING = "WAITING"
     RUNNING = "RUNNING"
@@ -22,35 +22,35 @@ class State(Enum):
 
 
 class SubState(Enum):
-    """What FrameworkController calls it; the same names for jobs and for tasks."""
+    """FrameworkController's state; jobs and tasks share the names."""
 
     ATTEMPT_CREATION_PENDING = "AttemptCreationPending"
-    """It waits: for resources, or for the end of a delay."""
+    """Waiting for resources, or for the end of a delay."""
     ATTEMPT_PREPARING = "AttemptPreparing"
     ATTEMPT_RUNNING = "AttemptRunning"
     ATTEMPT_DELETION_REQUESTED = "AttemptDeletionRequested"
-    """What runs is being ended."""
+    """Running containers are being stopped."""
     ATTEMPT_COMPLETED = "AttemptCompleted"
-    """Over for this attempt; whether there will be another is decided next."""
+    """The attempt has ended; the retry decision follows."""
     COMPLETED = "Completed"
 
 
 class ExecutionType(Enum):
-    """What the owner of a job wants of it."""
+    """The owner's request for a job."""
 
     START = "START"
     STOP = "STOP"
 
 
 class EventType(Enum):
-    """Whether something that happened to a job is in the order of things."""
+    """The severity of a job's event."""
 
     NORMAL = "Normal"
     WARNING = "Warning"
 
 
-class Happening(Enum):
-    """What moves a job or a task on."""
+class TransitionEvent(Enum):
+    """The triggers of state transitions of jobs and tasks."""
 
     PLACED = "placed"
     STARTED = "started"
@@ -60,35 +60,51 @@ class Happening(Enum):
     GIVEN_UP = "given up"
 
 
-_S, _H = SubState, Happening
-TASK_NEXT: dict[tuple[SubState, Happening], SubState] = {
+_S, _H = SubState, TransitionEvent
+TASK_CHANGES: dict[tuple[SubState, TransitionEvent], SubState] = {
     (_S.ATTEMPT_CREATION_PENDING, _H.PLACED): _S.ATTEMPT_PREPARING,
-    (_S.ATTEMPT_CREATION_PENDING, _H.ENDED): _S.ATTEMPT_COMPLETED,  # stopped, or without a place
+    (_S.ATTEMPT_CREATION_PENDING, _H.ENDED): _S.ATTEMPT_COMPLETED,  # stopped, or not allocated
     (_S.ATTEMPT_PREPARING, _H.STARTED): _S.ATTEMPT_RUNNING,
     (_S.ATTEMPT_PREPARING, _H.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
-    (_S.ATTEMPT_PREPARING, _H.ENDED): _S.ATTEMPT_COMPLETED,  # it could not be started
-    (_S.ATTEMPT_RUNNING, _H.STARTED): _S.ATTEMPT_RUNNING,  # seen again by a later cluster
+    (_S.ATTEMPT_PREPARING, _H.ENDED): _S.ATTEMPT_COMPLETED,  # the container could not be started
     (_S.ATTEMPT_RUNNING, _H.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
     (_S.ATTEMPT_RUNNING, _H.ENDED): _S.ATTEMPT_COMPLETED,
-    (_S.ATTEMPT_DELETION_REQUESTED, _H.STARTED): _S.ATTEMPT_DELETION_REQUESTED,
     (_S.ATTEMPT_DELETION_REQUESTED, _H.ENDED): _S.ATTEMPT_COMPLETED,
     (_S.ATTEMPT_COMPLETED, _H.RETRIED): _S.ATTEMPT_CREATION_PENDING,
     (_S.ATTEMPT_COMPLETED, _H.GIVEN_UP): _S.COMPLETED,
 }
-# A job is placed and started with the first of its tasks, and has ended with the last of them.
-JOB_NEXT: dict[tuple[SubState, Happening], SubState] = {
+# Events that leave the state as it is.
+TASK_IGNORED: frozenset[tuple[SubState, TransitionEvent]] = frozenset(
+    {
+        (_S.ATTEMPT_RUNNING, _H.STARTED),  # adopted by a later cluster
+        (_S.ATTEMPT_DELETION_REQUESTED, _H.STARTED),
+    }
+)
+TASK_TRANSITIONS: dict[tuple[SubState, TransitionEvent], SubState] = TASK_CHANGES | {
+    (state, event): state for state, event in TASK_IGNORED
+}
+# A job is placed and started with its first task, and ends with its last.
+JOB_CHANGES: dict[tuple[SubState, TransitionEvent], SubState] = {
     (_S.ATTEMPT_CREATION_PENDING, _H.PLACED): _S.ATTEMPT_PREPARING,
     (_S.ATTEMPT_CREATION_PENDING, _H.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
-    (_S.ATTEMPT_PREPARING, _H.PLACED): _S.ATTEMPT_PREPARING,
     (_S.ATTEMPT_PREPARING, _H.STARTED): _S.ATTEMPT_RUNNING,
     (_S.ATTEMPT_PREPARING, _H.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
-    (_S.ATTEMPT_RUNNING, _H.PLACED): _S.ATTEMPT_RUNNING,
-    (_S.ATTEMPT_RUNNING, _H.STARTED): _S.ATTEMPT_RUNNING,
     (_S.ATTEMPT_RUNNING, _H.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
-    (_S.ATTEMPT_DELETION_REQUESTED, _H.STARTED): _S.ATTEMPT_DELETION_REQUESTED,
     (_S.ATTEMPT_DELETION_REQUESTED, _H.ENDED): _S.ATTEMPT_COMPLETED,
     (_S.ATTEMPT_COMPLETED, _H.RETRIED): _S.ATTEMPT_CREATION_PENDING,
     (_S.ATTEMPT_COMPLETED, _H.GIVEN_UP): _S.COMPLETED,
+}
+# Events that leave the state as it is.
+JOB_IGNORED: frozenset[tuple[SubState, TransitionEvent]] = frozenset(
+    {
+        (_S.ATTEMPT_PREPARING, _H.PLACED),
+        (_S.ATTEMPT_RUNNING, _H.PLACED),
+        (_S.ATTEMPT_RUNNING, _H.STARTED),
+        (_S.ATTEMPT_DELETION_REQUESTED, _H.STARTED),
+    }
+)
+JOB_TRANSITIONS: dict[tuple[SubState, TransitionEvent], SubState] = JOB_CHANGES | {
+    (state, event): state for state, event in JOB_IGNORED
 }
 
 _OUTSIDE = {
@@ -99,7 +115,7 @@ _OUTSIDE = {
 
 
 def state_of(sub_state: SubState, code: int | None) -> State:
-    """What OpenPAI's API says of a job or a task in this state; `code` is how it ended, or will have, if that is known."""
+    """The API state of a job or a task in this sub-state. `code` is its exit code, actual or already decided, or None."""
     was_stopped = code in STOPPED
     if sub_state is SubState.COMPLETED:
         if was_stopped:

@@ -1,4 +1,4 @@
-"""FrameworkController as an operator among others."""
+"""FrameworkController as an `Operator`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nni_manager.training_services.frameworkcontroller.render import (
 from nni_manager.training_services.frameworkcontroller.states import FrameworkState, verdict_of
 from nni_manager.training_services.frameworkcontroller.template import pods_of, template_of
 from nni_manager.training_services.kubernetes.api import Document
-from nni_manager.training_services.kubernetes.operator import Operator, Stage, Verdict
+from nni_manager.training_services.kubernetes.operator import JobOutcome, Operator, Stage
 from nni_manager.training_services.kubernetes.resources import Resource
 from trial_keeper.settings import KeeperSettings
 
@@ -24,7 +24,7 @@ FRAMEWORKS = Resource(
 
 
 class FrameworkController(Operator):
-    """Jobs are Frameworks."""
+    """The operator whose resources are Frameworks."""
 
     title = "FrameworkController"
 
@@ -35,12 +35,12 @@ class FrameworkController(Operator):
 
     @property
     def completion(self) -> Completion:
-        """As the roles' policies say it."""
+        """Based on the roles' completion policies."""
         return completion_of(self.config.roles)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """That the barrier reads the Framework."""
+        """Warns that the barrier must be allowed to read the Framework."""
         if not waits_at_barrier(self.config) or self.config.service_account is not None:
             return ()
         template = template_of(self.config)
@@ -60,9 +60,9 @@ class FrameworkController(Operator):
         return render_framework(self.config, namespace, settings)
 
     def stage_of(self, document: Document) -> Stage:
-        """By the Framework's state."""
+        """Based on the Framework's state."""
         return FrameworkState.of(document).stage
 
-    def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> Verdict:
-        """That of its deciding task."""
+    def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> JobOutcome:
+        """The outcome of its deciding task."""
         return verdict_of(document, pods)

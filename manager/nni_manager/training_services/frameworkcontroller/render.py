@@ -1,10 +1,10 @@
-"""A job as a Framework. Pure: the same input gives the same document.
+"""Renders a job as a Framework. Pure: the same input gives the same document.
 
-Jobs of several tasks begin with FrameworkController's barrier, which waits until all tasks have an address and writes those down
-for the commands.
+Pods of multi-task jobs start with FrameworkController's barrier. It waits until all tasks have an address, and writes the
+addresses down for the commands.
 
-Source: FrameworkController v1 (Framework, FrameworkBarrier); NNI v2.10 for names, ports and variables. Otherwise than there, a
-task that fails is not run again in its pod, and no job of one task waits at a barrier.
+Source: FrameworkController v1 (Framework, FrameworkBarrier); NNI v2.10 for names, ports and variables. Unlike NNI, a
+failed task is not restarted in its pod, and single-task jobs have no barrier.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _BARRIER_VOLUME = "frameworkbarrier-volume"
 _BARRIER_PATH = "/mnt/frameworkbarrier"
 _BARRIER_IMAGE = "frameworkcontroller/frameworkbarrier"
 _FIRST_PORT = 4000
-# A node that does not end a pod within ten minutes is taken for lost. As no task is ever run again, none can run twice.
+# A node that does not end a pod within ten minutes counts as lost. Tasks are never retried, so none can run twice.
 _NODE_LOST_S = 600
 _NO_RETRIES = {"fancyRetryPolicy": False, "maxRetryCount": 0}
 
 
 def framework_name(experiment_id: str, job_id: str) -> str:
-    """The name of a job's Framework. Frameworks have small letters and digits only, so that two jobs may have the same."""
+    """Returns the name of a job's Framework: lower-case letters and digits, so names of two jobs may collide."""
     return f"nniexp{experiment_id}{short_name(job_id)}".lower()
 
 
 def completion_of(roles: tuple[RoleConfig, ...]) -> Completion:
-    """When the tasks of a job end its trial."""
+    """Returns the rule by which the tasks of a job end its trial."""
     return Completion(
         tuple(
             TaskRole(role.name, role.tasks, _count(role.min_failed), _count(role.min_succeeded))
@@ -47,12 +47,12 @@ def completion_of(roles: tuple[RoleConfig, ...]) -> Completion:
 
 
 def waits_at_barrier(config: KubernetesConfig) -> bool:
-    """Whether the tasks of a job wait for each other."""
+    """True if the tasks of a job wait for each other."""
     return sum(role.tasks for role in config.roles) > 1
 
 
 def render_framework(config: KubernetesConfig, namespace: str, settings: KeeperSettings) -> Document:
-    """The job. `settings` are those of its keepers, as containers see paths; the token is left to a secret."""
+    """Returns the job's Framework. `settings` are its keepers', with paths as containers see them; a secret holds the token."""
     name = framework_name(settings.experiment_id, settings.job_id)
     labels = labels_of(settings.experiment_id, settings.job_id)
     template = template_of(config) or {"spec": {}}
@@ -97,7 +97,7 @@ def _pod(
     settings: KeeperSettings,
     given: Document | None,
 ) -> Document:
-    """The pod of a role; `given` is what a template says of it."""
+    """Returns the pod of a role; `given` is the template's pod spec, or None."""
     has_barrier = waits_at_barrier(config) and not (given and has_own_barrier(given))
     environ = {f"FB_{each.name.upper()}_PORT": f"{_port(config, each)}" for each in config.roles}
     before = (f". {_BARRIER_PATH}/injector.sh",) if has_barrier else ()

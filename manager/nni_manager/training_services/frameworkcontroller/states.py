@@ -1,4 +1,4 @@
-"""What FrameworkController says of a Framework, in our words.
+"""FrameworkController's states and completion codes, and their mapping to ours.
 
 Source: FrameworkController v1, FrameworkState, CompletionStatus and its predefined completion codes.
 """
@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from nni_manager.training_services.kubernetes.operator import SUCCESS, Stage, Verdict
+from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Stage
 from nni_manager.training_services.kubernetes.pods import is_over
 from trial_keeper.wire.reasons import ExitReason
 
 
 class FrameworkState(Enum):
-    """The states of a Framework; UNKNOWN is our word for those of other versions, and for one that was never looked at."""
+    """The states of a Framework. UNKNOWN is ours: a state of another version, or no status yet."""
 
     CREATION_PENDING = "AttemptCreationPending"
     CREATION_REQUESTED = "AttemptCreationRequested"
@@ -30,13 +30,13 @@ class FrameworkState(Enum):
 
     @classmethod
     def of(cls, framework: Mapping[str, Any]) -> FrameworkState:
-        """The state that a Framework is in."""
+        """Returns the state of a Framework."""
         word = (framework.get("status") or {}).get("state")
         return cls(word) if word in cls._value2member_map_ else cls.UNKNOWN
 
     @property
     def stage(self) -> Stage:
-        """How far the job has come. One in an unknown state has not ended: it will be seen in a known one."""
+        """The job's stage. UNKNOWN has not ended: a later event shows a known state."""
         if self is FrameworkState.COMPLETED:
             return Stage.ENDED
         return Stage.WAITING if self in _BEFORE_RUNNING else Stage.RUNNING
@@ -44,12 +44,12 @@ class FrameworkState(Enum):
 
 _S = FrameworkState
 _BEFORE_RUNNING = frozenset({_S.CREATION_PENDING, _S.CREATION_REQUESTED, _S.PREPARING, _S.UNKNOWN})
-# Codes of FrameworkController's own: somebody has taken the pods or the job away.
+# FrameworkController's codes for pods or jobs that were deleted externally.
 _TAKEN_AWAY = frozenset({-100, -101, -210, -220, -230})
 
 
-def verdict_of(framework: Mapping[str, Any], pods: Mapping[str, Mapping[str, Any]]) -> Verdict:
-    """How a Framework in the state COMPLETED ended."""
+def verdict_of(framework: Mapping[str, Any], pods: Mapping[str, Mapping[str, Any]]) -> JobOutcome:
+    """Returns the outcome of a Framework in state COMPLETED."""
     attempt = framework["status"].get("attemptStatus") or {}
     told = attempt.get("completionStatus") or {}
     if (told.get("type") or {}).get("name") == "Succeeded":
@@ -71,7 +71,7 @@ def verdict_of(framework: Mapping[str, Any], pods: Mapping[str, Mapping[str, Any
         if failed[-1].get("reason") == "OOMKilled":
             reason = ExitReason.OUT_OF_MEMORY
     pod = task.get("podName")
-    return Verdict(exit_code, message, reason, pod, pod is not None and not is_over(pods.get(pod, {})))
+    return JobOutcome(exit_code, message, reason, pod, pod is not None and not is_over(pods.get(pod, {})))
 
 
 def _deciding_task(attempt: Mapping[str, Any], trigger: Mapping[str, Any]) -> Mapping[str, Any]:

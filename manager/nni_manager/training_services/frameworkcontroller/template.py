@@ -1,8 +1,8 @@
-"""A job made of the user's own Framework. Pure, as `render` is.
+"""Renders a job from the user's own Framework. Pure, as `render` is.
 
-The template's roles, images, volumes, resources and whatever else it says of pods stay. Added are the job's name and labels, the
-keeper in the place of each role's command, its variables, the shared storage, and what is not said and Kubernetes or
-FrameworkController would decide otherwise than a trial needs it.
+The template keeps its roles, images, volumes, resources and other pod fields. Added are the job's name and labels, the keeper
+in place of each role's command, its variables, and the shared storage. Unset fields are set where the default of Kubernetes
+or FrameworkController does not suit a trial.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from nni_manager.training_services.kubernetes.render import (
 )
 from trial_keeper.settings import PREFIX, KeeperSettings
 
-# The role's command, word for word as Kubernetes makes it, as a line of bash.
+# Exports the role's command, exactly as Kubernetes expands it, as a line of bash.
 _EXPORTS_COMMAND = f"""export {PREFIX}COMMAND="$(printf '%q ' "$@")\""""
 
 
 def template_of(config: KubernetesConfig) -> Document | None:
-    """The template of an experiment that has one."""
+    """Returns the experiment's template; None if it has none."""
     found: Document | None = None if config.template_text is None else json.loads(config.template_text)
     return found
 
 
 def pods_of(template: Document) -> list[Document]:
-    """What its roles say of their pods."""
+    """Returns the pod specs of the template's roles."""
     return [role["task"]["pod"]["spec"] for role in template["spec"]["taskRoles"]]
 
 
 def has_own_barrier(pod: Document) -> bool:
-    """Whether a pod of the template waits for the others by itself."""
+    """True if a pod of the template has its own barrier."""
     return any(each.get("name") == "frameworkbarrier" for each in pod.get("initContainers") or ())
 
 
 def with_labels(metadata: Document | None, labels: dict[str, str]) -> Document:
-    """The user's labels and annotations with the labels of a job."""
+    """Returns the user's labels and annotations, merged with the job's labels."""
     given = metadata or {}
     notes = {"annotations": given["annotations"]} if given.get("annotations") else {}
     return {"labels": {**(given.get("labels") or {}), **labels}, **notes}
@@ -56,7 +56,7 @@ def with_keeper(
     environ: dict[str, str],
     before: tuple[str, ...],
 ) -> Document:
-    """The user's pod, in which the keeper runs the command of its only container. See `render.pod_spec`."""
+    """Returns the user's pod, in which the keeper runs the command of its only container. See `render.pod_spec`."""
     (container,) = pod["containers"]
     own = [each for each in container.get("env") or () if isinstance(each, dict)]
     names = {each.get("name") for each in own} | {f"{PREFIX}COMMAND"}
@@ -66,7 +66,7 @@ def with_keeper(
         **container,
         "command": [*command_of(settings, (_EXPORTS_COMMAND, *before)), "bash"],
         "args": [*container["command"], *(container.get("args") or ())],
-        # The user's first: a command may speak of them, and theirs are meant where both have one.
+        # The user's come first, because a later variable may refer to them, and take precedence.
         "env": [*own, *(each for each in ours if each["name"] not in names)],
         "volumeMounts": [*(container.get("volumeMounts") or ()), {"name": VOLUME, "mountPath": MOUNT}],
     }

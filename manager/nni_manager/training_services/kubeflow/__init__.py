@@ -1,1 +1,1 @@
-"""Kubeflow and what clusters run in its place: jobs are TFJobs, PyTorchJobs, TrainJobs, or plain Jobs of Kubernetes."""
+"""Kubeflow and its alternatives: jobs are TFJobs, PyTorchJobs, TrainJobs, or plain Kubernetes Jobs."""

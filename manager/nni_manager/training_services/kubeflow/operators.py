@@ -1,4 +1,4 @@
-"""All operators of this package, by the word that experiment files have for each."""
+"""All operators of this package, by their name in experiment files."""
 
 from __future__ import annotations
 

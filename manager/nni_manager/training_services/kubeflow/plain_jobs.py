@@ -1,6 +1,6 @@
-"""Jobs as Kubernetes itself has them, with a queue of Kueue if wanted. All tasks of one are of the same role.
+"""Plain Kubernetes Jobs, optionally with a Kueue queue. All tasks of a job have the same role.
 
-Source: Kubernetes, Job v1: an Indexed Job tells each pod its number; Kueue suspends a Job until its queue has room.
+Source: Kubernetes, Job v1: an Indexed Job gives each pod its index; Kueue suspends a Job until its queue has capacity.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _CONTAINER = "trial"
 
 
 class PlainJobs(ConditionedOperator):
-    """Jobs of batch/v1. One has succeeded when all its tasks have."""
+    """Jobs of batch/v1. A job succeeds when all its tasks have succeeded."""
 
     title = "Kubernetes"
     stages: ClassVar = {"Complete": Stage.ENDED, "Failed": Stage.ENDED}
@@ -36,7 +36,7 @@ class PlainJobs(ConditionedOperator):
         return Completion((TaskRole(role.name, role.tasks, 1, role.tasks),))
 
     def spec(self, name: str, settings: KeeperSettings, of_pods: Document) -> Document:
-        """As many pods at once as there are tasks, none of them made anew when it fails."""
+        """One pod per task, all in parallel; failed pods are not replaced."""
         (role,) = self.config.roles
         pod = pod_spec(self.config, role, name, settings, container=_CONTAINER)
         return {
@@ -48,7 +48,7 @@ class PlainJobs(ConditionedOperator):
         }
 
     def stage_of(self, document: Document) -> Stage:
-        """By its conditions, and by its pods as it counts them."""
+        """Based on the conditions and the pod counts in its status."""
         stage, status = super().stage_of(document), document.get("status") or {}
         has_run = any(status.get(each) for each in ("ready", "succeeded", "failed"))
         return Stage.RUNNING if has_run and stage is Stage.WAITING else stage

@@ -1,7 +1,7 @@
-"""Jobs of tf-operator, pytorch-operator, and the training operator that has taken the place of both: TFJobs and PyTorchJobs.
+"""TFJobs and PyTorchJobs, of tf-operator, pytorch-operator, and the training operator that replaced both.
 
-No task is run again by its operator: a restart policy other than Never would tell an end that was none. Where a cluster's own
-rules have a job restart all the same, its keepers claim a new attempt of the trial each, and the job is not over.
+The restart policy is Never: any other would report an end too early. If the cluster's own rules restart a job
+nevertheless, each of its keepers claims a new attempt of the trial, and the job is not terminal.
 
 Source: kubeflow.org/v1 TFJob and PyTorchJob (older versions have the same fields); NNI v2.10 for the containers' names.
 """
@@ -23,7 +23,7 @@ _OPERATOR = "Kubeflow's training operator"
 
 
 class _ReplicatedJobs(ConditionedOperator):
-    """What both have in common: each role is a set of replicas."""
+    """Common to both: each role is a set of replicas."""
 
     title = "Kubeflow"
     stages: ClassVar = {
@@ -36,24 +36,24 @@ class _ReplicatedJobs(ConditionedOperator):
     }
     kind: ClassVar[str]
     replicas: ClassVar[str]
-    """The key of the replicas."""
+    """The spec's key of the replicas."""
     container: ClassVar[str]
     types: ClassVar[dict[str, str]]
-    """The operator's word for each role."""
+    """The operator's name of each role."""
     of_job: ClassVar[Document] = {}
 
     @property
     def resource(self) -> Resource:
-        """In the version that the experiment file names."""
+        """Uses the version from the experiment file."""
         plural = f"{self.kind.lower()}s"
         return Resource(_GROUP, str(self.config.api_version), plural, self.kind, operator=_OPERATOR)
 
     def spec(self, name: str, settings: KeeperSettings, of_pods: Document) -> Document:
-        """Each role with its replicas."""
+        """The replicas of each role."""
         made = {}
         for role in self.config.roles:
             pod = pod_spec(self.config, role, name, settings, container=self.container)
-            # The operator sets that of its own, and complains of two.
+            # The operator sets the pod's own policy, and warns about a second one.
             restart_policy = pod.pop("restartPolicy")
             made[self.types[role.name]] = {
                 "replicas": role.tasks,
@@ -64,11 +64,11 @@ class _ReplicatedJobs(ConditionedOperator):
 
 
 class TfJobs(_ReplicatedJobs):
-    """TFJobs. One has succeeded when all its workers have; nobody waits for parameter servers."""
+    """TFJobs. A job succeeds when all its workers have succeeded; parameter servers do not count."""
 
     kind, replicas, container = "TFJob", "tfReplicaSpecs", "tensorflow"
     types: ClassVar = {"worker": "Worker", "ps": "PS"}
-    # Otherwise the first worker's end would end all others.
+    # Otherwise the end of the first worker ends all others.
     of_job: ClassVar = {"successPolicy": "AllWorkers"}
 
     @property
@@ -83,7 +83,7 @@ class TfJobs(_ReplicatedJobs):
 
 
 class PyTorchJobs(_ReplicatedJobs):
-    """PyTorchJobs. One has succeeded when its master has."""
+    """PyTorchJobs. A job succeeds when its master has succeeded."""
 
     kind, replicas, container = "PyTorchJob", "pytorchReplicaSpecs", "pytorch"
     types: ClassVar = {"master": "Master", "worker": "Worker"}

@@ -1,8 +1,8 @@
-"""TrainJobs of Kubeflow Trainer, which fill in a runtime of the cluster's. All tasks of one are of the same role, its nodes.
+"""TrainJobs of Kubeflow Trainer, which extend a runtime of the cluster. All tasks of a job have the same role: its nodes.
 
-Trainer called what a job adds to the pods of its runtime podTemplateOverrides before 2.2, and runtimePatches since. Both are
-written down: a server drops the one that it does not know, and one that knows neither is refused. Neither field says how long
-a pod may take to end.
+A job's changes to its runtime's pods are called podTemplateOverrides before Trainer 2.2, and runtimePatches since. The
+document has both: a server drops an unknown field, and preflight refuses a server that supports neither. Neither field can
+set a pod's termination grace period.
 
 Source: trainer.kubeflow.org/v1alpha1 TrainJob, Kubeflow Trainer 2.1 and 2.2.
 """
@@ -16,21 +16,21 @@ from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.training_services.kubeflow.common import ConditionedOperator
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import Stage
-from nni_manager.training_services.kubernetes.render import LAST_WORDS_S, pod_spec
+from nni_manager.training_services.kubernetes.render import TERMINATION_MARGIN_S, pod_spec
 from nni_manager.training_services.kubernetes.resources import Resource
 from trial_keeper.settings import KeeperSettings
 
 GROUP = "trainer.kubeflow.org"
 _OPERATOR = "Kubeflow Trainer"
-# What runtimes call the job that trains, and its container.
+# The name of the training job in runtimes, and of its container.
 _NODE = "node"
 _MANAGER = "trial-keeper"
-# Kubernetes' own default, which runtimes leave as it is.
+# Kubernetes' default, which runtimes do not change.
 _POD_GRACE_S = 30
 
 
 class TrainJobs(ConditionedOperator):
-    """TrainJobs. One has succeeded when all its nodes have."""
+    """TrainJobs. A job succeeds when all its nodes have succeeded."""
 
     title = _OPERATOR
     stages: ClassVar = {"Suspended": Stage.WAITING, "Complete": Stage.ENDED, "Failed": Stage.ENDED}
@@ -42,7 +42,7 @@ class TrainJobs(ConditionedOperator):
 
     @property
     def things(self) -> tuple[tuple[Resource, str], ...]:
-        """The runtime, too."""
+        """Includes the runtime."""
         kind, name = self._runtime
         is_own = kind == "TrainingRuntime"
         runtimes = Resource(
@@ -51,8 +51,8 @@ class TrainJobs(ConditionedOperator):
         return (*super().things, (runtimes, name))
 
     @property
-    def some_of(self) -> tuple[str, ...]:
-        """Without either, nodes would have no storage: Trainer 2.0 had another."""
+    def required_fields(self) -> tuple[str, ...]:
+        """Nodes get their storage through one of these; Trainer 2.0 had a different field."""
         return ("podTemplateOverrides", "runtimePatches")
 
     @property
@@ -62,9 +62,9 @@ class TrainJobs(ConditionedOperator):
         return Completion((TaskRole(role.name, role.tasks, 1, role.tasks),))
 
     def spec(self, name: str, settings: KeeperSettings, of_pods: Document) -> Document:
-        """The runtime, and what differs from it."""
+        """The runtime, and the differences from it."""
         (role,) = self.config.roles
-        settings = replace(settings, grace_s=min(settings.grace_s, _POD_GRACE_S - LAST_WORDS_S))
+        settings = replace(settings, grace_s=min(settings.grace_s, _POD_GRACE_S - TERMINATION_MARGIN_S))
         pod = pod_spec(self.config, role, name, settings, container=_NODE)
         (container,) = pod["containers"]
         added: Document = {
@@ -94,7 +94,7 @@ class TrainJobs(ConditionedOperator):
         }
 
     def stage_of(self, document: Document) -> Stage:
-        """By its conditions, and by its nodes as it counts them."""
+        """Based on the conditions and the node counts in its status."""
         stage = super().stage_of(document)
         for each in (document.get("status") or {}).get("jobsStatus") or []:
             has_run = any(each.get(key) for key in ("ready", "succeeded", "failed"))
@@ -104,6 +104,6 @@ class TrainJobs(ConditionedOperator):
 
     @property
     def _runtime(self) -> tuple[str, str]:
-        """Its kind and name."""
+        """The runtime's kind and name."""
         kind, _, name = str(self.config.runtime).rpartition("/")
         return kind or "ClusterTrainingRuntime", name

@@ -1,5 +1,5 @@
-"""Any Kubernetes cluster, as the training services that run jobs there need it: objects in, and all that happens to them out.
+"""Access to any Kubernetes cluster, for the training services that run jobs there.
 
-`api.Kubernetes` makes the calls, `watch.Watch` tells what changes, `preflight` says what a cluster lacks. Nothing outside knows
-the official client, which only an extra brings along, nor its errors.
+`api.Kubernetes` makes the calls, `watch.Watch` reports changes, `preflight` reports missing capabilities. The official client
+is an optional extra; it and its errors are not visible outside this package.
 """

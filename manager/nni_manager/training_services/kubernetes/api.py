@@ -1,8 +1,8 @@
-"""The calls to a Kubernetes API server: objects made, read, deleted and watched, as plain documents.
+"""Calls to a Kubernetes API server: create, read, delete and watch objects as plain documents.
 
-Blocking; may be used from several threads at once. A call that meets a server which is away, overloaded or changes its mind is
-made again, ever more seldom; what cannot be helped by that is an error of ours with the way out. A login that has expired is
-read anew once, since tools renew it in its file. No token is in any message, log or repr.
+Blocking and thread-safe. Calls are retried with exponential backoff while the server is unreachable or overloaded, or reports
+a conflict. Other failures raise an error of ours that ends with a remedy. An expired login is reloaded once, since tools
+renew it in its file. No message, log or repr contains a token.
 
 Source: Kubernetes API Concepts (verbs, resource versions, watches, bookmarks), and its Status document.
 """
@@ -21,55 +21,60 @@ from typing import Any
 import urllib3
 
 from nni_manager.errors import NniManagerError
+from nni_manager.training_services.errors import QuotaExceeded
 from nni_manager.training_services.kubernetes.errors import (
-    AlreadyThere,
-    ClusterAway,
+    AlreadyExists,
+    AnswerNotUnderstood,
+    ApiServerUnavailable,
     Conflict,
+    CredentialsRejected,
     Forbidden,
-    HistoryGone,
-    LoginRefused,
-    NotThere,
-    Refused,
+    NotFound,
+    RequestInvalid,
+    ResourceExpired,
 )
 from nni_manager.training_services.kubernetes.login import Login, log_in
 from nni_manager.training_services.kubernetes.resources import Resource
-from nni_manager.training_services.patience import Patience
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 logger = logging.getLogger(__name__)
 
 Document = dict[str, Any]
 PAGE_OBJECTS = 500
-# A watch is begun again this often, so that a connection that is dead without saying so is noticed; less often than NNI asked.
+# Restarting a watch this often detects a half-open connection. NNI polled more often than that.
 WATCH_S = 120
 _ANSWER_AFTER_WATCH_S = 30.0
-_LONGEST_WORDS = 500
-_OVERLOADED = (429, 500, 502, 503, 504)
+_MAX_WORDS = 500
+# The server has not handled the request, or not completely. The same applies to every 5xx.
+_RETRYABLE = (408, 429)
+# Source: Kubernetes, the admission plugin ResourceQuota. Its other message, "failed quota", is about a missing field.
+_QUOTA_EXCEEDED = "exceeded quota"
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One line of a watch: ADDED, MODIFIED, DELETED, or BOOKMARK, which says only how far the watch has come."""
+    """One line of a watch: ADDED, MODIFIED, DELETED, or BOOKMARK, which carries only a resource version."""
 
     kind: str
     document: Document
 
     @property
     def version(self) -> str:
-        """From where a watch that has seen this goes on."""
+        """The resource version from which a watch resumes after this event."""
         return str(self.document["metadata"]["resourceVersion"])
 
 
 class Kubernetes:
-    """One cluster, as one user."""
+    """Client of one cluster for one user."""
 
-    def __init__(self, kubeconfig: Path | None = None, patience: Patience | None = None) -> None:
-        """See `log_in` for where the login comes from.
+    def __init__(self, kubeconfig: Path | None = None, retry_policy: ClientRetryPolicy | None = None) -> None:
+        """See `log_in` for the sources of the login.
 
         Raises:
-            ClientMissing, LoginInvalid: there is none.
+            ClientMissing, LoginInvalid: no usable login.
         """
         self._kubeconfig = kubeconfig
-        self._patience = patience or Patience()
+        self._retry_policy = retry_policy or ClientRetryPolicy()
         self._login = log_in(kubeconfig)
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
@@ -77,30 +82,30 @@ class Kubernetes:
 
     @property
     def namespace(self) -> str:
-        """That of the login."""
+        """The login's namespace."""
         return self._login.namespace
 
     @property
     def address(self) -> str:
-        """The API server's."""
+        """The API server's address."""
         return self._login.address
 
     @property
     def where(self) -> str:
-        """What the login was read from, for people."""
+        """The source of the login, for people."""
         return self._login.where
 
     # ---- objects
 
     def version(self) -> str:
-        """The server's own."""
+        """Returns the server's version."""
         return str(self._ask("GET", "/version", "ask for the version").get("gitVersion", ""))
 
     def create(self, resource: Resource, namespace: str, document: Mapping[str, Any]) -> Document:
-        """The object as it is then.
+        """Create an object and return it as stored.
 
         Raises:
-            AlreadyThere: there is one of that name; perhaps from a try of this call whose answer got lost.
+            AlreadyExists: the name is in use, perhaps by an earlier try of this call whose answer was lost.
         """
         name = document["metadata"]["name"]
         return self._ask(
@@ -108,10 +113,10 @@ class Kubernetes:
         )
 
     def get(self, resource: Resource, namespace: str, name: str) -> Document:
-        """The object.
+        """Returns the object.
 
         Raises:
-            NotThere: there is none.
+            NotFound: there is none.
         """
         return self._ask("GET", resource.path(namespace, name), f"read {_words(resource, namespace, name)}")
 
@@ -123,9 +128,9 @@ class Kubernetes:
         fields: str = "",
         concerns: Callable[[Document], bool] = lambda _: True,
     ) -> tuple[list[Document], str]:
-        """All that the selectors of labels and fields choose, and the version from which a watch shows what comes after.
+        """Returns all objects that match the label and field selectors, and the resource version to start a watch from.
 
-        What does not concern the caller is thrown away page by page.
+        Objects for which `concerns` is false are dropped page by page.
         """
         found: list[Document] = []
         query = _chosen(selector, fields) | {"limit": str(PAGE_OBJECTS)}
@@ -140,10 +145,10 @@ class Kubernetes:
     def delete(
         self, resource: Resource, namespace: str, name: str, *, uid: str | None = None, waits: bool = False
     ) -> None:
-        """Delete the object and all that it owns; `waits`: it goes last. `uid`: no other of that name.
+        """Delete an object and all that it owns; `waits`: its dependents first. `uid`: only the object with this uid.
 
         Raises:
-            NotThere: there is none.
+            NotFound: there is none.
         """
         options: Document = {"propagationPolicy": "Foreground" if waits else "Background"}
         if uid is not None:
@@ -154,20 +159,20 @@ class Kubernetes:
         except Conflict as error:
             if uid is None or self.get(resource, namespace, name)["metadata"]["uid"] == uid:
                 raise
-            raise NotThere(
+            raise NotFound(
                 f"cannot {what}: another has that name now; see what there is with kubectl"
             ) from error
 
     def watch(
         self, resource: Resource, namespace: str, selector: str, since: str, fields: str = ""
     ) -> Iterator[Event]:
-        """What happens from a version on, as it happens. Ends by itself now and then, and when this object is closed.
+        """Yields changes from a resource version on. Ends after `WATCH_S`, and when this object is closed.
 
-        It has begun when this returns. Both this and what it returns may raise.
+        The watch is established on return. Both this call and the iterator may raise.
 
         Raises:
-            HistoryGone: that version is too long ago.
-            ClusterAway: there is no connection, or it has broken.
+            ResourceExpired: the server no longer has that version.
+            ApiServerUnavailable: the connection failed or broke.
         """
         query = _chosen(selector, fields) | {
             "watch": "true",
@@ -198,36 +203,36 @@ class Kubernetes:
                     yield Event(event["type"], document)
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
                 if not self._is_closed.is_set():
-                    raise ClusterAway(
+                    raise ApiServerUnavailable(
                         f"cannot {what}: the connection to {self.address} has broken; it is made again"
                     ) from error
 
-    # ---- what the cluster has and allows
+    # ---- capabilities and rights
 
     def served_versions(self, group: str) -> list[str]:
-        """The versions in which a group of resources is served; none where its operator is not installed."""
+        """Returns the served versions of an API group; empty if its operator is not installed."""
         try:
             found = self._ask("GET", f"/apis/{group}", f"ask for the versions of {group}")
-        except NotThere:
+        except NotFound:
             return []
         return [str(each["version"]) for each in found.get("versions", [])]
 
     def serves(self, resource: Resource) -> bool:
-        """Whether there is this kind of objects."""
+        """True if the server serves this kind of object."""
         try:
             found = self._ask("GET", resource.root, f"ask what there is of {resource.api_version}")
-        except NotThere:
+        except NotFound:
             return False
         return any(each.get("name") == resource.plural for each in found.get("resources", []))
 
     def spec_fields(self, resource: Resource) -> frozenset[str] | None:
-        """What the server knows in the `spec` of such objects, and does not drop; None where it does not say.
+        """Returns the `spec` fields that the server keeps for this kind; None if its schema does not list them.
 
         Source: Kubernetes API Concepts, OpenAPI V3.
         """
         try:
             found = self._ask("GET", f"/openapi/v3{resource.root}", f"read the schema of {resource.plural}")
-        except (NotThere, Forbidden, Refused):
+        except (NotFound, Forbidden, RequestInvalid):
             return None
         own = {"group": resource.group, "version": resource.version, "kind": resource.kind}
         for schema in ((found.get("components") or {}).get("schemas") or {}).values():
@@ -237,19 +242,19 @@ class Kubernetes:
         return None
 
     def has_namespace(self, name: str) -> bool:
-        """Whether there is such a namespace.
+        """True if the namespace exists.
 
         Raises:
-            Forbidden: this login may not ask.
+            Forbidden: this login may not read namespaces.
         """
         try:
             self._ask("GET", f"/api/v1/namespaces/{name}", f"read namespace {name}")
-        except NotThere:
+        except NotFound:
             return False
         return True
 
     def allows(self, verb: str, resource: Resource, namespace: str) -> bool:
-        """Whether this login may do that."""
+        """True if this login may use `verb` on the resource."""
         asked = {
             "namespace": namespace,
             "verb": verb,
@@ -267,7 +272,7 @@ class Kubernetes:
         return bool(answer["status"].get("allowed"))
 
     def close(self) -> None:
-        """End every watch and every wait; whoever is in a call gets an error or an answer."""
+        """End every watch and every wait. Calls in progress raise or return."""
         self._is_closed.set()
         with self._lock:
             streams = list(self._streams)
@@ -291,30 +296,30 @@ class Kubernetes:
         while True:
             asked_s: float | None = None
             try:
-                response = self._send(verb, path, query or {}, body, self._patience.answer_within_s, what)
+                response = self._send(verb, path, query or {}, body, self._retry_policy.answer_within_s, what)
                 content = response.read()
                 if 200 <= response.status < 300:
                     return _document(content, what, self.address)
                 asked_s = _seconds(response.headers.get("Retry-After"))
                 raise _error(response.status, content, what)
-            except LoginRefused:
+            except CredentialsRejected:
                 if has_new_login:
                     raise
                 has_new_login = True
                 self._log_in_anew()
                 continue
-            except (ClusterAway, Conflict) as error:
+            except (ApiServerUnavailable, Conflict) as error:
                 failures += 1
-                if failures >= self._patience.tries:
+                if failures >= self._retry_policy.tries:
                     raise
                 problem = error
             except (urllib3.exceptions.HTTPError, OSError) as error:
                 failures += 1
                 problem = self._away(what, error)
-                if failures >= self._patience.tries:
+                if failures >= self._retry_policy.tries:
                     raise problem from error
             logger.info("%s: asked again", problem)
-            if self._is_closed.wait(self._patience.delay_s(failures, asked_s)):
+            if self._is_closed.wait(self._retry_policy.delay_s(failures, asked_s)):
                 raise problem
 
     def _send(
@@ -327,7 +332,7 @@ class Kubernetes:
         what: str,
     ) -> Any:
         if self._is_closed.is_set():
-            raise ClusterAway(f"cannot {what}: nobody asks any more; begin again")
+            raise ApiServerUnavailable(f"cannot {what}: nobody asks any more; begin again")
         headers = {"Accept": "application/json", "User-Agent": "trial-keeper"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -336,19 +341,19 @@ class Kubernetes:
             *(verb, path, None, list(query.items()), headers, dict(body) if body is not None else None),
             auth_settings=["BearerToken"],
         )
-        within = (self._patience.connect_within_s, answer_within_s)
+        within = (self._retry_policy.connect_within_s, answer_within_s)
         try:
             return client.call_api(*request, _request_timeout=within)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise self._away(what, error) from error
         except Exception as error:
-            # Its own kinds of errors; imported only where it is there.
+            # The client's own error types. It is an optional extra, so they cannot be imported here.
             if not type(error).__module__.startswith("kubernetes."):
                 raise
             raise self._away(what, error) from error
 
-    def _away(self, what: str, error: Exception) -> ClusterAway:
-        return ClusterAway(
+    def _away(self, what: str, error: Exception) -> ApiServerUnavailable:
+        return ApiServerUnavailable(
             f"cannot {what}: {self.address} does not answer ({_reason(error)}); see that the API server runs and that "
             f"{self.where} has its address"
         )
@@ -357,7 +362,7 @@ class Kubernetes:
         try:
             newer: Login = log_in(self._kubeconfig)
         except NniManagerError as error:
-            raise LoginRefused(str(error)) from error
+            raise CredentialsRejected(str(error)) from error
         with self._lock:
             self._login = newer
 
@@ -385,7 +390,7 @@ def _chosen(labels: str, fields: str) -> dict[str, str]:
 
 
 def _cut(raw: Any) -> None:
-    """Whoever reads there reads the end."""
+    """Shut the connection down, so that its reader gets EOF."""
     with contextlib.suppress(OSError, ValueError, RuntimeError):
         raw.shutdown()
 
@@ -403,7 +408,9 @@ def _document(content: bytes, what: str, address: str) -> Document:
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Refused(f"cannot {what}: {address} is no Kubernetes API server; correct your kubeconfig file")
+        raise AnswerNotUnderstood(
+            f"cannot {what}: {address} is no Kubernetes API server; correct your kubeconfig file"
+        )
     return found
 
 
@@ -412,7 +419,7 @@ def _seconds(text: str | None) -> float | None:
 
 
 def _error(status: int, content: bytes, what: str, document: Document | None = None) -> NniManagerError:
-    """Which of our errors an answer is. Source: Kubernetes API Conventions, HTTP status codes and reasons."""
+    """Maps an answer to one of our errors. Source: Kubernetes API Conventions, HTTP status codes and reasons."""
     if document is None:
         try:
             found = json.loads(content)
@@ -420,36 +427,38 @@ def _error(status: int, content: bytes, what: str, document: Document | None = N
             found = None
         document = found if isinstance(found, dict) else {}
     reason = document.get("reason", "")
-    words = str(document.get("message") or content.decode(errors="replace").strip() or status)[
-        :_LONGEST_WORDS
-    ]
+    words = str(document.get("message") or content.decode(errors="replace").strip() or status)[:_MAX_WORDS]
     match status:
         case 401:
-            return LoginRefused(
+            return CredentialsRejected(
                 f"cannot {what}: Kubernetes does not accept the login; renew it in your kubeconfig file"
+            )
+        case 403 if _QUOTA_EXCEEDED in words:
+            return QuotaExceeded(
+                f"cannot {what}: {words}; it is tried again until the quota has room: end other jobs, or ask for more"
             )
         case 403:
             return Forbidden(
                 f"cannot {what}: {words}; ask an administrator of the cluster for the right, or use another namespace"
             )
         case 404:
-            return NotThere(f"cannot {what}: {words}; see what there is with kubectl")
+            return NotFound(f"cannot {what}: {words}; see what there is with kubectl")
         case 409 if reason == "AlreadyExists":
-            return AlreadyThere(f"cannot {what}: {words}; remove it with kubectl if nobody needs it")
+            return AlreadyExists(f"cannot {what}: {words}; remove it with kubectl if nobody needs it")
         case 409:
             return Conflict(f"cannot {what}: {words}; it is tried again")
         case 410:
-            return HistoryGone(f"cannot {what}: {words}; the objects are listed again")
-        case _ if status in _OVERLOADED:
-            return ClusterAway(
+            return ResourceExpired(f"cannot {what}: {words}; the objects are listed again")
+        case _ if status in _RETRYABLE or status >= 500:
+            return ApiServerUnavailable(
                 f"cannot {what}: Kubernetes answers {status}, {words}; it is asked again, see to its API server if this lasts"
             )
         case _:
-            return Refused(f"cannot {what}: Kubernetes answers {status}, {words}; mend what it names")
+            return RequestInvalid(f"cannot {what}: Kubernetes answers {status}, {words}; fix what it names")
 
 
 def _reason(error: BaseException) -> str:
-    """What a chain of errors comes down to, e.g. "Connection refused"."""
+    """Returns the root cause of a chain of errors, e.g. "Connection refused"."""
     while True:
         inner = getattr(error, "reason", None)
         if not isinstance(inner, BaseException):
@@ -460,4 +469,4 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error).rpartition(": ")[2].partition("\n")[0]
-    return text[:_LONGEST_WORDS] or type(error).__name__
+    return text[:_MAX_WORDS] or type(error).__name__

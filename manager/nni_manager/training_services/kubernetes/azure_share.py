@@ -1,7 +1,7 @@
-"""Azure Files: the share that pods mount, reached by calls with the key of its account.
+"""Azure Files: access to the share that pods mount, with the key of its account.
 
-A file is sent under another name and renamed, because one that is being sent is shown in its whole size, with zeros in it. A
-key that the account does not accept any more is read anew from the vault once, since keys are changed there.
+A file is uploaded under a temporary name and renamed, because a partial upload appears in its full size, filled with zeros. A
+key that the account rejects is reloaded once from the vault, since keys are rotated there.
 
 Source: Azure Files REST API (Create File, Put Range, Rename File, Get File), and its error codes.
 """
@@ -23,15 +23,15 @@ from nni_manager.config.model import AzureStorage
 from nni_manager.errors import NniManagerError
 from nni_manager.training_services.kubernetes.azure_vault import read_key, words_of
 from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage, azure_secret
-from nni_manager.training_services.patience import Patience
-from nni_manager.training_services.share import Share, ShareAway
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
+from nni_manager.training_services.share import Share, StorageUnavailable
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
 _OF_THE_MOMENT = (408, 429, 500, 502, 503, 504)
-# Somebody who has mounted the share has the file open just now, as a keeper that reads what is replaced.
+# A client that mounts the share has the file open, e.g. a keeper that reads the file being replaced.
 _IN_USE = frozenset({"SharingViolation", "FileLockConflict", "ClientCacheFlushDelay", "DeletePending"})
 _REMEDIES = {
     "AuthenticationFailed": "put the account's key of today into the vault",
@@ -42,21 +42,23 @@ _REMEDIES = {
 
 
 class AzureShare(Share, SharedStorage):
-    """The share of one experiment. What is below `root`, the workspace on this machine, is below a folder of that name there."""
+    """The share of one experiment. It holds the content of `root`, the local workspace, in a folder of the same name."""
 
-    def __init__(self, storage: AzureStorage, root: Path, patience: Patience | None = None) -> None:
-        """Read the key. Uploads are made again as often as the experiment file says.
+    def __init__(
+        self, storage: AzureStorage, root: Path, retry_policy: ClientRetryPolicy | None = None
+    ) -> None:
+        """Read the key. `retry_policy` defaults to as many upload retries as the experiment file allows.
 
         Raises:
-            KeyUnreadable, VaultAway: it cannot be had.
+            KeyUnreadable, VaultUnavailable: the key cannot be read.
         """
         self._storage, self._root = storage, root
-        self._patience = patience or Patience(tries=1 + storage.upload_tries_again)
+        self._retry_policy = retry_policy or ClientRetryPolicy(tries=1 + storage.upload_tries_again)
         self._lock = threading.Lock()
-        self._key = read_key(storage, self._patience)
+        self._key = read_key(storage, self._retry_policy)
         self._client = self._client_with(self._key)
         self._made: set[str] = set()
-        """Folders that are there."""
+        """Folders known to exist."""
         self._is_closed = threading.Event()
 
     @property
@@ -65,18 +67,18 @@ class AzureShare(Share, SharedStorage):
         return self
 
     def secrets(self) -> tuple[SecretContent, ...]:
-        """The account and its key of now."""
+        """The account and its current key."""
         return (azure_secret(self._storage.account, self._key),)
 
     def check(self) -> None:
-        """See that the account takes the key. Whether there is the share already does not matter.
+        """Check that the account accepts the key. The share itself need not exist yet.
 
         Raises:
-            ShareAway: it does not.
+            StorageUnavailable: the call failed.
         """
 
         def look(client: Any) -> None:
-            with contextlib.suppress(ResourceNotFoundError):  # it will be made
+            with contextlib.suppress(ResourceNotFoundError):  # `send` creates it
                 client.get_share_properties()
 
         self._call(f"reach the share {self._storage.share}", look)
@@ -100,7 +102,7 @@ class AzureShare(Share, SharedStorage):
                     file.upload_file(content, length=size)
                 file.rename_file(place, overwrite=True)
             except ResourceNotFoundError:
-                # Somebody has removed a folder on the way; it is made again by the next try.
+                # Another process removed a parent folder; the next try creates it again.
                 self._made.clear()
                 raise
 
@@ -119,7 +121,7 @@ class AzureShare(Share, SharedStorage):
                 return b""
             except HttpResponseError as error:
                 if error.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                    return b""  # it is no longer than that
+                    return b""  # the offset is at or beyond the end
                 raise
             return content
 
@@ -153,13 +155,13 @@ class AzureShare(Share, SharedStorage):
 
         def remove_all(client: Any) -> None:
             self._made.clear()
-            with contextlib.suppress(ResourceNotFoundError):  # it is gone
+            with contextlib.suppress(ResourceNotFoundError):  # already removed
                 clear(client, place)
 
         self._call(f"remove {place} from the share {self._storage.share}", remove_all)
 
     def close(self) -> None:
-        """End the waiting between two tries, and the connections."""
+        """End waits between tries, and close the connections."""
         self._is_closed.set()
         self._client.close()
 
@@ -169,7 +171,7 @@ class AzureShare(Share, SharedStorage):
         return path.relative_to(self._root.parent).as_posix()
 
     def _make(self, client: Any, folder: str) -> None:
-        """Make the folder, those above it, and the share, unless they are there."""
+        """Create the share, the folder and its parents unless they exist."""
         if folder in self._made:
             return
         try:
@@ -184,7 +186,7 @@ class AzureShare(Share, SharedStorage):
 
     @staticmethod
     def _has(client: Any, place: str, size: int) -> bool:
-        """Whether a file of this size is there."""
+        """True if a file of this size exists."""
         try:
             found = client.get_file_client(place).get_file_properties()
         except ResourceNotFoundError:
@@ -196,10 +198,10 @@ class AzureShare(Share, SharedStorage):
             f"https://{self._storage.account}.file.core.windows.net",
             self._storage.share,
             credential={"account_name": self._storage.account, "account_key": key},
-            # Whether and when a call is made again is ours to say.
+            # Our retry policy decides about retries.
             retry_total=0,
-            connection_timeout=self._patience.connect_within_s,
-            read_timeout=self._patience.answer_within_s,
+            connection_timeout=self._retry_policy.connect_within_s,
+            read_timeout=self._retry_policy.answer_within_s,
         )
 
     def _call(self, what: str, call: Callable[[Any], Answer]) -> Answer:
@@ -208,8 +210,10 @@ class AzureShare(Share, SharedStorage):
             key, client = self._key, self._client
             try:
                 return call(client)
-            except OSError as error:  # of this machine's own file
-                raise ShareAway(f"cannot {what}: {error}; see to the disk of this machine") from error
+            except OSError as error:  # from the local file
+                raise StorageUnavailable(
+                    f"cannot {what}: {error}; see to the disk of this machine"
+                ) from error
             except AzureError as error:
                 code = _code_of(error)
                 if code == "AuthenticationFailed" and not has_new_key:
@@ -217,32 +221,34 @@ class AzureShare(Share, SharedStorage):
                     continue
                 failures += 1
                 remedy = _REMEDIES.get(code, "see to the network, and to the storage account")
-                problem = ShareAway(
+                problem = StorageUnavailable(
                     f"cannot {what} of storage account {self._storage.account}: {words_of(error)}; {remedy}"
                 )
-                if failures >= self._patience.tries or not _may_pass(error):
+                if failures >= self._retry_policy.tries or not _may_pass(error):
                     raise problem from error
                 log.info("%s: tried again", problem)
-                if self._is_closed.wait(self._patience.delay_s(failures, None)):
+                if self._is_closed.wait(self._retry_policy.delay_s(failures, None)):
                     raise problem from error
 
     def _renew(self, what: str, refused: str) -> bool:
-        """Take the key that the vault has now, in the place of one that was refused."""
+        """Replace a rejected key by the vault's current one."""
         with self._lock:
             if self._key != refused:
-                return True  # another thread has done it
+                return True  # another thread has replaced it
             try:
-                self._key = read_key(self._storage, self._patience)
+                self._key = read_key(self._storage, self._retry_policy)
             except NniManagerError as error:
-                raise ShareAway(f"cannot {what}: its key is not accepted any more, and: {error}") from error
+                raise StorageUnavailable(
+                    f"cannot {what}: its key is not accepted any more, and: {error}"
+                ) from error
             if self._key != refused:
                 log.info("the key of storage account %s has changed", self._storage.account)
-                self._client = self._client_with(self._key)  # others may be in a call of the old one
+                self._client = self._client_with(self._key)  # other threads may still use the old client
         return True
 
 
 def _may_pass(error: AzureError) -> bool:
-    """Whether the same call may succeed a moment later."""
+    """True if the same call may soon succeed."""
     if not isinstance(error, HttpResponseError) or error.status_code is None:
         return True  # no answer
     is_away = error.status_code in _OF_THE_MOMENT or isinstance(error, ResourceNotFoundError)

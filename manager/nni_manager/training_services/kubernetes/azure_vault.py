@@ -1,7 +1,7 @@
-"""The key of an Azure storage account, from the vault where its owner keeps it.
+"""Reads the key of an Azure storage account from its owner's vault.
 
-Who asks is whoever this process is logged in as: the AZURE_* variables of a service principal, a workload's or a machine's
-managed identity, or the user of Azure's own command line. The key is in no message, log or repr.
+The login is that of this process: the AZURE_* variables of a service principal, a workload's or a machine's managed
+identity, or the user of the Azure CLI. No message, log or repr contains the key.
 
 Source: azure-identity, DefaultAzureCredential; Key Vault REST API, Get Secret.
 """
@@ -24,30 +24,30 @@ from azure.identity import DefaultAzureCredential
 from azure.keyvault.secrets import SecretClient
 
 from nni_manager.config.model import AzureStorage
-from nni_manager.training_services.kubernetes.errors import KeyUnreadable, VaultAway
-from nni_manager.training_services.patience import Patience
+from nni_manager.training_services.kubernetes.errors import KeyUnreadable, VaultUnavailable
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
-_LONGEST_WORDS = 300
-# They tell every call with all its headers, and of what fails no more than our errors do.
+_MAX_WORDS = 300
+# They log every call with all headers; about failures they add nothing to our errors.
 for _name in ("azure", "msal"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
 
-def read_key(storage: AzureStorage, patience: Patience) -> str:
-    """The account's key as it is now.
+def read_key(storage: AzureStorage, retry_policy: ClientRetryPolicy) -> str:
+    """Returns the account's current key.
 
     Raises:
-        KeyUnreadable: nobody is logged in who may read it, or there is none.
-        VaultAway: the vault does not answer.
+        KeyUnreadable: no login may read the key, or it does not exist.
+        VaultUnavailable: the vault does not answer.
     """
     what = f"cannot read the key of storage account {storage.account}"
     where = f"secret {storage.secret} of the vault {storage.vault}"
     limits = {
-        "retry_total": patience.tries - 1,
-        "retry_backoff_factor": patience.first_s,
-        "retry_backoff_max": patience.longest_s,
-        "connection_timeout": patience.connect_within_s,
-        "read_timeout": patience.answer_within_s,
+        "retry_total": retry_policy.tries - 1,
+        "retry_backoff_factor": retry_policy.first_s,
+        "retry_backoff_max": retry_policy.longest_s,
+        "connection_timeout": retry_policy.connect_within_s,
+        "read_timeout": retry_policy.answer_within_s,
     }
     address = f"https://{storage.vault}.vault.azure.net"
     try:
@@ -65,13 +65,15 @@ def read_key(storage: AzureStorage, patience: Patience) -> str:
         ) from error
     except HttpResponseError as error:
         if error.status_code != HTTPStatus.FORBIDDEN:
-            raise VaultAway(f"{what}: {where} cannot be had ({words_of(error)}); try again later") from error
+            raise VaultUnavailable(
+                f"{what}: {where} cannot be had ({words_of(error)}); try again later"
+            ) from error
         raise KeyUnreadable(
             f"{what}: this login may not read {where} ({words_of(error)}); ask its owner for the role Key Vault Secrets User, "
             "and see that the vault's firewall lets this machine in"
         ) from error
     except AzureError as error:
-        raise VaultAway(
+        raise VaultUnavailable(
             f"{what}: the vault at {address} does not answer ({words_of(error)}); see to the network, and that "
             "keyVault.vaultName is right"
         ) from error
@@ -87,11 +89,11 @@ def read_key(storage: AzureStorage, patience: Patience) -> str:
 
 
 def words_of(error: AzureError) -> str:
-    """What Azure says is wrong, in one line."""
+    """Returns Azure's error message, on one line."""
     if isinstance(error, HttpResponseError) and error.status_code is not None:
-        # A code of the file service is a member of an enumeration, one of the vault's is in its message.
+        # An error code of the file service is an enum member; the vault's is in its message.
         code = getattr(error, "error_code", None) or (error.error and error.error.code)
         return f"it answers {error.status_code} {getattr(code, 'value', code) or error.reason}"
     lines = str(error.message).strip().splitlines() or [type(error).__name__]
-    # A login that was tried in many ways says first that it was; what Azure itself has answered has a code.
-    return next((line for line in lines if "AADSTS" in line), lines[0]).strip()[:_LONGEST_WORDS]
+    # A failed credential chain reports that first; Azure's own answer contains an AADSTS code.
+    return next((line for line in lines if "AADSTS" in line), lines[0]).strip()[:_MAX_WORDS]

@@ -1,4 +1,4 @@
-"""Which cluster, and as whom: a kubeconfig file, or the service account of the pod that this process runs in.
+"""The login to a cluster: from a kubeconfig file, or the service account of this process's pod.
 
 Source: kubectl's rules, in their order; NNI for KUBECONFIG and ~/.kube/config.
 """
@@ -18,7 +18,7 @@ _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """What the official client needs to make calls. `where` names it for people; `namespace` is that of the login."""
+    """A login of the official client. `where` is its source, for people; `namespace` is the login's default."""
 
     client: Any
     namespace: str
@@ -27,20 +27,20 @@ class Login:
 
 
 def log_in(kubeconfig: Path | None = None) -> Login:
-    """The login that the file holds; without one, that of KUBECONFIG, ~/.kube/config, or of the pod that this process runs in.
+    """Returns the login of `kubeconfig`. None: that of KUBECONFIG, ~/.kube/config, or this process's pod.
 
     Raises:
         ClientMissing: the extra is not installed.
-        LoginInvalid: there is none, or it cannot be used.
+        LoginInvalid: no usable login.
     """
     try:
-        # Takes half a second, which only those pay who use it.
+        # The import takes half a second, so it is lazy.
         import yaml
         from kubernetes import client, config
     except ImportError as error:
         raise ClientMissing from error
     settings = client.Configuration()
-    # Whether and when a call is made again is ours to say.
+    # Our retry policy decides about retries.
     settings.retries = False
     files = str(kubeconfig) if kubeconfig is not None else os.environ.get("KUBECONFIG", "")
     usual = _USUAL.expanduser()
@@ -55,7 +55,7 @@ def log_in(kubeconfig: Path | None = None) -> Login:
         return _login(client, settings, namespace, "the service account of this pod")
     files = files or str(usual)
     if not any(each and Path(each).expanduser().exists() for each in files.split(os.pathsep)):
-        # The client's own word for it is that it is invalid.
+        # The client would call the missing file invalid.
         raise LoginInvalid(
             f"cannot log in to Kubernetes: there is no {files}; ask whoever runs the cluster for a kubeconfig file, and put it "
             "there or name it in KUBECONFIG"

@@ -1,6 +1,6 @@
-"""What differs between the operators of a cluster: how a job is one of their resources, and what they say of it.
+"""The differences between a cluster's operators: how a job becomes a resource, and how its status is read.
 
-An operator here is pure: it makes documents and reads documents. `service.KubernetesService` makes the calls.
+An operator is pure: it renders and interprets documents. `resource_calls.ResourceCalls` makes the calls.
 """
 
 from __future__ import annotations
@@ -20,19 +20,18 @@ from trial_keeper.wire.reasons import ExitReason
 
 
 class Stage(Enum):
-    """How far a job's resource has come."""
+    """The stage of a job's resource."""
 
-    WAITING = auto()  # no task of it has run yet
+    WAITING = auto()  # no task has run yet
     RUNNING = auto()
     ENDED = auto()
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """How a resource in the stage ENDED has ended. `exit_code`: that of the container that decided it; None where none did.
+class JobOutcome:
+    """The outcome of a resource in stage ENDED. `exit_code` is that of the deciding container; None: no container decided it.
 
-    `pod` is that container's; None when nobody says which it was. `awaits_pod`: that pod's end has not been seen, and is worth a
-    moment's wait.
+    `pod` is that container's; None: unknown. `awaits_pod`: the pod's end is not seen yet, so a short wait is useful.
     """
 
     exit_code: int | None
@@ -42,14 +41,14 @@ class Verdict:
     awaits_pod: bool = False
 
 
-SUCCESS = Verdict(0, "", ExitReason.KEEPER_LOST)
+SUCCESS = JobOutcome(0, "", ExitReason.KEEPER_LOST)
 
 
 class Operator(ABC):
-    """One kind of resources that run pods, for the jobs of one experiment."""
+    """One kind of resource that runs pods, for the jobs of one experiment."""
 
     title: ClassVar[str]
-    """Who runs the pods, for people."""
+    """The operator's name, for people."""
 
     def __init__(self, config: KubernetesConfig) -> None:
         self.config = config
@@ -57,47 +56,47 @@ class Operator(ABC):
     @property
     @abstractmethod
     def resource(self) -> Resource:
-        """What a job is."""
+        """The resource that represents a job."""
 
     @property
     @abstractmethod
     def completion(self) -> Completion:
-        """The tasks of a job, and when they end its trial."""
+        """The tasks of a job, and the rule by which they end its trial."""
 
     @property
     def things(self) -> tuple[tuple[Resource, str], ...]:
-        """What has to be on the cluster for jobs to run, by name, beside what jobs of every operator need."""
+        """The objects that must exist on the cluster, by name, besides those that every operator's jobs need."""
         return ((LOCAL_QUEUES, self.config.queue),) if self.config.queue is not None else ()
 
     @property
-    def some_of(self) -> tuple[str, ...]:
-        """Fields of a resource's spec of which the cluster has to know one; a release that knows none is too old."""
+    def required_fields(self) -> tuple[str, ...]:
+        """Spec fields of which the cluster must support at least one; a release without any is too old."""
         return ()
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What users should know before they start."""
+        """Warnings for users before the experiment starts."""
         return ()
 
     @abstractmethod
     def name_of(self, experiment_id: str, job_id: str) -> str:
-        """The name of a job's resource. Two jobs may have the same; the service then makes the later one wait."""
+        """Returns the name of a job's resource. Names of two jobs may collide; the service then delays the later one."""
 
     @abstractmethod
     def render(self, namespace: str, settings: KeeperSettings) -> Document:
-        """The job. `settings` are those of its keepers, as containers see paths; the token is left to a secret.
+        """Returns the job's document. `settings` are its keepers', with paths as containers see them; a secret holds the token.
 
         Its labels, and those of its pods, are `render.labels_of` the job.
         """
 
     @abstractmethod
     def stage_of(self, document: Document) -> Stage:
-        """How far it has come. One of which nothing is known has not begun."""
+        """Returns the stage of a resource. Without a status it is WAITING."""
 
     @abstractmethod
-    def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> Verdict:
-        """How a resource in the stage ENDED has ended. `pods` are those of the job that were seen, by name."""
+    def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> JobOutcome:
+        """Returns the outcome of a resource in stage ENDED. `pods` are the job's pods seen so far, by name."""
 
-    def why_it_waits(self, document: Document) -> str:
-        """What keeps the job from having pods; empty where its pods tell, or nothing is known."""
+    def pending_reason(self, document: Document) -> str:
+        """Returns why the job has no pods; empty if unknown, or if its pods explain more."""
         return ""

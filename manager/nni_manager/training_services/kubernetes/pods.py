@@ -1,4 +1,4 @@
-"""What Kubernetes says of a pod, for people: why it does not start, and what it said last.
+"""Explains pod states for people: pending reasons and termination messages.
 
 Source: Kubernetes, Pod Lifecycle (conditions, container states).
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-# Every pod is in these for a moment; they say nothing.
+# Every pod passes through these states; they explain nothing.
 _USUAL = frozenset({"ContainerCreating", "PodInitializing", ""})
 
 
-def why_it_waits(pod: Mapping[str, Any]) -> str:
-    """What keeps a pending pod from running; empty for any other, and where nothing is known."""
+def pending_reason(pod: Mapping[str, Any]) -> str:
+    """Returns why a pending pod does not run; empty if it is not pending or the reason is unknown."""
     status = pod.get("status") or {}
     if not is_pending(pod):
         return ""
@@ -30,8 +30,8 @@ def why_it_waits(pod: Mapping[str, Any]) -> str:
     )
 
 
-def what_goes_first(pod: Mapping[str, Any]) -> str:
-    """The container that a pending pod runs before its others, e.g. a barrier; empty where none runs."""
+def blocking_init_step(pod: Mapping[str, Any]) -> str:
+    """Returns the running init container of a pending pod, e.g. a barrier; empty if none runs."""
     for each in (pod.get("status") or {}).get("initContainerStatuses") or []:
         if "running" in (each.get("state") or {}):
             return f"its init container {each['name']} has not ended"
@@ -39,17 +39,17 @@ def what_goes_first(pod: Mapping[str, Any]) -> str:
 
 
 def is_pending(pod: Mapping[str, Any]) -> bool:
-    """Whether none of its containers but those that go first has been started yet."""
+    """True if none of its containers except init containers has started."""
     return (pod.get("status") or {}).get("phase") == "Pending"
 
 
 def has_node(pod: Mapping[str, Any]) -> bool:
-    """Whether it was given a node to run on."""
+    """True if the pod is assigned to a node."""
     return bool((pod.get("spec") or {}).get("nodeName"))
 
 
-def last_words(pod: Mapping[str, Any]) -> str:
-    """Why a pod has failed as a whole, and what its failed containers wrote last."""
+def termination_message(pod: Mapping[str, Any]) -> str:
+    """Returns why a pod failed as a whole, and the last output of its failed containers."""
     status = pod.get("status") or {}
     told = [_told(status)] if status.get("phase") == "Failed" and status.get("reason") else []
     for ended in _ended(pod):
@@ -59,14 +59,14 @@ def last_words(pod: Mapping[str, Any]) -> str:
 
 
 def has_run(pod: Mapping[str, Any]) -> bool:
-    """Whether some container of it, other than those that come first, has begun."""
+    """True if a container other than an init container has started."""
     return (pod.get("status") or {}).get("phase") in ("Running", "Succeeded", "Failed")
 
 
 def first_failed(pods: Mapping[str, Mapping[str, Any]]) -> str | None:
-    """The name of the pod that failed first, as far as is told; None where none has failed.
+    """Returns the name of the pod that most likely failed first; None if none failed.
 
-    Operators end the others within the same second, which is all that Kubernetes tells of the time.
+    Operators end the other pods within a second, which is the resolution of Kubernetes' timestamps.
     """
     failed = {name: pod for name, pod in pods.items() if (pod.get("status") or {}).get("phase") == "Failed"}
 
@@ -78,7 +78,7 @@ def first_failed(pods: Mapping[str, Mapping[str, Any]]) -> str | None:
 
 
 def failure_of(pod: Mapping[str, Any]) -> tuple[int | None, bool]:
-    """The exit code of a container of it that failed, None where none did, and whether its memory was full."""
+    """Returns the exit code of a failed container (None: none failed), and True if one was killed for lack of memory."""
     failed = [each for each in _ended(pod) if each.get("exitCode")]
     if not failed:
         return None, False
@@ -86,7 +86,7 @@ def failure_of(pod: Mapping[str, Any]) -> tuple[int | None, bool]:
 
 
 def is_over(pod: Mapping[str, Any]) -> bool:
-    """Whether it has nothing more to say."""
+    """True if the pod is terminal."""
     return (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
 
 

@@ -1,4 +1,4 @@
-"""What a cluster lacks for an experiment, all of it at once, before anything is made."""
+"""Reports everything that a cluster lacks for an experiment, before any object is created."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from nni_manager.config.model import ClaimStorage
 from nni_manager.training_services.kubernetes.api import Kubernetes
-from nni_manager.training_services.kubernetes.errors import ClusterLacks, Forbidden, NotThere
+from nni_manager.training_services.kubernetes.errors import Forbidden, MissingCapability, NotFound
 from nni_manager.training_services.kubernetes.operator import Operator
 from nni_manager.training_services.kubernetes.resources import (
     CLAIMS,
@@ -21,9 +21,9 @@ from nni_manager.training_services.kubernetes.resources import (
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What jobs need: a kind of objects, rights (verbs on resources), and things that have to be there, by name.
+    """What jobs need: a kind of resource, rights (verbs on resources), and existing objects by name (`things`).
 
-    `names_version`: the version of the jobs' resource is one that users write. `some_of`: fields of their spec; one will do.
+    `names_version`: the experiment file sets the version of the jobs' resource. `required_fields`: any one of these spec fields.
     """
 
     namespace: str
@@ -31,11 +31,11 @@ class Needs:
     rights: tuple[tuple[str, Resource], ...]
     things: tuple[tuple[Resource, str], ...] = ()
     names_version: bool = False
-    some_of: tuple[str, ...] = ()
+    required_fields: tuple[str, ...] = ()
 
 
 def needs_of(operator: Operator, namespace: str) -> Needs:
-    """What the jobs of an experiment need."""
+    """Returns what the jobs of an experiment need."""
     config = operator.config
     verbs = {
         operator.resource: ("create", "get", "list", "watch", "delete"),
@@ -50,22 +50,22 @@ def needs_of(operator: Operator, namespace: str) -> Needs:
     if config.service_account is not None:
         things.append((SERVICE_ACCOUNTS, config.service_account))
     names_version = config.api_version is not None
-    return Needs(namespace, operator.resource, rights, tuple(things), names_version, operator.some_of)
+    return Needs(namespace, operator.resource, rights, tuple(things), names_version, operator.required_fields)
 
 
 def check(cluster: Kubernetes, needs: Needs, others: Sequence[str] = ()) -> tuple[str, ...]:
-    """See that the cluster has it all; what users should know of what it has not, and that can be done without.
+    """Check the cluster against all needs. Returns warnings about optional capabilities that it lacks.
 
-    `others` is what is missing elsewhere.
+    `others`: needs that are known to be missing elsewhere.
 
     Raises:
-        ClusterLacks: it does not; names everything that is missing, a line each.
-        ClusterAway, LoginRefused: it cannot be asked.
+        MissingCapability: lists everything that is missing, a line each.
+        ApiServerUnavailable, CredentialsRejected: the cluster cannot be queried.
     """
     missing = [*_missing(cluster, needs), *others]
     if missing:
         lines = "\n".join(f"  {each}" for each in missing)
-        raise ClusterLacks(f"cannot run the experiment on {cluster.address}:\n{lines}")
+        raise MissingCapability(f"cannot run the experiment on {cluster.address}:\n{lines}")
     if all(cluster.allows(verb, EVENTS, needs.namespace) for verb in ("list", "watch")):
         return ()
     return (
@@ -78,9 +78,14 @@ def _missing(cluster: Kubernetes, needs: Needs) -> list[str]:
     missing = []
     if not cluster.serves(needs.jobs):
         missing.append(_unserved(cluster, needs.jobs, names_version=needs.names_version))
-    elif needs.some_of and (known := cluster.spec_fields(needs.jobs)) and not known & set(needs.some_of):
+    elif (
+        needs.required_fields
+        and (known := cluster.spec_fields(needs.jobs))
+        and not known & set(needs.required_fields)
+    ):
         missing.append(
-            f"its {needs.jobs.operator} is too old: {needs.jobs.plural} have no {' or '.join(needs.some_of)}; have it upgraded"
+            f"its {needs.jobs.operator} is too old: {needs.jobs.plural} have no {' or '.join(needs.required_fields)}; "
+            "have it upgraded"
         )
     if not _has_namespace(cluster, needs.namespace):
         return [*missing, f"there is no namespace {needs.namespace}; correct it, or make it with kubectl"]
@@ -93,7 +98,7 @@ def _missing(cluster: Kubernetes, needs: Needs) -> list[str]:
     for wanted, name in needs.things:
         resource = wanted
         if wanted.operator:
-            # Which version of another's objects it is does not matter: they are only asked for.
+            # Any served version will do: these objects are only read.
             served = _served(cluster, wanted)
             if not served:
                 missing.append(_unserved(cluster, wanted))
@@ -101,11 +106,11 @@ def _missing(cluster: Kubernetes, needs: Needs) -> list[str]:
             resource = wanted if wanted.version in served else replace(wanted, version=served[0])
         try:
             cluster.get(resource, needs.namespace, name)
-        except NotThere:
+        except NotFound:
             where = f" in namespace {needs.namespace}" if resource.is_in_namespace else ""
             missing.append(f"there is no {resource.kind} {name}{where}; correct it, or make it with kubectl")
         except Forbidden:
-            pass  # the cluster will say so of the job, if it is missing
+            pass  # if the object is missing, the cluster reports it at submission
     return missing
 
 
@@ -113,11 +118,11 @@ def _has_namespace(cluster: Kubernetes, namespace: str) -> bool:
     try:
         return cluster.has_namespace(namespace)
     except Forbidden:
-        return True  # whoever may only use a namespace need not be allowed to read it
+        return True  # the right to use a namespace does not include the right to read it
 
 
 def _served(cluster: Kubernetes, resource: Resource) -> list[str]:
-    """In which versions: its group may have others for other kinds."""
+    """Returns the versions that serve this kind. The group may have further versions for other kinds."""
     versions = cluster.served_versions(resource.group)
     return [each for each in versions if cluster.serves(replace(resource, version=each))]
 

@@ -1,7 +1,7 @@
-"""The parts that jobs of all operators have in common: names, labels, pods, secrets, run.sh. Pure.
+"""The common parts of jobs of all operators: names, labels, pods, secrets, run.sh. Pure.
 
-Each task's pod runs run.sh from the shared storage, which becomes the keeper: the process that Kubernetes sends its signals to.
-The keeper is given the command of its role, in place of the trial's.
+Each task's pod executes run.sh from the shared storage. It execs the keeper, which thus receives the signals of Kubernetes.
+The keeper runs the command of its role in place of the trial's.
 
 Source: Kubernetes, Pod v1 and Secret v1; NNI v2.10 for names, labels, paths and variables.
 """
@@ -23,10 +23,10 @@ from nni_manager.config.model import (
     NfsStorage,
     RoleConfig,
 )
-from nni_manager.errors import Bug
+from nni_manager.errors import InternalError
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.storage import STORAGE_SECRET, SecretContent
-from nni_manager.training_services.run_script import finds_keeper
+from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import PREFIX, KeeperSettings
 
@@ -34,52 +34,52 @@ TOKEN = "token"
 _APP = "nni-kubernetes-trial"
 _SHM_VOLUME = "shm"
 _REUSED = "env-"
-# What the cluster alone can say, and keepers and trials may want to know.
+# Values that only the cluster has, for keepers and trials.
 _OF_THE_POD = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
-LAST_WORDS_S = 15
-"""What a keeper has, once its trial has had its own grace, to tell how that ended."""
+TERMINATION_MARGIN_S = 15
+"""Seconds that a keeper has after its trial's grace to report how the trial ended."""
 
 
 # ---- names
 
 
 def short_name(job_id: str, between: str = "") -> str:
-    """What tells a job from others of its experiment in the names of resources, as NNI writes it."""
+    """Returns the part of resource names that identifies a job within its experiment, as NNI writes it."""
     kind = "env" if job_id.startswith(_REUSED) else "trial"
     return f"{kind}{between}{job_id.removeprefix(_REUSED)}"
 
 
 def labels_of(experiment_id: str, job_id: str) -> dict[str, str]:
-    """What tells a job's objects from those of all others."""
+    """Returns the labels that identify a job's objects."""
     kind = "envId" if job_id.startswith(_REUSED) else "trialId"
     return {"app": _APP, "expId": experiment_id, kind: job_id}
 
 
 def job_of(document: Document) -> str:
-    """The job that an object belongs to, by its labels; empty for none."""
+    """Returns the id of the job that an object's labels name; empty if none."""
     labels = document["metadata"].get("labels") or {}
     return next((labels[each] for each in ("trialId", "envId") if each in labels), "")
 
 
 def selector_of(experiment_id: str) -> str:
-    """What chooses the objects of all jobs of an experiment."""
+    """Returns the selector of the objects of all jobs of an experiment."""
     return f"app={_APP},expId={experiment_id}"
 
 
-# ---- what keepers are started with
+# ---- the keeper's start
 
 
 def as_in_containers(settings: KeeperSettings) -> KeeperSettings:
-    """The same settings with the paths that containers see."""
+    """Returns the settings with paths as containers see them."""
     return replace(settings, workspace=f"{MOUNT}/{settings.experiment_id}", mount=MOUNT, relay_output=True)
 
 
 def render_run_script() -> str:
-    """The content of run.sh: becomes the keeper that the container has."""
+    """Returns run.sh, which execs the container's keeper."""
     return f"""\
 #!/bin/bash
 # Started once per task; the TRIAL_KEEPER_* variables say what it is for.
-{finds_keeper()}
+{keeper_lookup_snippet()}
 exec "${{keeper[@]}}"
 """
 
@@ -98,9 +98,9 @@ def pod_spec(
     port: int | None = None,
     before: tuple[str, ...] = (),
 ) -> Document:
-    """The pod of each task of a role, with one container of this name. `name` is that of the job's resource.
+    """Returns the pod of each task of a role, with one container named `container`. `name` is that of the job's resource.
 
-    `environ` is what its operator adds to the keeper's own variables, `before` are lines of a shell that run before the keeper.
+    `environ`: the operator's additions to the keeper's variables. `before`: lines of shell that run before the keeper.
     """
     volumes: list[Document] = [{"name": VOLUME, **volume_of(config.storage, name)}]
     mounts = [{"name": VOLUME, "mountPath": MOUNT}]
@@ -118,7 +118,7 @@ def pod_spec(
                 "env": environment_of(role, name, settings, environ or {}),
                 **({} if port is None else {"ports": [{"containerPort": port}]}),
                 "resources": {"requests": resources, "limits": resources},
-                # The last lines of a container that fails, for people.
+                # The last lines of a failed container, for people.
                 "terminationMessagePolicy": "FallbackToLogsOnError",
                 "volumeMounts": mounts,
             }
@@ -136,7 +136,7 @@ def pod_spec(
 
 
 def volume_of(storage: KubernetesStorage, name: str) -> Document:
-    """The source of the volume that is the shared storage. `name`: that of the job's resource, for secrets that it owns."""
+    """Returns the volume source of the shared storage. `name` is that of the job's resource; it prefixes the secret's name."""
     match storage:
         case NfsStorage(server, path):
             return {"nfs": {"server": server, "path": path}}
@@ -145,27 +145,29 @@ def volume_of(storage: KubernetesStorage, name: str) -> Document:
         case AzureStorage(_, share):
             return {"azureFile": {"secretName": f"{name}{STORAGE_SECRET}", "shareName": share}}
         case ClaimStorage():
-            raise Bug(f"cannot mount the storage of {name}: nobody refused it in time; please report it")
+            raise InternalError(
+                f"cannot mount the storage of {name}: nobody refused it in time; please report it"
+            )
 
 
 def resources_of(role: RoleConfig) -> dict[str, str]:
-    """What a task of the role is granted, and limited to."""
+    """Returns the requests of a task of the role, which are also its limits."""
     resources = {"cpu": f"{role.cpu}", "memory": f"{role.memory_mb}Mi"}
     return resources | {"nvidia.com/gpu": f"{role.gpu}"} if role.gpu else resources
 
 
 def command_of(settings: KeeperSettings, before: tuple[str, ...] = ()) -> list[str]:
-    """What a container runs: the keeper in the end, after the lines of `before`."""
+    """Returns a container's command: the lines of `before`, then the keeper."""
     run = shlex.quote(f"{settings.workspace}/run.sh")
     reads = f"[ -r {run} ] || {{ echo cannot read {run} in this container >&2; exit {int(KeeperExit.WORKSPACE)}; }}"
-    # The keeper takes the shell's place: Kubernetes tells the first process alone that it has to end.
+    # exec: Kubernetes sends the termination signal to the container's first process only.
     return ["bash", "-c", as_it_is("\n".join([reads, *before, f"exec bash {run}"]))]
 
 
 def environment_of(
     role: RoleConfig, name: str, settings: KeeperSettings, environ: Mapping[str, str]
 ) -> list[Document]:
-    """The variables of a task of the role; the token is taken from the secret that has the resource's name."""
+    """Returns the variables of a task of the role. The token comes from the secret named after the resource."""
     own = replace(settings, command=role.command, role=role.name).to_environ()
     del own[f"{PREFIX}TOKEN"]
     own |= environ
@@ -183,12 +185,12 @@ def environment_of(
 
 
 def grace_of(settings: KeeperSettings) -> int:
-    """How long a pod that is told to end may take, in seconds."""
-    return int(settings.grace_s) + LAST_WORDS_S
+    """Returns a pod's termination grace period in seconds."""
+    return int(settings.grace_s) + TERMINATION_MARGIN_S
 
 
 def as_it_is(text: str) -> str:
-    """Kubernetes fills in `$(NAME)`, and makes one dollar of two; what a user writes belongs to the shell."""
+    """Escapes dollars: Kubernetes expands `$(NAME)` and turns `$$` into `$`, but the user's text is for the shell."""
     return text.replace("$", "$$")
 
 
@@ -196,7 +198,7 @@ def as_it_is(text: str) -> str:
 
 
 def job_secrets(config: KubernetesConfig, token: str, logins: Mapping[Path, str]) -> list[SecretContent]:
-    """What the pods of every job need to know and nobody else, the token last. `logins`: the content of each registry login."""
+    """Returns the secrets that pods of every job need, the token last. `logins`: the content of each registry login."""
     return [
         *(
             SecretContent(suffix, "kubernetes.io/dockerconfigjson", {".dockerconfigjson": logins[path]})
@@ -207,7 +209,7 @@ def job_secrets(config: KubernetesConfig, token: str, logins: Mapping[Path, str]
 
 
 def render_secrets(owner: Document, contents: Iterable[SecretContent]) -> list[Document]:
-    """The secrets of a job, gone when its resource is. `owner` is that, as it is on the cluster."""
+    """Returns a job's secrets. Kubernetes deletes them with `owner`, the job's resource as stored on the cluster."""
     meta = owner["metadata"]
     reference = {key: owner[key] for key in ("apiVersion", "kind")} | {
         key: meta[key] for key in ("name", "uid")
@@ -230,6 +232,6 @@ def render_secrets(owner: Document, contents: Iterable[SecretContent]) -> list[D
 
 
 def _login_names(config: KubernetesConfig, name: str) -> dict[Path, str]:
-    """The secret of each registry login, in the order of the roles."""
+    """Returns the secret's name for each registry login, in the order of the roles."""
     paths = dict.fromkeys(role.registry_login for role in config.roles if role.registry_login is not None)
     return {path: f"{name}-registry-{number}" for number, path in enumerate(paths)}

@@ -1,4 +1,4 @@
-"""The kinds of objects that are of interest here, and where they are served."""
+"""The kinds of resources in use, and their API paths."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """One kind of objects. `group` is empty for those of Kubernetes' core; `operator` is who has to be installed for it.
+    """One kind of resource. `group` is empty for Kubernetes' core; `operator` is what must be installed for it.
 
-    Those that are not in a namespace are the whole cluster's.
+    A resource outside namespaces is cluster-wide.
     """
 
     group: str
@@ -21,16 +21,16 @@ class Resource:
 
     @property
     def api_version(self) -> str:
-        """As documents name it."""
+        """The `apiVersion` of its documents."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
     def root(self) -> str:
-        """The path below which its group and version are served."""
+        """The API path of its group and version."""
         return f"/apis/{self.api_version}" if self.group else f"/api/{self.version}"
 
     def path(self, namespace: str, name: str = "") -> str:
-        """Where all of a namespace are, or one of them."""
+        """Returns the API path of a namespace's collection, or of one object."""
         inside = f"/namespaces/{namespace}" if self.is_in_namespace else ""
         return f"{self.root}{inside}/{self.plural}" + (f"/{name}" if name else "")
 

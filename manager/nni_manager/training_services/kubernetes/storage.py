@@ -1,4 +1,4 @@
-"""What is done about the storage of jobs beside mounting it in their pods, which `render.volume_of` does."""
+"""Handling of the jobs' storage except its mount in pods, which `render.volume_of` does."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from nni_manager.training_services.share import Share
 
 STORAGE_SECRET = "-storage"
-"""The suffix of the secret that lets pods mount the storage."""
+"""The suffix of the secret with which pods mount the storage."""
 
 
 @dataclass(frozen=True, slots=True)
 class SecretContent:
-    """A secret that a job's resource owns, named after that: the name itself, and `suffix`. `kind` is its type."""
+    """A secret that a job's resource owns. Its name is that resource's name plus `suffix`; `kind` is its type."""
 
     suffix: str
     kind: str
@@ -21,25 +21,25 @@ class SecretContent:
 
 
 def azure_secret(account: str, key: str) -> SecretContent:
-    """What Kubernetes wants to know of an azureFile volume."""
+    """Returns the secret that Kubernetes needs for an azureFile volume."""
     texts = {"azurestorageaccountname": account, "azurestorageaccountkey": key}
     return SecretContent(STORAGE_SECRET, "Opaque", texts)
 
 
 class SharedStorage:
-    """A storage that this machine has mounted as pods have: what the manager writes is there for them already.
+    """Storage that this machine mounts as well, so pods see directly what the manager writes.
 
-    One that is not extends this. Used from several threads at once.
+    Base class of storage that this machine does not mount. Thread-safe.
     """
 
     @property
     def share(self) -> Share | None:
-        """How this machine reaches it in place of a mount; see `TrainingService.share`."""
+        """Access in place of a local mount; see `TrainingService.share`."""
         return None
 
     def secrets(self) -> tuple[SecretContent, ...]:
-        """What pods need to know to mount it, of this moment."""
+        """Returns the secrets that pods currently need to mount it."""
         return ()
 
     def close(self) -> None:
-        """Let go of it."""
+        """Release connections."""

@@ -1,7 +1,7 @@
-"""All objects that a selector chooses, as they change: listed once, then watched, never polled.
+"""Watches all objects that a selector matches: one list, then a watch, no polling.
 
-A watch that ends is taken up where it ended. Only when the server has forgotten that moment (410) are the objects listed
-again, and what was removed meanwhile is told then. While the server is away nothing is told but that.
+A watch that ends is resumed from its last resource version. If the server has expired that version (410), the objects are
+listed again, and deletions in between are reported then. While the server is unreachable, only that is reported.
 
 Source: Kubernetes API Concepts, Efficient detection of changes.
 """
@@ -16,55 +16,55 @@ from dataclasses import dataclass
 
 from nni_manager.errors import NniManagerError
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
-from nni_manager.training_services.kubernetes.errors import Forbidden, HistoryGone
+from nni_manager.training_services.kubernetes.errors import Forbidden, ResourceExpired
 from nni_manager.training_services.kubernetes.resources import Resource
 
 logger = logging.getLogger(__name__)
 
-# A server that ends every watch at once is not asked more often than this.
-_SHORTEST_WATCH_S = 1.0
+# Throttles requests to a server that ends every watch immediately.
+_MIN_WATCH_S = 1.0
 _FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 20.0
+_MAX_PAUSE_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """An object as it is now."""
+class Upserted:
+    """The current state of an object."""
 
     document: Document
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """An object as it was last; there is none of that name and uid any more."""
+class Deleted:
+    """The last state of an object; its name and uid no longer exist."""
 
     document: Document
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """Everything that is there has been told."""
+class Synced:
+    """All existing objects have been reported."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trouble:
-    """Why nothing can be told at present; empty when it can be again."""
+class WatchFailed:
+    """Why no changes arrive at present; empty once they do again."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class Denied:
-    """This login may not look there: nothing more is told. Only of a watch that one can do without."""
+class WatchForbidden:
+    """The login may not watch these objects, so nothing more is reported. Sent by optional watches only."""
 
     message: str
 
 
-Change = Seen | Gone | Listed | Trouble | Denied
+Change = Upserted | Deleted | Synced | WatchFailed | WatchForbidden
 
 
 class Watch:
-    """Tells of changes from a thread of its own, in their order."""
+    """Reports changes in order, from its own thread."""
 
     def __init__(
         self,
@@ -78,8 +78,9 @@ class Watch:
         concerns: Callable[[Document], bool] = lambda _: True,
         is_optional: bool = False,
     ) -> None:
-        """`selector` is of labels, `fields` of fields. `concerns`: which of those chosen are told of, and kept; asked from the
-        watch's thread. `is_optional`: a login that may not look is no trouble.
+        """`selector` matches labels, `fields` matches fields. `concerns` filters the matches, on the watch's thread.
+
+        `is_optional`: a forbidden watch ends and is not a failure.
         """
         self._cluster = cluster
         self._resource = resource
@@ -87,21 +88,21 @@ class Watch:
         self._tell = tell
         self._fields, self._concerns, self._is_optional = fields, concerns, is_optional
         self._known: dict[str, Document] = {}
-        """By uid."""
+        """Objects by uid."""
         self._trouble = ""
         self._must_end = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{resource.plural}", daemon=True)
 
     def start(self) -> None:
-        """Begin to tell."""
+        """Start the thread."""
         self._thread.start()
 
     def end(self) -> None:
-        """Tell nothing more."""
+        """Stop reporting."""
         self._must_end.set()
 
     def join(self) -> None:
-        """Wait for the thread; `end` was called, and the cluster closed, which cuts what it reads."""
+        """Wait for the thread. Requires that `end` was called, and that the cluster was closed, which interrupts its read."""
         if self._thread.is_alive():
             self._thread.join()
 
@@ -119,15 +120,15 @@ class Watch:
                     since = event.version
                     self._take(event.kind, event.document)
                     pause_s = _FIRST_PAUSE_S
-            except HistoryGone as gone:
+            except ResourceExpired as gone:
                 logger.info("%s", gone)
                 since = None
             except NniManagerError as error:
                 if self._is_optional and isinstance(error, Forbidden):
-                    self._say(Denied(str(error)))
+                    self._say(WatchForbidden(str(error)))
                     return
                 self._note(str(error))
-            except Exception as error:  # without this thread no job would ever end
+            except Exception as error:  # without this thread, no job's end is detected
                 logger.exception("an answer is not understood")
                 since = None
                 self._note(
@@ -136,18 +137,18 @@ class Watch:
                 )
             else:
                 pause_s = _FIRST_PAUSE_S
-            if time.monotonic() - began_at_s < _SHORTEST_WATCH_S or self._trouble:
+            if time.monotonic() - began_at_s < _MIN_WATCH_S or self._trouble:
                 self._must_end.wait(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _list(self) -> str:
         found, version = self._cluster.objects(*self._where, self._fields, self._concerns)
         there = {document["metadata"]["uid"] for document in found}
         for uid in [uid for uid in self._known if uid not in there]:
-            self._say(Gone(self._known.pop(uid)))
+            self._say(Deleted(self._known.pop(uid)))
         for document in found:
             self._take("ADDED", document)
-        self._say(Listed())
+        self._say(Synced())
         return version
 
     def _take(self, kind: str, document: Document) -> None:
@@ -156,15 +157,15 @@ class Watch:
         uid, version = document["metadata"]["uid"], document["metadata"]["resourceVersion"]
         if kind == "DELETED":
             self._known.pop(uid, None)
-            self._say(Gone(document))
+            self._say(Deleted(document))
         elif (before := self._known.get(uid)) is None or before["metadata"]["resourceVersion"] != version:
             self._known[uid] = document
-            self._say(Seen(document))
+            self._say(Upserted(document))
 
     def _note(self, trouble: str) -> None:
         if trouble != self._trouble:
             self._trouble = trouble
-            self._say(Trouble(trouble))
+            self._say(WatchFailed(trouble))
 
     def _say(self, change: Change) -> None:
         if not self._must_end.is_set():

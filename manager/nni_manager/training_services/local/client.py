@@ -1,4 +1,4 @@
-"""Keeper processes on this machine. They outlive the manager, and a later manager finds them again."""
+"""Keeper processes on this machine. They outlive the manager; a later manager adopts them."""
 
 import asyncio
 import contextlib
@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -16,37 +17,45 @@ from pathlib import Path
 import psutil
 
 from nni_manager import open_files
-from nni_manager.config.model import ExperimentConfig
-from nni_manager.errors import TryAgain
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.errors import RetryableError
+from nni_manager.leftovers import reap_orphans
 from nni_manager.store.process_identity import ProcessIdentity
+from nni_manager.store.torn_files import read_state
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
 from nni_manager.training_services.local.render import render_run_script
 from trial_keeper.errors import SettingsInvalid
 from trial_keeper.settings import KeeperSettings, without_settings
-from trial_keeper.wire.workspace import MARKER, Workspace, replace_file
+from trial_keeper.wire.signatures import DocumentInvalid
+from trial_keeper.wire.workspace import MARKER, TrialDocument, Workspace, replace_file
 
 logger = logging.getLogger(__name__)
 
 _LOG_TAIL_BYTES = 2000
+# Source: proc_sys_kernel(5), pid_max.
+_MAX_PID = 1 << 22
 _KILL_ROUNDS = 5
-_KILLED_WITHIN_S = 2.0
+_KILLED_TIMEOUT_S = 2.0
+# A keeper that was only frozen ends its trial within that time after SIGCONT.
+_WAKES_TIMEOUT_S = 2.0
+_RETRY_DELAY_S = 0.02
 
 
 class LocalTrainingService(TrainingService):
-    """One process per job. Its files: jobs/<job>.json (which process) and jobs/<job>.log (what the keeper itself says)."""
+    """One process per job. Its files: jobs/<job>.json (the process identity) and jobs/<job>.log (the keeper's own output)."""
 
     def __init__(
         self,
-        config: ExperimentConfig,
+        config: ExperimentSpec,
         workspace: Workspace,
         jobs: Path,
         on_job_ended: Callable[[JobEnded], None],
     ) -> None:
-        """Ready to run jobs of one experiment.
+        """Create the service of one experiment.
 
         Raises:
-            GpusMissing: trials want more GPUs than there are.
+            GpusMissing: trials need more GPUs than this machine has.
         """
         super().__init__(on_job_ended)
         self._config = config
@@ -55,8 +64,10 @@ class LocalTrainingService(TrainingService):
         self._gpus = GpuShares.of(config.local, config.gpu_num, gpus_of_this_machine())
         self._room_was_made = asyncio.Event()
         self._running: dict[str, int] = {}
-        """A descriptor of each job's process."""
+        """A pidfd of each job's process."""
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._pids: dict[str, int] = {}
+        """The keeper's pid of each running job."""
 
     @property
     def run_script(self) -> str:
@@ -64,28 +75,28 @@ class LocalTrainingService(TrainingService):
         return render_run_script(sys.executable)
 
     async def place(self, job_id: str) -> None:
-        """Wait for free GPUs, if trials want any."""
+        """Wait for free GPUs, if trials need any."""
         while self._config.gpu_num and self._gpus.take(job_id, self._config.gpu_num) is None:
             self._room_was_made.clear()
             await self._room_was_made.wait()
 
     def placement(self, job_id: str) -> Placement:
-        """The code where the user has it, and the GPUs the job holds."""
+        """The user's own code folder, and the job's GPUs."""
         held = None if self._config.gpu_num is None else self._gpus.held_by(job_id)
         return Placement(str(self._config.code_dir), held)
 
     async def submit(self, settings: KeeperSettings) -> None:
-        """Start the keeper's process.
+        """Start the keeper process.
 
         Raises:
-            TryAgain: this machine can start no process now.
+            RetryableError: this machine cannot start a process now.
         """
         job_id = settings.job_id
         try:
             with open(self._log(job_id), "ab") as log:
                 child = subprocess.Popen(
                     ["bash", str(self._workspace.run_sh)],
-                    # Not on the storage: Python does not start where it cannot tell its folder, and a keeper says what is wrong.
+                    # Not on shared storage: Python fails to start in an unreadable folder. A keeper can report the cause.
                     cwd=self._jobs,
                     env=without_settings(os.environ) | settings.to_environ(),
                     stdin=subprocess.DEVNULL,
@@ -94,57 +105,97 @@ class LocalTrainingService(TrainingService):
                     start_new_session=True,
                 )
         except OSError as error:
-            raise TryAgain(
+            raise RetryableError(
                 f"cannot start a keeper for job {job_id}: {error.strerror}; free memory, disk or processes on this machine"
             ) from error
-        open_files.give_back(child.pid)
+        open_files.restore_limit(child.pid)
         self._children[job_id] = child
         identity = ProcessIdentity.of(child.pid)
-        try:
-            if identity is not None:  # else it has ended, and its end is about to be told
-                document = asdict(identity) | {"gpu_indices": self._gpus.held_by(job_id)}
-                replace_file(self._file(job_id), json.dumps(document).encode())
-        except OSError as error:
-            # The job runs, so it is watched; a later manager finds it by its environment.
-            logger.warning("cannot write %s: %s", self._file(job_id), error)
+        if identity is not None:  # else it has ended, and the watch reports it
+            self._note(job_id, identity)
         self._watch(job_id, child.pid)
 
     async def stop(self, job_id: str) -> bool:
-        """SIGTERM to the keeper, which ends its trial with grace."""
+        """Send SIGTERM to the keeper, which ends its trial with grace."""
         descriptor = self._running.get(job_id)
         if descriptor is None:
             return False
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
+        self.wake(job_id)
         return True
+
+    @property
+    def runs_as_manager(self) -> bool:
+        """Always True."""
+        return True
+
+    def wake(self, job_id: str) -> None:
+        """Send SIGCONT to the keeper."""
+        if (descriptor := self._running.get(job_id)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+
+    async def kill(self, job_id: str) -> None:
+        """Send SIGTERM once more, then SIGKILL to the keeper and everything it started."""
+        if await self.stop(job_id):
+            belongs = partial(_is_keeper_of, self._workspace, job_id)
+            await asyncio.to_thread(_kill_keeper, self._pids[job_id], belongs)
+
+    def removal_command(self, job_id: str) -> str:
+        """A kill command for the keeper's process. Its orphan guard ends the rest."""
+        return f"kill -9 {self._pids[job_id]}" if job_id in self._pids else "nnictl stop"
 
     async def adopt(self, job_id: str) -> JobPresence:
         """Find the process of a job that an earlier manager started."""
-        try:
-            document = json.loads(self._file(job_id).read_bytes())
-            identity = ProcessIdentity.from_json(document)
-        except (FileNotFoundError, KeyError):
-            # The earlier manager may have died between starting the keeper and noting it, or have noted it otherwise.
+        noted = read_state(self._file(job_id), _noted)
+        if noted is None:
+            # The earlier manager may have died before it wrote the file, or have written another format.
             keepers = await asyncio.to_thread(
                 _processes_where, partial(_is_keeper_of, self._workspace, job_id)
             )
             if not keepers:
                 return JobPresence.UNKNOWN
-            # The oldest: a keeper's guard, which it made, has the same environment.
+            # The oldest one: the keeper's guard is its child and has the same environment.
             oldest = min(keepers, key=psutil.Process.create_time)
-            return JobPresence.RUNNING if self._watch(job_id, oldest.pid) else JobPresence.UNKNOWN
+            identity = ProcessIdentity.of(oldest.pid)
+            if identity is None or not self._watch(job_id, identity.pid, identity):
+                return JobPresence.UNKNOWN
+            self._gpus.hold(job_id, await asyncio.to_thread(self._gpus_in_workspace, job_id))
+            self._note(job_id, identity)
+            return JobPresence.RUNNING
+        identity, gpu_indices = noted
         if not self._watch(job_id, identity.pid, identity):
             return JobPresence.ENDED
-        self._gpus.hold(job_id, tuple(document["gpu_indices"]))
+        self._gpus.hold(job_id, gpu_indices)
         return JobPresence.RUNNING
 
+    def _gpus_in_workspace(self, job_id: str) -> tuple[int, ...]:
+        """Returns the GPUs of a job without a file. A single-trial job has its trial's id, so trial.json lists them.
+
+        Empty for a reused job: its trials have other ids, and its keeper's environment lists no GPUs.
+        """
+        with contextlib.suppress(OSError, DocumentInvalid, ValueError):
+            document = TrialDocument.from_bytes(self._workspace.trial(job_id).trial_json.read_bytes())
+            return document.gpu_indices or ()
+        return ()
+
+    def _note(self, job_id: str, identity: ProcessIdentity) -> None:
+        """Record the process for a later manager. It ends with the machine, so the file need not survive a power loss."""
+        document = asdict(identity) | {"gpu_indices": self._gpus.held_by(job_id)}
+        try:
+            replace_file(self._file(job_id), json.dumps(document).encode())
+        except OSError as error:
+            # The job runs, so watch it. A later manager finds it by its environment.
+            logger.warning("cannot write %s: %s", self._file(job_id), error)
+
     def release(self, job_id: str) -> None:
-        """Give back the GPUs."""
-        self._gpus.give_back(job_id)
+        """Free the job's GPUs."""
+        self._gpus.release(job_id)
         self._room_was_made.set()
 
-    async def end_leftovers(self, job_id: str, trial_id: str) -> None:
-        """Kill what the trial started and its keeper, killed itself, could not: on this machine no container ends with it."""
+    async def reap_orphans(self, job_id: str, trial_id: str) -> None:
+        """Kill what the trial and a killed keeper left. On this machine no container ends with them."""
         folder = str(self._workspace.trial(trial_id).path) + os.sep
         warm = self._workspace.warm_marker(job_id)
 
@@ -152,22 +203,25 @@ class LocalTrainingService(TrainingService):
             marker = environ.get(MARKER, "")
             return marker == warm or marker.startswith(folder)
 
-        await asyncio.to_thread(_kill_where, is_of_trial)
+        is_guard = partial(_is_keeper_of, self._workspace, job_id)
+        # A frozen guard must resume: it detects some processes by other signs than the environment.
+        await asyncio.to_thread(_wake_where, is_guard)
+        await asyncio.to_thread(reap_orphans, is_of_trial, is_guard)
 
     async def close(self) -> None:
-        """Stop watching; keepers go on."""
+        """Stop watching. Keepers continue."""
         self._running.clear()
 
     def _watch(self, job_id: str, pid: int, identity: ProcessIdentity | None = None) -> bool:
-        """Hear of the process's end; False when it has ended, or is not the one that was noted."""
+        """Watch for the process's end. False if it has ended or does not match `identity`."""
         try:
-            descriptor = os.pidfd_open(pid)  # readable when the process ends, whoever its parent is
+            descriptor = os.pidfd_open(pid)  # readable when the process ends, also for a non-child
         except ProcessLookupError:
             return False
         if identity is not None and not identity.is_alive:
             os.close(descriptor)
             return False
-        self._running[job_id] = descriptor
+        self._running[job_id], self._pids[job_id] = descriptor, pid
         asyncio.get_running_loop().add_reader(descriptor, self._note_end, job_id, descriptor)
         return True
 
@@ -177,11 +231,12 @@ class LocalTrainingService(TrainingService):
         child = self._children.pop(job_id, None)
         exit_code = child.wait() if child is not None else None
         self.release(job_id)
+        self._pids.pop(job_id, None)
         if self._running.pop(job_id, None) is not None:
-            self.on_job_ended(JobEnded(job_id, exit_code, self.last_words(job_id)))
+            self.on_job_ended(JobEnded(job_id, exit_code, self.termination_message(job_id)))
 
-    def last_words(self, job_id: str) -> str:
-        """The end of the keeper's own log."""
+    def termination_message(self, job_id: str) -> str:
+        """The tail of the keeper's own log."""
         with contextlib.suppress(OSError):
             return self._log(job_id).read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
         return ""
@@ -193,26 +248,105 @@ class LocalTrainingService(TrainingService):
         return self._jobs / f"{job_id}.log"
 
 
+def processes_of(workspace: Workspace) -> list[int]:
+    """Returns the pids on this machine that belong to the workspace's experiment: keepers, and what trials started."""
+    return [process.pid for process in _processes_where(partial(_is_of, workspace))]
+
+
+def end_processes_of(workspace: Workspace) -> list[int]:
+    """Kill the experiment's processes without grace. Returns the pids found."""
+    found = processes_of(workspace)
+    if found:
+        reap_orphans(partial(_is_of, workspace))
+    return found
+
+
+def _is_of(workspace: Workspace, environ: dict[str, str]) -> bool:
+    if environ.get(MARKER, "").startswith(str(workspace.root) + os.sep):
+        return True
+    try:
+        return KeeperSettings.from_environ(environ).workspace == str(workspace.root)
+    except SettingsInvalid:
+        return False
+
+
+def _noted(content: bytes) -> tuple[ProcessIdentity, tuple[int, ...]]:
+    """Parses jobs/<job>.json: the keeper's process, and the job's GPUs."""
+    document = json.loads(content)
+    pid, start_ticks = int(document["pid"]), int(document["start_ticks"])
+    if not 0 < pid <= _MAX_PID:
+        raise ValueError(f"{pid} is no process id")
+    return ProcessIdentity(pid, start_ticks, str(document["boot_id"])), tuple(
+        map(int, document["gpu_indices"])
+    )
+
+
 def _processes_where(is_wanted: Callable[[dict[str, str]], bool]) -> list[psutil.Process]:
-    """The processes of this user whose environment at their start says so."""
+    """Returns this user's processes whose initial environment satisfies `is_wanted`."""
     found = []
     for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # gone meanwhile, or somebody else's
+        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or belongs to another user
             if is_wanted(process.environ()):
                 found.append(process)
     return found
 
 
-def _kill_where(is_wanted: Callable[[dict[str, str]], bool]) -> None:
-    # What is killed may have started something the moment before.
-    for _ in range(_KILL_ROUNDS):
-        found = _processes_where(is_wanted)
-        if not found:
-            return
-        for process in found:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(found, timeout=_KILLED_WITHIN_S)
+def _wake_where(is_wanted: Callable[[dict[str, str]], bool]) -> None:
+    for process in _processes_where(is_wanted):
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            process.resume()
+
+
+def _kill_keeper(pid: int, belongs: Callable[[dict[str, str]], bool]) -> None:
+    """Kill a keeper that ignores SIGTERM, with its descendants, its trial's sessions, and its guard. Blocks for some seconds.
+
+    `belongs`: true for the keeper's own environment. While the keeper lives, everything it started is its descendant.
+    """
+    with contextlib.suppress(psutil.Error):  # it has ended meanwhile
+        keeper = psutil.Process(pid)
+        if not _until_dead([keeper], _WAKES_TIMEOUT_S):
+            found = [keeper, *keeper.children(recursive=True)]
+            sessions = {_session_of(each) for each in found} - {None}
+            # The keeper goes last: orphans that it adopted would lose their last known ancestor.
+            for _ in range(_KILL_ROUNDS):
+                if not (below := [each for each in keeper.children(recursive=True) if not _is_dead(each)]):
+                    break
+                _kill_all(below)
+            _kill_all([keeper])
+            _kill_all([each for each in psutil.process_iter() if _session_of(each) in sessions])
+    reap_orphans(belongs)
+
+
+def _kill_all(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            process.kill()
+    _until_dead(processes, _KILLED_TIMEOUT_S)
+
+
+def _until_dead(processes: list[psutil.Process], within_s: float) -> bool:
+    """True if all have ended within `within_s`. Zombies count as ended: a frozen keeper does not reap its children."""
+    deadline_s = time.monotonic() + within_s
+    while not all(map(_is_dead, processes)):
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(_RETRY_DELAY_S)
+    return True
+
+
+def _is_dead(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
+
+
+def _session_of(process: psutil.Process) -> int | None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        return os.getsid(process.pid)
+    return None
 
 
 def _is_keeper_of(workspace: Workspace, job_id: str, environ: dict[str, str]) -> bool:

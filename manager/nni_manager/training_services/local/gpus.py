@@ -1,27 +1,27 @@
-"""Which GPUs of this machine a job gets. Pure bookkeeping."""
+"""Allocates GPUs of this machine to jobs. Pure bookkeeping."""
 
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nni_manager.config.model import LocalConfig
-from nni_manager.errors import UserMistake
+from nni_manager.config.model import LocalSpec
+from nni_manager.errors import UserError
 
 _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
-class GpusMissing(UserMistake):
+class GpusMissing(UserError):
     """cannot run trials on this machine: it has too few GPUs; lower gpuNum"""
 
 
 def gpus_of_this_machine() -> tuple[int, ...]:
-    """The indices of the NVIDIA GPUs the driver shows; empty without a driver."""
+    """Returns the indices of the NVIDIA GPUs that the driver shows; empty without a driver."""
     return tuple(range(len(list(_NVIDIA_GPUS.iterdir())))) if _NVIDIA_GPUS.is_dir() else ()
 
 
 @dataclass(slots=True)
 class GpuShares:
-    """Hands out GPUs, each to at most `max_jobs_per_gpu` jobs at a time."""
+    """Allocates GPUs, each to at most `max_jobs_per_gpu` jobs at a time."""
 
     indices: tuple[int, ...]
     max_jobs_per_gpu: int
@@ -29,11 +29,11 @@ class GpuShares:
     _held: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, local: LocalConfig, gpu_num: int | None, present: tuple[int, ...]) -> "GpuShares":
-        """The shares of one experiment.
+    def of(cls, local: LocalSpec, gpu_num: int | None, present: tuple[int, ...]) -> "GpuShares":
+        """Returns the allocator of one experiment.
 
         Raises:
-            GpusMissing: a trial wants more GPUs than the experiment may use here.
+            GpusMissing: a trial needs more GPUs than the experiment may use here.
         """
         usable = present if local.gpu_indices is None else local.gpu_indices
         absent = sorted(set(usable) - set(present))
@@ -50,7 +50,7 @@ class GpuShares:
         return cls(usable, local.max_trials_per_gpu)
 
     def take(self, job_id: str, count: int) -> tuple[int, ...] | None:
-        """The least loaded `count` GPUs, now the job's; None when there is no room."""
+        """Allocate the `count` least loaded GPUs to the job; None if too few are free."""
         free = sorted(
             (index for index in self.indices if self._load[index] < self.max_jobs_per_gpu),
             key=lambda index: (self._load[index], index),
@@ -60,15 +60,15 @@ class GpuShares:
         return self.hold(job_id, tuple(sorted(free)))
 
     def hold(self, job_id: str, indices: tuple[int, ...]) -> tuple[int, ...]:
-        """Note that the job has these GPUs."""
+        """Record that the job has these GPUs."""
         self._held[job_id] = indices
         self._load.update(indices)
         return indices
 
     def held_by(self, job_id: str) -> tuple[int, ...]:
-        """The GPUs the job has."""
+        """Returns the job's GPUs."""
         return self._held.get(job_id, ())
 
-    def give_back(self, job_id: str) -> None:
-        """The job is over."""
+    def release(self, job_id: str) -> None:
+        """Free the job's GPUs."""
         self._load.subtract(self._held.pop(job_id, ()))

@@ -4,7 +4,7 @@ import shlex
 
 
 def render_run_script(python: str) -> str:
-    """The content of run.sh: the keeper, in the Python the manager itself runs in, so their versions cannot differ."""
+    """Returns run.sh: it starts the keeper with the manager's own Python, so their versions cannot differ."""
     return (
         "#!/bin/bash\n"
         "# Started once per job; the TRIAL_KEEPER_* variables say which trial it is for.\n"

@@ -1,4 +1,4 @@
-"""Jobs on OpenPAI: handed in, looked at with one list for all of them, stopped, and found again by a later manager."""
+"""Jobs on OpenPAI: submitted, polled with one list call for all of them, stopped, and adopted by a later manager."""
 
 from __future__ import annotations
 
@@ -14,35 +14,42 @@ from typing import TypeVar
 from urllib.parse import urlencode
 
 from nni_manager.domain.completion import Completion
-from nni_manager.errors import NniManagerError, TryAgain, UserMistake
+from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.openpai.job import (
     JobTemplate,
+    is_of_others,
     job_name,
     job_prefix,
     render_job,
     render_run_script,
 )
-from nni_manager.training_services.openpai.rest import JobDetail, JobExists, JobUnknown, OpenPai
-from nni_manager.training_services.openpai.states import LIVE, OUT_OF_MEMORY, JobState
+from nni_manager.training_services.openpai.rest import (
+    JobAlreadyExists,
+    JobNotOnCluster,
+    JobStatus,
+    OpenPai,
+    RequestRejected,
+)
+from nni_manager.training_services.openpai.states import LIVE, OUT_OF_MEMORY, PaiJobState
+from nni_manager.training_services.openpai.termination import TerminationMessages
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-# NNI's. OpenPAI lets a user list jobs 60 times a minute.
+# NNI's interval. OpenPAI lets a user list jobs 60 times a minute.
 POLL_S = 5.0
-# A job that was taken is not in OpenPAI's lists at once: its store is read some seconds later.
-_SHOWN_WITHIN_S = 60.0
-# A stop may be lost on its way through OpenPAI's store.
-_STOP_AGAIN_S = 30.0
-# A container that is stopped is killed 30 s later; by then its keeper has told how the trial ended.
+# OpenPAI's lists show an accepted job some seconds later.
+_SHOWN_TIMEOUT_S = 60.0
+# A stop request may be lost in OpenPAI's store.
+_STOP_RETRY_DELAY_S = 30.0
+# OpenPAI kills a stopped container after 30 s; by then its keeper has reported how the trial ended.
 _GRACE_S = 20.0
-# Somebody who watches the first trial wants to know by then what it waits for.
-_LONGEST_QUEUE_S = 60.0
-_LOG_TAIL_BYTES = 2000
-# Jobs that are handed in at the same time. One that OpenPAI puts off keeps neither others waiting nor the looking.
+# A user who watches the first trial should see by then what it waits for.
+_MAX_QUEUE_S = 60.0
+# Concurrent submissions. A throttled one delays neither the others nor the poll.
 _SUBMITTERS = 4
 
 Answer = TypeVar("Answer")
@@ -52,8 +59,8 @@ Answer = TypeVar("Answer")
 class _Job:
     """One job. Times are monotonic.
 
-    `is_posting`: it is being handed in. `was_taken`: OpenPAI has said that it has it. `is_watched`: its end has to be told.
-    `was_seen`: OpenPAI has shown it since.
+    `is_posting`: a submit is in progress. `was_taken`: OpenPAI has accepted it. `is_watched`: its end must be reported.
+    `was_seen`: a poll has shown it. `is_ending`: it has ended, and its termination message is being fetched.
     """
 
     job_id: str
@@ -63,15 +70,18 @@ class _Job:
     was_taken: bool = False
     is_watched: bool = False
     was_seen: bool = False
+    is_ending: bool = False
     waits_since_s: float | None = None
     stop_is_wanted: bool = False
-    stop_told_at_s: float | None = None
+    stop_sent_at_s: float | None = None
 
 
 class OpenPaiService(TrainingService):
-    """One experiment's jobs on one cluster. Everything that asks the cluster does so from a thread."""
+    """One experiment's jobs on one cluster. Calls to the cluster run on worker threads."""
 
     uses_snapshot = True
+    # OpenPAI's grace for a container, plus two polls: one to send the stop and one to detect the end.
+    grace_s = 30.0 + 2 * POLL_S
 
     def __init__(
         self,
@@ -83,8 +93,13 @@ class OpenPaiService(TrainingService):
         *,
         poll_s: float = POLL_S,
         python: str | None = None,
+        runs_as_manager: bool = False,
+        which: str = "",
     ) -> None:
-        """`mount`: where containers see the folder that holds the workspace. `python`: see `render_run_script`."""
+        """`mount`: the path where containers see the workspace's parent folder. `python`: see `render_run_script`.
+
+        `runs_as_manager`: see the property. `which`: options that select this cluster for nnictl.
+        """
         super().__init__(on_job_ended)
         self._cluster = cluster
         self._template = template
@@ -92,14 +107,18 @@ class OpenPaiService(TrainingService):
         self._experiment_id = workspace.root.name
         self._poll_s = poll_s
         self._python = python
+        self._runs_as_manager = runs_as_manager
+        self._which = which
         self._jobs: dict[str, _Job] = {}
-        self._listed: dict[str, JobState] | None = None
-        """The jobs of earlier managers, while this one takes them over."""
+        self._listed: dict[str, PaiJobState] | None = None
+        """The jobs of earlier managers, by name, during adoption. None: not listed."""
         self._is_away = False
-        """The cluster could not tell of those, and has not been seen since."""
+        """True after a failed list during adoption, until a poll succeeds."""
         self._problem = ""
         self._wake = asyncio.Event()
         self._poller: asyncio.Task[None] | None = None
+        self._messages = TerminationMessages(cluster)
+        self._endings: set[asyncio.Task[None]] = set()
         self._submitters = ThreadPoolExecutor(_SUBMITTERS, thread_name_prefix="openpai-submit")
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="openpai-watch")
 
@@ -109,19 +128,24 @@ class OpenPaiService(TrainingService):
         return render_run_script(self._python)
 
     @property
+    def runs_as_manager(self) -> bool:
+        """True on the local OpenPAI, unless it runs tasks in containers."""
+        return self._runs_as_manager
+
+    @property
     def completion(self) -> Completion:
-        """As the job file says it."""
+        """As declared in the job file."""
         return self._template.completion
 
     @property
     def problem(self) -> str:
-        """That the cluster cannot be asked, or which job has waited longest for a place on it."""
+        """Why the cluster cannot be polled, or which job has been pending longest."""
         if self._problem:
             return self._problem
         now_s = time.monotonic()
         waiting = [job for job in self._jobs.values() if job.waits_since_s is not None]
         longest = min(waiting, key=lambda job: job.waits_since_s or now_s, default=None)
-        if longest is None or now_s - (longest.waits_since_s or now_s) < _LONGEST_QUEUE_S:
+        if longest is None or now_s - (longest.waits_since_s or now_s) < _MAX_QUEUE_S:
             return ""
         return (
             f"OpenPAI has not started {len(waiting)} of {len(self._jobs)} jobs, {longest.name} the first of them; free resources "
@@ -129,7 +153,7 @@ class OpenPaiService(TrainingService):
         )
 
     def link(self, job_id: str) -> str | None:
-        """OpenPAI's page of the job. That of this machine has no pages.
+        """Returns the URL of OpenPAI's page of the job. The local OpenPAI has no pages.
 
         Source: NNI's trial url on OpenPAI.
         """
@@ -139,11 +163,11 @@ class OpenPaiService(TrainingService):
         return f"{self._cluster.address}/job-detail.html?{asked}"
 
     async def submit(self, settings: KeeperSettings) -> None:
-        """Hand the job in.
+        """Submit the job.
 
         Raises:
-            TryAgain: OpenPAI does not take it, for whatever reason: all jobs of an experiment are alike, so that what ends this
-                trial would end every other as well. The job may be there all the same; handing it in again is harmless.
+            UserError: OpenPAI refuses it permanently, in its own words; the job does not exist.
+            RetryableError: a later submit may succeed. The job may exist already; submitting again is harmless.
         """
         job_id = settings.job_id
         name = job_name(self._experiment_id, job_id)
@@ -159,20 +183,45 @@ class OpenPaiService(TrainingService):
         try:
             await _in_thread(self._submitters, self._hand_in, name, seen)
             job.is_watched = job.was_taken = True
-        except UserMistake as error:
-            raise TryAgain(str(error)) from error
+        except UserError:
+            self._jobs.pop(job_id, None)
+            raise
         finally:
             job.is_posting = False
             job.submitted_at_s = time.monotonic()
         self._watch()
 
     def _hand_in(self, name: str, settings: KeeperSettings) -> None:
-        # The name is ours alone: a job that has it was handed in by an earlier try.
-        with contextlib.suppress(JobExists):
+        try:
             self._cluster.submit(render_job(self._template, name, settings))
+        except RequestRejected as error:
+            # This answer is not about the job: gateways send it while the servers behind them start.
+            raise RetryableError(str(error)) from error
+        except JobAlreadyExists:
+            # An earlier try created it, unless the stored job proves to belong to others.
+            if self._is_of_others(name, settings):
+                raise
+        except UserError:
+            if not self._is_there(name):
+                raise
+
+    def _is_of_others(self, name: str, settings: KeeperSettings) -> bool:
+        try:
+            text = self._cluster.config(name)
+        except UserError:
+            return False
+        return is_of_others(text, settings)
+
+    def _is_there(self, name: str) -> bool:
+        """True if an earlier try whose answer was lost created the job before this try was refused."""
+        try:
+            self._cluster.job(name)
+        except UserError:
+            return False
+        return True
 
     async def stop(self, job_id: str) -> bool:
-        """Have OpenPAI told to stop the job, as soon as it can be told."""
+        """Send OpenPAI a stop request as soon as possible."""
         job = self._jobs.get(job_id)
         if job is None:
             return False
@@ -181,8 +230,14 @@ class OpenPaiService(TrainingService):
         self._wake.set()
         return True
 
+    def removal_command(self, job_id: str) -> str:
+        """An nnictl command, with the options that select this cluster: another shell may have a different default."""
+        return " ".join(
+            filter(None, ("nnictl openpai stop", job_name(self._experiment_id, job_id), self._which))
+        )
+
     async def adopt(self, job_id: str) -> JobPresence:
-        """Find a job of an earlier manager. While OpenPAI is away it passes for one that runs, and is looked at later."""
+        """Find a job of an earlier manager. While OpenPAI is unreachable, the job counts as running and is polled later."""
         if self._listed is None and not self._is_away:
             try:
                 rows = await self._ask(partial(self._cluster.jobs, keyword=job_prefix(self._experiment_id)))
@@ -201,19 +256,22 @@ class OpenPaiService(TrainingService):
         self._watch()
         return JobPresence.RUNNING
 
-    async def end_leftovers(self, job_id: str, trial_id: str) -> None:
-        """A container that ended has left nothing."""
+    async def reap_orphans(self, job_id: str, trial_id: str) -> None:
+        """Does nothing: a terminated container leaves no processes."""
 
     async def close(self) -> None:
-        """Stop looking; jobs go on."""
+        """Stop polling. Jobs continue."""
         if self._poller is not None:
             self._poller.cancel()
             await asyncio.gather(self._poller, return_exceptions=True)
+        for ending in self._endings:
+            ending.cancel()
+        await asyncio.gather(*self._endings, return_exceptions=True)
         self._cluster.close()
         for threads in (self._submitters, self._watcher):
             await asyncio.to_thread(threads.shutdown, wait=True, cancel_futures=True)
 
-    # ---- looking
+    # ---- polling
 
     def _watch(self) -> None:
         if self._poller is None:
@@ -224,8 +282,8 @@ class OpenPaiService(TrainingService):
         while True:
             self._wake.clear()
             problem = ""
-            # What hinders the one must not hinder the other.
-            for step in (self._tell_stops, self._look):
+            # A failure of one step must not block the other.
+            for step in (self._send_stops, self._look):
                 try:
                     await step()
                 except NniManagerError as error:
@@ -236,24 +294,25 @@ class OpenPaiService(TrainingService):
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._poll_s)
 
-    async def _tell_stops(self) -> None:
-        refused: UserMistake | None = None
+    async def _send_stops(self) -> None:
+        refused: UserError | None = None
         now_s = time.monotonic()
         for job in list(self._jobs.values()):
-            told_s = job.stop_told_at_s
+            told_s = job.stop_sent_at_s
             if (
                 not job.stop_is_wanted
                 or job.is_posting
-                or (told_s is not None and now_s - told_s < _STOP_AGAIN_S)
+                or job.is_ending
+                or (told_s is not None and now_s - told_s < _STOP_RETRY_DELAY_S)
             ):
                 continue
             try:
                 await self._ask(self._cluster.stop, job.name)
-                job.stop_told_at_s = time.monotonic()
-            except JobUnknown:
-                pass  # not shown yet, or gone: a closer look tells
-            except UserMistake as error:
-                job.stop_told_at_s, refused = time.monotonic(), error
+                job.stop_sent_at_s = time.monotonic()
+            except JobNotOnCluster:
+                pass  # not shown yet, or gone: `_resolve_unlisted` finds out
+            except UserError as error:
+                job.stop_sent_at_s, refused = time.monotonic(), error
         if refused is not None:
             raise refused
 
@@ -268,16 +327,22 @@ class OpenPaiService(TrainingService):
         for job in list(self._jobs.values()):
             state = states.get(job.name)
             if state is not None:
-                _note_seen(job, state)
+                _mark_seen(job, state)
+            elif job.is_ending:
+                pass
             elif job.is_watched and not job.is_posting and job.submitted_at_s < began_at_s:
-                await self._look_closer(job)
+                await self._resolve_unlisted(job)
 
-    async def _look_closer(self, job: _Job) -> None:
-        """The job is not among those that are alive: it has ended, is not shown yet, or somebody has removed it."""
+    async def _resolve_unlisted(self, job: _Job) -> None:
+        """Handle a job that is not listed as alive: it has ended, is not shown yet, or was removed."""
         try:
             detail = await self._ask(self._cluster.job, job.name)
-        except JobUnknown:
-            if job.was_taken and not job.was_seen and time.monotonic() - job.submitted_at_s < _SHOWN_WITHIN_S:
+        except JobNotOnCluster:
+            if (
+                job.was_taken
+                and not job.was_seen
+                and time.monotonic() - job.submitted_at_s < _SHOWN_TIMEOUT_S
+            ):
                 return
             gone = (
                 "is gone: somebody has removed it there"
@@ -287,39 +352,27 @@ class OpenPaiService(TrainingService):
             self._end(job, None, f"job {job.name} on OpenPAI {gone}", ExitReason.JOB_LOST)
             return
         if detail.state.presence is not JobPresence.ENDED:
-            _note_seen(job, detail.state)
+            _mark_seen(job, detail.state)
             return
         match detail.state:
-            case JobState.SUCCEEDED:
+            case PaiJobState.SUCCEEDED:
                 self._end(job, 0, "")
-            case JobState.STOPPED if job.stop_is_wanted:
+            case PaiJobState.STOPPED if job.stop_is_wanted:
                 self._end(job, None, f"OpenPAI has stopped job {job.name} as we asked", ExitReason.JOB_LOST)
-            case JobState.STOPPED:
+            case PaiJobState.STOPPED:
                 self._end(job, None, f"somebody has stopped job {job.name} on OpenPAI", ExitReason.JOB_LOST)
             case _:
-                words = await self._last_words(detail)
-                said = f"OpenPAI says of job {job.name}: {detail.reason or detail.state.value}"
-                message = "\n".join(part for part in (said, words) if part)
-                is_oom = detail.exit_code == OUT_OF_MEMORY
-                reason = ExitReason.OUT_OF_MEMORY if is_oom else ExitReason.KEEPER_LOST
-                self._end(job, detail.exit_code, message, reason)
+                job.is_ending = True
+                ending = asyncio.get_running_loop().create_task(self._end_failed(job, detail))
+                self._endings.add(ending)
+                ending.add_done_callback(self._endings.discard)
+                ending.add_done_callback(self._note_bug)
 
-    async def _last_words(self, detail: JobDetail) -> str:
-        """What the task that decided the end wrote last, if it can be had."""
-        if detail.trigger is None:
-            return ""
-        role, index = detail.trigger
-        try:
-            task = _task_attempt(detail, role, index)
-            find = partial(self._cluster.log_tails, detail.name, detail.attempt, role, index, task)
-            locations = await self._ask(find)
-            if "stderr" not in locations:
-                return ""
-            text = await self._ask(self._cluster.log, locations["stderr"])
-        except NniManagerError as error:
-            logger.info("no last words of job %s: %s", detail.name, error)
-            return ""
-        return text[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+    async def _end_failed(self, job: _Job, detail: JobStatus) -> None:
+        said = f"OpenPAI says of job {job.name}: {detail.reason or detail.state.value}"
+        message = "\n".join(part for part in (said, await self._messages.of(detail)) if part)
+        reason = ExitReason.OUT_OF_MEMORY if detail.exit_code == OUT_OF_MEMORY else ExitReason.KEEPER_LOST
+        self._end(job, detail.exit_code, message, reason)
 
     def _end(
         self, job: _Job, exit_code: int | None, message: str, reason: ExitReason = ExitReason.KEEPER_LOST
@@ -351,15 +404,9 @@ async def _in_thread(
     return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *arguments))
 
 
-def _note_seen(job: _Job, state: JobState) -> None:
+def _mark_seen(job: _Job, state: PaiJobState) -> None:
     job.was_seen = True
-    if state is not JobState.WAITING:
+    if state is not PaiJobState.WAITING:
         job.waits_since_s = None
     elif job.waits_since_s is None:
         job.waits_since_s = time.monotonic()
-
-
-def _task_attempt(detail: JobDetail, role: str, index: int) -> int:
-    tasks = (detail.document.get("taskRoles") or {}).get(role, {}).get("taskStatuses") or []
-    attempts = [task.get("attemptId") for task in tasks if task.get("taskIndex") == index]
-    return int(attempts[0] or 0) if attempts else 0

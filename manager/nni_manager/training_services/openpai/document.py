@@ -1,6 +1,6 @@
-"""A job's text as plain values, read as OpenPAI reads it, with the place of each of them.
+"""Reads a job's text as plain values, with OpenPAI's YAML rules, and records the position of each value.
 
-Mappings become dicts with string keys, in the order of the text; scalars are those of `scalars`.
+Mappings become dicts with string keys in text order; `scalars` defines the scalar values.
 """
 
 from __future__ import annotations
@@ -19,49 +19,54 @@ from ruamel.yaml.resolver import BaseResolver
 from ruamel.yaml.scanner import Scanner
 from ruamel.yaml.tag import Tag
 
-from nni_manager.config.mistakes import key_of, shown
-from nni_manager.training_services.openpai.mistakes import Path, ProtocolInvalid, ProtocolMistake, Violation
+from nni_manager.config.diagnostics import key_of, shown
+from nni_manager.training_services.openpai.job_checks import (
+    Path,
+    ProtocolDiagnostic,
+    ProtocolInvalid,
+    Violation,
+)
 from nni_manager.training_services.openpai.scalars import explicitly, javascript_text, resolved
 
-# A job has some ten levels; what is deeper comes from a program gone wrong, or from nobody's friend.
-MOST_LEVELS = 64
-# Aliases make a short text a large value. A text of the server's largest size (100 kB) has fewer values of its own.
-MOST_VALUES = 100_000
+# A job has about ten levels. Deeper nesting indicates a faulty generator or an attack.
+MAX_LEVELS = 64
+# Aliases expand a short text to a large value. Without aliases, a text of the server's limit (100 kB) has fewer values.
+MAX_VALUES = 100_000
 
 _YAML_TAGS = "tag:yaml.org,2002:"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where something stands in the text, as indices of characters."""
+    """A range of the text, as character indices."""
 
     start: int
     end: int
 
 
 @dataclass(frozen=True)
-class Document:
-    """A text, its value, and the mistakes of form that did not hinder reading it. `file` is its name, for messages."""
+class JobDocument:
+    """A text, its value, and the form diagnostics that did not prevent reading it. `file` is its name, for messages."""
 
     text: str
     file: str
     value: Any
-    mistakes: tuple[ProtocolMistake, ...] = ()
+    diagnostics: tuple[ProtocolDiagnostic, ...] = ()
     root: Node | None = field(default=None, repr=False, compare=False)
     _known_children: dict[int, dict[str | int, tuple[ScalarNode | None, Node]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def mistake(self, path: Path, message: str, violation: Violation | None = None) -> ProtocolMistake:
-        """A mistake at this path, or at the nearest place above it that is in the text."""
+    def diagnostic(self, path: Path, message: str, violation: Violation | None = None) -> ProtocolDiagnostic:
+        """Returns a diagnostic at this path, or at its nearest ancestor in the text."""
         mark: StringMark | None = self.root.start_mark if self.root is not None else None
         for key, node in self._way(path):
             mark = (key or node).start_mark
         line, column = (1, 1) if mark is None else (mark.line + 1, mark.column + 1)
-        return ProtocolMistake(self.file, line, column, key_of(path), message, path, violation)
+        return ProtocolDiagnostic(self.file, line, column, key_of(path), message, path, violation)
 
     def span(self, path: Path) -> Span | None:
-        """Where `key: value` or an item of a list stands: from behind the key to the end of the value; None if nowhere."""
+        """Returns the range of `key: value` or a list item: end of the key to end of the value. None: not in the text."""
         steps = list(self._way(path))
         if len(steps) < len(path) or not steps:
             return None
@@ -69,7 +74,7 @@ class Document:
         return Span(node.start_mark.index if key is None else key.end_mark.index, self._end(node))
 
     def span_with_comments(self, path: Path) -> Span | None:
-        """As `span`, with the comments behind the value: up to the line of what comes next."""
+        """Like `span`, plus the comments after the value, up to the line of the next element."""
         span, steps = self.span(path), list(self._way(path))
         if span is None:
             return None
@@ -83,13 +88,13 @@ class Document:
 
     def _end(self, node: Node) -> int:
         if isinstance(node, MappingNode | SequenceNode) and not node.flow_style:
-            # A block ends for the reader where the next thing starts, behind all comments; here, with its last value.
+            # The parser ends a block at the next token, after all comments; here it ends with its last value.
             return max(self._end(child) for _, child in self._children(node).values())
         end: int = node.end_mark.index
         return len(self.text[:end].rstrip()) if isinstance(node, ScalarNode) else end
 
     def _way(self, path: Path) -> Iterator[tuple[ScalarNode | None, Node]]:
-        """The key and the node of each step that is in the text."""
+        """Yields the key and the node of each step of the path, as far as the text has it."""
         node = self.root
         for step in path:
             if node is None or step not in self._children(node):
@@ -98,7 +103,7 @@ class Document:
             yield key, node
 
     def _children(self, node: Node) -> dict[str | int, tuple[ScalarNode | None, Node]]:
-        # A job of many mistakes asks for the children of the same node many times.
+        # Cached: many diagnostics query the same node.
         if id(node) not in self._known_children:
             children: dict[str | int, tuple[ScalarNode | None, Node]] = {}
             if isinstance(node, SequenceNode):
@@ -109,39 +114,39 @@ class Document:
         return self._known_children[id(node)]
 
 
-def read_document(text: str, file: str = "") -> Document:
-    """The one YAML (or JSON) document in `text`.
+def read_document(text: str, file: str = "") -> JobDocument:
+    """Returns the one YAML (or JSON) document in `text`.
 
     Raises:
-        ProtocolInvalid: it cannot be read as one; exactly one mistake.
+        ProtocolInvalid: the text cannot be parsed; exactly one diagnostic.
     """
     text = text.removeprefix("\ufeff")
     yaml = YAML(typ="safe", pure=True)
-    yaml.Scanner, yaml.Resolver, yaml.max_depth = _Scanner, _Resolver, MOST_LEVELS
+    yaml.Scanner, yaml.Resolver, yaml.max_depth = _Scanner, _Resolver, MAX_LEVELS
     yaml.composer.warn_double_anchors = False
     try:
-        # js-yaml ends every line, the last as well: that of a block of text counts as part of it.
+        # js-yaml terminates the last line too: its line feed is part of a block scalar.
         root = yaml.compose(text if text.endswith("\n") else f"{text}\n")
     except MaxDepthExceededError as error:
         raise _refused(
-            file, f"more than {MOST_LEVELS} levels deep; make it flatter", error.problem_mark
+            file, f"more than {MAX_LEVELS} levels deep; make it flatter", error.problem_mark
         ) from error
     except MarkedYAMLError as error:
-        raise _refused(file, *_better_said(text, error)) from error
+        raise _refused(file, *_translate_parser_error(text, error)) from error
     except ReaderError as error:
         mark = StringMark(file, error.position, *_line_and_column(text, error.position), None, None)
         raise _refused(
             file, f"there is a character (code {error.character}) that no text has; remove it", mark
         ) from error
     if root is None:
-        return Document(text, file, None)
+        return JobDocument(text, file, None)
     construction = _Construction(file)
     value = construction.value_of(root, ())
-    return Document(text, file, value, tuple(construction.mistakes), root)
+    return JobDocument(text, file, value, tuple(construction.diagnostics), root)
 
 
 class _Scanner(Scanner):
-    """Takes a tab between two tokens of a line for white space, as js-yaml and YAML 1.2 do; never as indentation."""
+    """Accepts a tab between two tokens of a line as white space, as js-yaml and YAML 1.2 do; never as indentation."""
 
     def scan_to_next_token(self) -> None:
         super().scan_to_next_token()
@@ -155,7 +160,7 @@ class _Scanner(Scanner):
 
 
 class _Resolver(BaseResolver):
-    """Leaves plain scalars to `scalars`: they are told from all others by a tag of their own."""
+    """Marks plain scalars with a tag of their own, so that `scalars` resolves them."""
 
     PLAIN: ClassVar = Tag(suffix="plain")
     OTHER: ClassVar = {
@@ -177,11 +182,11 @@ class _Resolver(BaseResolver):
 
 
 class _Construction:
-    """One pass from nodes to values. A node met twice (an alias) is one object; its size counts twice."""
+    """Converts nodes to values in one pass. An aliased node becomes one shared object; its size counts at each use."""
 
     def __init__(self, file: str) -> None:
         self._file = file
-        self.mistakes: list[ProtocolMistake] = []
+        self.diagnostics: list[ProtocolDiagnostic] = []
         self._done: dict[int, tuple[Any, int]] = {}
         self._open: set[int] = set()
         self._size = 0
@@ -203,8 +208,8 @@ class _Construction:
 
     def _grow(self, size: int, node: Node) -> None:
         self._size += size
-        if self._size > MOST_VALUES:
-            problem = f"its aliases make more than {MOST_VALUES} values of it; write out what is needed"
+        if self._size > MAX_VALUES:
+            problem = f"its aliases make more than {MAX_VALUES} values of it; write out what is needed"
             raise _refused(self._file, problem, node.start_mark)
 
     def _new(self, node: Node, path: Path) -> Any:
@@ -252,13 +257,13 @@ class _Construction:
             if key in lines:
                 message = f"cannot use {key_of((*path, key))}: it is in line {lines[key]} already; keep one of the two"
                 place = (mark.line + 1, mark.column + 1, key_of((*path, key)))
-                self.mistakes.append(ProtocolMistake(self._file, *place, message, (*path, key)))
+                self.diagnostics.append(ProtocolDiagnostic(self._file, *place, message, (*path, key)))
             lines.setdefault(key, mark.line + 1)
             own[key] = self.value_of(value_node, (*path, key))
         return {**merged, **own} if merged else own
 
     def _sources(self, node: Node, path: Path) -> list[dict[str, Any]]:
-        """The mappings that `<<` merges in; of two with the same key, the first counts."""
+        """Returns the mappings that `<<` merges; the first one takes precedence."""
         nodes = node.value if isinstance(node, SequenceNode) else [node]
         values = [self.value_of(each, path) for each in nodes]
         if not all(isinstance(value, dict) for value in values):
@@ -271,7 +276,7 @@ def _key(node: ScalarNode) -> str:
 
 
 def _whole(text: str) -> str | None:
-    """The text with the pairs of surrogates that JSON's escapes make joined; None if one half is missing."""
+    """Joins the surrogate pairs that JSON escapes produce; None if one half is missing."""
     try:
         return text.encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
@@ -280,22 +285,22 @@ def _whole(text: str) -> str | None:
 
 _NO_COLON = "could not find expected ':'"
 _SECOND_COLON = "mapping values are not allowed here"
-# The reader speaks of tokens and the author of a job thinks of his text: what is said instead, with the way out.
-_SAID_BETTER = {
+# Replaces the parser's messages about tokens with messages about the text, with a remedy.
+_PARSER_MESSAGES = {
     _NO_COLON: "a line is no `key: value`; give it a colon and a value, or # for a comment",
     _SECOND_COLON: "there is a second colon; put text with a colon and a blank in quotes",
     "found character '\\t' that cannot start any token": "a line begins with a tab; indent with spaces",
     "found unexpected end of stream": "a quote is not closed; close it",
     "but found another document": "a second document begins here; keep one, with no --- behind it",
 }
-# Noticed lines later; it is where the reader began that something must be done.
+# The parser detects these some lines later; report the position where the construct starts.
 _NOTICED_LATE = (_NO_COLON, "end of stream", "<stream end>")
 
 
-def _better_said(text: str, error: MarkedYAMLError) -> tuple[str, StringMark | None]:
+def _translate_parser_error(text: str, error: MarkedYAMLError) -> tuple[str, StringMark | None]:
     problem, mark = error.problem or error.context or "this is no YAML", error.problem_mark
     if problem == _SECOND_COLON:
-        # Two lines without a colon between them are one text to the reader; what follows then has a colon too many.
+        # The parser joins two lines without a colon into one scalar, then reports the next colon as one too many.
         lines = text.split("\n")[: mark.line + 1]
         before = lines[-2] if len(lines) > 1 else ""
         if re.fullmatch(r"\s*[\w.-]+\s*", lines[-1][: mark.column]) and re.fullmatch(
@@ -305,7 +310,7 @@ def _better_said(text: str, error: MarkedYAMLError) -> tuple[str, StringMark | N
             problem, mark = _NO_COLON, StringMark("", 0, mark.line - 1, indent, None, None)
     elif error.context_mark is not None and any(words in problem for words in _NOTICED_LATE):
         mark = error.context_mark
-    return _SAID_BETTER.get(problem, f"{problem}; mend the YAML there"), mark
+    return _PARSER_MESSAGES.get(problem, f"{problem}; fix the YAML there"), mark
 
 
 def _line_and_column(text: str, index: int) -> tuple[int, int]:
@@ -318,4 +323,4 @@ def _short(node: Node) -> str:
 
 def _refused(file: str, problem: str, mark: StringMark | None) -> ProtocolInvalid:
     line, column = (1, 1) if mark is None else (mark.line + 1, mark.column + 1)
-    return ProtocolInvalid([ProtocolMistake(file, line, column, "", f"cannot read the job: {problem}")])
+    return ProtocolInvalid([ProtocolDiagnostic(file, line, column, "", f"cannot read the job: {problem}")])

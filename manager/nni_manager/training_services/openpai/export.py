@@ -1,7 +1,7 @@
-"""A job as text again. What is known here and what is not stays as it was written: keys, order, comments, spelling.
+"""Writes a job as text again. Modelled and unknown parts stay as written: keys, order, comments, spelling.
 
-A change replaces the text of one value and leaves every other character alone. Where the text does not allow that (the value is
-not there yet, or is an alias of another), the whole job is written anew, without its comments.
+A change replaces the text of one value and no other character. If that is impossible (the value is new, or is an alias of
+another), the whole job is serialised anew, without its comments.
 """
 
 from __future__ import annotations
@@ -17,57 +17,57 @@ from ruamel.yaml import YAML
 from ruamel.yaml.nodes import ScalarNode
 from ruamel.yaml.representer import SafeRepresenter
 
-from nni_manager.training_services.openpai.document import Document, Span, read_document
-from nni_manager.training_services.openpai.mistakes import Path, ProtocolInvalid
+from nni_manager.training_services.openpai.document import JobDocument, Span, read_document
+from nni_manager.training_services.openpai.job_checks import Path, ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import JobProtocol, parse
 from nni_manager.training_services.openpai.scalars import Date
 
 MASK = "******"
 
-# Words and beginnings that some reader of YAML takes for more than text: OpenPAI's runtime reads YAML 1.1, its server nearly 1.2.
+# Text that no YAML reader gives another type: OpenPAI's runtime reads YAML 1.1, its server nearly 1.2.
 _PLAIN = re.compile(
     r"^(?!(?:y|n|yes|no|on|off|true|false|null)$)[A-Za-z/_][^\n\x00-\x1f\x7f-\xa0\ufeff]*$", re.IGNORECASE
 )
 
 
 def to_yaml(job: JobProtocol) -> str:
-    """The text the job was read from, to the last character."""
+    """Returns the job's source text, unchanged."""
     return job.document.text
 
 
 def of_values(values: Mapping[str, Any], file: str = "") -> JobProtocol:
-    """The job that these plain values describe, with a text of its own.
+    """Returns the job that these plain values describe, with newly serialised text.
 
     Raises:
-        ProtocolInvalid: it cannot run; with all that is wrong.
+        ProtocolInvalid: the job is invalid; has all diagnostics.
     """
     return parse(dumped(values), file)
 
 
 def with_changes(job: JobProtocol, changes: Mapping[Path, Any]) -> JobProtocol:
-    """The job with other values at these paths, such as ("name",) or ("taskRoles", "worker", "commands").
+    """Returns the job with other values at these paths, such as ("name",) or ("taskRoles", "worker", "commands").
 
-    The mappings around a value that is not there yet are made.
+    Missing parent mappings are created.
 
     Raises:
-        ProtocolInvalid: the changed job cannot run.
+        ProtocolInvalid: the changed job is invalid.
     """
     document = job.document
     return parse(_changed(document, changes, {path: document.span(path) for path in changes}), document.file)
 
 
 def without_secrets(job: JobProtocol) -> str:
-    """The job's text as others may see it: `secrets`, however written, is `"******"`."""
+    """Returns the job's text for other readers: `secrets`, however written, is `"******"`."""
     document, path = job.document, ("secrets",)
     if not job.secrets:
         return document.text
-    # A comment beside a secret may hold another.
+    # A comment beside a secret may contain another secret.
     span = document.span_with_comments(path)
     return _changed(document, {path: MASK}, {path: span})
 
 
 def dumped(values: Any) -> str:
-    """Plain values as YAML that every reader OpenPAI has takes for the same."""
+    """Serialises plain values as YAML that all of OpenPAI's readers parse alike."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer, yaml.default_flow_style, yaml.width = _Representer, False, 2**31
     yaml.representer.sort_base_mapping_type_on_output = False
@@ -76,12 +76,12 @@ def dumped(values: Any) -> str:
     return stream.getvalue()
 
 
-def _changed(document: Document, changes: Mapping[Path, Any], spans: Mapping[Path, Span | None]) -> str:
+def _changed(document: JobDocument, changes: Mapping[Path, Any], spans: Mapping[Path, Span | None]) -> str:
     wanted = copy.deepcopy(document.value)
     for path, value in changes.items():
         _put(wanted, path, value)
     text = _spliced(document.text, changes, spans)
-    # The splice is trusted only where reading it gives what was wanted.
+    # Use the splice only if parsing it gives the wanted value.
     return text if text is not None and _says(text, wanted) else dumped(wanted)
 
 
@@ -110,7 +110,7 @@ def _spliced(text: str, changes: Mapping[Path, Any], spans: Mapping[Path, Span |
 
 
 class _Representer(SafeRepresenter):
-    """Quotes every text that anybody might take for something else; never writes an alias."""
+    """Quotes every text that a reader may parse as another type; never writes an alias."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -121,7 +121,7 @@ class _Representer(SafeRepresenter):
         return node
 
     def number(self, data: float) -> ScalarNode:
-        # Without a point, 1e-07 is a text to readers of YAML 1.1.
+        # Without a point, YAML 1.1 readers parse 1e-07 as text.
         written = repr(data) if "e" not in repr(data) or "." in repr(data) else repr(data).replace("e", ".0e")
         words = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}
         node: ScalarNode = self.represent_scalar("tag:yaml.org,2002:float", words.get(written, written))
@@ -140,7 +140,7 @@ _Representer.add_representer(Date, _Representer.date)
 
 
 def _is_block(text: str) -> bool:
-    """Whether a text reads best, and safely, as lines below `|`."""
+    """True if a text can safely be written as lines below `|`."""
     first, *others = text.split("\n")
     lines_are_plain = all(line.isprintable() and line == line.rstrip() for line in (first, *others))
     return bool(first and others) and first == first.lstrip() and lines_are_plain

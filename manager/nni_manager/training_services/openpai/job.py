@@ -1,9 +1,9 @@
-"""A trial's job, or one that runs many trials, as OpenPAI's job protocol has it. Pure: the same input gives the same text.
+"""Renders a job of one or many trials in OpenPAI's job protocol. Pure: the same input gives the same text.
 
-Each task of a job runs one small script: it looks for run.sh on the shared storage, and starts it with the keeper's settings in
-its environment. The keeper's token is a secret of the job, which OpenPAI fills in and shows to nobody. Where a job file describes
-several task roles, each task's keeper is given the commands of its role in place of the trial's command. They travel in a
-here-document, so that OpenPAI's templates work in them as ever, and no quote in a command or in what is filled in can end them.
+Each task runs one small script: it finds run.sh on the shared storage and starts it with the keeper's settings in its
+environment. The keeper's token is a secret of the job, which OpenPAI fills in and never shows. If a job file describes
+several task roles, each task's keeper runs its role's commands in place of the trial's command. A here-document holds these
+commands: OpenPAI's templates work in it, and no quote in a command or in a filled-in value can end it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
 from nni_manager.config.model import PaiConfig
 from nni_manager.domain.completion import Completion, TaskRole
-from nni_manager.errors import UserMistake
+from nni_manager.errors import UserError
 from nni_manager.training_services.openpai.export import dumped, of_values
-from nni_manager.training_services.openpai.mistakes import Path, ProtocolInvalid
+from nni_manager.training_services.openpai.job_checks import Path, ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import JobProtocol, Storage, parse
 from nni_manager.training_services.openpai.render import render
-from nni_manager.training_services.run_script import finds_keeper
+from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import PREFIX, KeeperSettings
 
@@ -32,17 +35,17 @@ _IMAGE = "docker_image_0"
 _ROLE = "taskrole"
 _REUSED = "env-"
 # Source: the body limit of OpenPAI's REST server, 100 kB.
-MOST_BYTES = 100 * 1024
-# What the manager adds to a job file.
+MAX_BYTES = 100 * 1024
+# Reserved for what the manager adds to a job file.
 _ADDED_BYTES = 4096
 
 
-class JobTooLarge(UserMistake):
+class JobTooLarge(UserError):
     """cannot submit the job: OpenPAI takes 100 kB at most; put long scripts into codeDir"""
 
 
 def job_prefix(experiment_id: str) -> str:
-    """What the names of all jobs of an experiment begin with, and no others'."""
+    """Returns the prefix of all job names of an experiment; no other job has it."""
     return f"nni_exp_{experiment_id}_"
 
 
@@ -53,10 +56,21 @@ def job_name(experiment_id: str, job_id: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class JobTemplate:
-    """What all jobs of an experiment have in common. `values` is a job without a name, whose commands are the user's own.
+class TaskNeed:
+    """The resources that one task of a role requests."""
 
-    `has_own_commands`: they come from a job file, and the keepers must be given them.
+    role: str
+    gpu: int
+    cpu: int
+    memory_mb: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobTemplate:
+    """The common part of all jobs of an experiment. `values` is a job without a name, with the user's own commands.
+
+    `has_own_commands`: the commands come from a job file, and keepers must run them. `needs`: one per role that requests
+    resources in numbers.
     """
 
     values: Mapping[str, Any]
@@ -65,20 +79,21 @@ class JobTemplate:
     storages: tuple[Storage, ...]
     virtual_cluster: str
     warnings: tuple[str, ...] = ()
+    needs: tuple[TaskNeed, ...] = ()
 
     def storage_at(self, mount: str) -> Storage | None:
-        """The storage that containers see at this path or above it; None if only the cluster knows."""
+        """Returns the storage that containers mount at this path or above it; None if only the cluster knows."""
         path = PurePosixPath(mount)
         seen = {PurePosixPath(storage.mount_path): storage for storage in self.storages}
         return next((seen[each] for each in (path, *path.parents) if each in seen), None)
 
 
 def template_of(pai: PaiConfig) -> JobTemplate:
-    """The template that the experiment file describes, by itself or with a job file.
+    """Returns the template that the experiment file describes, with or without a job file.
 
     Raises:
-        ProtocolInvalid: the job file cannot be used; with all that is wrong.
-        JobTooLarge: OpenPAI would not take it.
+        ProtocolInvalid: the job file is invalid; has all diagnostics.
+        JobTooLarge: it exceeds OpenPAI's size limit.
     """
     if pai.job_text is None:
         return _template(_values_of(pai), has_own_commands=False)
@@ -90,7 +105,7 @@ def template_of(pai: PaiConfig) -> JobTemplate:
     _refuse_without_storage(job, pai)
     _fill_in(values, pai, has_storage=job.storages is not None)
     warnings += _idle_keys(pai, file)
-    if len(dumped(values).encode()) > MOST_BYTES - _ADDED_BYTES:
+    if len(dumped(values).encode()) > MAX_BYTES - _ADDED_BYTES:
         raise JobTooLarge(
             f"cannot submit {file}: it is larger than 96 kB, and OpenPAI takes 100 kB at most; put long scripts into codeDir"
         )
@@ -98,10 +113,10 @@ def template_of(pai: PaiConfig) -> JobTemplate:
 
 
 def render_job(template: JobTemplate, name: str, settings: KeeperSettings) -> str:
-    """The job as YAML. `settings` are those of its keepers, as the container sees paths."""
+    """Returns the job as YAML. `settings` are its keepers', with paths as containers see them."""
     values = copy.deepcopy(dict(template.values))
     for role in values["taskRoles"].values():
-        # A role that does nothing still has a keeper, which must have something to run.
+        # A role without commands still has a keeper, which needs a command.
         own = "\n".join(text.strip() for text in role["commands"]) or "true"
         command = own if template.has_own_commands else None
         role["commands"] = [render_command(settings, command)]
@@ -111,8 +126,22 @@ def render_job(template: JobTemplate, name: str, settings: KeeperSettings) -> st
     )
 
 
+def is_of_others(text: str, settings: KeeperSettings) -> bool:
+    """True if a job of our name, as OpenPAI shows it, is certainly not from `render_job` for these keepers."""
+    try:
+        document = YAML(typ="safe", pure=True).load(text)
+    except YAMLError:
+        return False
+    roles = document.get("taskRoles") if isinstance(document, dict) else None
+    found = [role.get("commands") for role in (roles or {}).values() if isinstance(role, dict)]
+    commands = [str(command) for each in found if isinstance(each, list) for command in each]
+    environ = settings.to_environ()
+    ours = [f"{name}={shlex.quote(environ[name])} \\" for name in (f"{PREFIX}WORKSPACE", f"{PREFIX}JOB_ID")]
+    return bool(commands) and not any(all(line in command for line in ours) for command in commands)
+
+
 def render_command(settings: KeeperSettings, command: str | None) -> str:
-    """What each task of a job runs: the keeper, found and started by run.sh. `command` is the task's own, if it has one."""
+    """Returns the script of each task, which starts the keeper through run.sh. `command` is the task's own; None: the trial's."""
     run = shlex.quote(f"{settings.workspace}/run.sh")
     environ = settings.to_environ()
     del environ[f"{PREFIX}TOKEN"]
@@ -123,7 +152,7 @@ def render_command(settings: KeeperSettings, command: str | None) -> str:
         f"[ -r {run} ] || {{ echo cannot read {run} in this container >&2; exit {int(KeeperExit.WORKSPACE)}; }}",
     ]
     if command is not None:
-        # Nobody writes this line by chance, and no value that is filled in holds it.
+        # The hash keeps commands and filled-in values from containing this line by chance.
         end = f"END_OF_COMMAND_{hashlib.sha256(command.encode()).hexdigest()[:16]}"
         lines += [f"IFS= read -r -d '' trial_keeper_command <<'{end}' || true", command, end]
     lines += [f"{name}={shlex.quote(value)} \\" for name, value in environ.items()]
@@ -134,15 +163,15 @@ def render_command(settings: KeeperSettings, command: str | None) -> str:
 
 
 def render_run_script(python: str | None = None) -> str:
-    """The content of run.sh: enters the workspace, and runs the keeper that the container has.
+    """Returns run.sh: it enters the workspace and runs the container's keeper.
 
-    `python`: one that has the keeper, on machines where tasks are no containers.
+    `python`: an interpreter that has the keeper installed, for machines where tasks are not containers.
     """
     return f"""\
 #!/bin/bash
 # Started once per task; the TRIAL_KEEPER_* variables say what it is for.
 trap : TERM INT HUP
-{finds_keeper(python)}
+{keeper_lookup_snippet(python)}
 "${{keeper[@]}}"
 code=$?
 # OpenPAI takes a code above 128 for a failure of its own, and would start a job again whose trial is over.
@@ -156,7 +185,14 @@ exit "$code"
 
 def _template(values: Mapping[str, Any], *, has_own_commands: bool) -> JobTemplate:
     job = of_values({"name": "job", **values})
-    return JobTemplate(values, has_own_commands, _completion(job), job.storages or (), job.virtual_cluster)
+    return JobTemplate(
+        values,
+        has_own_commands,
+        _completion(job),
+        job.storages or (),
+        job.virtual_cluster,
+        needs=_needs(job),
+    )
 
 
 def _values_of(pai: PaiConfig) -> dict[str, Any]:
@@ -175,7 +211,7 @@ def _values_of(pai: PaiConfig) -> dict[str, Any]:
                 "commands": ["true"],
             }
         },
-        # As NNI has it: OpenPAI's portal chooses by it the page that shows the job.
+        # As NNI: OpenPAI's portal selects the job's page by this value.
         "extras": {"submitFrom": "submit-job-v2"},
     }
     _fill_in(values, pai, has_storage=False)
@@ -183,7 +219,7 @@ def _values_of(pai: PaiConfig) -> dict[str, Any]:
 
 
 def _fill_in(values: dict[str, Any], pai: PaiConfig, *, has_storage: bool) -> None:
-    """Where a job says nothing of its virtual cluster and storage, the experiment file does."""
+    """Fill in virtual cluster and storage from the experiment file where the job has none."""
     if pai.virtual_cluster is not None:
         values["defaults"] = {"virtualCluster": pai.virtual_cluster} | (values.get("defaults") or {})
     extras = values.setdefault("extras", {})
@@ -192,7 +228,7 @@ def _fill_in(values: dict[str, Any], pai: PaiConfig, *, has_storage: bool) -> No
 
 
 def _storage(name: str, mount: str) -> dict[str, str]:
-    # OpenPAI's own place for it is /mnt/<name>; containerNFSMountPath may be a folder below that.
+    # OpenPAI's default path is /mnt/<name>; containerNFSMountPath may be a folder below it.
     usual = PurePosixPath("/mnt") / name
     is_usual = usual in (PurePosixPath(mount), *PurePosixPath(mount).parents)
     return {"name": name} if is_usual else {"name": name, "mountPath": mount}
@@ -211,7 +247,7 @@ def _refuse_without_storage(job: JobProtocol, pai: PaiConfig) -> None:
     path: Path = ("extras", "storages")
     storages = job.storages
     if storages == () or (storages is None and pai.storage_name is not None):
-        return  # the user's default storages, which only the cluster knows; or the experiment file's
+        return  # the user's default storages, which only the cluster knows, or the experiment file's storage
     mount = PurePosixPath(pai.mount)
     seen = [PurePosixPath(storage.mount_path) for storage in storages or ()]
     if any(each in (mount, *mount.parents) for each in seen):
@@ -221,7 +257,21 @@ def _refuse_without_storage(job: JobProtocol, pai: PaiConfig) -> None:
         f"cannot use extras.storages: {what}, where containers would find the experiment; write e.g. "
         f"storages: [{{name: {pai.storage_name or 'NAME'}, mountPath: {pai.mount}}}], or correct containerNFSMountPath"
     )
-    raise ProtocolInvalid([job.document.mistake(path, message)])
+    raise ProtocolInvalid([job.document.diagnostic(path, message)])
+
+
+def _needs(job: JobProtocol) -> tuple[TaskNeed, ...]:
+    scheduler = job.extras.get("hivedScheduler")
+    by_sku = scheduler.get("taskRoles") if isinstance(scheduler, Mapping) else None
+    # HiveD derives the resources of such a role from its cell type.
+    skipped = [
+        name for name, each in (by_sku or {}).items() if isinstance(each, Mapping) and each.get("skuType")
+    ]
+    return tuple(
+        TaskNeed(role.name, role.resources.gpu, role.resources.cpu, role.resources.memory_mb)
+        for role in job.task_roles
+        if role.name not in skipped
+    )
 
 
 def _listed(storages: tuple[Storage, ...]) -> str:

@@ -1,7 +1,7 @@
-"""Runtime plugins: the shell scripts that OpenPAI's runtime runs around the commands of a task.
+"""Runtime plugins: shell scripts that OpenPAI's runtime runs around the commands of a task.
 
-`init` scripts run before anything else of the task, `pre` ones before its commands, `post` ones behind these if they succeeded.
-Each is a bash script of its own. All find themselves among the PAI_* variables of the task.
+`init` scripts run first in the task, `pre` scripts before its commands, `post` scripts after successful commands.
+Each is a bash script of its own. All have the task's PAI_* variables.
 
 Source: microsoft/openpai-runtime v0.1.12 (src/init.d/initializer.py, src/plugins).
 """
@@ -13,25 +13,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from nni_manager.config.mistakes import key_of, shown
-from nni_manager.training_services.openpai.mistakes import Path, ProtocolInvalid, ProtocolMistake
+from nni_manager.config.diagnostics import key_of, shown
+from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, ProtocolInvalid
 from nni_manager.training_services.openpai.prerequisites import in_order
-from nni_manager.training_services.openpai.protocol import JobProtocol, PluginCall, TaskRole
+from nni_manager.training_services.openpai.protocol import JobProtocol, PluginCall, ProtocolTaskRole
 from nni_manager.training_services.openpai.scalars import javascript_text
 from nni_manager.training_services.openpai.templates import fill_parameter
 
 SSH_BARRIER_INTERVAL_S = 10
-# Five hours. The documentation speaks of 30 minutes; this is what jobs get.
+# Five hours. The documentation says 30 minutes; the runtime uses this.
 SSH_BARRIER_TRIES = 1800
-# Between ten tries.
+# After each of the ten tries.
 GIT_WAITS_S = (1, 2, 4, 8, 16, 32, 64, 128, 256, 300)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEnvironment:
-    """What a plugin's script needs besides the job. `runtime_dir` is the folder of the runtime as tasks see it.
+    """The inputs of a plugin's script besides the job. `runtime_dir` is the folder of the runtime as tasks see it.
 
-    For `jobssh` the job's key pair is expected there as ssh-secret/ssh-publickey and ssh-secret/ssh-privatekey.
+    `jobssh` expects the job's key pair there as ssh-secret/ssh-publickey and ssh-secret/ssh-privatekey.
     `ssh_public_keys` are those in the profile of the job's owner.
     """
 
@@ -41,18 +41,18 @@ class TaskEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class PluginScripts:
-    """The scripts of a role's plugins, each kind in the order in which they run, and what to tell the author."""
+    """The scripts of a role's plugins, each kind in execution order, and the diagnostics for the author."""
 
     init: tuple[str, ...] = ()
     pre: tuple[str, ...] = ()
     post: tuple[str, ...] = ()
-    warnings: tuple[ProtocolMistake, ...] = ()
-    mistakes: tuple[ProtocolMistake, ...] = ()
+    warnings: tuple[ProtocolDiagnostic, ...] = ()
+    diagnostics: tuple[ProtocolDiagnostic, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class _Lines:
-    """What one plugin adds, as lines of shell. A warning goes on behind the plugin's key."""
+    """The lines of shell that one plugin adds. Each warning continues a sentence that starts with the plugin's key."""
 
     init: tuple[str, ...] = ()
     pre: tuple[str, ...] = ()
@@ -63,26 +63,26 @@ class _Lines:
 @dataclass(frozen=True, slots=True)
 class _Task:
     job: JobProtocol
-    role: TaskRole
+    role: ProtocolTaskRole
     environment: TaskEnvironment
 
 
-def calls_of(job: JobProtocol, role: TaskRole) -> tuple[PluginCall, ...]:
-    """The plugins of a role in order: those of its prerequisites, each behind what it requires, then those of `extras`."""
+def calls_of(job: JobProtocol, role: ProtocolTaskRole) -> tuple[PluginCall, ...]:
+    """Returns a role's plugin calls in order: those of its prerequisites (dependencies first), then those of `extras`."""
     requires = {each.name: each.require for each in job.prerequisites}
     needed = [job.prerequisite(name).plugin_call for name in in_order(role.prerequisites, requires)]
     extra = [call for call in job.plugin_calls if call.task_roles is None or role.name in call.task_roles]
     return (*(call for call in needed if call is not None), *extra)
 
 
-def scripts_of(job: JobProtocol, role: TaskRole, environment: TaskEnvironment) -> PluginScripts:
-    """The scripts of the role's plugins, their parameters filled in.
+def scripts_of(job: JobProtocol, role: ProtocolTaskRole, environment: TaskEnvironment) -> PluginScripts:
+    """Returns the scripts of the role's plugins with their parameters filled in.
 
-    `mistakes` are of parameters that refer to what is not there, or are not of their kind once filled in.
+    `diagnostics` report parameters with unresolved references, and those of the wrong type after filling in.
     """
     task = _Task(job, role, environment)
-    mistakes: list[ProtocolMistake] = []
-    warnings: list[ProtocolMistake] = []
+    diagnostics: list[ProtocolDiagnostic] = []
+    warnings: list[ProtocolDiagnostic] = []
     init: list[str] = []
     pre: list[str] = []
     post: list[str] = []
@@ -90,15 +90,15 @@ def scripts_of(job: JobProtocol, role: TaskRole, environment: TaskEnvironment) -
         try:
             lines = _PLUGINS[call.plugin](_filled(task, call), task, call)
         except ProtocolInvalid as error:
-            mistakes += error.mistakes
+            diagnostics += error.diagnostics
             continue
         init += _script(lines.init, call)
         pre += _script(lines.pre, call)
         post = [*_script(lines.post, call), *post]
         warnings += [
-            job.document.mistake(call.path, f"{key_of(call.path)} {words}") for words in lines.warnings
+            job.document.diagnostic(call.path, f"{key_of(call.path)} {words}") for words in lines.warnings
         ]
-    return PluginScripts(tuple(init), tuple(pre), tuple(post), tuple(warnings), tuple(mistakes))
+    return PluginScripts(tuple(init), tuple(pre), tuple(post), tuple(warnings), tuple(diagnostics))
 
 
 def _script(lines: Sequence[str], call: PluginCall) -> list[str]:
@@ -109,9 +109,9 @@ def _script(lines: Sequence[str], call: PluginCall) -> list[str]:
 
 
 def _filled(task: _Task, call: PluginCall) -> Mapping[str, Any]:
-    """The parameters with their references filled in. What the original dies of in the container is a mistake here."""
+    """Fills in the references of the parameters. A reference that would fail in OpenPAI's container is a diagnostic here."""
     variables = {**variables_of(task.job, task.role), "$secrets": task.job.secrets}
-    mistakes: list[ProtocolMistake] = []
+    diagnostics: list[ProtocolDiagnostic] = []
 
     def filled(value: Any, path: Path) -> Any:
         if isinstance(value, dict):
@@ -123,22 +123,22 @@ def _filled(task: _Task, call: PluginCall) -> Mapping[str, Any]:
         result = fill_parameter(value, variables)
         for name in result.unknown:
             message = f"cannot use {key_of(path)}: there is no {name} for task role {task.role.name}; define it in the job"
-            mistakes.append(task.job.document.mistake(path, message))
+            diagnostics.append(task.job.document.diagnostic(path, message))
         return result.text
 
     parameters: Mapping[str, Any] = filled(call.parameters, _place(call))
-    if mistakes:
-        raise ProtocolInvalid(mistakes)
+    if diagnostics:
+        raise ProtocolInvalid(diagnostics)
     return parameters
 
 
 def _place(call: PluginCall) -> Path:
-    """Where its parameters are in the job: those of a prerequisite are its own keys."""
+    """Returns the path of the call's parameters in the job. A prerequisite's own keys are its parameters."""
     return (*call.path, "parameters") if call.path[0] == "extras" else call.path
 
 
-def variables_of(job: JobProtocol, role: TaskRole) -> dict[str, Any]:
-    """What templates of a role may name at submission: `$data` and so on only where the role has one."""
+def variables_of(job: JobProtocol, role: ProtocolTaskRole) -> dict[str, Any]:
+    """Returns the variables of a role's templates at submission; `$data` etc. only if the role has one."""
     names = {"data": role.data, "output": role.output, "script": role.script}
     bound = {
         f"${kind}": job.prerequisite(name, kind).values for kind, name in names.items() if name is not None
@@ -196,7 +196,7 @@ def _words(text: str, task: _Task, path: Path) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         message = f"cannot use {key_of(path)}: {shown(text)} has a quote that is not closed; close it"
-        raise ProtocolInvalid([task.job.document.mistake(path, message)]) from error
+        raise ProtocolInvalid([task.job.document.diagnostic(path, message)]) from error
 
 
 def _tensorboard(parameters: Mapping[str, Any], task: _Task, _: PluginCall) -> _Lines:
@@ -249,7 +249,7 @@ def _ssh(parameters: Mapping[str, Any], task: _Task, call: PluginCall) -> _Lines
 
 
 def _all_or_nothing(lines: Sequence[str]) -> tuple[str, ...]:
-    """Lines of which the first failure ends them all, and no more than them where failures are ignored."""
+    """Wraps lines in a subshell that ends at the first failure, so that ignoring failures skips these lines only."""
     return ("(", "set -o errexit", *lines, ")")
 
 
@@ -265,7 +265,7 @@ def _barrier_tries(minutes: Any, task: _Task, call: PluginCall) -> int:
     except (ValueError, OverflowError) as error:
         path: Path = (*_place(call), "sshbarrierTimeout")
         message = f"cannot use {key_of(path)}: {shown(minutes)} is not a number of minutes; write e.g. 30"
-        raise ProtocolInvalid([task.job.document.mistake(path, message)]) from error
+        raise ProtocolInvalid([task.job.document.diagnostic(path, message)]) from error
 
 
 _SSHD = """\
@@ -314,5 +314,5 @@ _PLUGINS: Mapping[str, Callable[[Mapping[str, Any], _Task, PluginCall], _Lines]]
     "ssh": _ssh,
     "git": _git,
     "tensorboard": _tensorboard,
-    "teamwise_storage": _no_op,  # it became storages of the job when that was read
+    "teamwise_storage": _no_op,  # the protocol parser has turned it into the job's storages
 }

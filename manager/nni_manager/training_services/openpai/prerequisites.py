@@ -1,6 +1,6 @@
-"""Which prerequisites a task role needs, in which order: those it names, each behind what it requires.
+"""The prerequisites of a task role in order: those it names, each after those that it requires.
 
-OpenPAI documents `require` ("will be parsed by backend automatically") and no part of it reads the key; here it counts.
+OpenPAI documents `require` ("will be parsed by backend automatically") but never reads the key; this module does.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 
 def in_order(names: Sequence[str], requires: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """`names`, each once, with all they require before them. Where the order is free, it is that of the lists.
+    """Returns `names` and all they require, each once and after its requirements. Ties keep the order of the lists.
 
     `requires` has no cycle.
     """
@@ -26,14 +26,14 @@ def in_order(names: Sequence[str], requires: Mapping[str, Sequence[str]]) -> tup
 
 
 def cycle_in(requires: Mapping[str, Sequence[str]]) -> list[str]:
-    """Names that require each other in a ring, from the first that is met; empty if there is no ring."""
+    """Returns the first cycle of names that require each other; empty if there is none."""
     fine: set[str] = set()
     for start in requires:
         way: list[str] = []
-        todo = [(start, 0)]  # a name and how many stand before it on the way
+        todo = [(start, 0)]  # a name and its number of predecessors on the path
         while todo:
             name, depth = todo.pop()
-            fine.update(way[depth:])  # all that these lead to has been seen
+            fine.update(way[depth:])  # everything reachable from these is checked
             del way[depth:]
             if name in way:
                 return way[way.index(name) :]

@@ -1,8 +1,8 @@
-"""A job as OpenPAI's job protocol, version 2, describes it: `parse` makes it of a text, all defaults filled in.
+"""Model of OpenPAI's job protocol, version 2. `parse` reads a job from text and fills in all defaults.
 
-A `JobProtocol` keeps the document it was read from, and with it all that is not modelled here; `export` writes that again.
+A `JobProtocol` keeps its source document, including keys that are not modelled here; `export` writes it again.
 
-Source: microsoft/openpai-protocol schemas/v2/schema.yaml, as microsoft/pai v1.8.1's REST server understands it.
+Source: microsoft/openpai-protocol schemas/v2/schema.yaml, as microsoft/pai v1.8.1's REST server interprets it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nni_manager.training_services.openpai.document import Document, read_document
-from nni_manager.training_services.openpai.mistakes import Path, ProtocolInvalid, ProtocolMistake
+from nni_manager.training_services.openpai.document import JobDocument, read_document
+from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, ProtocolInvalid
 from nni_manager.training_services.openpai.scalars import javascript_text
 from nni_manager.training_services.openpai.schema import RUNTIME_PLUGINS
-from nni_manager.training_services.openpai.validation import mangled, mistakes_of, warnings_of
+from nni_manager.training_services.openpai.validation import diagnostics_of, mangled, warnings_of
 
 DEFAULT_VIRTUAL_CLUSTER = "default"
-# Every task gets one port of each of these besides those it asks for.
+# Every task gets one port of each of these labels, besides those it requests.
 DEFAULT_PORTS: Mapping[str, int] = {"ssh": 1, "http": 1}
 DEFAULT_SHM_MB = 512
 
 
 @dataclass(frozen=True, slots=True)
 class PluginCall:
-    """One use of a runtime plugin. `task_roles` is None where it is for all of them; `path` is its place in the job."""
+    """One use of a runtime plugin. `task_roles` None: all of them. `path` is its path in the job."""
 
     plugin: str
     parameters: Mapping[str, Any]
@@ -36,7 +36,7 @@ class PluginCall:
 
 @dataclass(frozen=True, slots=True)
 class Prerequisite:
-    """Something task roles build on. `values` is the whole mapping, which templates may refer to."""
+    """A dependency of task roles. `values` is the whole mapping, which templates may refer to."""
 
     name: str
     type: str
@@ -48,16 +48,16 @@ class Prerequisite:
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """How many tasks of a role must have failed, or succeeded, for the job to be over. Negative: never for that reason."""
+class JobCompletion:
+    """How many tasks of a role must fail, or succeed, to end the job. Negative: that count never ends it."""
 
     min_failed: int
     min_succeeded: int
 
 
 @dataclass(frozen=True, slots=True)
-class Resources:
-    """What one task gets; `shm_mb` is None where the job says nothing of it (DEFAULT_SHM_MB then)."""
+class TaskResources:
+    """The resources of one task. `shm_mb` None: not specified (DEFAULT_SHM_MB)."""
 
     gpu: int
     cpu: int
@@ -68,30 +68,30 @@ class Resources:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskRole:
-    """Tasks that are alike. `data`, `output`, `script` name the prerequisites that templates call `$data` and so on."""
+class ProtocolTaskRole:
+    """Identical tasks. `data`, `output`, `script` name the prerequisites that templates call `$data` and so on."""
 
     name: str
     instances: int
-    completion: Completion
+    completion: JobCompletion
     task_retry_count: int
     docker_image: str
     prerequisites: tuple[str, ...]
     data: str | None
     output: str | None
     script: str | None
-    resources: Resources
+    resources: TaskResources
     commands: tuple[str, ...]
 
     @property
     def mangled_name(self) -> str:
-        """Its name inside a cluster."""
+        """The role's name inside a cluster."""
         return mangled(self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleDeployment:
-    """What a deployment puts before and behind the commands of one role."""
+    """The commands that a deployment adds before and after those of one role."""
 
     pre_commands: tuple[str, ...]
     post_commands: tuple[str, ...]
@@ -99,7 +99,7 @@ class RoleDeployment:
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A storage and where tasks see it."""
+    """A storage and its mount path in tasks."""
 
     name: str
     mount_path: str
@@ -107,7 +107,7 @@ class Storage:
 
 @dataclass(frozen=True, slots=True)
 class JobStatusChangeNotification:
-    """Of which changes of state the owner wants to hear."""
+    """The state changes of which OpenPAI notifies the owner."""
 
     running: bool = False
     succeeded: bool = False
@@ -118,11 +118,11 @@ class JobStatusChangeNotification:
 
 @dataclass(frozen=True)
 class JobProtocol:
-    """A job that can run. Two are equal that say the same, however they are written.
+    """A valid job. Jobs with equal content are equal, regardless of notation.
 
-    `deployment` is the one `defaults` chooses, by role; `deployment_index` says which of the job's it is.
-    `storages`: None mounts nothing, empty the user's default storages.
-    `warnings` say what will not do what its author may think; they begin with no "cannot".
+    `deployment` is the one that `defaults` selects, by role; `deployment_index` is its index in the job.
+    `storages`: None mounts nothing; empty mounts the user's default storages.
+    `warnings` report parts of the job without the likely intended effect; they never start with "cannot".
     """
 
     name: str
@@ -131,7 +131,7 @@ class JobProtocol:
     parameters: Mapping[str, Any]
     secrets: Mapping[str, Any]
     prerequisites: tuple[Prerequisite, ...]
-    task_roles: tuple[TaskRole, ...]
+    task_roles: tuple[ProtocolTaskRole, ...]
     deployment: Mapping[str, RoleDeployment]
     deployment_index: int | None
     gang_allocation: bool
@@ -139,30 +139,30 @@ class JobProtocol:
     plugin_calls: tuple[PluginCall, ...]
     notification: JobStatusChangeNotification
     extras: Mapping[str, Any]
-    warnings: tuple[ProtocolMistake, ...] = field(compare=False)
-    document: Document = field(repr=False, compare=False)
+    warnings: tuple[ProtocolDiagnostic, ...] = field(compare=False)
+    document: JobDocument = field(repr=False, compare=False)
 
     def prerequisite(self, name: str, kind: str | None = None) -> Prerequisite:
-        """The prerequisite of that name and, unless None, type. Of several names without a type, the last."""
+        """Returns the last prerequisite with that name and, unless `kind` is None, that type."""
         return next(
             each for each in reversed(self.prerequisites) if each.name == name and kind in (None, each.type)
         )
 
 
 def parse(text: str, file: str = "") -> JobProtocol:
-    """The job that `text` (YAML or JSON) describes. `file` is its name, for messages.
+    """Parses the job in `text` (YAML or JSON). `file` is its name, for messages.
 
     Raises:
-        ProtocolInvalid: it cannot run; with all that is wrong.
+        ProtocolInvalid: the job is invalid; has all diagnostics.
     """
     document = read_document(text, file)
-    mistakes = mistakes_of(document)
-    if mistakes:
-        raise ProtocolInvalid(mistakes)
+    diagnostics = diagnostics_of(document)
+    if diagnostics:
+        raise ProtocolInvalid(diagnostics)
     return _job(document)
 
 
-def _job(document: Document) -> JobProtocol:
+def _job(document: JobDocument) -> JobProtocol:
     job: Mapping[str, Any] = document.value
     defaults, extras = job.get("defaults", {}), job.get("extras", {})
     virtual_cluster = defaults.get("virtualCluster")
@@ -204,7 +204,7 @@ def _prerequisite(item: Mapping[str, Any], index: int) -> Prerequisite:
     uri, plugin = item.get("uri"), item.get("plugin", "")
     call = None
     if plugin.startswith(RUNTIME_PLUGINS):
-        # Everything else, the name as well, is a parameter of the plugin.
+        # All other keys, including the name, are parameters of the plugin.
         parameters = {
             key: value for key, value in item.items() if key not in ("type", "plugin", "failurePolicy")
         }
@@ -235,14 +235,14 @@ def _plugin_call(
     )
 
 
-def _task_role(name: str, role: Mapping[str, Any]) -> TaskRole:
+def _task_role(name: str, role: Mapping[str, Any]) -> ProtocolTaskRole:
     instances, completion = role.get("instances", 1), role.get("completion", {})
     resources, options = role["resourcePerInstance"], role.get("extraContainerOptions", {})
-    return TaskRole(
+    return ProtocolTaskRole(
         name=name,
         instances=instances,
-        # Nothing and 0 are the default alike; OpenPAI's pages speak of -1 for minSucceededInstances, its server takes all.
-        completion=Completion(
+        # null and 0 mean the default. OpenPAI's documentation says -1 for minSucceededInstances; its server uses all instances.
+        completion=JobCompletion(
             completion.get("minFailedInstances") or 1, completion.get("minSucceededInstances") or instances
         ),
         task_retry_count=role.get("taskRetryCount", 0),
@@ -251,7 +251,7 @@ def _task_role(name: str, role: Mapping[str, Any]) -> TaskRole:
         data=role.get("data"),
         output=role.get("output"),
         script=role.get("script"),
-        resources=Resources(
+        resources=TaskResources(
             gpu=resources["gpu"],
             cpu=resources["cpu"],
             memory_mb=resources["memoryMB"],
@@ -273,7 +273,7 @@ def _deployment(deployment: Mapping[str, Any]) -> Mapping[str, RoleDeployment]:
 def _storages(extras: Mapping[str, Any], calls: tuple[PluginCall, ...]) -> tuple[Storage, ...] | None:
     written = extras.get("storages")
     if written is None:
-        # The plugin of old, which OpenPAI's server turns into this key.
+        # A deprecated plugin, which OpenPAI's server turns into this key.
         old = [call for call in calls if call.plugin == "teamwise_storage"]
         if not old:
             return None

@@ -1,4 +1,4 @@
-"""A job made ready to run: for each role its image, and the scripts its tasks run. Pure: the same job gives the same scripts.
+"""Renders a job to images and scripts, one set per role. Pure: the same job gives the same scripts.
 
 Source: microsoft/pai v1.8.1 (deployments and the first stage of templates), microsoft/openpai-runtime v0.1.12 (the rest).
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from nni_manager.config.mistakes import key_of
-from nni_manager.training_services.openpai.mistakes import Path, ProtocolInvalid, ProtocolMistake
+from nni_manager.config.diagnostics import key_of
+from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, ProtocolInvalid
 from nni_manager.training_services.openpai.plugins import TaskEnvironment, scripts_of, variables_of
 from nni_manager.training_services.openpai.protocol import (
     JobProtocol,
     Prerequisite,
+    ProtocolTaskRole,
     RoleDeployment,
-    TaskRole,
     parse,
 )
 from nni_manager.training_services.openpai.scalars import javascript_text
@@ -26,7 +26,7 @@ _HEAD = "#!/bin/bash\n\nset -o errexit\nset -o nounset\nset -o pipefail\n\n"
 
 @dataclass(frozen=True, slots=True)
 class TaskScripts:
-    """What a task runs, each part a bash script: all of `init`, all of `pre`, `user`, and if that succeeded all of `post`."""
+    """The bash scripts of a task, in execution order: all of `init`, all of `pre`, `user`; after success, all of `post`."""
 
     init: tuple[str, ...]
     pre: tuple[str, ...]
@@ -36,9 +36,9 @@ class TaskScripts:
 
 @dataclass(frozen=True, slots=True)
 class RenderedRole:
-    """A role ready to run. `entry_point` is its commands without secrets, which may be shown; `scripts` hold them."""
+    """A rendered role. `entry_point` is its commands without secrets and may be shown; `scripts` contain secrets."""
 
-    role: TaskRole
+    role: ProtocolTaskRole
     image: str
     image_auth: Mapping[str, str] | None
     entry_point: str
@@ -47,57 +47,57 @@ class RenderedRole:
 
 @dataclass(frozen=True, slots=True)
 class RenderedJob:
-    """A job ready to run. `warnings` are those of the protocol and of the templates."""
+    """A rendered job. `warnings` are those of the protocol and of the templates."""
 
     protocol: JobProtocol
     roles: tuple[RenderedRole, ...]
-    warnings: tuple[ProtocolMistake, ...]
+    warnings: tuple[ProtocolDiagnostic, ...]
 
 
-def validate(text: str, file: str = "") -> tuple[ProtocolMistake, ...]:
-    """What to tell the author of a job that can run.
+def validate(text: str, file: str = "") -> tuple[ProtocolDiagnostic, ...]:
+    """Returns the warnings for a valid job.
 
     Raises:
-        ProtocolInvalid: it cannot.
+        ProtocolInvalid: the job is invalid.
     """
     return render(parse(text, file)).warnings
 
 
 def render(job: JobProtocol, environment: TaskEnvironment | None = None) -> RenderedJob:
-    """The job's roles ready to run.
+    """Returns the rendered roles of a job.
 
     Raises:
-        ProtocolInvalid: a template cannot be filled in; with all such mistakes.
+        ProtocolInvalid: a template cannot be filled in; has all diagnostics.
     """
     rendering = _Rendering(job, environment or TaskEnvironment())
     roles = tuple(rendering.role(role) for role in job.task_roles)
-    if rendering.mistakes:
-        raise ProtocolInvalid(rendering.mistakes)
+    if rendering.diagnostics:
+        raise ProtocolInvalid(rendering.diagnostics)
     return RenderedJob(job, roles, tuple(dict.fromkeys((*job.warnings, *rendering.warnings))))
 
 
 class _Rendering:
-    """One pass over a job: notes mistakes and goes on, so that later ones are found too."""
+    """One pass over a job. It collects diagnostics and continues, so that one pass reports all of them."""
 
     def __init__(self, job: JobProtocol, environment: TaskEnvironment) -> None:
         self._job = job
         self._environment = environment
-        self.mistakes: list[ProtocolMistake] = []
-        self.warnings: list[ProtocolMistake] = []
+        self.diagnostics: list[ProtocolDiagnostic] = []
+        self.warnings: list[ProtocolDiagnostic] = []
 
-    def role(self, role: TaskRole) -> RenderedRole:
+    def role(self, role: ProtocolTaskRole) -> RenderedRole:
         entry_point = self._entry_point(role)
         commands = fill_secrets(entry_point, self._job.secrets)
         self._warn_of_unknown(commands.unknown, ("taskRoles", role.name, "commands"))
         plugins = scripts_of(self._job, role, self._environment)
-        self.mistakes += plugins.mistakes
+        self.diagnostics += plugins.diagnostics
         self.warnings += plugins.warnings
         image = self._job.prerequisite(role.docker_image, "dockerimage")
         scripts = TaskScripts(plugins.init, plugins.pre, f"{_HEAD}{commands.text}\n", plugins.post)
         return RenderedRole(role, str(image.uri), self._auth(image), entry_point, scripts)
 
-    def _entry_point(self, role: TaskRole) -> str:
-        """The commands with what the deployment adds: one script, so that a failing line ends it all."""
+    def _entry_point(self, role: ProtocolTaskRole) -> str:
+        """Returns the commands with those of the deployment as one script, so that a failing line ends all of it."""
         commands = list(_commands_of(self._job, role))
         text = "\n".join(command for _, command in commands)
         try:
@@ -105,7 +105,7 @@ class _Rendering:
         except TemplateInvalid as error:
             path = _path_at(error.index, commands)
             message = f"cannot use {key_of(path)}: {error.problem}"
-            self.mistakes.append(self._job.document.mistake(path, message))
+            self.diagnostics.append(self._job.document.diagnostic(path, message))
             return text
         self._warn_of_unknown(filled.unknown, ("taskRoles", role.name, "commands"))
         return filled.text
@@ -121,7 +121,7 @@ class _Rendering:
                 filled = fill_at_submission(javascript_text(value), {"$secrets": self._job.secrets})
             except TemplateInvalid as error:
                 message = f"cannot use {key_of(path)}: {error.problem}"
-                self.mistakes.append(self._job.document.mistake(path, message))
+                self.diagnostics.append(self._job.document.diagnostic(path, message))
                 continue
             self._warn_of_unknown(filled.unknown, path)
             auth[key] = filled.text
@@ -130,11 +130,11 @@ class _Rendering:
     def _warn_of_unknown(self, names: Iterable[str], path: Path) -> None:
         for name in dict.fromkeys(names):
             message = f"{key_of(path)} keeps <% {name} %> as it is: nothing has that name; define it, or take it for text"
-            self.warnings.append(self._job.document.mistake(path, message))
+            self.warnings.append(self._job.document.diagnostic(path, message))
 
 
-def _commands_of(job: JobProtocol, role: TaskRole) -> Iterator[tuple[Path, str]]:
-    """Every command of a role with its place, in the order of the script."""
+def _commands_of(job: JobProtocol, role: ProtocolTaskRole) -> Iterator[tuple[Path, str]]:
+    """Yields every command of a role with its path, in script order."""
     added = job.deployment.get(role.name, RoleDeployment((), ()))
     deployment: Path = ("deployments", job.deployment_index or 0, "taskRoles", role.name)
     parts: tuple[tuple[Path, tuple[str, ...]], ...] = (
@@ -147,7 +147,7 @@ def _commands_of(job: JobProtocol, role: TaskRole) -> Iterator[tuple[Path, str]]
 
 
 def _path_at(index: int, commands: Sequence[tuple[Path, str]]) -> Path:
-    """The place of the command in which the joined text has this index."""
+    """Returns the path of the command that contains this index of the joined text."""
     for path, command in commands:
         if index <= len(command):
             return path

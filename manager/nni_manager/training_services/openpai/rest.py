@@ -1,18 +1,20 @@
-"""OpenPAI's REST API, version 2, as its clients need it: a job in, its states, logs and description out.
+"""Client of OpenPAI's REST API, version 2: submits jobs, reads their states, logs and descriptions.
 
-Blocking; may be used from several threads at once. A call that meets a cluster which is away, overloaded or restarting is made
-again, ever more seldom; what cannot be helped by that is an error of ours with the way out. No token and no password is in
-any message, log or repr.
+Blocking and thread-safe. Calls are retried with exponential backoff while the cluster is unreachable, overloaded or
+restarting. Other failures raise an error of ours that ends with a remedy. No message, log or repr contains a token or password.
 
 Source: microsoft/pai v1.8.1, src/rest-server (routes, error codes, limits) and docs of its REST API.
 """
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import logging
 import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -22,71 +24,83 @@ from urllib.parse import quote, urlsplit
 import requests
 from requests.auth import AuthBase
 
-from nni_manager.errors import TryAgain, UserMistake
-from nni_manager.own_http import keep_to_own, stranger_in
+from nni_manager.errors import RetryableError, UserError
+from nni_manager.loopback_auth import untrusted_listener_in, verify_connections
+from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
 from nni_manager.training_services.openpai.export import dumped
-from nni_manager.training_services.openpai.states import JobState
-from nni_manager.training_services.patience import Patience
+from nni_manager.training_services.openpai.states import PaiJobState
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 logger = logging.getLogger(__name__)
 
-# Source: the default limit of OpenPAI's job list, whatever limit is asked for it takes up to 50000.
+# Source: the default limit of OpenPAI's job list. It also accepts explicit limits up to 50000.
 PAGE_ROWS = 5000
-# The REST server itself listens here, without the gateway's prefix.
+# The REST server itself listens on this port, without the gateway's path prefix.
 _REST_SERVER_PORT = 9186
-_LONGEST_WORDS = 300
+_MAX_WORDS = 300
 _BLANKS = re.compile(r"\s+")
+# The lookarounds exclude account and virtual cluster names that contain "quota".
+_EXCEEDS_QUOTA = re.compile(
+    r"(exceed|used up|full|reach|insufficient|not enough).*(?<![\w-])quota(?![\w-])|"
+    r"(?<![\w-])quota(?![\w-]).*(exceed|used up|full|reach|insufficient|not enough)",
+    re.IGNORECASE,
+)
+# The server has not handled the request, or not completely. The same applies to every 5xx.
+_RETRYABLE = (requests.codes.request_timeout, requests.codes.too_many_requests)
+_LOG_CHUNK_BYTES = 4096
+# A log server without tail-mode sends the whole log.
+_MAX_LOG_BYTES = 2**20
 
 
-class ClusterAway(TryAgain):
+class ClusterUnavailable(RetryableError):
     """cannot reach OpenPAI now; see that its host is right and its services run"""
 
 
-class LoginRefused(TryAgain):
+class LoginRejected(Unauthenticated):
     """cannot log in to OpenPAI; write a token that is valid into the experiment file"""
 
 
-class NotAllowed(UserMistake):
+class NotAllowed(UserError):
     """cannot do this on OpenPAI with this account; ask an administrator of the cluster"""
 
 
-class JobRefused(UserMistake):
-    """cannot run this job on OpenPAI; mend what its answer names"""
+class JobRefused(UserError):
+    """cannot run this job on OpenPAI; fix what its answer names"""
 
 
-class JobExists(UserMistake):
+class JobAlreadyExists(UserError):
     """cannot submit the job: there is one of that name already; choose another name"""
 
 
-class JobUnknown(UserMistake):
+class JobNotOnCluster(UserError):
     """cannot find the job on OpenPAI; `nnictl openpai jobs` shows those there are"""
 
 
-class RequestRefused(UserMistake):
+class RequestRejected(UserError):
     """cannot do this on OpenPAI; see its answer"""
 
 
 @dataclass(frozen=True, slots=True)
-class JobRow:
-    """A job as a list shows it. `document` is OpenPAI's own. Times in milliseconds since the epoch."""
+class JobListEntry:
+    """One row of a job list. `document` is OpenPAI's own. Times are in milliseconds since the epoch."""
 
     name: str
     user: str
-    state: JobState
+    state: PaiJobState
     execution_type: str
     document: Mapping[str, Any] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
-class JobDetail:
-    """A job as its own page shows it. `document` is OpenPAI's own.
+class JobStatus:
+    """The details of one job. `document` is OpenPAI's own.
 
-    `exit_code` is the one that the task's command ended with, where the runtime tells, else OpenPAI's.
+    `exit_code` is that of the task's command if the runtime reports it, else OpenPAI's.
     """
 
     name: str
     user: str
-    state: JobState
+    state: PaiJobState
     attempt: int
     exit_code: int | None
     reason: str
@@ -94,8 +108,17 @@ class JobDetail:
     document: Mapping[str, Any] = field(repr=False)
 
 
+@dataclass(frozen=True, slots=True)
+class NodeResources:
+    """The total resources of a node. None: not reported by OpenPAI."""
+
+    gpu: int | None
+    cpu: int | None
+    memory_mb: int | None
+
+
 class _Bearer(AuthBase):
-    """Given as `auth`, so that no .netrc of the user replaces it."""
+    """Bearer authentication. Passed as `auth`, so that requests does not replace it from the user's .netrc."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -106,10 +129,10 @@ class _Bearer(AuthBase):
 
 
 def address_of(host: str) -> str:
-    """The scheme and host that `paiConfig.host` means: http where it names none, as in NNI. A page's path is dropped.
+    """Returns the scheme and host of `paiConfig.host`; the default scheme is http, as in NNI. A path is dropped.
 
     Raises:
-        UserMistake: it is no host.
+        UserError: `host` is not a valid host.
     """
     scheme, separator, rest = host.strip().rpartition("://")
     scheme = scheme.lower() if separator else "http"
@@ -119,7 +142,7 @@ def address_of(host: str) -> str:
     except ValueError:
         has_port, parts = False, urlsplit("")
     if scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-        raise UserMistake(
+        raise UserError(
             f"cannot use {host!r} as the host of OpenPAI: it is no address; write e.g. openpai.example.com or "
             "https://openpai.example.com"
         )
@@ -128,7 +151,7 @@ def address_of(host: str) -> str:
 
 
 class OpenPai:
-    """One cluster, seen by one user."""
+    """Client of one cluster for one user."""
 
     def __init__(
         self,
@@ -138,21 +161,21 @@ class OpenPai:
         token: str | None = None,
         password: str | None = None,
         newer_token: Callable[[], str | None] = lambda: None,
-        patience: Patience | None = None,
+        retry_policy: ClientRetryPolicy | None = None,
         is_own: bool = False,
     ) -> None:
-        """`host` with or without scheme. With a password, a token is got when one is needed.
+        """`host` is given with or without scheme. With a password, a token is fetched when needed.
 
-        `newer_token` is asked when a token has expired: somebody may have written down another one. Called from any thread.
+        `newer_token` is called when a token has expired; it may return a replacement. It may be called from any thread.
 
-        `is_own`: it is a program of this user on this machine, and spoken to nobody else who has its port by now.
+        `is_own`: the server belongs to this user on this machine; connections to a listener of another uid are refused.
 
         Raises:
-            UserMistake: `host` is no host.
-            LoginRefused: `token` cannot be one.
+            UserError: `host` is not a valid host.
+            LoginRejected: `token` contains characters that no token has.
         """
         if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-            raise LoginRefused(
+            raise LoginRejected(
                 "cannot use this token: it holds blanks or letters that no token has; copy it again from your profile page"
             )
         self.address = address_of(host)
@@ -161,52 +184,61 @@ class OpenPai:
         self._password = password
         self._newer_token = newer_token
         self._is_own = is_own
-        self._patience = patience or Patience()
+        self._retry_policy = retry_policy or ClientRetryPolicy()
         self._login = threading.Lock()
         self._closed = threading.Event()
         self._sessions = threading.local()
         parts = urlsplit(self.address)
         prefix = "" if parts.port == _REST_SERVER_PORT else "/rest-server"
         self._api = f"{self.address}{prefix}/api/v2"
-        # A proxy of the environment cannot reach this machine's loopback.
+        # A proxy from the environment cannot reach this machine's loopback.
         self._may_use_proxy = parts.hostname not in ("localhost", "127.0.0.1", "::1")
 
     def __repr__(self) -> str:
         return f"OpenPai({self.address!r}, {self.user!r})"
 
     def close(self) -> None:
-        """Let calls that wait to be made again fail now."""
+        """Make calls that wait for a retry fail now."""
         self._closed.set()
+
+    def within(self, retry_policy: ClientRetryPolicy) -> OpenPai:
+        """Returns a client of the same cluster and login with another retry policy."""
+        other = copy.copy(self)
+        other._retry_policy = retry_policy
+        return other
 
     # ---- jobs
 
     def submit(self, text: str) -> None:
-        """Hand in a job, as YAML. When this returns it is in OpenPAI's store, and some seconds later in its lists.
+        """Submit a job as YAML. On return OpenPAI has stored it; its lists show the job some seconds later.
 
         Raises:
-            JobExists, JobRefused, NotAllowed, RequestRefused, LoginRefused, ClusterAway
+            JobAlreadyExists, JobRefused, NotAllowed: permanent; submitting again does not help.
+            RequestRejected: the answer is not OpenPAI's answer to a job, e.g. a gateway's error page.
+            QuotaExceeded, LoginRejected, ClusterUnavailable: a later submit may succeed.
         """
         try:
             self._ask("POST", "/jobs", "submit the job", data=text.encode(), content_type="text/yaml")
         except _AlreadyThere as error:
-            # An answer that got lost on the way was a success: nobody else uses this name at the same time.
+            # An earlier try whose answer was lost has succeeded: no other process uses this name.
             if not error.may_be_ours:
-                raise JobExists(str(error)) from error
+                raise JobAlreadyExists(str(error)) from error
 
     def jobs(
         self,
         *,
         keyword: str = "",
-        states: Iterable[JobState] = (),
+        states: Iterable[PaiJobState] = (),
         tags: Iterable[str] = (),
         user: str | None = "",
-    ) -> list[JobRow]:
-        """The jobs whose name holds `keyword`, newest first; in these states, or all; with one of these tags, or any.
+    ) -> list[JobListEntry]:
+        """Returns the jobs whose name contains `keyword`, newest first.
 
-        `user`: whose; empty for those of this one, None for all.
+        `states` and `tags`: a job must have one of them; empty means any. `user`: the owner; empty means this client's user, None
+        means all users.
 
         Raises:
-            LoginRefused, NotAllowed, RequestRefused, ClusterAway
+            LoginRejected, NotAllowed, RequestRejected, ClusterUnavailable
         """
         query: dict[str, str] = {"order": "submissionTime,DESC", "limit": str(PAGE_ROWS)}
         if user is not None:
@@ -217,7 +249,7 @@ class OpenPai:
             query["state"] = words
         if words := ",".join(tags):
             query["tagsContain"] = words
-        rows: dict[tuple[str, str], JobRow] = {}
+        rows: dict[tuple[str, str], JobListEntry] = {}
         while True:
             answer = self._ask("GET", "/jobs", "list jobs", query={**query, "offset": str(len(rows))})
             page = answer.get("data", []) if isinstance(answer, dict) else answer
@@ -225,39 +257,39 @@ class OpenPai:
             for document in page if isinstance(page, list) else []:
                 row = _row(document)
                 rows.setdefault((row.user, row.name), row)
-            # Jobs submitted meanwhile push others to the next page, where they are seen again.
+            # Jobs submitted during the listing shift others to the next page, so rows may repeat.
             if not isinstance(page, list) or len(page) < PAGE_ROWS or len(rows) == before:
                 return list(rows.values())
 
-    def job(self, name: str) -> JobDetail:
-        """One job. `name` may be `user~job`.
+    def job(self, name: str) -> JobStatus:
+        """Returns one job. `name` may be `user~job`.
 
         Raises:
-            JobUnknown, LoginRefused, NotAllowed, RequestRefused, ClusterAway
+            JobNotOnCluster, LoginRejected, NotAllowed, RequestRejected, ClusterUnavailable
         """
         return _detail(self._ask("GET", self._path(name), f"look at job {name}"))
 
     def stop(self, name: str) -> None:
-        """Ask for the end of a job; no matter if it has ended.
+        """Request the end of a job. A terminal job is left as it is.
 
         Raises:
-            JobUnknown, NotAllowed, LoginRefused, RequestRefused, ClusterAway
+            JobNotOnCluster, NotAllowed, LoginRejected, RequestRejected, ClusterUnavailable
         """
         self._ask("PUT", f"{self._path(name)}/executionType", f"stop job {name}", json_body={"value": "STOP"})
 
     def tag(self, name: str, tag: str) -> None:
-        """Give a job a tag, which holds no comma; no matter if it has it.
+        """Add a tag to a job; idempotent. A tag must not contain a comma.
 
         Raises:
-            JobUnknown, NotAllowed, LoginRefused, RequestRefused, ClusterAway
+            JobNotOnCluster, NotAllowed, LoginRejected, RequestRejected, ClusterUnavailable
         """
         self._ask("PUT", f"{self._path(name)}/tag", f"tag job {name}", json_body={"value": tag})
 
     def config(self, name: str) -> str:
-        """The job as YAML, its secrets masked.
+        """Returns the job as YAML with masked secrets.
 
         Raises:
-            JobUnknown, LoginRefused, NotAllowed, RequestRefused, ClusterAway
+            JobNotOnCluster, LoginRejected, NotAllowed, RequestRejected, ClusterUnavailable
         """
         text = self._send("GET", f"{self._api}{self._path(name)}/config", f"read job {name}").text
         try:
@@ -267,7 +299,7 @@ class OpenPai:
         return document if isinstance(document, str) else dumped(document)
 
     def log_tails(self, name: str, attempt: int, role: str, index: int, task_attempt: int) -> dict[str, str]:
-        """As `log_locations`, of no more than the last 16 kB of each log."""
+        """Like `log_locations`, limited to the last 16 kB of each log."""
         return self.log_locations(name, attempt, role, index, task_attempt, {"tail-mode": "true"})
 
     def log_locations(
@@ -279,11 +311,13 @@ class OpenPai:
         task_attempt: int,
         query: Mapping[str, str] | None = None,
     ) -> dict[str, str]:
-        """Where each log of a task is, by its name (stdout, stderr, all, stdout.1, …). The addresses hold for two minutes.
+        """Returns the address of each log of a task, by log name (stdout, stderr, all, stdout.1, …).
+
+        Addresses expire after two minutes.
 
         Raises:
-            JobUnknown: there is no such log, or not yet.
-            LoginRefused, NotAllowed, RequestRefused, ClusterAway
+            JobNotOnCluster: the log does not exist, or not yet.
+            LoginRejected, NotAllowed, RequestRejected, ClusterUnavailable
         """
         path = (
             f"{self._path(name)}/attempts/{attempt}/taskRoles/{quote(role, safe='')}/taskIndex/{index}"
@@ -294,11 +328,11 @@ class OpenPai:
         return {str(each["name"]): str(each["uri"]) for each in locations if "name" in each and "uri" in each}
 
     def log(self, location: str, since: int = 0) -> bytes:
-        """The bytes of a log from `since` on; none when there are no more. `location` is one of `log_locations`.
+        """Returns the bytes of a log from offset `since`; empty at the end. `location` is a value of `log_locations`.
 
         Raises:
-            JobUnknown: the log is gone.
-            LoginRefused, NotAllowed, RequestRefused, ClusterAway
+            JobNotOnCluster: the log no longer exists.
+            LoginRejected, NotAllowed, RequestRejected, ClusterUnavailable
         """
         is_own = location.startswith(("/", f"{self.address}/"))
         url = f"{self.address}{location}" if location.startswith("/") else location
@@ -311,48 +345,102 @@ class OpenPai:
             )
         return b"" if answer.status_code != requests.codes.ok else answer.content[since:]
 
+    def log_tail(self, location: str, most_bytes: int, deadline_s: float) -> bytes:
+        """Returns at most the last `most_bytes` of what the log's first MiB yields until `deadline_s` (monotonic clock).
+
+        Raises:
+            JobNotOnCluster: the log no longer exists.
+            LoginRejected, NotAllowed, RequestRejected, ClusterUnavailable
+        """
+        is_own = location.startswith(("/", f"{self.address}/"))
+        url = f"{self.address}{location}" if location.startswith("/") else location
+        answer = self._send("GET", url, "read the log", with_token=is_own, stream=True)
+        text = bytearray()
+        with contextlib.closing(answer):
+            try:
+                for chunk in answer.iter_content(_LOG_CHUNK_BYTES):
+                    text += chunk
+                    if len(text) >= _MAX_LOG_BYTES or time.monotonic() >= deadline_s:
+                        break
+            except requests.RequestException as error:
+                raise ClusterUnavailable(
+                    f"cannot read the log: {_why_no_answer(error)}; see the job's page"
+                ) from error
+        return bytes(text[-most_bytes:])
+
     # ---- the cluster
 
     def info(self) -> dict[str, Any]:
-        """Name and version of the REST server; needs no account.
+        """Returns name and version of the REST server; needs no account.
 
         Raises:
-            ClusterAway, RequestRefused
+            ClusterUnavailable, RequestRejected
         """
         answer = self._ask("GET", "/info", "ask for its version", with_token=False)
         return answer if isinstance(answer, dict) else {}
 
     def user_of_token(self) -> str | None:
-        """Whose token this is; None where this OpenPAI does not tell.
+        """Returns the user that the token belongs to; None if this OpenPAI does not report it.
 
         Raises:
-            LoginRefused, NotAllowed, ClusterAway
+            LoginRejected, NotAllowed, ClusterUnavailable
         """
         try:
             answer = self._ask("GET", "/tokens/check", "check the token")
-        except RequestRefused:  # older ones have no such page
+        except RequestRejected:  # older releases lack this route
             return None
         name = answer.get("username") if isinstance(answer, dict) else None
         return name if isinstance(name, str) else None
 
     def storages(self) -> list[str]:
-        """The names of the storages that this user may mount.
+        """Returns the names of the storages that this user may mount.
 
         Raises:
-            LoginRefused, NotAllowed, RequestRefused, ClusterAway
+            LoginRejected, NotAllowed, RequestRejected, ClusterUnavailable
         """
         answer = self._ask("GET", "/storages", "list storages")
         found = answer.get("storages", []) if isinstance(answer, dict) else []
         return [str(each["name"]) for each in found if "name" in each]
 
     def virtual_clusters(self) -> list[str]:
-        """The names of the virtual clusters there are.
+        """Returns the names of all virtual clusters.
 
         Raises:
-            LoginRefused, NotAllowed, RequestRefused, ClusterAway
+            LoginRejected, NotAllowed, RequestRejected, ClusterUnavailable
         """
         answer = self._ask("GET", "/virtual-clusters", "list virtual clusters")
         return [str(name) for name in answer] if isinstance(answer, dict) else []
+
+    def virtual_clusters_of_user(self) -> list[str] | None:
+        """Returns the names of the virtual clusters that this user may submit to.
+
+        None if this OpenPAI does not report them, or for an administrator, who may use all.
+
+        Raises:
+            LoginRejected, ClusterUnavailable
+        """
+        path = f"/users/{quote(self.user, safe='')}"
+        try:
+            answer = self._ask("GET", path, f"read what {self.user} may use")
+        except (JobRefused, NotAllowed, RequestRejected):
+            return None  # older releases lack this route, and some restrict it to administrators
+        if not isinstance(answer, dict) or answer.get("admin") is True:
+            return None
+        names = answer.get("virtualCluster")
+        return [str(name) for name in names] if isinstance(names, list) else None
+
+    def nodes(self) -> list[NodeResources]:
+        """Returns the total resources of each node; empty if this OpenPAI does not report them.
+
+        Raises:
+            LoginRejected, ClusterUnavailable
+        """
+        try:
+            answer = self._ask("GET", "/virtual-clusters", "list nodes", query={"nodes": ""})
+        except (JobRefused, NotAllowed, RequestRejected):
+            return []
+        documents = answer.values() if isinstance(answer, dict) else []
+        return [_node(document) for document in documents if isinstance(document, dict)]
 
     # ---- calls
 
@@ -367,7 +455,7 @@ class OpenPai:
         try:
             return answer.json()
         except requests.JSONDecodeError as error:
-            raise RequestRefused(
+            raise RequestRejected(
                 f"cannot {what}: {self.address} answers with something that is not OpenPAI's; correct paiConfig.host"
             ) from error
 
@@ -383,12 +471,13 @@ class OpenPai:
         json_body: Mapping[str, Any] | None = None,
         since: int = 0,
         with_token: bool = True,
+        stream: bool = False,
     ) -> requests.Response:
-        """The answer, when it is a good one. Tries again when that can help.
+        """Returns a successful answer. Retries transient failures.
 
         Raises:
-            ClusterAway, LoginRefused: it may be good later.
-            UserMistake: it will not.
+            ClusterUnavailable, LoginRejected: a later call may succeed.
+            UserError: permanent.
         """
         headers = {} if data is None else {"Content-Type": content_type}
         if since:
@@ -396,7 +485,7 @@ class OpenPai:
         has_new_token = False
         may_be_done = False
         failures, problem = 0, ""
-        while failures < self._patience.tries:
+        while failures < self._retry_policy.tries:
             token = self._valid_token() if with_token else None
             asked_s: float | None = None
             try:
@@ -408,8 +497,9 @@ class OpenPai:
                     json=json_body,
                     headers=headers,
                     auth=None if token is None else _Bearer(token),
-                    timeout=(self._patience.connect_within_s, self._patience.answer_within_s),
+                    timeout=(self._retry_policy.connect_within_s, self._retry_policy.answer_within_s),
                     allow_redirects=False,
+                    stream=stream,
                 )
             except requests.RequestException as error:
                 problem, may_be_done = _why_no_answer(error), True
@@ -422,16 +512,16 @@ class OpenPai:
                     has_new_token = True
                     continue
                 problem = f"it answers {status}: {self._words(answer)}"
-                if status != requests.codes.too_many_requests and status < 500:
+                if status not in _RETRYABLE and status < 500:
                     raise self._refusal(what, answer, may_be_done)
                 may_be_done = may_be_done or status >= 500
                 asked_s = _retry_after_s(answer)
             failures += 1
-            if failures < self._patience.tries:
+            if failures < self._retry_policy.tries:
                 logger.info("cannot %s for now: %s", what, problem)
-                if self._closed.wait(self._patience.delay_s(failures, asked_s)):
+                if self._closed.wait(self._retry_policy.delay_s(failures, asked_s)):
                     break
-        raise ClusterAway(
+        raise ClusterUnavailable(
             f"cannot {what}: OpenPAI at {self.address} is out of reach, {problem}; see that it runs, and its host is right"
         )
 
@@ -442,37 +532,41 @@ class OpenPai:
             case 301 | 302 | 303 | 307 | 308:
                 to = urlsplit(answer.headers.get("Location", ""))
                 where = f"{to.scheme}://{to.netloc}" if to.netloc else "another address"
-                return RequestRefused(
+                return RequestRejected(
                     f"cannot {what}: {self.address} sends everybody to {where}; write that as host"
                 )
             case 401:
-                way_out = (
+                remedy = (
                     "correct paiConfig.passWord"
                     if self._password
                     else "get a new token on your profile page there (one for applications does not expire), and write it into "
                     "the experiment file"
                 )
-                return LoginRefused(f"{said}; {way_out}")
+                return LoginRejected(f"{said}; {remedy}")
+            case 403 if "quota" in code.lower() or _EXCEEDS_QUOTA.search(words):
+                return QuotaExceeded(
+                    f"{said}; it is tried again until the quota has room: end other jobs, or ask for more"
+                )
             case 403:
                 return NotAllowed(
                     f"{said}; ask an administrator of the cluster, or use another account or virtual cluster"
                 )
             case 404 if code in ("NoJobError", "NoJobConfigError", "NoTaskLogError", "NoTaskError"):
-                return JobUnknown(f"{said}; `nnictl openpai jobs` shows those there are")
+                return JobNotOnCluster(f"{said}; `nnictl openpai jobs` shows those there are")
             case 404 if code == "NoStorageError":
                 return JobRefused(f"{said}; correct paiStorageConfigName")
             case 404 if code == "NoVirtualClusterError":
                 return JobRefused(f"{said}; correct virtualCluster")
             case 404 if code in ("", "NoApiError"):
-                # The gateway's own page, which says nothing about a job.
-                return RequestRefused(
+                # The gateway's own 404 page, which is not about a job.
+                return RequestRejected(
                     f"cannot {what}: there is no such page at {self.address}; see that OpenPAI is there, and runs"
                 )
             case 409:
                 return _AlreadyThere(f"{said}; choose another name", may_be_ours)
-            case 400 | 413:
-                return JobRefused(f"{said}; mend what it names")
-        return RequestRefused(f"cannot {what}: OpenPAI answers {status}: {words}; see to the request")
+            case 400 | 413 | 415 | 422:
+                return JobRefused(f"{said}; fix what it names")
+        return RequestRejected(f"cannot {what}: OpenPAI answers {status}: {words}; see to the request")
 
     def _words(self, answer: requests.Response) -> str:
         words = _words(answer)
@@ -486,7 +580,7 @@ class OpenPai:
             session = self._sessions.session = requests.Session()
             session.trust_env = self._may_use_proxy
             if self._is_own:
-                keep_to_own(session)
+                verify_connections(session)
         return session
 
     # ---- logging in
@@ -498,9 +592,9 @@ class OpenPai:
             return self._token
 
     def _replace(self, token: str | None) -> bool:
-        """Whether there is, or can be got, another token than this one, which has expired."""
+        """True if a token other than the expired `token` is available or can be fetched."""
         with self._login:
-            if self._token == token:  # and no other thread has got a new one
+            if self._token == token:  # else another thread has replaced it
                 newer = None if self._password else self._newer_token()
                 if newer == token or (newer is None and self._password is None):
                     return False
@@ -509,7 +603,7 @@ class OpenPai:
 
     def _new_token(self) -> str:
         if self._password is None:
-            raise LoginRefused(
+            raise LoginRejected(
                 f"cannot log in to OpenPAI at {self.address}: there is neither token nor password; give one of them"
             )
         body = {"username": self.user, "password": self._password}
@@ -518,17 +612,17 @@ class OpenPai:
                 "POST", "/authn/basic/login", f"log in as {self.user}", json_body=body, with_token=False
             )
         except (JobRefused, NotAllowed) as error:  # 400: no such user, wrong password
-            raise LoginRefused(f"{str(error).rpartition(';')[0]}; correct userName and passWord") from error
+            raise LoginRejected(f"{str(error).rpartition(';')[0]}; correct userName and passWord") from error
         token = answer.get("token") if isinstance(answer, dict) else None
         if not isinstance(token, str):
-            raise LoginRefused(
+            raise LoginRejected(
                 f"cannot log in as {self.user}: OpenPAI gave no token; use one of your profile page there"
             )
         return token
 
 
-class _AlreadyThere(UserMistake):
-    """A job of that name exists. `may_be_ours`: an earlier try of the same call may have made it."""
+class _AlreadyThere(UserError):
+    """A job of that name exists. `may_be_ours`: an earlier try of the same call may have created it."""
 
     def __init__(self, message: str, may_be_ours: bool) -> None:
         super().__init__(message)
@@ -538,28 +632,36 @@ class _AlreadyThere(UserMistake):
 # ---- reading answers
 
 
-def _row(document: Any) -> JobRow:
+def _row(document: Any) -> JobListEntry:
     values = document if isinstance(document, dict) else {}
-    return JobRow(
+    return JobListEntry(
         str(values.get("name", "")),
         str(values.get("username", "")),
-        JobState.of(values.get("state")),
+        PaiJobState.of(values.get("state")),
         str(values.get("executionType", "")),
         values,
     )
 
 
-def _detail(document: Any) -> JobDetail:
+def _node(document: Mapping[str, Any]) -> NodeResources:
+    """Source: microsoft/pai v1.8.1, models/v2/virtual-cluster (`gpuTotal`). The local OpenPAI reports `total` instead."""
+    total = document.get("total")
+    told = total if isinstance(total, dict) else {"gpu": document.get("gpuTotal")}
+    gpu, cpu, memory_mb = (told.get(key) for key in ("gpu", "cpu", "memory"))
+    return NodeResources(*(each if isinstance(each, int) else None for each in (gpu, cpu, memory_mb)))
+
+
+def _detail(document: Any) -> JobStatus:
     values = document if isinstance(document, dict) else {}
     status = values.get("jobStatus") or {}
     messages = status.get("appExitMessages") or {}
     runtime = messages.get("runtime") if isinstance(messages, dict) else None
     origin = runtime.get("originUserExitCode") if isinstance(runtime, dict) else None
     role, index = status.get("appExitTriggerTaskRoleName"), status.get("appExitTriggerTaskIndex")
-    return JobDetail(
+    return JobStatus(
         name=str(values.get("name", "")),
         user=str(status.get("username", "")),
-        state=JobState.of(status.get("state")),
+        state=PaiJobState.of(status.get("state")),
         attempt=int(status.get("attemptId") or 0),
         exit_code=origin if isinstance(origin, int) else status.get("appExitCode"),
         reason=_reason(status),
@@ -569,7 +671,7 @@ def _detail(document: Any) -> JobDetail:
 
 
 def _reason(status: Mapping[str, Any]) -> str:
-    """Why a job ended, in OpenPAI's words on one line."""
+    """Returns why a job ended, in OpenPAI's words on one line."""
     spec = status.get("appExitSpec") or {}
     code = status.get("appExitCode")
     words = [
@@ -581,7 +683,7 @@ def _reason(status: Mapping[str, Any]) -> str:
 
 
 def _words(answer: requests.Response) -> str:
-    """What an answer says, on one line; the pages that gateways and limits answer with are cut short."""
+    """Returns the message of an answer on one line. Long pages of gateways and rate limiters are truncated."""
     try:
         document = answer.json()
     except requests.JSONDecodeError:
@@ -590,11 +692,11 @@ def _words(answer: requests.Response) -> str:
         text = str(document.get("message", "")) if isinstance(document, dict) else ""
         text = _of_violations(text)
     text = _BLANKS.sub(" ", text).strip().rstrip(".") or str(answer.reason)
-    return text if len(text) <= _LONGEST_WORDS else f"{text[: _LONGEST_WORDS - 1]}…"
+    return text if len(text) <= _MAX_WORDS else f"{text[: _MAX_WORDS - 1]}…"
 
 
 def _of_violations(text: str) -> str:
-    """The messages of a list of schema errors, as OpenPAI gives them for a job that is wrong; any other text as it is."""
+    """Returns the joined messages if `text` is a JSON list of schema errors (OpenPAI's answer to an invalid job), else `text`."""
     try:
         errors = json.loads(text)
     except ValueError:
@@ -613,8 +715,8 @@ def _code(answer: requests.Response) -> str:
 
 
 def _why_no_answer(error: requests.RequestException) -> str:
-    # The library's own words name the whole address, which may hold a token.
-    if (stranger := stranger_in(error)) is not None:
+    # The library's message contains the whole address, which may hold a token.
+    if (stranger := untrusted_listener_in(error)) is not None:
         return str(stranger)
     match error:
         case requests.exceptions.SSLError():
@@ -633,7 +735,7 @@ def _retry_after_s(answer: requests.Response) -> float | None:
     if text.isdecimal():
         return float(text)
     try:
-        # Its own clock says how far away that is; ours may be wrong.
+        # The delay is computed from the server's own clock; ours may be wrong.
         asked_at = parsedate_to_datetime(answer.headers.get("Date", ""))
         return max((parsedate_to_datetime(text) - asked_at).total_seconds(), 0.0)
     except (ValueError, TypeError):

@@ -1,8 +1,8 @@
-"""What OpenPAI takes a plain YAML scalar for, and how its templates write a value.
+"""The values of plain YAML scalars in OpenPAI, and the text that its templates write for a value.
 
 OpenPAI's REST server reads jobs with js-yaml 3 (safe schema): YAML 1.2's core with leftovers of 1.1. So `1e-4` is a number,
-`yes` a string, `0o17` a string, `017` fifteen, `1:30` ninety, `2020-01-01` a date. There is one kind of number, the double:
-here an int where it is whole and exact, else a float.
+`yes` a string, `0o17` a string, `017` fifteen, `1:30` ninety, `2020-01-01` a date. The only number type is the double:
+here an int if it is whole and exact, else a float.
 
 Source: js-yaml 3.14.1 (microsoft/pai v1.8.1, src/rest-server: "js-yaml": "^3.13.1"); ECMAScript Number::toString.
 """
@@ -17,8 +17,8 @@ from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 
-# Beyond this a double no longer tells neighbouring whole numbers apart.
-LARGEST_EXACT = 2**53 - 1
+# Doubles above this do not represent every integer.
+MAX_EXACT = 2**53 - 1
 
 _INTEGER = re.compile(
     r"^(?P<sign>[-+]?)(?:(?P<zero>0)|0b(?P<binary>_*[01][01_]*)|0x(?P<hex>_*[0-9a-fA-F][0-9a-fA-F_]*)"
@@ -47,27 +47,27 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 @dataclass(frozen=True, slots=True)
 class Date:
-    """A moment, as JavaScript's Date holds one. Neither a string nor a number to any rule of the protocol."""
+    """A point in time, as in JavaScript's Date. The protocol's rules treat it as neither string nor number."""
 
     at: datetime
 
     def __str__(self) -> str:
-        """JavaScript's text of it, on a server whose clock shows UTC."""
+        """JavaScript's text of the date, on a server in UTC."""
         day = _DAYS[self.at.weekday()]
         month = _MONTHS[self.at.month - 1]
         return f"{day} {month} {self.at:%d} {self.at.year:04} {self.at:%H:%M:%S} GMT+0000 (Coordinated Universal Time)"
 
 
 def resolved(text: str) -> Any:
-    """The value of a plain scalar: None, a bool, a number, a Date, or the text itself.
+    """Returns the value of a plain scalar: None, a bool, a number, a Date, or the text itself.
 
     Raises:
-        OverflowError: a date beyond what can be held, such as 9999-99-99.
+        OverflowError: the date is out of range, such as 9999-99-99.
     """
     if text in _WORDS:
         return _WORDS[text]
     if match := _INTEGER.match(text):
-        # js-yaml lets no number end in an underscore.
+        # js-yaml rejects numbers with a trailing underscore.
         return text if text.endswith("_") else as_number(_integer(match))
     if _FLOAT.match(text) and not text.endswith("_"):
         return as_number(_float(text))
@@ -77,11 +77,11 @@ def resolved(text: str) -> Any:
 
 
 def explicitly(tag: str, text: str) -> Any:
-    """The value of a scalar with one of YAML's tags (`int` of `!!int`).
+    """Returns the value of a scalar with an explicit YAML tag (`int` of `!!int`).
 
     Raises:
-        ValueError: the text is nothing of that kind.
-        KeyError: no such tag of a scalar is known here.
+        ValueError: the text has another type.
+        KeyError: unknown scalar tag.
         OverflowError: as `resolved`.
     """
     is_one = _TAGS[tag]
@@ -104,16 +104,16 @@ _TAGS: dict[str, Callable[[Any], bool]] = {
 
 
 def as_number(value: float) -> int | float:
-    """The double `value` stands for: an int where it is whole and exact. Digits beyond a double's are lost."""
+    """Returns the double nearest to `value`: an int if it is whole and exact. Excess digits are lost."""
     try:
         double = float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-    return int(double) if abs(double) <= LARGEST_EXACT and double.is_integer() else double
+    return int(double) if abs(double) <= MAX_EXACT and double.is_integer() else double
 
 
 def javascript_text(value: Any) -> str:
-    """The text JavaScript's `String()` makes of a value: `x,y` of a list, `[object Object]` of a mapping."""
+    """Returns JavaScript's `String()` of a value: `x,y` for a list, `[object Object]` for a mapping."""
     match value:
         case str():
             return value
@@ -142,7 +142,7 @@ def _integer(match: re.Match[str]) -> float:
         return sign * int(digits["octal"], 8)
     if "sexagesimal" in digits:
         return sign * _sexagesimal(digits["sexagesimal"])
-    # Not int(): Python refuses to read more than some thousand digits.
+    # Not int(): Python limits its input to some thousand digits.
     return sign * float(digits.get("decimal", "0"))
 
 
@@ -154,7 +154,7 @@ def _float(text: str) -> float:
         return sign * float(plain[1:])
     if ":" in plain:
         return sign * _sexagesimal(plain)
-    # A point with underscores alone behind it has no digits: js-yaml calls it a number, and reads none.
+    # A point followed only by underscores has no digits: js-yaml resolves it as a number and parses NaN.
     return sign * float(plain) if plain[:2] not in (".", ".e") else math.nan
 
 
@@ -169,7 +169,7 @@ def _moment(parts: Mapping[str, str]) -> datetime:
     def number(name: str) -> int:
         return int(parts.get(name) or 0)
 
-    # As Date.UTC: months and days that run over go on into the next year or month, and 0-99 are of the 20th century.
+    # As Date.UTC: months and days overflow into the next year or month, and years 0-99 are of the 20th century.
     years, month = divmod(number("month") - 1, 12)
     year = number("year") + (1900 if number("year") < 100 else 0) + years
     try:
@@ -193,7 +193,7 @@ def _number_text(value: float) -> str:
     sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
     text = "".join(map(str, digits))
     assert isinstance(exponent, int)  # neither NaN nor infinite
-    point = len(text) + exponent  # where the decimal point is, counted from the first digit
+    point = len(text) + exponent  # position of the decimal point, counted from the first digit
     minus = "-" if sign and text != "0" else ""
     if text == "0":
         return "0"

@@ -1,10 +1,11 @@
-"""The form of a job, protocol version 2, as the JSON schema OpenPAI's REST server checks at submission.
+"""The JSON schema of a job, protocol version 2, as OpenPAI's REST server checks it at submission.
 
-It is not the published one, which refuses almost half of the jobs that servers take. `description` and `examples` are what a
-mistake says of a value and of the way out. A prerequisite is checked by its type, so that its mistakes are those of one kind.
+It differs from the published schema, which refuses almost half of the jobs that servers accept. Diagnostics quote
+`description` (what the value must be) and `examples` (the remedy). A prerequisite is checked against its own type only, so
+its diagnostics are about that type.
 
-Source: microsoft/pai v1.8.1, src/rest-server/src/config/v2/protocol.js. Ours is what the server would take and the job fail of:
-bounds of whole numbers (FrameworkController has 10,000 tasks a role at most), storages, and plugins that do not exist.
+Source: microsoft/pai v1.8.1, src/rest-server/src/config/v2/protocol.js. We add rules where the server accepts a job that then
+fails: bounds of integers (FrameworkController allows 10,000 tasks per role), storages, and unknown plugins.
 """
 
 from __future__ import annotations
@@ -12,15 +13,15 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from nni_manager.training_services.openpai.scalars import LARGEST_EXACT
+from nni_manager.training_services.openpai.scalars import MAX_EXACT
 
 # Source: frameworkcontroller.microsoft.com/v1, taskNumber.
-MOST_INSTANCES = 10_000
+MAX_INSTANCES = 10_000
 
 RUNTIME_PLUGINS = "com.microsoft.pai.runtimeplugin"
 _PREFIX = re.escape(RUNTIME_PLUGINS)
 
-# Python's $ also matches before a last line feed, JavaScript's does not.
+# Python's $ also matches before a trailing line feed, JavaScript's does not.
 _END = r"$(?!\n)"
 _IDENTIFIER = f"^[a-zA-Z_][a-zA-Z0-9_]*{_END}"
 
@@ -29,14 +30,12 @@ def _must_be(what: str, example: Any, **rules: Any) -> dict[str, Any]:
     return {"description": what, "examples": [example], **rules}
 
 
-def _whole(
-    what: str, example: int, minimum: int = -LARGEST_EXACT, maximum: int = LARGEST_EXACT
-) -> dict[str, Any]:
+def _whole(what: str, example: int, minimum: int = -MAX_EXACT, maximum: int = MAX_EXACT) -> dict[str, Any]:
     return _must_be(what, example, type="integer", minimum=minimum, maximum=maximum)
 
 
 def _mapping(properties: dict[str, Any], required: tuple[str, ...] = (), **rules: Any) -> dict[str, Any]:
-    """A mapping with these keys and, unless `rules` say otherwise, no others."""
+    """Returns the schema of a mapping with these keys and, unless `rules` say otherwise, no others."""
     return {
         "description": "a mapping",
         "type": "object",
@@ -48,7 +47,7 @@ def _mapping(properties: dict[str, Any], required: tuple[str, ...] = (), **rules
 
 
 def _named(what: str, value: dict[str, Any], **rules: Any) -> dict[str, Any]:
-    """A mapping of names that are identifiers."""
+    """Returns the schema of a mapping whose keys are identifiers."""
     return {
         "description": f"a mapping with at least one {what}",
         "type": "object",
@@ -78,7 +77,7 @@ _NAME = _must_be(
 _NAMES = _must_be("a list of names", "[install-git]", type="array", items=_TEXT)
 _ANY_MAPPING = _must_be("a mapping", "{key: value}", type="object")
 _COUNT_OR_NULL = _must_be(
-    "a whole number, or nothing", 1, type=["integer", "null"], minimum=-LARGEST_EXACT, maximum=LARGEST_EXACT
+    "a whole number, or nothing", 1, type=["integer", "null"], minimum=-MAX_EXACT, maximum=MAX_EXACT
 )
 
 _OF_ANY_PART = {
@@ -93,7 +92,7 @@ _OF_ANY_PART = {
 def _parameters(
     properties: dict[str, Any], required: tuple[str, ...] = (), kind: Any = ("object", "null")
 ) -> dict[str, Any]:
-    """The parameters of a plugin. Beside the types they have, any may be a text with a template in it."""
+    """Returns the schema of a plugin's parameters. Numbers may also be text with a template; unlisted parameters are allowed."""
     kind = kind if isinstance(kind, str) else list(kind)
     return _mapping(
         properties,
@@ -169,7 +168,7 @@ _PLUGIN = _must_be(
     f"a plugin there is ({', '.join(PLUGINS)})",
     f"{RUNTIME_PLUGINS}.cmd",
     type="string",
-    # Other words than those of the prefix are no plugin to the runtime, which passes them over.
+    # The runtime ignores plugin names without the prefix.
     pattern=rf"^(?!{_PREFIX})|^{_PREFIX}\.({'|'.join(PLUGINS)}){_END}",
 )
 
@@ -215,7 +214,7 @@ _PREREQUISITE = {
         {"if": {"properties": {"type": {"const": kind}}, "required": ["type"]}, "then": _prerequisite(kind)}
         for kind in PREREQUISITE_TYPES
     ]
-    # All other keys of the prerequisite are parameters of its plugin.
+    # All other keys of the prerequisite are its plugin's parameters.
     + [
         _with_plugin(f"{RUNTIME_PLUGINS}.{name}", parameters)
         for name, parameters in _PLUGIN_PARAMETERS.items()
@@ -225,9 +224,7 @@ _PREREQUISITE = {
 _TASK_ROLE = _mapping(
     {
         "protocolVersion": _PROTOCOL_VERSION,
-        "instances": _whole(
-            f"a whole number from 1 to {MOST_INSTANCES}", 1, minimum=1, maximum=MOST_INSTANCES
-        ),
+        "instances": _whole(f"a whole number from 1 to {MAX_INSTANCES}", 1, minimum=1, maximum=MAX_INSTANCES),
         "completion": _mapping(
             {"minFailedInstances": _COUNT_OR_NULL, "minSucceededInstances": _COUNT_OR_NULL}
         ),

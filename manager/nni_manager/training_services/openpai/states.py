@@ -1,4 +1,4 @@
-"""The states of OpenPAI's jobs, in our words.
+"""OpenPAI's job states, and their mapping to ours.
 
 Source: microsoft/pai v1.8.1, src/rest-server/src/models/v2/job/k8s.js (convertState).
 """
@@ -10,8 +10,8 @@ from enum import Enum
 from nni_manager.training_services.base import JobPresence
 
 
-class JobState(Enum):
-    """What OpenPAI says of a job. UNKNOWN is its own word for what it cannot tell, and ours for words of other versions."""
+class PaiJobState(Enum):
+    """OpenPAI's job states. UNKNOWN is both OpenPAI's own and ours for states of other versions."""
 
     WAITING = "WAITING"  # accepted, or in the queue
     RUNNING = "RUNNING"
@@ -22,18 +22,18 @@ class JobState(Enum):
     UNKNOWN = "UNKNOWN"
 
     @classmethod
-    def of(cls, word: object) -> JobState:
-        """The state that this word stands for."""
+    def of(cls, word: object) -> PaiJobState:
+        """Returns the state with this value."""
         return cls(word) if word in cls._value2member_map_ else cls.UNKNOWN
 
     @property
     def presence(self) -> JobPresence:
-        """Whether the job is still there. One in an unknown state is: it will be seen in a known one."""
+        """Whether the job is alive. UNKNOWN counts as alive, because a later poll shows a known state."""
         return PRESENCE[self]
 
 
-_S = JobState
-PRESENCE: dict[JobState, JobPresence] = {
+_S = PaiJobState
+PRESENCE: dict[PaiJobState, JobPresence] = {
     _S.WAITING: JobPresence.RUNNING,
     _S.RUNNING: JobPresence.RUNNING,
     _S.STOPPING: JobPresence.RUNNING,
@@ -43,6 +43,6 @@ PRESENCE: dict[JobState, JobPresence] = {
     _S.FAILED: JobPresence.ENDED,
 }
 OUT_OF_MEMORY = -1200
-"""The exit code of a container that was killed because its memory was full (UserContainerDockerOOMKilled)."""
+"""The exit code of a container that was killed for lack of memory (UserContainerDockerOOMKilled)."""
 LIVE = (_S.WAITING, _S.RUNNING, _S.STOPPING)
-"""What a list of jobs that have not ended is asked for."""
+"""The states that select live jobs in a list request."""

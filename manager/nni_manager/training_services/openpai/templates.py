@@ -1,10 +1,10 @@
 """The template language of a job, `<% $parameters.lr %>`, in both of its stages.
 
-At submission OpenPAI's server fills in `$parameters`, `$data`, `$output` and `$script`: mustache with tags of its own and without
-escaping, of which only names do anything; sections, comments and partials vanish with what they hold. In the container the
-runtime fills in `$secrets`. A name that nothing answers to stays, in the one spelling `<% name %>`.
+Stage 1, at submission: OpenPAI's server fills in `$parameters`, `$data`, `$output` and `$script`. It uses mustache with its own
+tags and without escaping. Only names have an effect; sections, comments and partials are removed with their content.
+Stage 2, in the container: the runtime fills in `$secrets`. An unknown name stays, normalised to `<% name %>`.
 
-Different from the original on purpose: secrets are not HTML-escaped, leftover tags are not blanked, and properties that only
+Intended differences from the original: secrets are not HTML-escaped, leftover tags are not blanked, and properties that only
 JavaScript has (`toString`, `length`) do not exist.
 
 Source: mustache.js 2.3 and microsoft/pai v1.8.1 (src/rest-server/src/middlewares/v2/protocol.js); microsoft/openpai-runtime
@@ -23,18 +23,18 @@ from nni_manager.training_services.openpai.scalars import javascript_text
 _OPENING = re.compile(r"<%\s*(?P<kind>[#^/>{&=!]?)\s*")
 _PIECES = re.compile(r"\n|[^\S\n]+|\S+")
 _INDEX = re.compile(r"\[([0-9]+)\]")
-# In the container an index may have blanks around it.
+# The container's runtime allows blanks around an index.
 _LOOSE_INDEX = re.compile(r"\[\s*([0-9]+)\s*\]")
 _CLOSING = "%>"
-# Blanks before a closing tag are cut off afterwards: a pattern that does so takes time with the square of their number.
+# Blanks before a closing tag are stripped afterwards: a pattern that strips them takes quadratic time.
 _SECRET = re.compile(r"<%\s*(?P<name>\$secrets\b[^%]*)%>")
 _REFERENCE_BEGINS = re.compile(r"<%\s*(?=\$)")
-# No list of a job is so long.
-_MOST_DIGITS_OF_INDEX = 9
+# No list of a job has a longer index.
+_MAX_DIGITS_OF_INDEX = 9
 
 
 class TemplateInvalid(Exception):
-    """A tag that is not closed, or a section that is not. `index` is where it begins; `problem` goes on to the way out."""
+    """A tag or a section is not closed. `index` is its start; `problem` ends with the remedy."""
 
     def __init__(self, index: int, problem: str) -> None:
         super().__init__(problem)
@@ -43,7 +43,7 @@ class TemplateInvalid(Exception):
 
 
 class _Missing:
-    """No value, where None is one."""
+    """Marks a missing value, since None is a value."""
 
 
 MISSING = _Missing()
@@ -51,7 +51,7 @@ MISSING = _Missing()
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """A text with its references filled in, and the names of those that stayed."""
+    """A text with its references filled in, and the names of the unresolved ones."""
 
     text: str
     unknown: tuple[str, ...]
@@ -65,10 +65,10 @@ class _Tag:
 
 
 def fill_at_submission(template: str, variables: Mapping[str, Any]) -> Filled:
-    """The first stage, with white space around the text removed. `$secrets` stays unless it is one of the variables.
+    """Runs stage 1 and strips surrounding white space. `$secrets` stays unless it is one of the variables.
 
     Raises:
-        TemplateInvalid: the server answers with an error.
+        TemplateInvalid: the server would answer with an error.
     """
     text: list[str] = []
     unknown: list[str] = []
@@ -93,20 +93,20 @@ def fill_at_submission(template: str, variables: Mapping[str, Any]) -> Filled:
 
 
 def fill_secrets(text: str, secrets: Mapping[str, Any]) -> Filled:
-    """The second stage. Numbers and the like are written as Python does: the runtime is a Python program."""
+    """Runs stage 2. Values are formatted as in Python: the runtime is a Python program."""
     found = ((match.start(), match["name"], match.end()) for match in _SECRET.finditer(text))
     return _replaced(found, text, {"$secrets": secrets}, str)
 
 
 def fill_parameter(text: str, variables: Mapping[str, Any]) -> Filled:
-    """A parameter of a plugin, where both stages' variables are known. Nothing, lists and mappings have no text there."""
+    """Fills in a plugin parameter, with the variables of both stages. null, lists and mappings stay unresolved."""
     return _replaced(
         _references(text), text, variables, javascript_text, without_text=(list, dict, type(None))
     )
 
 
 def lookup(variables: Mapping[str, Any], name: str) -> Any:
-    """What `$a.b.1` names: through mappings by key, through lists by index; MISSING if nothing."""
+    """Resolves `$a.b.1`: mappings by key, lists by index; MISSING if there is no such value."""
     value: Any = variables
     for step in name.split("."):
         if isinstance(value, Mapping) and step in value:
@@ -119,16 +119,16 @@ def lookup(variables: Mapping[str, Any], name: str) -> Any:
 
 
 def _is_index(step: str) -> bool:
-    return step.isdecimal() and len(step) <= _MOST_DIGITS_OF_INDEX
+    return step.isdecimal() and len(step) <= _MAX_DIGITS_OF_INDEX
 
 
 def _references(text: str) -> Iterator[tuple[int, str, int]]:
-    """Where a tag with a name of the template language begins, the name with blanks behind it, and where the tag ends."""
+    """Yields each reference: the start of its tag, its name with trailing blanks, and the end of its tag."""
     position = 0
     while (opening := _REFERENCE_BEGINS.search(text, position)) is not None:
         closing = text.find(_CLOSING, opening.end() + 1)
         if closing < 0:
-            return  # and none that follows is closed
+            return  # later tags are unclosed too
         position = closing + len(_CLOSING)
         yield opening.start(), text[opening.end() : closing], position
 
@@ -155,7 +155,7 @@ def _replaced(
 
 
 def _without_lines_of_tags(template: str) -> Iterator[str | _Tag]:
-    """Texts and tags; a line on which nothing but tags without a value stand is gone but for the tags."""
+    """Yields texts and tags. A line with nothing but valueless tags yields only the tags."""
     line: list[str | _Tag] = []
     for piece in _texts_and_tags(template):
         line.append(piece)

@@ -1,6 +1,6 @@
-"""Everything wrong with a job, found at once: its form by the schema, its sense by rules of ours.
+"""Finds all errors of a job at once: the schema checks its form, and rules of ours check its meaning.
 
-The rules work on what the form let through as well as on what it did not, so that nobody mends a job mistake by mistake.
+The rules also run on jobs with form errors, so that one pass reports everything.
 """
 
 from __future__ import annotations
@@ -12,54 +12,54 @@ from typing import Any, cast
 from jsonschema import Draft7Validator
 from jsonschema.exceptions import ValidationError
 
-from nni_manager.config.mistakes import key_of, remedy_for_unknown, shown
-from nni_manager.training_services.openpai.document import Document
-from nni_manager.training_services.openpai.mistakes import Path, ProtocolMistake, Violation
+from nni_manager.config.diagnostics import key_of, remedy_for_unknown, shown
+from nni_manager.training_services.openpai.document import JobDocument
+from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, Violation
 from nni_manager.training_services.openpai.prerequisites import cycle_in
 from nni_manager.training_services.openpai.schema import JOB_SCHEMA, PREREQUISITE_TYPES, RUNTIME_PLUGINS
 
-# Of names that would have been right. A job may have thousands of them, and as many mistakes.
-MOST_NAMES_SHOWN = 20
+# Limits the suggested names: a job may have thousands of them, and as many diagnostics.
+MAX_NAMES_SHOWN = 20
 
-# The keys of a task role that name a prerequisite, and its type.
+# Keys of a task role that name a prerequisite, and the type of that prerequisite.
 _REFERENCES = {"dockerImage": "dockerimage", "data": "data", "output": "output", "script": "script"}
 
 
 def mangled(role: str) -> str:
-    """The name a role has inside a cluster: lower case, letters and digits only.
+    """Returns a role's name inside a cluster: lower case, letters and digits only.
 
     Source: microsoft/pai, src/rest-server/src/models/v2/job/k8s.js.
     """
     return re.sub("[^a-z0-9]", "", role.lower())
 
 
-def mistakes_of(document: Document) -> list[ProtocolMistake]:
-    """Every reason for which a job cannot run; empty when it can."""
-    form = _mistakes_of_form(document)
+def diagnostics_of(document: JobDocument) -> list[ProtocolDiagnostic]:
+    """Returns all errors that keep a job from running; empty if it is valid."""
+    form = _schema_violations(document)
     if not isinstance(document.value, dict):
         return form
     places = {mistake.path for mistake in form}
-    sense = [mistake for mistake in _Sense(document).mistakes() if mistake.path not in places]
-    return [*document.mistakes, *form, *sense]
+    sense = [mistake for mistake in _SemanticRules(document).diagnostics() if mistake.path not in places]
+    return [*document.diagnostics, *form, *sense]
 
 
-def warnings_of(document: Document) -> list[ProtocolMistake]:
-    """What in a job that can run will not do what its author may think."""
-    return list(_Sense(document).warnings())
+def warnings_of(document: JobDocument) -> list[ProtocolDiagnostic]:
+    """Returns the parts of a valid job that lack the likely intended effect."""
+    return list(_SemanticRules(document).warnings())
 
 
-def _mistakes_of_form(document: Document) -> list[ProtocolMistake]:
-    """Where the job breaks the schema: one mistake a place, its first."""
-    found: dict[Path, ProtocolMistake] = {}
+def _schema_violations(document: JobDocument) -> list[ProtocolDiagnostic]:
+    """Returns the schema violations, the first one of each path."""
+    found: dict[Path, ProtocolDiagnostic] = {}
     for error in Draft7Validator(JOB_SCHEMA).iter_errors(document.value):
         for path, message, params in _sentences(error):
             rule = Violation(str(error.validator), tuple(error.absolute_schema_path), params)
-            found.setdefault(path, document.mistake(path, message, rule))
+            found.setdefault(path, document.diagnostic(path, message, rule))
     return list(found.values())
 
 
 def _sentences(error: ValidationError) -> Iterator[tuple[Path, str, dict[str, Any]]]:
-    """For each thing an error speaks of: its place, the sentence, and ajv's `params`."""
+    """Yields the path, the message and ajv's `params` of each violation in a schema error."""
     path: Path = tuple(error.absolute_path)
     assert isinstance(error.schema, Mapping)
     schema, value, limit = error.schema, cast(Any, error.instance), cast(Any, error.validator_value)
@@ -108,7 +108,7 @@ def _unknown(path: Path, schema: Mapping[str, Any]) -> str:
 
 def _wrong(path: Path, value: Any, schema: Mapping[str, Any]) -> str:
     subject = f"use {key_of(path)}" if path else "run this job"
-    # A mistake is shown to more people than a secret is.
+    # More people see a diagnostic than may see a secret.
     is_secret = "secrets" in path[:1] or "auth" in path
     said = "its value" if is_secret else shown(value)
     return f"cannot {subject}: {said} is not {schema.get('description')}; {_written(path, schema)}"
@@ -122,10 +122,10 @@ def _written(path: Path, schema: Mapping[str, Any]) -> str:
     return f"write e.g. {example}" if isinstance(path[-1], int) else f"write e.g. {path[-1]}: {example}"
 
 
-class _Sense:
-    """The rules beyond form. They read values of any form: what is not of the expected one is passed over."""
+class _SemanticRules:
+    """The rules beyond form. They skip values that do not have the expected form."""
 
-    def __init__(self, document: Document) -> None:
+    def __init__(self, document: JobDocument) -> None:
         self._document = document
         job = _mapping(document.value)
         self._roles = {name: _mapping(role) for name, role in _mapping(job.get("taskRoles")).items()}
@@ -138,7 +138,7 @@ class _Sense:
         self._defaults = _mapping(job.get("defaults"))
         self._extras = _mapping(job.get("extras"))
 
-    def mistakes(self) -> Iterator[ProtocolMistake]:
+    def diagnostics(self) -> Iterator[ProtocolDiagnostic]:
         yield from self._repeated()
         yield from self._references()
         yield from self._requirements()
@@ -146,36 +146,36 @@ class _Sense:
         yield from self._default_deployment()
         yield from self._two_forms_of_commands()
 
-    def warnings(self) -> Iterator[ProtocolMistake]:
+    def warnings(self) -> Iterator[ProtocolDiagnostic]:
         gang = self._extras.get("gangAllocation")
         if gang is not None and not isinstance(gang, bool):
             message = f"extras.gangAllocation counts as true, being {shown(gang)}; write true or false without quotes"
-            yield self._document.mistake(("extras", "gangAllocation"), message)
+            yield self._document.diagnostic(("extras", "gangAllocation"), message)
         for name, role in self._roles.items():
             if role.get("taskRetryCount") and gang is not False:
                 path: Path = ("taskRoles", name, "taskRetryCount")
                 message = (
                     f"{key_of(path)} has no effect; set extras.gangAllocation to false to retry single tasks"
                 )
-                yield self._document.mistake(path, message)
+                yield self._document.diagnostic(path, message)
         for index, deployment in enumerate(self._deployments):
             for name in _mapping(deployment.get("taskRoles")):
                 if name not in self._roles:
                     place: Path = ("deployments", index, "taskRoles", name)
-                    remedy = remedy_for_unknown(name, list(self._roles)[:MOST_NAMES_SHOWN])
+                    remedy = remedy_for_unknown(name, list(self._roles)[:MAX_NAMES_SHOWN])
                     message = f"{key_of(place)} has no effect: there is no such task role; {remedy}"
-                    yield self._document.mistake(place, message)
+                    yield self._document.diagnostic(place, message)
         for path, call in self._plugin_calls():
             if str(call.get("failurePolicy", "fail")).lower() not in ("fail", "ignore"):
                 message = f"failurePolicy {shown(call['failurePolicy'])} counts as fail; write fail or ignore"
-                yield self._document.mistake((*path, "failurePolicy"), message)
+                yield self._document.diagnostic((*path, "failurePolicy"), message)
 
     def _plugin_calls(self) -> Iterator[tuple[Path, Mapping[str, Any]]]:
         yield from ((path, item) for path, item in self._prerequisites if "plugin" in item)
         for index, call in enumerate(map(_mapping, _list(self._extras.get(RUNTIME_PLUGINS)))):
             yield ("extras", RUNTIME_PLUGINS, index), call
 
-    def _repeated(self) -> Iterator[ProtocolMistake]:
+    def _repeated(self) -> Iterator[ProtocolDiagnostic]:
         seen: dict[tuple[Any, Any], Path] = {}
         for path, item in self._prerequisites:
             what = (shown(item.get("type")), shown(item.get("name")))
@@ -195,7 +195,7 @@ class _Sense:
                     "rename one of them",
                 )
 
-    def _references(self) -> Iterator[ProtocolMistake]:
+    def _references(self) -> Iterator[ProtocolDiagnostic]:
         names = {
             kind: [i.get("name") for _, i in self._prerequisites if i.get("type") == kind]
             for kind in PREREQUISITE_TYPES
@@ -209,7 +209,7 @@ class _Sense:
                 if name not in self._names:
                     yield self._unknown((*at, "prerequisites", index), name, self._names, "prerequisite")
 
-    def _requirements(self) -> Iterator[ProtocolMistake]:
+    def _requirements(self) -> Iterator[ProtocolDiagnostic]:
         requires: dict[str, list[str]] = {}
         for path, item in self._prerequisites:
             required = [name for name in _list(item.get("require")) if isinstance(name, str)]
@@ -224,7 +224,7 @@ class _Sense:
                 (*path, "require"), f"{' requires '.join([*cycle, cycle[0]])}", "remove one of these"
             )
 
-    def _role_names(self) -> Iterator[ProtocolMistake]:
+    def _role_names(self) -> Iterator[ProtocolDiagnostic]:
         seen: dict[str, str] = {}
         for name in self._roles:
             short = mangled(name)
@@ -237,13 +237,13 @@ class _Sense:
                     ("taskRoles", name), problem, "rename one so that they differ in letters or digits"
                 )
 
-    def _default_deployment(self) -> Iterator[ProtocolMistake]:
+    def _default_deployment(self) -> Iterator[ProtocolDiagnostic]:
         name = self._defaults.get("deployment")
         names = [item.get("name") for item in self._deployments]
         if isinstance(name, str) and name not in names:
             yield self._unknown(("defaults", "deployment"), name, names, "deployment")
 
-    def _two_forms_of_commands(self) -> Iterator[ProtocolMistake]:
+    def _two_forms_of_commands(self) -> Iterator[ProtocolDiagnostic]:
         for path, call in self._plugin_calls():
             in_extras = path[0] == "extras"
             parameters = _mapping(call.get("parameters")) if in_extras else call
@@ -253,13 +253,13 @@ class _Sense:
                 at: Path = (*path, "parameters", "callbacks") if in_extras else (*path, "callbacks")
                 yield self._mistake(at, f"there is {others[0]} beside it", "keep one of the two forms")
 
-    def _unknown(self, path: Path, name: Any, known: Iterable[Any], what: str) -> ProtocolMistake:
-        known = [each for each in known if isinstance(each, str)][:MOST_NAMES_SHOWN]
+    def _unknown(self, path: Path, name: Any, known: Iterable[Any], what: str) -> ProtocolDiagnostic:
+        known = [each for each in known if isinstance(each, str)][:MAX_NAMES_SHOWN]
         remedy = remedy_for_unknown(str(name), known) if known else f"add a {what} of that name"
         return self._mistake(path, f"there is no {what} named {shown(name)}", remedy)
 
-    def _mistake(self, path: Path, problem: str, way_out: str) -> ProtocolMistake:
-        return self._document.mistake(path, f"cannot use {key_of(path)}: {problem}; {way_out}")
+    def _mistake(self, path: Path, problem: str, remedy: str) -> ProtocolDiagnostic:
+        return self._document.diagnostic(path, f"cannot use {key_of(path)}: {problem}; {remedy}")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

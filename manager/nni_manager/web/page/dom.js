@@ -1,13 +1,13 @@
 /**
- * Elements. All text becomes text nodes: nothing that a trial, a parameter or a log says is ever read as HTML.
+ * DOM elements. All text becomes text nodes, so content from trials, parameters and logs is never parsed as HTML.
  *
  * @typedef {Node | string | number | null | undefined | false} Child
  * @typedef {{[name: string]: string | number | boolean | null | undefined | ((event: any) => void)}} Properties
  */
 
 /**
- * An element. A property that is a function listens to the event of that name; `class`, `for`, `data-…` and `aria-…` are
- * attributes, and so is everything else; true is an attribute without a value, and null, undefined and false are none.
+ * Create an element. A function property becomes a listener of the event of that name; every other property becomes an
+ * attribute. true is an attribute without a value; null, undefined and false are omitted.
  *
  * @template {keyof HTMLElementTagNameMap} Name
  * @param {Name} name
@@ -51,7 +51,7 @@ export function append(parent, children) {
 }
 
 /**
- * Put these in the place of all that is there.
+ * Replace all children.
  *
  * @param {Element} parent
  * @param {...(Child | Child[])} children
@@ -62,7 +62,7 @@ export function fill(parent, ...children) {
 }
 
 /**
- * Set an element's text, unless it says so already: what did not change is not announced and keeps its selection.
+ * Set an element's text if it differs. Unchanged text is not announced and keeps its selection.
  *
  * @param {Element} element
  * @param {string} text
@@ -72,7 +72,7 @@ export function say(element, text) {
 }
 
 /**
- * Build this part anew only when what it is made from has changed.
+ * Wrap `build` so that it runs only when its value has changed.
  *
  * @template Value
  * @param {(value: Value) => void} build
@@ -90,7 +90,7 @@ export function whenChanged(build) {
 }
 
 /**
- * A link within the page; the router follows it without loading anew.
+ * A link within the page, which the router follows without a reload.
  *
  * @param {string} href
  * @param {Properties} properties

@@ -1,4 +1,4 @@
-/** Numbers, sizes and times as people read them, each with its unit. */
+/** Formats numbers, sizes and times for people, with units. */
 
 import { plain } from "./plain.js";
 
@@ -25,7 +25,7 @@ const STATE_WORDS = {
   ERROR: "Error",
   STOPPED: "Stopped",
   UNREADABLE: "Unreadable",
-  // Of jobs:
+  // States of jobs:
   readying: "Getting ready",
   idle: "Idle",
   busy: "Busy",
@@ -39,7 +39,7 @@ const OVER = ["DONE", "ERROR", "STOPPED"];
 const QUIET = ["idle", "ended", "unknown", "UNKNOWN"];
 
 /**
- * A state of a trial, a job or an experiment in words.
+ * The display name of a state of a trial, a job or an experiment.
  *
  * @param {string} state
  */
@@ -48,7 +48,7 @@ export function stateWord(state) {
 }
 
 /**
- * Which of five looks a state has: good, bad, busy, waiting, or quiet for what was ended on purpose.
+ * The style of a state: good, bad, busy, waiting, or quiet for a requested stop.
  *
  * @param {string} state
  */
@@ -70,7 +70,7 @@ export function isOver(status) {
 }
 
 /**
- * A measured number: six digits that count, more for whole numbers.
+ * A measured number with six significant digits, more for whole numbers.
  *
  * @param {number | null | undefined} value
  */
@@ -84,12 +84,12 @@ export function number(value) {
 }
 
 /**
- * A whole number with its thousands apart.
+ * A whole number with thousands separators.
  *
  * @param {number} value
  */
 export function count(value) {
-  // Not by Intl: its first formatter costs a browser tens of milliseconds before anything is shown.
+  // Not with Intl: creating its first formatter delays the first drawing by tens of milliseconds.
   return String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ",").replace("-", "−");
 }
 
@@ -104,7 +104,7 @@ export function counted(value, noun) {
 }
 
 /**
- * A length of time in its two largest units.
+ * A duration in its two largest units.
  *
  * @param {number | null | undefined} seconds
  */
@@ -133,7 +133,7 @@ function two(seconds, large, largeName, small, smallName) {
 }
 
 /**
- * Seconds in a length of time that a person wrote: "90", "90s", "1.5h", "2d". Null: it is none.
+ * Parse a duration that a person wrote into seconds: "90", "90s", "1.5h", "2d". Null: invalid.
  *
  * @param {string} text
  */
@@ -170,7 +170,7 @@ const clockOf = formatter({ hour: "2-digit", minute: "2-digit", second: "2-digit
 const withZone = formatter({ dateStyle: "full", timeStyle: "long" });
 
 /**
- * What writes moments; made when the first is written, since it takes a browser tens of milliseconds, and then kept.
+ * A formatter of times, created on first use and cached, since its creation takes tens of milliseconds.
  *
  * @param {Intl.DateTimeFormatOptions} options
  * @returns {(ms: number) => string}
@@ -182,7 +182,7 @@ function formatter(options) {
 }
 
 /**
- * A moment in the reader's own zone.
+ * A date and time in the reader's time zone.
  *
  * @param {number | null | undefined} ms
  */
@@ -191,7 +191,7 @@ export function moment(ms) {
 }
 
 /**
- * The time of day alone, in the reader's own zone.
+ * The time of day in the reader's time zone.
  *
  * @param {number | null | undefined} ms
  */
@@ -200,7 +200,7 @@ export function clock(ms) {
 }
 
 /**
- * The same with the name of the zone.
+ * A date and time with the name of the time zone.
  *
  * @param {number | null | undefined} ms
  */
@@ -209,7 +209,7 @@ export function momentWithZone(ms) {
 }
 
 /**
- * How many trials are over.
+ * The number of terminal trials.
  *
  * @param {Summary} summary
  */
@@ -218,8 +218,8 @@ export function ended(summary) {
 }
 
 /**
- * How long it still takes; empty when nobody can tell, or it is over. To the time limit or, should that come first, until
- * all trials have ended if they go on as they did.
+ * The estimated remaining time; empty if it is unknown or the experiment is terminal. The earlier of the time limit and the
+ * end of all trials at the rate so far.
  *
  * @param {Summary} summary
  */
@@ -235,35 +235,17 @@ export function timeLeft(summary) {
   return limit === null ? "" : `${duration(limit - summary.elapsedS)} left`;
 }
 
-/** Their message begins with what happened, and what the trial wrote follows. Others are what the trial wrote alone. */
-const NOT_OF_THE_TRIAL = ["keeper lost", "job lost", "could not start", "mount", "version", "out of memory"];
-
 /**
- * Why a trial ended, on one line: how, and what happened to it or the last line that it wrote to stderr. Empty while it runs.
+ * The reason why a trial ended, on one line, and the manager's warning. Empty while it runs.
  *
- * @param {Pick<Row | Trial, "reason" | "exitCode" | "message">} trial
+ * @param {Pick<Row | Trial, "why" | "warning">} trial
  */
 export function why(trial) {
-  const lines = plain(trial.message ?? "").split("\n").map((line) => line.trim()).filter(Boolean);
-  if (trial.reason === null || trial.reason === undefined) return lines[0] ?? "";
-  const how = howItEnded(trial.reason, trial.exitCode);
-  const line = NOT_OF_THE_TRIAL.includes(trial.reason) ? lines[0] : lines[lines.length - 1];
-  if (line === undefined) return trial.reason === "succeeded" ? "" : how;
-  return trial.reason === "succeeded" ? line : `${how}: ${line}`;
+  return [trial.why, trial.warning].filter(Boolean).map((text) => plain(text ?? "")).join("; ");
 }
 
 /**
- * @param {string} reason
- * @param {number | null} exitCode
- */
-export function howItEnded(reason, exitCode) {
-  if (reason === "non-zero exit") return `exit code ${exitCode}`;
-  if (reason === "signal") return `signal ${(exitCode ?? 128) - 128}`;
-  return reason;
-}
-
-/**
- * How long a trial has run, in seconds; null before it started.
+ * The run time of a trial in seconds; null before its start.
  *
  * @param {Pick<Row, "start" | "end">} row
  * @param {number} nowMs

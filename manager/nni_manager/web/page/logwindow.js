@@ -1,6 +1,6 @@
 /**
- * The part of a log that is on the screen. A log may have any size; the window never holds more than MOST_BYTES of it, and
- * moves by pieces: at its end while it follows, or back and forth as the reader asks.
+ * A window of a log. A log may have any size; the window holds at most MOST_BYTES of it. It moves in pieces: with the end of
+ * the log while it follows, or back and forth on the reader's request.
  */
 
 import { shownLine } from "./plain.js";
@@ -8,9 +8,9 @@ import { shownLine } from "./plain.js";
 /** @import { LogPiece } from "./types.js" */
 /** @typedef {{from: number, limit: number}} Range  `from` below zero counts from the end */
 
-/** One request. */
+/** Size of one request. */
 export const PIECE_BYTES = 64 * 1024;
-/** The most that is held; then half of it is let go, so that this happens seldom. */
+/** Maximum size of the window. Beyond it half of the window is dropped, so that drops are rare. */
 export const MOST_BYTES = 256 * 1024;
 
 export class LogWindow {
@@ -19,34 +19,34 @@ export class LogWindow {
   constructor() {
     /** @type {{from: number, next: number, text: string}[]} */
     this.pieces = [];
-    /** What the log had when last asked. */
+    /** The size of the log in the last response. */
     this.size = 0;
-    /** Whether the last answer brought nothing: a log may end with half a character, which is told when it is whole. */
+    /** True if the last response was empty: a partial character at the end of a log is sent once it is complete. */
     this.#isStalled = false;
   }
 
-  /** The place of the first byte that is held. */
+  /** The offset of the first byte in the window. */
   get start() {
     return this.pieces[0]?.from ?? 0;
   }
 
-  /** The place behind the last byte that is held. */
+  /** The offset after the last byte in the window. */
   get end() {
     return this.pieces[this.pieces.length - 1]?.next ?? 0;
   }
 
-  /** Whether nothing comes after what is held, as far as is known. */
+  /** True if the window reaches the known end of the log. */
   get isAtEnd() {
     return this.end >= this.size;
   }
 
-  /** Whether there is more to be had at once, as far as is known. */
+  /** True if more data is known to be available. */
   get isBehind() {
     return !this.isAtEnd && !this.#isStalled;
   }
 
   /**
-   * What to ask for first, and to see the end again.
+   * The range for the end of the log, also used first.
    *
    * @returns {Range}
    */
@@ -55,7 +55,7 @@ export class LogWindow {
   }
 
   /**
-   * What to ask for to see the beginning.
+   * The range for the start of the log.
    *
    * @returns {Range}
    */
@@ -64,7 +64,7 @@ export class LogWindow {
   }
 
   /**
-   * What comes after what is held.
+   * The range after the window.
    *
    * @returns {Range}
    */
@@ -73,7 +73,7 @@ export class LogWindow {
   }
 
   /**
-   * What comes before what is held; null at the beginning.
+   * The range before the window; null at the start of the log.
    *
    * @returns {Range | null}
    */
@@ -83,7 +83,7 @@ export class LogWindow {
   }
 
   /**
-   * What to ask for to keep up with a log that grows: what is new, or its end alone when too much is.
+   * The next range to follow a growing log: the new data, or only the end if there is too much.
    *
    * @returns {Range}
    */
@@ -92,8 +92,8 @@ export class LogWindow {
   }
 
   /**
-   * Take in an answer. A piece that joins neither end of what is held takes its place; a log that has become shorter is
-   * another log, and nothing is held of it.
+   * Add a response. A piece that is adjacent to neither end replaces the window. A log that has become shorter is a different
+   * log, so the window is cleared.
    *
    * @param {LogPiece} piece
    */
@@ -119,7 +119,7 @@ export class LogWindow {
     while (this.pieces.length > 1 && this.end - this.start > MOST_BYTES / 2) drop();
   }
 
-  /** What is held as it is shown: a line that begins before the window starts with a mark. */
+  /** The text to show. A line that starts before the window gets a mark. */
   text() {
     const raw = this.pieces.map((piece) => piece.text).join("");
     const lines = raw.replace(/\r\n/g, "\n").split("\n").map((line) => shownLine(line));

@@ -1,4 +1,4 @@
-/** The frame around the pages: which page an address means, the bar at the top, and what is said about the connection. */
+/** The frame around the pages: the router, the bar at the top, and the connection status. */
 
 import { fill, h, link, say, setAttribute, whenChanged } from "./dom.js";
 import * as format from "./format.js";
@@ -51,14 +51,14 @@ function go(to) {
   route();
 }
 
-/** Show the page that the address means. */
+/** Show the page of the current address. */
 function route() {
   const wanted = PAGES[location.pathname] === undefined ? "/oview" : location.pathname;
   if (wanted === path && page !== null) {
     page.arrive?.();
     return;
   }
-  // Who has just come begins at the top, with the links to the pages.
+  // On the first page the focus stays at the top, before the links to the pages.
   const isFirst = page === null || path === "/enter";
   page?.close();
   page = null;
@@ -72,7 +72,7 @@ function route() {
   }
 }
 
-/** The page itself, once there is something to show; until then why there is not. */
+/** Show the page once there is data; until then show the reason for the wait. */
 function show() {
   const make = PAGES[path];
   if (page !== null || make === undefined) return;
@@ -94,7 +94,7 @@ function show() {
 }
 
 async function leave() {
-  // Nothing of what was shown stays.
+  // Load anew, so that no data stays visible.
   if (await attempt(api.leave)) location.assign("/oview");
 }
 
@@ -132,7 +132,7 @@ live.onConnection(() => {
   if (page === null) show();
 });
 
-// Said once, however often nobody answers: a screen reader reads it again whenever it changes.
+// Shown once per outage: a screen reader announces each change.
 const drawLost = whenChanged((/** @type {string} */ text) => fill(lost, prose(text)));
 
 function tellSilence() {
@@ -154,7 +154,7 @@ function nextTheme() {
   try {
     localStorage.setItem(THEME_KEY, following);
   } catch {
-    // Storage may be forbidden; then the choice holds until the page is closed.
+    // Storage may be forbidden; then the choice applies until the page is closed.
   }
   tellTheme();
 }
@@ -195,5 +195,5 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tellTheme)
 
 tellTheme();
 route();
-// Who enters asks for nothing before being let in.
+// The login page sends no requests before it has a session.
 if (path !== "/enter") live.start();

@@ -1,4 +1,4 @@
-/** Parameters of trials: nested choices are laid flat, so that each has a column, a filter and an axis. */
+/** Parameters of trials. Nested choices are flattened, so that each has a column, a filter and an axis. */
 
 import { number } from "./format.js";
 import { plain } from "./plain.js";
@@ -11,8 +11,8 @@ import { plain } from "./plain.js";
 const known = new WeakMap();
 
 /**
- * The simple values in parameters, by name. In a choice between kinds of a thing, the kind (`_name`) is the thing's value,
- * and what belongs to it is named `thing/part`. Lists are values, written as JSON.
+ * The scalar values in parameters, by name. In a nested choice the selected kind (`_name`) is the value of the parameter, and
+ * its sub-parameters are named `parameter/part`. Lists are values, in JSON.
  *
  * @param {Parameters} parameters
  * @returns {Map<string, Simple>}
@@ -56,9 +56,9 @@ function isFlat(parameters) {
 }
 
 /**
- * A value as it is shown.
+ * The display text of a value.
  *
- * @param {Simple | undefined} value undefined: this trial has no such parameter
+ * @param {Simple | undefined} value undefined: the trial has no such parameter
  */
 export function shown(value) {
   if (value === undefined) return "";
@@ -67,16 +67,16 @@ export function shown(value) {
 }
 
 /**
- * All names that trials have, in the order in which they are first met.
+ * All parameter names of trials, in order of first occurrence.
  *
  * @param {Iterable<{parameters: Parameters}>} rows
- * @param {number} [most] names
+ * @param {number} [most] maximum number of names
  */
 export function namesOf(rows, most = 200) {
   /** @type {Set<string>} */
   const names = new Set();
   for (const row of rows) {
-    // What is not laid flat for a look at its names is laid flat when it is shown, if it ever is.
+    // Already flat parameters are not copied here, only when they are shown.
     for (const name of isFlat(row.parameters) ? Object.keys(row.parameters) : flat(row.parameters).keys()) {
       if (names.size < most) names.add(name);
     }
@@ -94,7 +94,7 @@ export function oneLine(parameters) {
 }
 
 /**
- * The value that a person typed for a parameter: JSON where it is JSON, and a string where it is not.
+ * Parse the value that a person typed for a parameter: as JSON if it is valid JSON, else as a string.
  *
  * @param {string} text
  * @returns {unknown}
@@ -108,7 +108,7 @@ export function typed(text) {
 }
 
 /**
- * The text that `typed` reads as this value.
+ * The text that `typed` parses into this value.
  *
  * @param {unknown} value
  */

@@ -1,37 +1,37 @@
-/** Foreign text made harmless to look at. It goes into text nodes in any case; this is against what confuses the eye. */
+/** Sanitizes untrusted text for display. It goes into text nodes in any case; this removes characters that mislead a reader. */
 
-/** So many characters of one line are shown. */
+/** Maximum number of shown characters of one line. */
 export const LONGEST_LINE = 2000;
 
-// Escape sequences of terminals: CSI (colours, cursor), OSC (titles, links; they end with BEL or ST), and two-letter ones.
+// Terminal escape sequences: CSI (colours, cursor), OSC (titles, links; terminated by BEL or ST), and two-character ones.
 const ESCAPES =
   // eslint-disable-next-line no-control-regex
   /\u001b\[[0-?]*[ -/]*[@-~]|\u001b\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|\u001b[PX^_][^\u001b]*(?:\u001b\\)?|\u001b[ -/]*[0-~]|\u009b[0-?]*[ -/]*[@-~]/g;
-// Controls but tab and line feed; and marks that turn the direction of text around, which hide what a line says.
+// Control characters except tab and line feed, and bidirectional marks, which can disguise a line's content.
 const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/g;
 
 const SUSPICIOUS = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]/;
 
 /**
- * Text without escape sequences and control characters; tabs and line feeds stay.
+ * Remove escape sequences and control characters; tabs and line feeds stay.
  *
  * @param {string} text
  */
 export function plain(text) {
-  // Most text has nothing to take out.
+  // Fast path: most text has nothing to remove.
   if (text.search(SUSPICIOUS) < 0) return text;
   return text.replace(/\r\n/g, "\n").replace(ESCAPES, "").replace(CONTROLS, "");
 }
 
 /**
- * A line of a log as it is shown: of a progress bar its last state, nothing that a terminal would obey, and the middle of a
- * very long line left out with a mark that says how much.
+ * The display text of a line of a log: the last state of a progress bar, without control sequences. The middle of a very long
+ * line is replaced by a mark with its length.
  *
  * @param {string} line without its line feed
- * @param {number} [most] characters
+ * @param {number} [most] maximum number of characters
  */
 export function shownLine(line, most = LONGEST_LINE) {
-  // The ends are enough: a megabyte is not searched for escapes that are not shown.
+  // Process only the two ends, so that escapes are not searched in a hidden megabyte.
   const full = line.length;
   const isCut = full > most * 8;
   const head = isCut ? line.slice(0, most * 4) : line;
@@ -42,7 +42,7 @@ export function shownLine(line, most = LONGEST_LINE) {
 }
 
 /**
- * What a terminal would show last of a line that returns to its beginning.
+ * The last state of a line with carriage returns, as a terminal shows it.
  *
  * @param {string} line
  */
@@ -52,7 +52,7 @@ function lastState(line) {
 }
 
 /**
- * Text without half a character at its end.
+ * Remove a lone surrogate at the end of a text.
  *
  * @param {string} text
  */
@@ -62,10 +62,10 @@ function whole(text) {
 }
 
 /**
- * Short text for a cell or a label.
+ * Shorten text for a cell or a label.
  *
  * @param {string} text
- * @param {number} most characters
+ * @param {number} most maximum number of characters
  */
 export function short(text, most) {
   const one = plain(text.length > most * 8 ? text.slice(0, most * 8) : text).replace(/\s+/g, " ");

@@ -1,4 +1,4 @@
-/** Which trials a table shows, and in which order. Ten thousand trials of which three have changed are not sorted anew. */
+/** Filter and order of the trials in a table. Updates are incremental: few changes among 10,000 trials do not cause a sort. */
 
 import { flat, shown } from "./parameters.js";
 
@@ -7,19 +7,19 @@ import { flat, shown } from "./parameters.js";
 /**
  * @typedef {"=" | "≠" | "<" | "≤" | ">" | "≥" | "contains"} Operator
  * @typedef {{name: string, operator: Operator, value: string}} Condition
- * @typedef {{column: string, descending: boolean}} Order  a column's id; that of a parameter is `p:` and its name
+ * @typedef {{column: string, descending: boolean}} Order  a column's id; for a parameter `p:` and its name
  *
  * @typedef {object} Query
- * @property {ReadonlySet<string>} states  none: all
- * @property {string} text  every word has to be found somewhere in a trial
- * @property {readonly Condition[]} conditions  on parameters; all hold
+ * @property {ReadonlySet<string>} states  empty: all
+ * @property {string} text  every word must occur in a trial
+ * @property {readonly Condition[]} conditions  on parameters; all must hold
  * @property {Order} order
  */
 
 /** @type {readonly Operator[]} */
 export const OPERATORS = ["=", "≠", "<", "≤", ">", "≥", "contains"];
 
-/** Beyond this share of changed trials, sorting all is cheaper than finding a place for each. */
+/** Above this share of changed trials, sorting all is cheaper than inserting each. */
 const MOST_INSERTED = 0.05;
 
 /** @type {WeakMap<Row, string>} */
@@ -38,7 +38,7 @@ function haystack(row) {
 }
 
 /**
- * Whether a trial is shown.
+ * True if a trial matches the query.
  *
  * @param {Row} row
  * @param {Query} query
@@ -79,7 +79,7 @@ function holds(row, { name, operator, value }) {
 }
 
 /**
- * What a column holds of a trial. A trial that still runs has the duration of a very long one: it goes on growing.
+ * The sort value of a trial in a column. A running trial sorts as a very long one, since its duration grows.
  *
  * @param {Row} row
  * @param {string} column
@@ -112,8 +112,7 @@ export function valueIn(row, column) {
 }
 
 /**
- * Less than nothing when `one` stands before `other`. What a trial does not have stands last in both directions, and
- * trials that are alike stand by number.
+ * Negative if `one` sorts before `other`. Missing values sort last in both directions; equal trials sort by number.
  *
  * @param {Row} one
  * @param {Row} other
@@ -137,7 +136,7 @@ export function compare(one, other, { column, descending }) {
 }
 
 /**
- * By code units: a collator would take ten times as long, and what is compared are names.
+ * Compare by code units: a collator takes ten times as long, and the texts are names.
  *
  * @param {string} a
  * @param {string} b
@@ -159,10 +158,10 @@ export function arrange(rows, query) {
 }
 
 /**
- * The same from what was shown before: only trials that have changed are looked at and put in their places.
+ * Update an earlier result of `arrange`: only changed trials are filtered and inserted.
  *
- * @param {readonly Row[]} shownBefore as `arrange` gave it for this query
- * @param {readonly Row[]} changed as they are now
+ * @param {readonly Row[]} shownBefore the result of `arrange` for this query
+ * @param {readonly Row[]} changed the changed trials, current
  * @param {Query} query
  */
 export function rearrange(shownBefore, changed, query) {

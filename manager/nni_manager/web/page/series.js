@@ -1,28 +1,28 @@
-/** What charts draw, computed from trials: best so far, axes of parallel coordinates, the few of many points. */
+/** Data series of charts, computed from trials: best so far, axes of parallel coordinates, downsampling. */
 
 import { flat, shown } from "./parameters.js";
 
 /** @import { Row } from "./types.js" */
 /** @import { Simple } from "./parameters.js" */
 
-/** So many marks are drawn at most: each is an element, and a reader sees no more. */
+/** Maximum number of marks: each is an element, and more are not distinguishable. */
 export const MOST_MARKS = 1500;
-/** So many lines of parallel coordinates. */
+/** Maximum number of lines of parallel coordinates. */
 export const MOST_LINES = 1000;
 const SHADES = 10;
-/** A parameter with more different words than these is no use as an axis of words. */
+/** Maximum number of distinct texts on a categorical axis. */
 const MOST_WORDS = 40;
 
 /**
- * What Python writes for numbers that JSON has not, and strings, which may say the same: one loss that is NaN must not hide
- * the other numbers of a result.
+ * Matches Python's tokens for non-JSON numbers, and strings, which may contain the same text. One NaN must not hide the other
+ * numbers of a result.
  */
 const NO_JSON = /"(?:[^"\\]|\\.)*"|-?\bInfinity\b|\bNaN\b/g;
 
 /** @typedef {Row & {value: number}} Valued */
 
 /**
- * Trials with a result, in the order of their numbers.
+ * Trials with a finite result, in the order of their numbers.
  *
  * @param {Iterable<Row>} rows
  * @returns {Valued[]}
@@ -35,7 +35,7 @@ export function valued(rows) {
 }
 
 /**
- * The corners of the curve of the best result: each trial that was better than all that ended before it.
+ * The steps of the best-so-far curve: each trial that was better than all that ended before it.
  *
  * @param {readonly Valued[]} rows
  * @param {boolean} maximize
@@ -46,7 +46,7 @@ export function bestSoFar(rows, maximize) {
 }
 
 /**
- * Those that are better than all before them.
+ * The trials that are better than all before them.
  *
  * @param {readonly Valued[]} rows
  * @param {boolean} maximize
@@ -62,7 +62,7 @@ export function improvements(rows, maximize) {
 }
 
 /**
- * The best share of trials, best first.
+ * The best trials by percentage, best first.
  *
  * @param {readonly Valued[]} rows
  * @param {boolean} maximize
@@ -74,7 +74,7 @@ export function top(rows, maximize, percent) {
 }
 
 /**
- * At most `most` of them, in their order, the first and last always among them.
+ * At most `most` of the items, in order, always including the first and the last.
  *
  * @template Item
  * @param {readonly Item[]} items
@@ -89,13 +89,13 @@ export function thinned(items, most = MOST_MARKS) {
 /**
  * @typedef {object} Axis
  * @property {string} name
- * @property {{at: number, label: string}[]} ticks  from 0 (bottom) to 1
- * @property {(value: Simple | undefined) => number | null} place  null: the trial has no such value
+ * @property {{at: number, label: string}[]} ticks  positions from 0 (bottom) to 1
+ * @property {(value: Simple | undefined) => number | null} place  null: the value is not on the axis
  */
 
 /**
- * The axis of a parameter: numbers by their size, or by their logarithm when they span a thousandfold, and anything else by
- * word. Null: it has one value alone, or too many words.
+ * The axis of a parameter: linear for numbers, logarithmic if they span a factor of a thousand, else categorical. Null: only
+ * one value, or too many categories.
  *
  * @param {string} name
  * @param {readonly (Simple | undefined)[]} values
@@ -142,7 +142,7 @@ function numericAxis(name, values) {
 }
 
 /**
- * Whether numbers are better shown by their logarithms.
+ * True if a logarithmic axis suits the range better.
  *
  * @param {number} low
  * @param {number} high
@@ -158,15 +158,15 @@ function brief(value) {
 
 /**
  * @typedef {object} Parallel
- * @property {Axis[]} axes  the last is the result
- * @property {(number | null)[][]} shades  of each shade, worst first, the heights of its lines at all axes, each line ended by null
+ * @property {Axis[]} axes  the last one is the result
+ * @property {(number | null)[][]} shades  per shade, worst first: the heights of its lines at all axes, null after each line
  */
 
 /**
- * Parallel coordinates: a line for each trial, from parameter to parameter to its result.
+ * Parallel coordinates: one line per trial, through its parameters to its result.
  *
- * @param {readonly Valued[]} rows  the lines
- * @param {readonly Valued[]} all  what the axes span
+ * @param {readonly Valued[]} rows  the trials of the lines
+ * @param {readonly Valued[]} all  the trials that define the ranges of the axes
  * @param {readonly string[]} names
  * @returns {Parallel}
  */
@@ -189,7 +189,7 @@ export function parallel(rows, all, names) {
 }
 
 /**
- * How many of these sorted numbers are smaller.
+ * The number of sorted values below `value`.
  *
  * @param {readonly number[]} sorted
  * @param {number} value
@@ -206,9 +206,9 @@ function rank(sorted, value) {
 }
 
 /**
- * The number that a reported metric has under a name: a dict's entry, or, as "default", the metric itself. Null: it has none.
+ * The number of a reported metric under a name: an entry of a dict, or the metric itself for "default". Null: none.
  *
- * @param {string} data JSON text inside JSON, as the API has it
+ * @param {string} data JSON text inside JSON, as in the API
  * @param {string} name
  */
 export function metricIn(data, name) {
@@ -218,7 +218,7 @@ export function metricIn(data, name) {
 }
 
 /**
- * The names under which a reported metric has numbers, those that are none (NaN) among them.
+ * The names of the numbers in a reported metric, including NaN.
  *
  * @param {string} data
  */
@@ -245,6 +245,6 @@ function read(data) {
     const text = JSON.parse(data);
     return typeof text === "string" ? JSON.parse(text.replace(NO_JSON, (word) => (word.startsWith('"') ? word : "null"))) : text;
   } catch {
-    return null; // it was no JSON to begin with
+    return null; // not JSON
   }
 }

@@ -1,27 +1,29 @@
 /**
- * What the manager's HTTP API says, as far as the page reads it. Times are milliseconds since the epoch.
+ * The parts of the manager's HTTP API that the page reads. Times are milliseconds since the epoch.
  *
  * @typedef {{[name: string]: unknown}} Parameters
  *
- * @typedef {object} Row  A trial in lists; a changed trial comes as a new object.
+ * @typedef {object} Row  A trial in lists; a changed trial is a new object.
  * @property {string} id
  * @property {number} seq
- * @property {string} state  the manager's word, such as CLOSING
- * @property {string} status  NNI's word for it
+ * @property {string} state  the manager's state, such as CLOSING
+ * @property {string} status  NNI's state
  * @property {Parameters} parameters
- * @property {number | null} value  the final result, or the number in it
+ * @property {number | null} value  the final result, or the default number in a dict
  * @property {number | null} latest  the newest intermediate result
- * @property {number} count  of intermediate results
+ * @property {number} count  number of intermediate results
  * @property {number | null} submit
  * @property {number | null} start
  * @property {number | null} end
  * @property {string | null} reason  why it ended
  * @property {number | null} exitCode
  * @property {string} message
+ * @property {string} [why]  why it ended, on one line
+ * @property {string} [warning]
  * @property {number | null} attempt
  * @property {boolean} customized
- * @property {string[]} [keys]  the names in a result that is a dict
- * @property {true} [cut]  long values of parameters are cut; the trial itself has all of them
+ * @property {string[]} [keys]  the keys of a result that is a dict
+ * @property {true} [cut]  long parameter values are truncated; the trial itself has the full values
  *
  * @typedef {object} UsageFigures
  * @property {number} cpuPercent
@@ -31,7 +33,7 @@
  *
  * @typedef {UsageFigures & {attempt: number, task: string, timestamp: number}} UsageSample
  *
- * @typedef {object} Trial  All that is known of one.
+ * @typedef {object} Trial  The details of one trial.
  * @property {string} id
  * @property {number} sequenceId
  * @property {string} state
@@ -47,6 +49,8 @@
  * @property {{data: string}[]} [finalMetricData]
  * @property {string | null} reason
  * @property {number | null} exitCode
+ * @property {string | null} how  the reason with the exit code or the signal
+ * @property {string} why  why it ended, on one line
  * @property {string} message
  * @property {string} warning
  * @property {number | null} attempt
@@ -54,7 +58,7 @@
  * @property {boolean} isCustomized
  * @property {number} intermediateCount
  * @property {{peak: UsageFigures, latest: UsageFigures | null} | null} usage
- * @property {string | null} road
+ * @property {string | null} transport
  * @property {number | null} lastContactAgoS
  *
  * @typedef {object} Summary
@@ -81,7 +85,7 @@
  *
  * @typedef {object} Changes
  * @property {string} version
- * @property {boolean} reset  whether `trials` are all there are
+ * @property {boolean} reset  true if `trials` are all trials
  * @property {Summary} summary
  * @property {Row[]} trials
  *
@@ -112,16 +116,16 @@
  *
  * @typedef {object} Attempt
  * @property {number} attempt
- * @property {{task: string, streams: {[stream: string]: number}}[]} tasks
+ * @property {{task: string, id: string, streams: {[stream: string]: number}}[]} tasks
  *
  * @typedef {object} Job
  * @property {string} jobId
- * @property {string[]} trialIds  the newest
+ * @property {string[]} trialIds  the newest trials of the job
  * @property {number} [trialCount]
  * @property {number | null} [created]
  * @property {number | null} [ended]
  * @property {string} state
- * @property {string | null} road
+ * @property {string | null} transport
  * @property {number | null} lastContactAgoS
  * @property {{task: string, version: string, address?: string}[]} keepers
  * @property {string | null} [link]

@@ -1,4 +1,4 @@
-/** Several trials side by side: what differs is marked. */
+/** Several trials side by side, with differences marked. */
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -9,7 +9,7 @@ import { openDialog } from "../widgets/dialog.js";
 
 /** @import { Row } from "../types.js" */
 
-/** More columns than these nobody compares. */
+/** Maximum number of compared trials. */
 const MOST_COMPARED = 20;
 
 /** @param {Row[]} chosen */

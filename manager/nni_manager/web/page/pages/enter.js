@@ -1,4 +1,4 @@
-/** `/enter#CODE`: trades the code that nnictl printed for a session. The code is taken out of the address first. */
+/** `/enter#CODE`: exchanges the code that nnictl printed for a session. The code is removed from the address first. */
 
 import { fill, h } from "../dom.js";
 import { api, Refused } from "../state/api.js";

@@ -1,4 +1,4 @@
-/** `/experiment`: all experiments of this user, those that run and those that ended. */
+/** `/experiment`: all experiments of this user, running and terminal. */
 
 import { fill, h, whenChanged } from "../dom.js";
 import * as format from "../format.js";
@@ -43,7 +43,7 @@ export function experiments(_) {
       .filter((each) => shown === "all" || (shown === "served") === isServed(each))
       .filter((each) => [each.id, each.experimentName ?? "", each.platform ?? "", each.status].join(" ").toLowerCase().includes(text))
       .sort((a, b) => (b.startTime ?? 0) - (a.startTime ?? 0));
-    // What is drawn anew loses the focus and what was marked in it.
+    // A redraw loses the focus and the selection.
     drawLines(found);
     fill(note, found.length === 0 ? (known.length === 0 ? "There is no experiment yet." : "No experiment matches.") : null);
   }
@@ -73,7 +73,7 @@ function line(each) {
 /** @param {KnownExperiment} each */
 function howToLook(each) {
   if (each.here) return "this page";
-  // Each experiment's page asks for its own link, which only its owner's nnictl can make.
+  // Each experiment's page requires its own link, which only its owner's nnictl can create.
   return isServed(each) ? command(`nnictl webui url ${each.id}`, "prints the link to its page") : command(`nnictl view ${each.id}`, "serves it read-only");
 }
 

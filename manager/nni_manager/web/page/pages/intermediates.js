@@ -1,4 +1,4 @@
-/** The curves of several trials' intermediate results, with a chooser of the metric where results are dicts. */
+/** Learning curves of several trials, with a selector of the metric if results are dicts. */
 
 import { h } from "../dom.js";
 import * as format from "../format.js";
@@ -10,18 +10,18 @@ import { choose, REST_PER_LOAD } from "./trial_detail.js";
 /** @import { Metric, Row } from "../types.js" */
 
 const MOST_CURVES = 20;
-/** Points of one curve. */
+/** Maximum number of points of one curve. */
 const MOST_POINTS = 400;
-/** Each load is of all that a trial has reported. */
+/** Minimum interval between loads, since each load reads all reports of a trial. */
 const LOAD_EVERY_MS = 2000;
 
 export class IntermediateCurves {
-  /** What was loaded, and of how many reports. @type {Map<string, {count: number, metrics: Metric[]}>} */
+  /** The loaded metrics and the number of reports at that time. @type {Map<string, {count: number, metrics: Metric[]}>} */
   #loaded = new Map();
   /** @type {Row[]} */
   #rows = [];
   #isLoading = false;
-  /** Until then, what has been loaded is not loaded anew. */
+  /** Until this time, loaded metrics are not reloaded. */
   #restsUntilMs = 0;
   /** @type {number | undefined} */
   #timer;
@@ -60,7 +60,7 @@ export class IntermediateCurves {
         this.#draw();
       }
     } catch {
-      // The bar at the top says that the manager does not answer; the next change asks again.
+      // The bar at the top reports that the manager does not answer; the next change retries.
     } finally {
       this.#isLoading = false;
     }

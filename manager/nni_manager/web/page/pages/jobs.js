@@ -1,4 +1,4 @@
-/** `/jobs`: the jobs on the cluster, their keepers with versions, and how each is heard. */
+/** `/jobs`: the jobs on the cluster, their keepers with versions, and the transport of each. */
 
 import { fill, h, say, whenChanged } from "../dom.js";
 import * as format from "../format.js";
@@ -10,9 +10,9 @@ import { listPage } from "./list_page.js";
 /** @import { Job } from "../types.js" */
 /** @import { Context, Page } from "./page.js" */
 
-/** Trials of one job that are named; a job that is reused may have run hundreds. */
+/** Maximum number of listed trials of one job; a reused job may have run hundreds. */
 const MOST_NAMED = 5;
-const TITLES = ["Job", "Trials", "State", "Created", "Ended", "Heard by", "Last contact", "Keepers"];
+const TITLES = ["Job", "Trials", "State", "Created", "Ended", "Transport", "Last contact", "Keepers"];
 const CONTACT = TITLES.indexOf("Last contact");
 
 /**
@@ -30,7 +30,7 @@ export function jobs(_) {
   const drawLines = whenChanged((/** @type {Job[]} */ found) => fill(body, found.map(line)));
   return listPage("Jobs", box, async () => {
     const found = await api.jobs();
-    // Contact is told anew each time; what else is drawn anew loses the focus and what was marked in it.
+    // The contact time changes with each poll and is drawn separately: a redraw loses the focus and the selection.
     drawLines(found.map((job) => ({ ...job, lastContactAgoS: null })));
     found.forEach(({ lastContactAgoS }, index) => {
       const cell = body.children[index]?.children[CONTACT];
@@ -42,12 +42,12 @@ export function jobs(_) {
 }
 
 /** @param {Job} job */
-function line({ jobId, trialIds, trialCount = trialIds.length, state, created, ended, road, keepers, link }) {
+function line({ jobId, trialIds, trialCount = trialIds.length, state, created, ended, transport, keepers, link }) {
   const isOver = typeof ended === "number";
   const named = trialIds.slice(-MOST_NAMED);
   const more = trialCount - named.length;
-  /** @type {{[road: string]: string}} */
-  const roads = { stream: "Stream", mount: "Mount (shared storage)", none: "Not yet" };
+  /** @type {{[transport: string]: string}} */
+  const transports = { grpc: "gRPC", shared_storage: "Shared storage", none: "Not yet" };
   const name = link && /^https?:\/\//i.test(link)
     ? h("a", { href: link, rel: "noopener noreferrer", target: "_blank" }, plain(jobId), " (opens the cluster's page)")
     : h("code", {}, plain(jobId));
@@ -57,7 +57,7 @@ function line({ jobId, trialIds, trialCount = trialIds.length, state, created, e
     h("td", {}, badge(state)),
     h("td", {}, time(created) ?? format.NOTHING),
     h("td", {}, time(ended) ?? format.NOTHING),
-    h("td", {}, road === null || isOver ? format.NOTHING : (roads[road] ?? plain(road))),
+    h("td", {}, transport === null || isOver ? format.NOTHING : (transports[transport] ?? plain(transport))),
     h("td"),
     h("td", {}, keepers.length === 0 ? h("span", { class: "muted" }, isOver ? format.NOTHING : "none connected") : h("ul", { class: "bare" }, keepers.map((keeper) =>
       h("li", {}, `${short(keeper.task, 60)}: version ${short(keeper.version, 40)}${keeper.address ? `, ${short(keeper.address, 80)}` : ""}`)))));

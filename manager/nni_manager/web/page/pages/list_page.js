@@ -1,4 +1,4 @@
-/** A page that asks for a list every few seconds, since no stream tells of it. */
+/** A page that polls a list every few seconds, since no event stream covers it. */
 
 import { h, say } from "../dom.js";
 
@@ -9,7 +9,7 @@ const LOOK_EVERY_MS = 5000;
 /**
  * @param {string} title
  * @param {HTMLElement} content
- * @param {() => Promise<void>} load  asks, and draws
+ * @param {() => Promise<void>} load  requests and draws the list
  * @returns {Page}
  */
 export function listPage(title, content, load) {

@@ -1,4 +1,4 @@
-/** `/oview`: is it running, what is best so far, what went wrong, and the limits that can be changed. */
+/** `/oview`: the state, the best results, the failures, and the limits that can be changed. */
 
 import { fill, h, link, say, setAttribute, whenChanged } from "../dom.js";
 import * as format from "../format.js";
@@ -15,7 +15,7 @@ import { badge, card, facts, time, topTable, trialLink, trouble } from "../widge
 
 const COUNTED = ["SUCCEEDED", "RUNNING", "WAITING", "FAILED", "EARLY_STOPPED", "USER_CANCELED", "SYS_CANCELED"];
 
-/** A cluster may take so long to start the first container before anybody need worry. */
+/** A cluster may take this long to start the first container before the page shows a warning. */
 const NO_KEEPER_AFTER_S = 60;
 
 /**
@@ -61,7 +61,7 @@ export function overview({ live }) {
       h("li", {}, trialLink(trial.id, `${trial.sequenceId} · ${trial.id}`), " ", badge(trial.state), " ", h("span", { class: "bad-text" }, short(format.why(trial), 300))))));
   });
 
-  /** Draws what has changed. */
+  /** Redraws what has changed. */
   function update() {
     const { summary } = live;
     if (summary === null) return;
@@ -88,7 +88,7 @@ export function overview({ live }) {
 }
 
 /**
- * The experiment and all its trials, as a file.
+ * Download the experiment and all its trials as a file.
  *
  * @param {import("../state/live.js").Live} live
  */
@@ -166,7 +166,7 @@ function stateCard() {
 /**
  * @param {HTMLProgressElement} bar
  * @param {number} value
- * @param {number | null} most  null: there is no limit, and no bar
+ * @param {number | null} most  null: no limit, and no bar
  */
 function measure(bar, value, most) {
   bar.hidden = most === null;
@@ -222,7 +222,7 @@ function limitsCard(live) {
 }
 
 /**
- * A limit with a button that turns it into a field; enter changes it, escape does not.
+ * A limit with a button that turns it into an input; enter saves it, escape cancels.
  *
  * @param {Limit} limit
  * @param {import("../state/live.js").Live} live
@@ -270,7 +270,7 @@ function limitRow(limit, live) {
     if (await attempt(() => api.update(limit.updateType, { [limit.key]: value }), `${limit.title}: ${words(value)}.`)) end(value);
   }
 
-  /** @param {unknown} [value] as it was set */
+  /** @param {unknown} [value] the new value */
   function end(value) {
     isEdited = false;
     fill(box, text, " ", button);
@@ -357,7 +357,7 @@ function bestDrawing(live) {
 }
 
 /**
- * A moment as plotly shows it: without a zone, so that it is taken for the reader's.
+ * A time for plotly, without a time zone, so that plotly shows it in the reader's.
  *
  * @param {number} ms
  */

@@ -1,25 +1,25 @@
-/** What every page is to the frame around it. */
+/** The interface between each page and the frame around it. */
 
 /** @import { Live, News } from "../state/live.js" */
 
 /**
  * @typedef {object} Context
  * @property {Live} live
- * @property {(text: string) => void} announce  tell a screen reader
- * @property {(path: string) => void} go  to another page
+ * @property {(text: string) => void} announce  announce to screen readers
+ * @property {(path: string) => void} go  navigate to another page
  *
  * @typedef {object} Page
  * @property {string} title
  * @property {HTMLElement} element
- * @property {(news: News) => void} [update]  something has changed
- * @property {() => void} [arrive]  the fragment of the address has changed
+ * @property {(news: News) => void} [update]  called after changes
+ * @property {() => void} [arrive]  called after a change of the address's fragment
  * @property {() => void} close
  *
  * @typedef {(context: Context) => Page} MakePage
  */
 
 /**
- * What stands in the fragment of the address: `#state=FAILED&trial=ab`. Queries are written into logs, fragments are not.
+ * The parameters in the fragment of the address: `#state=FAILED&trial=ab`. Unlike queries, fragments are not logged.
  *
  * @returns {URLSearchParams}
  */

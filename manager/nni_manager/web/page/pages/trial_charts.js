@@ -1,4 +1,4 @@
-/** The charts above the table of trials: each in a tab, of the trials that the table shows. */
+/** The charts above the table of trials, one per tab, for the trials in the table. */
 
 import { fill, h, setAttribute } from "../dom.js";
 import * as format from "../format.js";
@@ -22,17 +22,17 @@ const TABS = [
   ["intermediate", "Intermediate results"],
 ];
 const SHARES = [1, 5, 10, 20, 50, 100];
-/** Axes of parallel coordinates: more are no picture. */
+/** Maximum number of axes of parallel coordinates; more are not readable. */
 const MOST_AXES = 12;
 const CURVES = 10;
-/** More lines of parallel coordinates are a carpet: then the best tenth is shown first. */
+/** Above this number of lines, parallel coordinates show the best tenth first. */
 const MANY = 500;
-/** Beyond so many, bars are thinner than a line, and points say more. */
+/** Above this number, bars are thinner than a line, and points are drawn instead. */
 const MOST_BARS = 200;
-/** Importances are computed by the manager, of all results; not again for each. */
+/** Minimum interval between requests, since the manager computes importances from all results. */
 const IMPORTANCE_EVERY_MS = 15_000;
 
-/** Its own trials are those of the table; it draws the tab that is open alone. */
+/** The charts for the trials in the table. Only the open tab is drawn. */
 export class TrialCharts {
   /** @type {readonly Row[]} */
   #rows = [];
@@ -210,7 +210,7 @@ export class TrialCharts {
           /** @type {{[look: string]: string}} */
           const names = { good: "succeeded", bad: "failed", busy: "running", quiet: "stopped" };
           return {
-            // A width of their own: plotly would take that of each kind from how far apart its bars are.
+            // An explicit width: plotly would derive the width of each kind from the distance of its bars.
             ...(drawn.length > MOST_BARS ? { type: "scatter", mode: "markers" } : { type: "bar", width: 0.85, textposition: "none" }), name: names[look], x: some.map((row) => row.seq), y: some.map((row) => format.runSeconds(row, now)),
             text: some.map((row) => `${hover(row)}<br>${format.duration(format.runSeconds(row, now))}`), hovertemplate: "%{text}<extra></extra>",
             marker: { color: colour[look === "busy" ? "accent" : look], size: 6 },
@@ -287,7 +287,7 @@ function parallelFigure(axes, shades, maximize) {
 }
 
 /**
- * A colour between two, `rgb(…)` as the browser writes them.
+ * A colour between two, in the browser's form `rgb(…)`.
  *
  * @param {string} low
  * @param {string} high

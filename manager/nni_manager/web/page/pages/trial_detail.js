@@ -1,4 +1,4 @@
-/** What an open row of the table of trials shows, and what can be done with a trial. */
+/** The content of an open row of the table of trials, and the actions on a trial. */
 
 import { fill, h, say, whenChanged } from "../dom.js";
 import * as format from "../format.js";
@@ -16,7 +16,7 @@ import { LogView } from "../widgets/log.js";
 /** @import { Live } from "../state/live.js" */
 
 const LOOK_EVERY_MS = 5000;
-/** A trial with a hundred thousand reports takes long to tell of; the manager has other things to do between. */
+/** Ratio of pause to load time: a trial with 100,000 reports takes long to load, which must not monopolise the manager. */
 export const REST_PER_LOAD = 10;
 
 /**
@@ -93,7 +93,7 @@ export function trialDetail(first, live) {
     kill.hidden = isOver || live.isReadOnly;
     retry.hidden = !isOver || row.state === "SUCCEEDED" || live.isReadOnly;
     clone.hidden = live.isReadOnly;
-    // While it runs the timer sees to it.
+    // While the trial runs, the timer reloads.
     if ((isOver && wasRunning) || (isOver && stamp(row) !== loadedFor)) void load();
   }
 
@@ -124,8 +124,8 @@ function factsOf(trial) {
   const names = metric === undefined ? [] : metricNames(metric);
   return facts([
     ["State", badge(trial.state)],
-    ["Why it ended", trial.reason && h("span", { "data-test": "reason" }, format.howItEnded(trial.reason, trial.exitCode))],
-    ["Message", trial.message && message(trial.message)],
+    ["Why it ended", trial.how && h("span", { "data-test": "reason" }, plain(trial.how))],
+    ["Message", trial.message && message(trial.message, trial.why)],
     ["Warning", trial.warning && h("span", { class: "warn-text" }, short(trial.warning, 2000))],
     ["Default metric", format.number(trial.value)],
     ...names.filter((name) => name !== "default").slice(0, 50).map((name) => /** @type {[string, string]} */ ([short(name, 60), format.number(metricIn(metric ?? "", name))])),
@@ -138,23 +138,26 @@ function factsOf(trial) {
     ["Begun again", trial.retries ? `${format.counted(trial.retries, "time")}, the cluster lost it` : null],
     ["Parameters from", trial.isCustomized ? "a person" : "the tuner"],
     ["Job", jobOf(trial)],
-    ["Heard by", trial.road && roadWords(trial.road, trial.lastContactAgoS)],
+    ["Transport", trial.transport && transportText(trial.transport, trial.lastContactAgoS)],
     ["Log path", trial.logPath && h("code", { "data-test": "log-path" }, plain(trial.logPath))],
   ]);
 }
 
-/** @param {string} text */
-function message(text) {
+/**
+ * @param {string} text
+ * @param {string} why  the same on one line, if known
+ */
+function message(text, why) {
   const lines = plain(text).trim();
   if (!lines.includes("\n")) return h("div", { class: "scrolled", tabindex: lines.length > 300 ? 0 : null }, short(lines, 2000));
-  return h("details", {}, h("summary", {}, short(lines.split("\n").filter(Boolean).at(-1) ?? "", 200)), h("pre", { tabindex: 0 }, lines.slice(0, 20_000)));
+  return h("details", {}, h("summary", {}, short(why || "All of it", 200)), h("pre", { tabindex: 0 }, lines.slice(0, 20_000)));
 }
 
 /** @param {Trial} trial */
 function jobOf(trial) {
   const { jobId, link } = trial;
   if (!jobId) return null;
-  // Only an address of the web: one of another kind would be a program.
+  // Only http(s) links: other schemes could run a script.
   if (link && /^https?:\/\//i.test(link)) {
     return h("a", { href: link, rel: "noopener noreferrer", target: "_blank", "data-test": "job-link" }, plain(jobId), " (opens the cluster's page)");
   }
@@ -162,13 +165,13 @@ function jobOf(trial) {
 }
 
 /**
- * @param {string} road
+ * @param {string} transport
  * @param {number | null} agoS
  */
-export function roadWords(road, agoS) {
-  /** @type {{[road: string]: string}} */
-  const words = { stream: "its keeper's stream", mount: "the shared storage", none: "nothing yet" };
-  return `${words[road] ?? plain(road)}${agoS === null ? "" : `, ${format.duration(agoS)} ago`}`;
+export function transportText(transport, agoS) {
+  /** @type {{[transport: string]: string}} */
+  const names = { grpc: "gRPC", shared_storage: "shared storage", none: "none yet" };
+  return `${names[transport] ?? plain(transport)}${agoS === null ? "" : `, ${format.duration(agoS)} ago`}`;
 }
 
 /**
@@ -228,7 +231,7 @@ function usageDrawing(samples) {
   };
 }
 
-/** The curve of one trial's intermediate results, with a chooser where they are dicts. */
+/** The learning curve of one trial, with a selector of the metric if results are dicts. */
 class IntermediateChart {
   /** @type {Metric[]} */
   #metrics = [];
@@ -269,7 +272,7 @@ class IntermediateChart {
 }
 
 /**
- * Offer these names, and keep what was chosen.
+ * Offer these names, and keep the current selection.
  *
  * @param {HTMLSelectElement} chooser
  * @param {string[]} names
@@ -310,7 +313,7 @@ async function copyTrial(id, row) {
 }
 
 /**
- * All of a trial's parameters: long values are cut in rows.
+ * The full parameters of a trial; rows have truncated values.
  *
  * @param {Row} row
  * @returns {Promise<Parameters>}
@@ -326,7 +329,7 @@ async function wholeParameters(row) {
 }
 
 /**
- * A form with a field for each parameter; what it sends is a trial of a person's own.
+ * A form with a field for each parameter, which submits a customized trial.
  *
  * @param {Row} row
  * @param {Parameters} given

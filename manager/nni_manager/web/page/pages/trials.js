@@ -1,4 +1,4 @@
-/** `/detail`: all trials in a table that is sorted, filtered and searched; charts of those that are shown. */
+/** `/detail`: a table of all trials with sort, filter and search, and charts of the shown trials. */
 
 import { fill, h, say, setAttribute, whenChanged } from "../dom.js";
 import * as format from "../format.js";
@@ -19,9 +19,9 @@ import { TrialCharts } from "./trial_charts.js";
 /** @import { Context, Page } from "./page.js" */
 
 const STATES = ["RUNNING", "WAITING", "SUCCEEDED", "FAILED", "EARLY_STOPPED", "USER_CANCELED", "SYS_CANCELED"];
-/** Columns of parameters that are shown before anybody has chosen. */
+/** Number of parameter columns shown by default. */
 const FIRST_PARAMETERS = 6;
-/** Durations of trials that run grow. */
+/** Redraw interval for the durations of running trials. */
 const TICK_MS = 1000;
 
 /** @type {Column[]} */
@@ -37,7 +37,7 @@ const OWN_COLUMNS = [
   { id: "reason", title: "Why it ended", width: 260, text: (row) => short(format.why(row), 200) },
 ];
 const FIRST_COLUMNS = ["seq", "id", "state", "value", "latest", "duration", "reason"];
-/** On a narrow screen the result should be in sight. */
+/** Fewer columns, so that the result is visible on a narrow screen. */
 const FIRST_COLUMNS_NARROW = ["seq", "state", "value", "duration", "reason"];
 
 /**
@@ -51,7 +51,7 @@ export function trials({ live, announce }) {
   let rows = [];
   /** @type {string[]} */
   let names = [];
-  /** @type {Set<string> | null} what a person chose; null: nobody did */
+  /** @type {Set<string> | null} the user's choice; null: the defaults */
   let chosenColumns = null;
   let wanted = "";
   const isNarrow = matchMedia("(max-width: 700px)").matches;
@@ -180,7 +180,7 @@ export function trials({ live, announce }) {
   }, TICK_MS);
   chooseColumns();
   update({ reset: true, rows: live.rows.all });
-  // Once it is in the document: before, nothing can be scrolled to.
+  // After the insertion into the document; scrolling has no effect before.
   requestAnimationFrame(arrive);
   return {
     title: "Trials",
@@ -204,7 +204,7 @@ function parameterColumn(name) {
 }
 
 /**
- * A button for each state there may be, pressed for those that are shown; none: all.
+ * A button for each possible state, pressed for those that are shown; none pressed shows all.
  *
  * @param {(states: Set<string>) => void} onChange
  */
@@ -240,7 +240,7 @@ function stateFilters(onChange) {
 }
 
 /**
- * Conditions on parameters: those that hold, each with a button that removes it, and fields for another.
+ * Conditions on parameters: the active ones, each with a remove button, and inputs for a new one.
  *
  * @param {(conditions: Condition[]) => void} onChange
  */

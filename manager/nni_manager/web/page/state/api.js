@@ -1,16 +1,16 @@
 /**
- * Requests to the manager's HTTP API. A session has two secrets: a cookie, which no script can read, and a key, which the page
- * keeps and sends with everything it asks. Cookies reach every port of a host; what is stored here reaches this page alone.
+ * Requests to the manager's HTTP API. A session has two secrets: a cookie, which scripts cannot read, and a key, which the page
+ * stores and sends with every request. Browsers send cookies to every port of a host; the stored key is limited to this origin.
  */
 
 /** @import { Attempt, Changes, Job, KnownExperiment, LogPiece, Metric, Profile, Trial, UsageSample } from "../types.js" */
 
 const ROOT = "/api/v1/nni";
 const KEY = "trial-keeper-key";
-/** A manager that takes longer is told of as one that does not answer. */
+/** Request timeout; a slower manager is shown as unresponsive. */
 const PATIENCE_MS = 30_000;
 
-/** A request that was refused; `message` is the manager's own sentence. */
+/** A rejected request; `message` is the manager's error message. */
 export class Refused extends Error {
   /**
    * @param {number} status
@@ -22,7 +22,7 @@ export class Refused extends Error {
   }
 }
 
-/** Nobody answered. */
+/** The manager did not answer. */
 export class Unreachable extends Error {}
 
 /**
@@ -35,7 +35,7 @@ async function send(path, options) {
   if (key !== null) headers.set("X-Trial-Keeper", key);
   const early = path === "/changes" ? asked(key) : null;
   const response = await (early ?? fetch(ROOT + path, { cache: "no-store", credentials: "same-origin", ...options, headers }));
-  // Another tab may have been let in meanwhile: its key stays.
+  // Another tab may have signed in meanwhile; keep its key.
   if (response.status === 401 && key !== null && storedKey() === key) localStorage.removeItem(KEY);
   return response;
 }
@@ -45,12 +45,12 @@ function storedKey() {
   try {
     return localStorage.getItem(KEY);
   } catch {
-    return null; // storage is forbidden here
+    return null; // storage is forbidden
   }
 }
 
 /**
- * The answer to what early.js has asked with this key, once.
+ * The response to the request that early.js sent with this key; returned once.
  *
  * @param {string | null} key
  * @returns {Promise<Response> | null}
@@ -66,7 +66,7 @@ function asked(key) {
 /**
  * @param {string} path
  * @param {RequestInit} [options]
- * @returns {Promise<any>} null when there is no body
+ * @returns {Promise<any>} null if there is no body
  */
 async function ask(path, options = {}) {
   let response;
@@ -112,12 +112,12 @@ function trialPath(id) {
   return `/trial-jobs/${encodeURIComponent(id)}`;
 }
 
-/** Every request that the page makes. Each rejects with Refused or Unreachable. */
+/** All requests of the page. Each rejects with Refused or Unreachable. */
 export const api = {
   /** @param {string | null} since @returns {Promise<Changes>} */
   changes: (since) => ask(since === null ? "/changes" : `/changes?since=${encodeURIComponent(since)}`),
   /**
-   * The stream of changes, which ends with `signal` alone. Null: there is none to be had now.
+   * The event stream of changes, which ends only by `signal`. Null: not available now.
    *
    * @param {string | null} since
    * @param {AbortSignal} signal
@@ -170,7 +170,7 @@ export const api = {
     const { key } = await ask("/session", change("POST", { code }));
     localStorage.setItem(KEY, key);
   },
-  /** From here on nobody is let in with what this browser has, whatever the answer. */
+  /** Sign out. The key is removed from this browser even if the request fails. */
   leave: async () => {
     try {
       await ask("/session", change("DELETE"));

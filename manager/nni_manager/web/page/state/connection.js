@@ -1,7 +1,7 @@
 /**
- * How the page hears from its manager. `streaming` is the rule; where something on the way holds events back it is `polling`,
- * and when nobody answers it is `silent` until somebody does: a manager that is resumed finds the page waiting. A page that nobody
- * sees is `resting`: a browser has few connections to a host, and other pages may want them.
+ * The state of the connection to the manager. `streaming` is normal; `polling` is the fallback where a proxy buffers events.
+ * `silent` means that the manager does not answer; the page retries, so it reconnects to a resumed manager. A hidden page is
+ * `resting`, since a browser has few connections per host and other pages may need them.
  */
 
 /** @typedef {"loading" | "connecting" | "streaming" | "polling" | "resting" | "silent" | "locked"} Connection */

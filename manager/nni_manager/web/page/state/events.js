@@ -1,8 +1,8 @@
 /**
- * A text/event-stream, taken apart. The page reads it with `fetch`, since the browser's own EventSource cannot send the key
- * of the session.
+ * A parser of text/event-stream. The page reads the stream with `fetch`, since the browser's EventSource cannot send the
+ * session's key.
  *
- * Source: HTML Living Standard, 9.2.6 (interpreting an event stream), as far as the manager uses it.
+ * Source: HTML Living Standard, 9.2.6 (interpreting an event stream), the parts that the manager uses.
  */
 
 /** @typedef {{event: string, data: string}} StreamEvent */
@@ -11,13 +11,13 @@ export class EventReader {
   #rest = "";
 
   /**
-   * The events that are whole once this has come too.
+   * Add text and return the events that it completes.
    *
    * @param {string} text
    * @returns {StreamEvent[]}
    */
   push(text) {
-    // A document of ten thousand trials comes in many pieces: each is looked at once.
+    // A document of 10,000 trials arrives in many pieces; scan each piece only once.
     const from = Math.max(0, this.#rest.length - 1);
     this.#rest += text;
     /** @type {StreamEvent[]} */
@@ -35,7 +35,7 @@ export class EventReader {
 
 /**
  * @param {string} block
- * @returns {StreamEvent | null} null: a comment, which says that somebody is there
+ * @returns {StreamEvent | null} null: a comment, which serves as keep-alive
  */
 function read(block) {
   let event = "message";

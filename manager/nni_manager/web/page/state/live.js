@@ -1,4 +1,4 @@
-/** The experiment as it goes on: an initial answer, then a stream of changes, or polling where there is none. */
+/** The live state of the experiment: an initial response, then a stream of changes, or polling as fallback. */
 
 import { api, Refused } from "./api.js";
 import { next } from "./connection.js";
@@ -8,15 +8,15 @@ import { Rows } from "./rows.js";
 /** @import { Changes, Row, Summary } from "../types.js" */
 /** @import { Connection, Happening } from "./connection.js" */
 
-/** @typedef {{reset: boolean, rows: readonly Row[]}} News  the trials that changed */
+/** @typedef {{reset: boolean, rows: readonly Row[]}} News  the changed trials */
 
 const POLL_EVERY_MS = 2000;
-/** While nobody answers: often enough that a resumed manager is found at once. */
+/** Retry interval while the manager does not answer; short, to detect a resumed manager soon. */
 const KNOCK_EVERY_MS = 2000;
 const STREAM_AGAIN_AFTER_MS = 30_000;
-/** A manager says every 15 seconds that it is there; a stream without it is dead, or held back on the way. */
+/** Stream timeout: the manager sends a keep-alive every 15 seconds, so a silent stream is dead or buffered by a proxy. */
 const LONGEST_SILENCE_MS = 40_000;
-/** While these last, the time that an experiment has run goes on. */
+/** States in which an experiment's elapsed time advances. */
 const COUNTING = ["RUNNING", "NO_MORE_TRIAL", "TUNER_NO_MORE_TRIAL"];
 
 export class Live {
@@ -42,35 +42,35 @@ export class Live {
     this.rows = new Rows();
     /** @type {Summary | null} */
     this.summary = null;
-    /** When something was last heard; 0: never. */
+    /** Time of the last message; 0: never. */
     this.heardAtMs = 0;
-    /** What the manager said when it let nobody in. */
+    /** The manager's message when it rejected the session. */
     this.refusal = "";
   }
 
-  /** How the manager is heard now. */
+  /** The current state of the connection. */
   get connection() {
     return this.#connection;
   }
 
-  /** Whether nothing can be changed: what is served is a view. */
+  /** True if changes are not possible, since the server only views a stored experiment. */
   get isReadOnly() {
     return this.summary?.readOnly ?? false;
   }
 
-  /** Whether higher results are better. */
+  /** True if higher results are better. */
   get maximize() {
     return this.summary?.optimizeMode !== "minimize";
   }
 
-  /** How long the experiment has run by now, in seconds: between two answers the clock goes on here. */
+  /** The elapsed time of the experiment in seconds, extrapolated between two messages. */
   get elapsedS() {
     if (this.summary === null) return 0;
     const goesOn = COUNTING.includes(this.summary.status) && this.#connection !== "silent";
     return this.summary.elapsedS + (goesOn ? (Date.now() - this.heardAtMs) / 1000 : 0);
   }
 
-  /** Begin to listen, unless that has begun. */
+  /** Start the connection; idempotent. */
   start() {
     if (this.#hasBegun) return this.knock();
     this.#hasBegun = true;
@@ -78,7 +78,7 @@ export class Live {
     void this.#load();
   }
 
-  /** Ask again now, rather than when it is time to: somebody has come back to the page, or has just been let in. */
+  /** Poll now: the user has returned to the page, or has just signed in. */
   knock() {
     if (this.#connection === "silent" || this.#connection === "locked" || this.#connection === "polling") {
       clearTimeout(this.#timer);
@@ -87,7 +87,7 @@ export class Live {
   }
 
   /**
-   * Hear of changes, until the function that this returns is called.
+   * Subscribe to changes. The returned function unsubscribes.
    *
    * @param {(news: News) => void} listener
    */
@@ -97,7 +97,7 @@ export class Live {
   }
 
   /**
-   * Hear of changes to the way in which the manager is heard.
+   * Subscribe to changes of the connection.
    *
    * @param {() => void} listener
    */
@@ -112,7 +112,7 @@ export class Live {
   }
 
   async #load() {
-    // Who is asked already answers that; two answers would be of two times.
+    // A request is already pending; a second one could return an older state.
     if (this.#isLoading) return;
     this.#isLoading = true;
     let changes;
@@ -154,9 +154,9 @@ export class Live {
         await this.#follow(body, stream);
       }
     } catch {
-      // It broke, or was ended: whether anybody is there is asked below.
+      // The stream failed or was aborted; the request below checks the manager.
     }
-    // Who ended it has seen to what comes next.
+    // Whatever replaced the stream handles the next step.
     if (stream !== this.#stream) return;
     this.#closeStream();
     this.#happened("stream lost");
@@ -188,7 +188,7 @@ export class Live {
     stream?.abort();
   }
 
-  /** The page is looked at, or no more. */
+  /** Handle a change of the page's visibility. */
   #look() {
     if (document.hidden && this.#stream !== null) {
       this.#closeStream();
@@ -201,9 +201,9 @@ export class Live {
 
   /** @param {Changes} changes */
   #take(changes) {
-    // An answer that says nothing is no news; that it came is.
+    // Any response counts as contact, even one without changes.
     this.heardAtMs = Date.now();
-    // The manager of another experiment listens there now: nothing that is shown is of it.
+    // Another experiment's manager listens on this address now, so all shown data is obsolete.
     if (this.summary !== null && changes.summary.id !== this.summary.id) location.reload();
     this.#version = changes.version;
     this.summary = changes.summary ?? this.summary;

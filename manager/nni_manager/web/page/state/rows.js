@@ -1,17 +1,17 @@
-/** All trials by id and by number, kept in step with what the manager says has changed. */
+/** All trials by id and by number, updated with the manager's changes. */
 
 /** @import { Changes, Row } from "../types.js" */
 
 export class Rows {
   constructor() {
-    /** In the order of their numbers. @type {Row[]} */
+    /** All trials in the order of their numbers. @type {Row[]} */
     this.all = [];
     /** @type {Map<string, Row>} */
     this.byId = new Map();
   }
 
   /**
-   * Take in what has changed; the trials that did.
+   * Apply changes and return the changed trials.
    *
    * @param {Pick<Changes, "reset" | "trials">} changes
    * @returns {Row[]}

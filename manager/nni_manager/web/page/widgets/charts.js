@@ -1,13 +1,13 @@
 /**
- * Charts, drawn by plotly. It is loaded when the first chart is to be seen: tables do not wait for it. Only its SVG traces are
- * used, since those on WebGL need `eval`, which this page forbids.
+ * Charts, drawn by plotly. It is loaded when the first chart becomes visible, so tables do not wait for it. Only SVG traces are
+ * used, since WebGL traces need `eval`, which the page's policy forbids.
  */
 
 import { h, say } from "../dom.js";
 import { plain } from "../plain.js";
 
 /**
- * @typedef {{[name: string]: any}} Figure  of plotly: a trace, or a layout
+ * @typedef {{[name: string]: any}} Figure  a trace or a layout of plotly
  * @typedef {object} Plotly
  * @property {(element: HTMLElement, traces: Figure[], layout: Figure, config: Figure) => Promise<unknown>} react
  * @property {(element: HTMLElement) => void} purge
@@ -15,11 +15,11 @@ import { plain } from "../plain.js";
  */
 
 const SOURCE = new URL("../plotly.min.js", import.meta.url).pathname;
-/** A chart of an experiment that runs is drawn so often at most, */
+/** Minimum interval between drawings of a chart. */
 const DRAW_EVERY_MS = 1500;
-/** and so many times as long as a drawing takes lie between two: however many trials, the page stays free for its reader. */
+/** Minimum ratio of pause to drawing time, so that the page stays responsive with many trials. */
 const REST_PER_DRAWING = 10;
-/** Of no use here. */
+/** Plotly's buttons that have no use here. */
 const NO_BUTTONS = ["lasso2d", "select2d", "autoScale2d"];
 
 /** @type {Promise<Plotly> | null} */
@@ -41,7 +41,7 @@ function plotly() {
 }
 
 /**
- * The colours of style.css as they are now, in the theme that the reader has.
+ * The current colours of style.css, in the reader's theme.
  *
  * @returns {{[name: string]: string}}
  */
@@ -59,7 +59,7 @@ export function colours() {
 }
 
 /**
- * A text for plotly, which reads a few tags in labels: none of them is ours to give.
+ * Escape a text for plotly, which interprets some HTML tags in labels.
  *
  * @param {string} text
  */
@@ -68,9 +68,9 @@ export function label(text) {
 }
 
 /**
- * One chart in the page, which draws itself anew when the theme changes.
+ * One chart in the page, redrawn when the theme changes.
  *
- * `build` is asked for the traces and the layout whenever it is time to draw, and for what the chart says in words.
+ * Each drawing calls `build` for the traces, the layout and a text description.
  *
  * @typedef {{traces: Figure[], layout?: Figure, words: string}} Drawing
  */
@@ -87,7 +87,7 @@ export class Chart {
 
   /**
    * @param {string} title
-   * @param {{test?: string, note?: string, height?: number}} [options]  `note`: what is said while there is nothing to draw
+   * @param {{test?: string, note?: string, height?: number}} [options]  `note`: the text while there is nothing to draw
    */
   constructor(title, { test = "chart", note = "Nothing to draw yet.", height = 300 } = {}) {
     this.note = note;
@@ -107,9 +107,9 @@ export class Chart {
   }
 
   /**
-   * Draw this, now or when it can be seen.
+   * Draw the chart, now or when it becomes visible.
    *
-   * @param {() => Drawing | null} build  null: there is nothing to draw
+   * @param {() => Drawing | null} build  null: nothing to draw
    */
   draw(build) {
     this.#build = build;
@@ -150,14 +150,14 @@ export class Chart {
     if (this.#isGone) return;
     const beganAtMs = performance.now();
     await library.react(this.plot, drawing.traces, layoutOf(drawing.layout ?? {}), {
-      // Results are nobody else's: plotly has a button that sends them to a server of its maker.
+      // Results are private: disable plotly's button that uploads them to its vendor's server.
       showSendToCloud: false, plotlyServerURL: "", displaylogo: false, responsive: true, modeBarButtonsToRemove: NO_BUTTONS, doubleClick: "reset",
     });
     this.#drawnAtMs = performance.now();
     this.#drawingMs = this.#drawnAtMs - beganAtMs;
   }
 
-  /** Let go of it: plotly keeps what it drew until it is told. */
+  /** Release the chart; plotly keeps its drawing until it is purged. */
   destroy() {
     this.#isGone = true;
     clearTimeout(this.#timer);
@@ -184,7 +184,7 @@ function layoutOf(own) {
     hoverlabel: { align: "left", font: { size: 12 } },
     showlegend: false,
     legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, font: { size: 11 } },
-    // What the reader has zoomed to stays when new results come.
+    // Keep the reader's zoom when new results arrive.
     uirevision: "same",
     modebar: { color: colour["muted"], activecolor: colour["accent"], bgcolor: "rgba(0,0,0,0)" },
     ...own,

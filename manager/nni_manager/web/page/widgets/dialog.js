@@ -1,4 +1,4 @@
-/** Questions, forms and short notices. A dialog is the browser's own: it keeps the focus, and escape closes it. */
+/** Dialogs and short notices. Dialogs are the browser's native ones, which keep the focus and close on escape. */
 
 import { h } from "../dom.js";
 import { prose } from "./facts.js";
@@ -29,11 +29,11 @@ export function openDialog(title, content, { isWide = false } = {}) {
 }
 
 /**
- * Ask before something that cannot be undone.
+ * Ask for confirmation of an irreversible action.
  *
  * @param {string} title
- * @param {string} text  what will happen
- * @param {string} yes  what the button says
+ * @param {string} text  the consequence
+ * @param {string} yes  the button's label
  * @returns {Promise<boolean>}
  */
 export async function confirm(title, text, yes) {
@@ -56,7 +56,7 @@ let toasts = null;
 const NOTICE_MS = 6000;
 
 /**
- * Say something at the edge of the page, for the eye and for a screen reader.
+ * Show a notice at the edge of the page, and announce it to screen readers.
  *
  * @param {string} text
  * @param {"good" | "bad"} [look]
@@ -68,16 +68,16 @@ export function notify(text, look = "good") {
   }
   const toast = h("div", { class: `toast ${look}`, "data-test": "toast" }, prose(text));
   toasts.append(toast);
-  // A refusal is read more slowly than "done".
+  // An error takes longer to read than "done".
   setTimeout(() => toast.remove(), look === "bad" ? NOTICE_MS * 2 : NOTICE_MS);
 }
 
 /**
- * Do something that the manager may refuse, and say what came of it.
+ * Run an action that the manager may reject, and show the outcome.
  *
  * @param {() => Promise<unknown>} action
  * @param {string} [done]
- * @returns {Promise<boolean>} whether it was done
+ * @returns {Promise<boolean>} true if it succeeded
  */
 export async function attempt(action, done) {
   try {
@@ -91,7 +91,7 @@ export async function attempt(action, done) {
 }
 
 /**
- * Put text on the clipboard; where a browser does not allow it, show the text to be copied by hand.
+ * Copy text to the clipboard; if the browser does not allow it, show the text for manual copying.
  *
  * @param {string} text
  * @param {string} done

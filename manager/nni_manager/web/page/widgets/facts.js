@@ -1,4 +1,4 @@
-/** Small pieces that several pages show. */
+/** Small elements that several pages share. */
 
 import { h, link } from "../dom.js";
 import { count, moment, momentWithZone, number, stateLook, stateWord } from "../format.js";
@@ -9,7 +9,7 @@ import { plain, short } from "../plain.js";
 /** @import { Parameters } from "../types.js" */
 
 /**
- * A state as a word with a look.
+ * A badge with the name and style of a state.
  *
  * @param {string} state
  */
@@ -18,7 +18,7 @@ export function badge(state) {
 }
 
 /**
- * A sentence, in which what stands between backticks is a command.
+ * A text in which parts between backticks are commands.
  *
  * @param {string} text
  * @returns {Child[]}
@@ -28,7 +28,7 @@ export function prose(text) {
 }
 
 /**
- * Names with what they are; a null value leaves its name out.
+ * A list of names and values; entries with a null value are omitted.
  *
  * @param {[string, Child][]} entries
  */
@@ -39,7 +39,7 @@ export function facts(entries) {
 }
 
 /**
- * A moment in the reader's zone, which a pointer shows the name of.
+ * A time in the reader's time zone; the tooltip has the name of the zone.
  *
  * @param {number | null | undefined} ms
  */
@@ -101,10 +101,10 @@ export function card(title, options, ...children) {
 }
 
 /**
- * Something is wrong, and what to do about it.
+ * A problem and its remedy.
  *
  * @param {string} title
- * @param {string} text  may have many lines
+ * @param {string} text  may have several lines
  * @param {string} [test]
  */
 export function trouble(title, text, test) {

@@ -1,4 +1,4 @@
-/** The logs of a trial: one stream of one task of one attempt, of which a window is shown that follows its end. */
+/** The logs of a trial: a window of one stream of one task of one attempt, which can follow the stream's end. */
 
 import { api } from "../state/api.js";
 import { fill, h, say, setAttribute } from "../dom.js";
@@ -11,7 +11,7 @@ import { plain } from "../plain.js";
 
 const STREAMS = ["stdout", "stderr", "keeper"];
 const FOLLOW_EVERY_MS = 1000;
-/** A trial that is over writes no more, but its last bytes may be on their way. */
+/** Poll interval for a terminal trial, whose last bytes may still be in transit. */
 const LOOK_AGAIN_EVERY_MS = 10_000;
 
 export class LogView {
@@ -21,7 +21,7 @@ export class LogView {
   #place = null;
   #isFollowing = true;
   #isGone = false;
-  /** Tells answers to earlier questions from those to the last. */
+  /** Number of the newest request, to discard responses to earlier ones. */
   #turn = 0;
   /** @type {number | undefined} */
   #timer;
@@ -61,7 +61,7 @@ export class LogView {
   }
 
   /**
-   * The streams there are; the newest attempt is shown first.
+   * Set the available streams; the newest attempt is shown first.
    *
    * @param {Attempt[]} attempts
    */
@@ -80,7 +80,7 @@ export class LogView {
     this.#choose();
   }
 
-  /** Let go of what outlives elements. */
+  /** Stop the timer, which outlives the elements. */
   close() {
     this.#isGone = true;
     clearTimeout(this.#timer);
@@ -139,7 +139,7 @@ export class LogView {
 
   /**
    * @param {Range} range
-   * @param {"top" | "bottom"} edge  where the reader looks afterwards
+   * @param {"top" | "bottom"} edge  the scroll position afterwards
    */
   async #ask(range, edge) {
     clearTimeout(this.#timer);
@@ -157,7 +157,7 @@ export class LogView {
     }
     this.#draw(edge, trouble);
     if (this.#isFollowing) {
-      // What is far behind catches up without a pause.
+      // A window that is far behind catches up without a pause.
       const wait = trouble || !this.#window.isBehind ? (this.isRunning() ? FOLLOW_EVERY_MS : LOOK_AGAIN_EVERY_MS) : 0;
       this.#timer = window.setTimeout(() => {
         if (document.hidden) this.#wake();
@@ -166,7 +166,7 @@ export class LogView {
     }
   }
 
-  /** Nobody looks: go on when somebody does. */
+  /** Polling pauses while the page is hidden; resume it when visible. */
   #wake() {
     document.addEventListener("visibilitychange", () => {
       if (!this.#isGone && this.#isFollowing) void this.#ask(this.#window.following(), "bottom");
@@ -182,7 +182,7 @@ export class LogView {
     const old = this.text.data;
     const wasDown = this.#isScrolledDown();
     if (text !== old) {
-      // What is added to a text node leaves a reader's selection as it is.
+      // Appending to a text node keeps the reader's selection.
       if (text.startsWith(old)) this.text.appendData(text.slice(old.length));
       else this.text.data = text;
       if (edge === "top") this.pre.scrollTop = 0;
@@ -196,7 +196,7 @@ export class LogView {
 }
 
 /**
- * Arrow keys among tabs, as screen readers' users expect them.
+ * Handle arrow keys in a list of tabs, as screen-reader users expect.
  *
  * @param {KeyboardEvent} event
  * @param {readonly HTMLElement[]} tabs

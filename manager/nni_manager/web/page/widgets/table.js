@@ -1,8 +1,8 @@
 /**
- * A table of any length: only the rows that can be seen are in the document, and the one that is open. It is a real table;
- * `aria-rowcount` and `aria-rowindex` tell a screen reader of those that are not there.
+ * A virtualised table: only the visible rows and the open one are in the document. It is a real table element;
+ * `aria-rowcount` and `aria-rowindex` inform screen readers of the other rows.
  *
- * Keys, on a row's button: up, down, page up, page down, home and end move; enter opens and closes; x selects.
+ * Keys on a row's button: up, down, page up, page down, home and end move; enter opens and closes; x selects.
  */
 
 import { h, say, setAttribute } from "../dom.js";
@@ -12,7 +12,7 @@ import { h, say, setAttribute } from "../dom.js";
 
 /** As in style.css. */
 const ROW_HEIGHT = 36;
-/** Rows beyond the edges, so that scrolling does not show them coming. */
+/** Extra rows beyond the edges, for smooth scrolling. */
 const MARGIN_ROWS = 8;
 
 /**
@@ -21,11 +21,11 @@ const MARGIN_ROWS = 8;
  * @property {string} title
  * @property {number} width  in pixels
  * @property {boolean} [isNumber]
- * @property {boolean} [isFixed]  cannot be sorted by
+ * @property {boolean} [isFixed]  true if the column is not sortable
  * @property {(row: Row) => string} text
- * @property {(row: Row) => string} [look]  a state's look, shown as a badge
+ * @property {(row: Row) => string} [look]  the style of a state's badge
  *
- * @typedef {object} Detail  what is shown below an open row
+ * @typedef {object} Detail  the content below an open row
  * @property {HTMLElement} element
  * @property {(row: Row) => void} update
  * @property {() => void} close
@@ -49,7 +49,7 @@ export class TrialTable {
   #lines = new Map();
   /** @type {{id: string, row: HTMLTableRowElement, detail: Detail, height: number} | null} */
   #open = null;
-  /** The row that the tab key leads to. */
+  /** The row that the tab key focuses. */
   #active = 0;
   #isDue = false;
 
@@ -72,7 +72,7 @@ export class TrialTable {
     this.measured = new ResizeObserver(() => this.#measure());
   }
 
-  /** Let go of what outlives elements. */
+  /** Disconnect the observers, which outlive the elements. */
   destroy() {
     this.resized.disconnect();
     this.measured.disconnect();
@@ -87,7 +87,7 @@ export class TrialTable {
       column.style.width = `${width}px`;
       return column;
     }));
-    // The table is at least as wide as its columns want, and fills a wider screen.
+    // The table is at least as wide as its columns, and fills a wider screen.
     this.table.style.minWidth = `${76 + columns.reduce((sum, { width }) => sum + width, 0)}px`;
     this.#drawHead();
     for (const { element } of this.#lines.values()) element.remove();
@@ -118,7 +118,7 @@ export class TrialTable {
   }
 
   /**
-   * The rows in order; `note` stands where rows would, when there are none.
+   * Set the rows, in order; `note` is shown if there are none.
    *
    * @param {readonly Row[]} rows
    * @param {string} note
@@ -132,7 +132,7 @@ export class TrialTable {
   }
 
   /**
-   * Open one row, and scroll there.
+   * Open one row and scroll to it.
    *
    * @param {string} id
    */
@@ -155,7 +155,7 @@ export class TrialTable {
     });
   }
 
-  /** Put what can be seen into the document. */
+  /** Put the visible rows into the document. */
   draw() {
     const height = this.element.clientHeight || 600;
     const open = this.#open;
@@ -171,7 +171,7 @@ export class TrialTable {
     const last = Math.min(this.#rows.length - 1, rowAt(top + height) + MARGIN_ROWS);
     const wanted = [];
     for (let index = first; index <= last; index++) wanted.push(index);
-    // What is open or has the focus stays, wherever it is.
+    // The open row and the focused row stay in the document at any scroll position.
     const focused = this.#active < this.#rows.length && this.body.contains(document.activeElement) ? this.#active : -1;
     for (const index of [openAt, focused]) if (index >= 0 && (index < first || index > last)) wanted.push(index);
     wanted.sort((a, b) => a - b);
@@ -207,10 +207,10 @@ export class TrialTable {
   #spaces = [];
 
   /**
-   * In the place of rows that are not there.
+   * A placeholder for rows outside the document.
    *
    * @param {number} height
-   * @param {number} which  of this drawing
+   * @param {number} which  index of the placeholder in this drawing
    */
   #space(height, which) {
     const space = (this.#spaces[which] ??= h("tr", { class: "space", "aria-hidden": true }, h("td")));
@@ -279,7 +279,7 @@ export class TrialTable {
     this.#later();
   }
 
-  /** Select nothing. */
+  /** Clear the selection. */
   clearSelection() {
     this.selected.clear();
     this.options.onSelect(this.selected);
@@ -353,7 +353,7 @@ export class TrialTable {
 }
 
 /**
- * Make these the children, and move only what is not in its place: an element that is moved loses the focus.
+ * Make these the children, and move only misplaced elements, since a moved element loses the focus.
  *
  * @param {Element} parent
  * @param {readonly Element[]} wanted

@@ -1,0 +1,81 @@
+"""Diagnostics of an experiment file: every error with its position, all in one exception."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nni_manager.errors import UserError
+
+# A message repeats a value so that the user can find it; the full value is not needed.
+MAX_SHOWN_CHARACTERS = 60
+# The limit for each kind of error in each part of a file. A faulty generator can cause thousands.
+MAX_DIAGNOSTICS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """One error in one file.
+
+    `file` is the path as the user would type it. `line` and `column` count from 1; None when the error has no
+    position, such as a missing key of the whole file. `key` is dotted (`trial.codeDir`, `layer[1].size`), empty for the
+    file as a whole. `message` is a sentence that starts with "cannot" and ends with the remedy.
+    """
+
+    file: str
+    line: int | None
+    column: int | None
+    key: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}" if self.line is not None else self.file
+        return f"{place}: {self.message}" if place else self.message
+
+
+class ConfigInvalid(UserError):
+    """cannot use this experiment file; fix the diagnostics listed with it"""
+
+    def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
+        """Store the diagnostics in the given order; the message has one line for each."""
+        self.diagnostics: list[Diagnostic] = list(diagnostics)
+        super().__init__("\n".join(str(mistake) for mistake in self.diagnostics))
+
+
+def key_of(path: Sequence[str | int]) -> str:
+    """The dotted name of a place: ("trial", "codeDir") is `trial.codeDir`, ("a", 1, "b") is `a[1].b`.
+
+    A search space's `_value` is left out: the second option of `net` is `net[1]` to its author.
+    """
+    key = ""
+    for step in path:
+        if step == "_value":
+            continue
+        key += f"[{step}]" if isinstance(step, int) else f".{step}" if key else step
+    return key
+
+
+def folded(key: str) -> str:
+    """A key in a form that ignores case and underscores: memoryMB, memory_mb and MemoryMb are equal."""
+    return key.replace("_", "").casefold()
+
+
+def shown(value: Any) -> str:
+    """A value for a message: JSON, truncated to MAX_SHOWN_CHARACTERS."""
+    if value is None:
+        return "nothing"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
+
+
+def remedy_for_unknown(word: str, known: Iterable[str], *, verb: str = "use") -> str:
+    """The remedy for an unknown word: the nearest known word, and the list of all."""
+    known = list(known)
+    by_folded = {name.casefold(): name for name in known}
+    nearest = difflib.get_close_matches(word.casefold(), by_folded, n=1)
+    if nearest:
+        return f"did you mean {by_folded[nearest[0]]}? (known: {', '.join(known)})"
+    return f"{verb} one of {', '.join(known)}"

@@ -1,0 +1,112 @@
+"""Prior results of other experiments for a tuner (warm start), in the format of `nnictl experiment export`.
+
+Source: NNI v2.0, nnictl experiment import.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, key_of, shown
+from nni_manager.config.search_space import Path, SearchSpace
+from nni_manager.domain.metrics import reward
+
+_EXAMPLE = '[{"parameter": {"lr": 0.1}, "value": 0.93}]'
+# Other keys of an export, with their names in later versions of NNI.
+_IGNORED = ("trialJobId", "id")
+
+
+@dataclass(frozen=True, slots=True)
+class PriorResult:
+    """Parameters that the tuner did not propose, and their result. `value` is the number for the tuner; None without one.
+
+    `metric` is the whole reported result as JSON text.
+    """
+
+    parameters: Mapping[str, Any]
+    value: float | None
+    metric: str
+
+
+def results_of(raw: Any, space: SearchSpace, tuner: str) -> list[PriorResult]:
+    """The results in a JSON document.
+
+    Raises:
+        ConfigInvalid: with every error of the document, without file and line.
+    """
+    results, problems = read_results(raw, space, tuner)
+    if problems:
+        raise ConfigInvalid(Diagnostic("", None, None, key_of(path), message) for path, message in problems)
+    return results
+
+
+def read_results(
+    raw: Any, space: SearchSpace, tuner: str
+) -> tuple[list[PriorResult], list[tuple[Path, str]]]:
+    """The results, and the errors with their paths in the document, up to MAX_DIAGNOSTICS.
+
+    If there is an error, no result may be used. `tuner`: the name of the tuner that receives them.
+    """
+    if not isinstance(raw, Sequence) or isinstance(raw, str) or not raw:
+        return [], [((), f"cannot import {shown(raw)}: it is no list of results; write {_EXAMPLE}")]
+    results: list[PriorResult] = []
+    problems: list[tuple[Path, str]] = []
+    for index, entry in enumerate(raw):
+        found, wrong = _read(entry, index, space, tuner)
+        problems += wrong
+        if found is not None:
+            results.append(found)
+        if len(problems) >= MAX_DIAGNOSTICS:
+            break
+    return results, problems[:MAX_DIAGNOSTICS]
+
+
+def _read(
+    entry: Any, index: int, space: SearchSpace, tuner: str
+) -> tuple[PriorResult | None, list[tuple[Path, str]]]:
+    # Imported late: the store imports this module, and listing trials must not load all schemas.
+    from nni_manager.config.algorithms import problems_within
+
+    here: Path = (index,)
+    if not isinstance(entry, Mapping):
+        return None, [(here, f"cannot import [{index}]: {shown(entry)} is no result; write {_EXAMPLE}")]
+    problems: list[tuple[Path, str]] = [
+        (
+            (*here, str(name)),
+            f"cannot use [{index}].{name}: there is no such key; keep parameter and value only",
+        )
+        for name in entry
+        if name not in ("parameter", "value", *_IGNORED)
+    ]
+    for name in ("parameter", "value"):
+        if name not in entry:
+            problems.append((here, f"cannot import [{index}]: {name} is missing; write {_EXAMPLE}"))
+    value, parameters = entry.get("value"), entry.get("parameter")
+    metric = value if isinstance(value, str) else json.dumps(value)
+    number = reward(metric)
+    if number is None and "value" in entry:
+        problems.append(
+            (
+                (*here, "value"),
+                f"cannot use [{index}].value: {'null' if value is None else shown(value)} has no finite number; write a "
+                "number, or a mapping with one under default, or leave this result out",
+            )
+        )
+    if "parameter" in entry:
+        problems += [
+            (
+                (*here, "parameter"),
+                f"cannot use [{index}].parameter: {problem}; leave this result out, or widen the search space first",
+            )
+            for problem in (
+                problems_within(space, tuner, parameters)
+                if isinstance(parameters, Mapping)
+                else [f"{shown(parameters)} is no mapping"]
+            )
+        ]
+    if problems or number is None or not isinstance(parameters, Mapping):
+        return None, problems
+    return PriorResult(dict(parameters), number, metric), []

@@ -1,0 +1,324 @@
+"""Decides when to submit jobs, which job runs which trial, and how jobs end. The jobs and their states: `jobs`.
+
+Each trial gets its own job or, with reuse, is dispatched to an idle job.
+
+With reuse and a tuner that does not learn from results, short trials are prefetched: each busy job gets one more trial, or
+several very short ones. Its keeper starts them without waiting for the manager. If another job is idle and no trial is coming
+for it, a prefetched trial is revoked; see `jobs`.
+
+A stop ends even if a job ignores it: a job that misses a deadline meets the next, harder step; see `stop_escalation`.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from nni_manager.domain.connect_watchdog import ConnectWatchdog
+from nni_manager.domain.events import (
+    AbandonJob,
+    CancelTrial,
+    DispatchTrial,
+    DrainJob,
+    Effect,
+    EndJob,
+    KeeperConnected,
+    KeeperIdle,
+    KillJob,
+    RevokePrefetched,
+    SaveJob,
+    SaveTrial,
+    SubmitJob,
+)
+from nni_manager.domain.jobs import MAX_PREFETCH, Job, Jobs, JobState
+from nni_manager.domain.search_budget import SearchBudget
+from nni_manager.domain.stop_escalation import StopEscalation, StopEvent, StopStage
+from nni_manager.domain.trial import Trial, TrialState
+from trial_keeper.wire.reasons import ExitReason
+
+# (duration below, prefetched trials per job), by the duration of the last trial that succeeded. Longer trials gain nothing from
+# prefetching. Several short trials end while one is asked for, stored and dispatched. Of the shortest, so many are prefetched
+# that these steps run for several at once. If they take longer than expected, idle jobs get them by revoking.
+_PREFETCH_BY_DURATION_S = ((0.1, MAX_PREFETCH), (1.0, 3), (60.0, 1))
+
+
+@dataclass(slots=True)
+class JobScheduler:
+    """Submits, fills, drains and ends the jobs."""
+
+    trials: dict[str, Trial]
+    """The trials by id; `TrialLifecycle` owns them."""
+    jobs: Jobs
+    stops: StopEscalation
+    budget: SearchBudget
+    reuses_jobs: bool = False
+    may_prefetch: bool = False
+    """True if parameters may be requested before earlier results are known: the tuner does not learn from results."""
+    any_compatible_keeper: bool = False
+    connect_watchdog: ConnectWatchdog = field(default_factory=ConnectWatchdog)
+    _prefetch_limit: int = 0
+    """The number of prefetched trials per job, derived from recent trial durations."""
+
+    # ---- queries
+
+    @property
+    def runs_jobs(self) -> bool:
+        """True while processes of a job may run and the experiment waits for them."""
+        return len(self.jobs.live) > (len(self.stops.stalled) if self.stops.is_stopping else 0)
+
+    @property
+    def is_stalled(self) -> bool:
+        """True if the experiment stops and all unfinished trials belong to jobs whose files can be neither read nor stored."""
+        if not self.stops.is_stopping or self.budget.asked:
+            return False
+        stalled = [self.jobs.live[job_id] for job_id in self.stops.stalled if job_id in self.jobs.live]
+        return 0 < self.budget.unfinished == sum(len(self.trials_of(job)) for job in stalled)
+
+    @property
+    def prefetch_room(self) -> int:
+        """The number of trials that all busy jobs together may have prefetched."""
+        return self.jobs.busy * self._most_ahead
+
+    @property
+    def _most_ahead(self) -> int:
+        return self._prefetch_limit if self.may_prefetch and self.reuses_jobs and self.jobs.tasks == 1 else 0
+
+    @property
+    def trials_with_jobs(self) -> list[Trial]:
+        """The trials that are assigned to a job."""
+        return [trial for job in self.jobs.live.values() for trial in self.trials_of(job)]
+
+    def trials_of(self, job: Job) -> list[Trial]:
+        """The unfinished trials of the job, in order."""
+        trials = [self.trials[trial_id] for trial_id in job.trial_ids]
+        return [trial for trial in trials if not trial.state.is_terminal]
+
+    def restore(self, jobs: Iterable[Job], ended: Iterable[str]) -> None:
+        """Restore the unfinished jobs of an earlier manager, after the trials.
+
+        `ended`: the ids of its other jobs, which are not reused.
+        """
+        for job_id in ended:
+            self.jobs.remember(job_id)
+        for job in jobs:
+            self.jobs.add(job)
+        # Approximates the order of dispatch: started trials come first.
+        for trial in sorted(self.trials.values(), key=lambda trial: trial.state is TrialState.WAITING):
+            if not trial.state.is_terminal and (given := self.jobs.live.get(trial.job_id)) is not None:
+                give = self.jobs.give if given.trial_id is None else self.jobs.prefetch
+                give(given, trial.trial_id)
+                if trial.state is not TrialState.WAITING:
+                    self.jobs.note_begun(given.job_id, trial.trial_id)
+        for trial in self.trials.values():
+            if trial.state.is_terminal and (had := self.jobs.live.get(trial.job_id)) is not None:
+                had.taken += 1
+        if not self.reuses_jobs:
+            for (
+                job
+            ) in self.jobs.unassigned:  # without reuse, a job whose trial has ended has nothing left to do
+                self.jobs.dismiss(job)
+
+    # ---- keepers
+
+    def note_connected(self, event: KeeperConnected) -> list[Effect]:
+        """Record that a keeper of a compatible version has connected."""
+        self.any_compatible_keeper = True
+        self.connect_watchdog.broken(event.job_id)
+        if (job := self.jobs.live.get(event.job_id)) is None:
+            return []
+        self.jobs.note_link(job, is_up=True, supports_revoke=event.supports_revoke)
+        return _note_ever_connected(job)
+
+    def note_disconnected(self, job_id: str) -> None:
+        """Record that a keeper of the job has lost its connection."""
+        if (job := self.jobs.live.get(job_id)) is not None:
+            self.jobs.note_link(job, is_up=False)
+
+    def note_found(self, job_id: str) -> list[Effect]:
+        """Record that a keeper of the job was found on the shared storage."""
+        if (job := self.jobs.live.get(job_id)) is None:
+            return []
+        job.was_found = True
+        # At its start the keeper compared its version with the one in the workspace.
+        self.any_compatible_keeper = True
+        self.connect_watchdog.found(job_id)
+        return _note_ever_connected(job)
+
+    def note_idle(self, event: KeeperIdle) -> list[Effect]:
+        """Record that a keeper is idle, or repeat the command that it has not received."""
+        if (job := self.jobs.live.get(event.job_id)) is None:
+            return []
+        if job.state is JobState.DRAINING:
+            return [DrainJob(job)]  # the drain command was lost with a connection
+        for trial in self.trials_of(job):
+            if trial.trial_id in job.revoking_ids:
+                continue  # the answer to the revoke, which the keeper sends next, decides
+            if event.task not in trial.ends and event.task not in trial.undelivered:
+                # The keeper has not received the trial: the dispatch was lost with a connection or a manager, or is in transit.
+                return [DispatchTrial(job, trial, event.task)]
+        self.jobs.note_idle(job, event.task)
+        return []
+
+    # ---- trials to jobs
+
+    def place(self, trial: Trial) -> list[Effect]:
+        """Queue a new trial or, without reuse, submit a job for it."""
+        if not self.reuses_jobs:
+            return self._submit_for(trial)
+        self.jobs.queue.append(trial.trial_id)
+        return [SaveTrial(trial)]
+
+    def assign(self) -> list[Effect]:
+        """Drain surplus jobs, dispatch queued trials to idle jobs, then prefetch for busy jobs."""
+        effects: list[Effect] = []
+        jobs = self.jobs
+        excess = jobs.active - self.budget.limits.concurrency if self.reuses_jobs else 0
+        if excess > 0:
+            effects += self._drain(jobs.unassigned[:excess])
+        while jobs.queue and (job := jobs.next_idle()) is not None:
+            jobs.give(job, jobs.queue[0])
+            effects += self._dispatch_first(job)
+        while (
+            excess <= 0
+            and jobs.shortfall > 0
+            and (job := jobs.next_for_prefetch(self._most_ahead)) is not None
+        ):
+            jobs.prefetch(job, jobs.queue[0])
+            effects += self._dispatch_first(job)
+        return effects
+
+    def _dispatch_first(self, job: Job) -> list[Effect]:
+        trial = self.trials[self.jobs.queue.popleft()]
+        trial.job_id = job.job_id
+        return [SaveTrial(trial), DispatchTrial(job, trial)]
+
+    def revoke(self) -> list[Effect]:
+        """Revoke prefetched trials for idle jobs that get no trial from the tuner."""
+        asked = self.jobs.revoke(self.budget.asked) if self.reuses_jobs else []
+        return [RevokePrefetched(job, self.trials[trial_id]) for job, trial_id in asked]
+
+    def fit_jobs(self, *, is_asking: bool) -> list[Effect]:
+        """Submit the missing jobs, or drain the surplus ones. `is_asking`: the tuner may be asked for more trials."""
+        effects: list[Effect] = []
+        jobs, asked, concurrency = self.jobs, self.budget.asked, self.budget.limits.concurrency
+        if not self.reuses_jobs:
+            # The queue holds trials that a user proposed or the cluster lost.
+            while jobs.queue and self.budget.unfinished - len(jobs.queue) + asked < concurrency:
+                effects += self._submit_for(self.trials[jobs.queue.popleft()])
+            return effects
+        for _ in range(min(jobs.shortfall, concurrency - jobs.active)):
+            job = jobs.add(Job(jobs.new_id()))
+            effects += [SaveJob(job), SubmitJob(job)]
+        if not is_asking and not asked and not jobs.queue and jobs.surplus > 0:
+            effects += self._drain(jobs.unassigned[: jobs.surplus])
+        return effects
+
+    def _submit_for(self, trial: Trial) -> list[Effect]:
+        """Submit a job for one trial. Without reuse the job id equals the trial id, plus a suffix for retries."""
+        trial.job_id = f"{trial.trial_id}-{trial.retries}" if trial.retries else trial.trial_id
+        job = self.jobs.add(Job(trial.job_id))
+        self.jobs.give(job, trial.trial_id)
+        return [SaveTrial(trial), SaveJob(job), SubmitJob(job)]
+
+    def _drain(self, jobs: Iterable[Job]) -> list[Effect]:
+        effects: list[Effect] = []
+        for job in jobs:
+            self.jobs.dismiss(job)
+            effects.append(DrainJob(job))
+        return effects
+
+    def free(self, trial: Trial, now_s: float) -> None:
+        """Take a terminal trial from its job."""
+        self.note_stopped(trial, now_s)
+        if self.reuses_jobs:
+            self.jobs.free(trial.job_id, trial.trial_id)
+            if trial.ended is not None and trial.started_at_s is not None and trial.ended_at_s is not None:
+                lasted_s = trial.ended_at_s - trial.started_at_s
+                most = next((most for below_s, most in _PREFETCH_BY_DURATION_S if lasted_s < below_s), 0)
+                # A failed trial is no evidence that the others are short, so it may only lower the limit.
+                self._prefetch_limit = (
+                    most if trial.state is TrialState.SUCCEEDED else min(most, self._prefetch_limit)
+                )
+        elif (job := self.jobs.live.get(trial.job_id)) is not None:
+            self.connect_watchdog.broken(job.job_id)
+            self.jobs.dismiss(job)  # the keeper ends by itself
+
+    # ---- the end of jobs
+
+    def end(self, job_id: str) -> Job | None:
+        """Remove a job that has ended and return it; None if it was removed before."""
+        self.stops.forget(job_id)
+        job = self.jobs.end(job_id)
+        if job is not None:
+            self.connect_watchdog.broken(job_id)
+        return job
+
+    def cancel(self, trial: Trial, reason: ExitReason, now_s: float) -> CancelTrial:
+        """Cancel a trial. The job ends as well if the experiment stops or jobs are not reused."""
+        ends_job = self.stops.is_stopping or not self.reuses_jobs
+        self.stops.stop_asked(trial.job_id, now_s, ends_job=ends_job)
+        return CancelTrial(trial, reason, ends_job)
+
+    def note_stopped(self, trial: Trial, now_s: float) -> None:
+        """Update the stop of the job when no command of the trial runs any more: the keeper has received the stop.
+
+        If no command of the whole job runs and the experiment stops, the job has to end.
+        """
+        job = self.jobs.live.get(trial.job_id)
+        is_asked = self.stops.is_stopping or self.stops.stage(trial.job_id) is not None
+        if job is None or not is_asked or _may_run(trial):
+            return
+        others = [each for each in self.trials_of(job) if each is not trial]
+        if self.stops.is_stopping and not any(map(_may_run, others)):
+            self.stops.apply(job.job_id, StopEvent.DRAIN_ASKED, now_s)
+        elif not any(each.state is TrialState.STOPPING for each in others) and (
+            self.stops.stage(job.job_id) in (StopStage.TOLD, StopStage.ENDING)
+        ):
+            self.stops.forget(job.job_id)
+
+    def note_processes_ended(self, job_id: str, now_s: float) -> None:
+        """Record that no process of the job runs any more."""
+        if job_id in self.jobs.live:
+            self.stops.apply(job_id, StopEvent.ENDED, now_s)
+
+    def end_all(self, now_s: float) -> list[Effect]:
+        """End every job of a stopping experiment, after its trials were stopped."""
+        effects: list[Effect] = []
+        for job in self.jobs.live.values():
+            match self.stops.stage(job.job_id):
+                case None:
+                    self.stops.apply(job.job_id, StopEvent.DRAIN_ASKED, now_s)
+                case StopStage.TOLD:
+                    self.stops.stop_asked(job.job_id, now_s, ends_job=True)
+                    effects.append(EndJob(job))
+        return effects
+
+    def escalate(self, now_s: float) -> list[Effect]:
+        """Take the next step for jobs that missed a deadline."""
+        effects: list[Effect] = []
+        for job_id, before, after in self.stops.overdue(now_s):
+            job = self.jobs.live.get(job_id)
+            if job is None:
+                self.stops.forget(job_id)
+                continue
+            match after:
+                case StopStage.ENDING:
+                    effects += [DrainJob(job)] if before is StopStage.SHUTDOWN_SENT else []
+                    effects.append(EndJob(job))
+                case StopStage.KILLED:
+                    effects.append(KillJob(job))
+                case StopStage.ABANDONED:
+                    effects.append(AbandonJob(job))
+        return effects
+
+
+def _note_ever_connected(job: Job) -> list[Effect]:
+    if job.ever_connected:
+        return []
+    job.ever_connected = True
+    return [SaveJob(job)]
+
+
+def _may_run(trial: Trial) -> bool:
+    """True if a task of the trial has not reported its end."""
+    return not trial.state.is_terminal and (
+        trial.ended is None or bool(trial.undelivered - trial.ends.keys())
+    )

@@ -1,0 +1,45 @@
+"""Keeps the trials that summaries show: the best results, the latest failures, the latest trial without a result.
+
+Updated as trials end, so reading them costs the same at any number of trials.
+"""
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass, field
+
+from nni_manager.domain.trial import Trial, TrialState
+
+TOP_TRIALS = 10
+LATEST_FAILURES = 3
+
+
+@dataclass(slots=True)
+class Leaderboard:
+    """Summaries of the terminal trials."""
+
+    maximize: bool
+    top: list[Trial] = field(default_factory=list)
+    """The trials with the best final results, best first; at most TOP_TRIALS."""
+    latest_failures: deque[Trial] = field(default_factory=lambda: deque(maxlen=LATEST_FAILURES))
+    """The last trials that failed, newest first."""
+    latest_without_result: Trial | None = None
+    """The last trial that succeeded without a usable number as its result."""
+
+    @property
+    def best(self) -> Trial | None:
+        """The trial with the best final result; among equals the first. None: no trial has a result."""
+        return self.top[0] if self.top else None
+
+    def add(self, trial: Trial) -> None:
+        """Add a terminal trial; ignored for others."""
+        if trial.state is TrialState.FAILED:
+            self.latest_failures.appendleft(trial)
+        elif trial.is_without_result:
+            self.latest_without_result = trial
+        elif trial.result is not None and trial.value is not None:
+            insort(self.top, trial, key=self._rank)
+            del self.top[TOP_TRIALS:]
+
+    def _rank(self, trial: Trial) -> float:
+        value = trial.value or 0.0
+        return -value if self.maximize else value

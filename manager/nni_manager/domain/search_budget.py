@@ -1,0 +1,143 @@
+"""Decides how many trials the tuner is asked for, and when the asking ends: at a limit, or when the tuner is exhausted.
+
+Each free slot becomes a question. A question that the tuner was not ready to answer is deferred and asked again, with the same
+sequence id, when a trial ends or another question is answered. When neither can happen, the tuner is exhausted.
+
+Times are monotonic.
+"""
+
+from bisect import insort
+from dataclasses import dataclass, field
+from math import inf
+
+from nni_manager.domain.limits import Limits
+
+
+@dataclass(slots=True)
+class SearchBudget:
+    """The limits and what has been used of them. `active_s`: the seconds counted before `_counting_since_s`."""
+
+    limits: Limits
+    active_s: float = 0.0
+    asked: int = 0
+    """The questions that the tuner has not answered."""
+    added: int = 0
+    """The trials, with those that a user proposed."""
+    ended: int = 0
+    """The terminal trials."""
+    _counting_since_s: float | None = None
+    _next_sequence_id: int = 0
+    _deferred: list[int] = field(default_factory=list)
+    """Sequence ids of questions that the tuner was not ready to answer."""
+    _is_blocked: bool = False
+    """True if asking now is useless: nothing has happened since the tuner was not ready."""
+    _ended_when_asked: int = 0
+    """`ended` when the last question was asked: an answer may predate the end of a trial."""
+
+    # ---- queries
+
+    def duration_s(self, now_s: float) -> float:
+        """The seconds spent running so far."""
+        return self.active_s + (0.0 if self._counting_since_s is None else now_s - self._counting_since_s)
+
+    @property
+    def time_runs_out_at_s(self) -> float | None:
+        """When the experiment reaches its time limit; None: there is none, or time does not count."""
+        if self._counting_since_s is None or self.limits.max_duration_s is None:
+            return None
+        return self._counting_since_s + self.limits.max_duration_s - self.active_s
+
+    def is_spent(self, now_s: float) -> bool:
+        """True if a limit allows no more questions."""
+        return self._is_out_of_time(now_s) or self._trials_left <= 0
+
+    def has_ended_asking(self, now_s: float) -> bool:
+        """True if a limit is reached for good: no open question can be dropped and make room for another."""
+        return self._is_out_of_time(now_s) or (self._trials_left <= 0 and not self.asked)
+
+    def _is_out_of_time(self, now_s: float) -> bool:
+        limit_s = self.limits.max_duration_s
+        return limit_s is not None and self.duration_s(now_s) >= limit_s
+
+    @property
+    def _trials_left(self) -> float:
+        """The number of trials the tuner may still be asked for."""
+        return (inf if self.limits.max_trials is None else self.limits.max_trials) - self.added - self.asked
+
+    @property
+    def unfinished(self) -> int:
+        """The number of trials that are not terminal."""
+        return self.added - self.ended
+
+    @property
+    def is_idle(self) -> bool:
+        """True if every trial is terminal and every question answered."""
+        return self.unfinished == 0 and self.asked == 0
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if the tuner was not ready and nothing can change that."""
+        return self._is_blocked and self.is_idle
+
+    # ---- the questions
+
+    def ask(self, ahead: int) -> list[int]:
+        """The sequence ids to ask the tuner for now. `ahead`: the number of trials to prefetch besides `concurrency`."""
+        if self._is_blocked:
+            return []
+        free = self.limits.concurrency + ahead - self.unfinished - self.asked
+        count = max(0, int(min(free, self._trials_left)))
+        if count:
+            self.asked += count
+            self._ended_when_asked = self.ended
+        return [self._deferred.pop(0) if self._deferred else self._new_sequence_id() for _ in range(count)]
+
+    def note_suggested(self) -> None:
+        """Record a trial that answers a question."""
+        self.asked -= 1
+        self.added += 1
+        self._is_blocked = False
+
+    def note_proposed(self) -> int:
+        """Record a trial that a user proposed; returns its sequence id."""
+        self.added += 1
+        return self._new_sequence_id()
+
+    def note_unanswered(self, questions: int = 1) -> None:
+        """Record that the tuner dropped questions."""
+        self.asked -= questions
+
+    def note_not_ready(self, sequence_id: int) -> None:
+        """Defer a question that the tuner was not ready to answer."""
+        self.asked -= 1
+        insort(self._deferred, sequence_id)
+        self._is_blocked = self._ended_when_asked == self.ended
+
+    def note_ended(self) -> None:
+        """Record that a trial is terminal: its slot is free."""
+        self.ended += 1
+        self._is_blocked = False
+
+    def unblock(self) -> None:
+        """Allow questions again."""
+        self._is_blocked = False
+
+    def restore(self, sequence_id: int, *, is_terminal: bool) -> None:
+        """Record a trial of an earlier manager."""
+        self.added += 1
+        self.ended += is_terminal
+        self._next_sequence_id = max(self._next_sequence_id, sequence_id + 1)
+
+    def _new_sequence_id(self) -> int:
+        self._next_sequence_id += 1
+        return self._next_sequence_id - 1
+
+    # ---- the time
+
+    def count_time(self, now_s: float, *, counts: bool) -> None:
+        """Start or stop to count time against the limit; no change if it is counted, or not counted, already."""
+        if counts and self._counting_since_s is None:
+            self._counting_since_s = now_s
+        elif not counts and self._counting_since_s is not None:
+            self.active_s += now_s - self._counting_since_s
+            self._counting_since_s = None

@@ -1,0 +1,208 @@
+"""Tracks the transport of each task's streams: gRPC, or files on the shared storage.
+
+Theory of operation. A task with a connected keeper uses GRPC and needs no polling. A task without a connection for
+`RECONNECT_GRACE_S` is polled on the shared storage; once something of it is found there, it uses SHARED_STORAGE. A keeper that
+connects puts its task back on GRPC. Both transports share the durable offsets, so a poll that overlaps a connection is harmless.
+
+Polls are handed out one at a time, and each job has at most one in progress, so the caller limits concurrency. A job is polled
+every `POLL_INTERVAL_S`, or less often when many jobs are unconnected: at most `MAX_POLLS_PER_S` in total. Times are monotonic.
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+from heapq import heappop, heappush
+
+# A keeper makes its first five reconnect attempts within 6 s.
+RECONNECT_GRACE_S = 5.0
+# Shared storage shows new bytes up to 3 s late, so polling more often gains nothing.
+POLL_INTERVAL_S = 2.0
+# One poll is about ten file system calls. A thousand unconnected trials are each polled every 20 s.
+MAX_POLLS_PER_S = 50.0
+
+
+class Transport(str, Enum):
+    """How a task's streams reach the manager."""
+
+    NONE = "none"
+    GRPC = "grpc"
+    SHARED_STORAGE = "shared_storage"
+
+
+class TransportEvent(Enum):
+    """What can happen to a task's transport."""
+
+    CONNECTED = "connected"
+    LOST = "lost"
+    FOUND = "found"
+
+
+_T, _E = Transport, TransportEvent
+CHANGES: dict[tuple[Transport, TransportEvent], Transport] = {
+    (_T.NONE, _E.CONNECTED): _T.GRPC,
+    (_T.NONE, _E.FOUND): _T.SHARED_STORAGE,
+    (_T.GRPC, _E.LOST): _T.NONE,
+    (_T.SHARED_STORAGE, _E.CONNECTED): _T.GRPC,
+}
+# Events that leave the state as it is.
+IGNORED: frozenset[tuple[Transport, TransportEvent]] = frozenset(
+    {
+        (_T.GRPC, _E.CONNECTED),  # reconnected before the end of the previous stream was detected
+        (_T.GRPC, _E.FOUND),  # by a poll that overlapped the connection
+        (_T.SHARED_STORAGE, _E.FOUND),
+    }
+)
+TRANSITIONS: dict[tuple[Transport, TransportEvent], Transport] = CHANGES | {
+    (state, event): state for state, event in IGNORED
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LastSeen:
+    """The transport of a job and the time of its last contact; None: never.
+
+    With several tasks, `transport` is the worst: SHARED_STORAGE before GRPC, and NONE only if no task was ever seen. `at_s`: the
+    oldest contact among the tasks.
+    """
+
+    transport: Transport = Transport.NONE
+    at_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Task:
+    silent_since_s: float
+    transport: Transport = Transport.NONE
+    last_contact_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Job:
+    tracked_since_s: float
+    tasks: dict[str, _Task] = field(default_factory=dict)
+    poll_at_s: float | None = None
+    """When the job is polled next; None while no poll is needed or one is in progress."""
+    is_polling: bool = False
+
+
+@dataclass(slots=True)
+class TransportTracker:
+    """The transports of all jobs that may have keepers. `tasks`: the number of tasks of each job.
+
+    No operation iterates over all jobs.
+    """
+
+    tasks: int = 1
+    _jobs: dict[str, _Job] = field(default_factory=dict)
+    _due: list[tuple[float, str]] = field(default_factory=list)
+    _next_poll_at_s: float = 0.0
+
+    # ---- events
+
+    def track(self, job_id: str, now_s: float) -> None:
+        """Start to track a job that the cluster has accepted; idempotent."""
+        if job_id not in self._jobs:
+            self._jobs[job_id] = _Job(now_s)
+            self._schedule_poll(job_id, now_s + RECONNECT_GRACE_S)
+
+    def forget(self, job_id: str) -> None:
+        """Stop to track a job that has ended."""
+        self._jobs.pop(job_id, None)
+
+    def connected(self, job_id: str, task: str, now_s: float) -> None:
+        """Record that a keeper connected, perhaps before `track` was called for its job."""
+        self.track(job_id, now_s)
+        job = self._jobs[job_id]
+        self._apply(job, task, TransportEvent.CONNECTED).last_contact_s = now_s
+        if self._is_connected(job):
+            job.poll_at_s = None
+
+    def received(self, job_id: str, task: str, now_s: float) -> None:
+        """Record that a message of the keeper arrived."""
+        job = self._jobs.get(job_id)
+        if job is not None and task in job.tasks:
+            job.tasks[task].last_contact_s = now_s
+
+    def lost(self, job_id: str, task: str, now_s: float) -> None:
+        """Record that the stream of a connected keeper ended. Ignored for a job that has ended."""
+        job = self._jobs.get(job_id)
+        if job is not None:
+            self._apply(job, task, TransportEvent.LOST).silent_since_s = now_s
+            self._schedule_poll(job_id, now_s + RECONNECT_GRACE_S)
+
+    def found(self, job_id: str, task: str, now_s: float, *, has_new_data: bool) -> None:
+        """Record that the shared storage shows a started task."""
+        job = self._jobs.get(job_id)
+        if job is not None:
+            found = self._apply(job, task, TransportEvent.FOUND)
+            if has_new_data or found.last_contact_s is None:
+                found.last_contact_s = now_s
+
+    # ---- decisions
+
+    def polls_storage(self, job_id: str, task: str, now_s: float) -> bool:
+        """True if the task's streams are to be read from the shared storage."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return False
+        known = job.tasks.get(task)
+        if known is None:
+            return now_s >= job.tracked_since_s + RECONNECT_GRACE_S
+        return known.transport is not Transport.GRPC and now_s >= known.silent_since_s + RECONNECT_GRACE_S
+
+    def is_all_grpc(self, job_id: str) -> bool:
+        """True if all keepers of the job are connected."""
+        job = self._jobs.get(job_id)
+        return job is not None and self._is_connected(job)
+
+    def next_poll(self, now_s: float) -> str | None:
+        """The job to poll now, or None. The caller reports the end of the poll with `polled`."""
+        while self._due and self._due[0][0] <= now_s and now_s >= self._next_poll_at_s:
+            at_s, job_id = heappop(self._due)
+            job = self._jobs.get(job_id)
+            if job is None or job.poll_at_s != at_s:
+                continue
+            job.poll_at_s = None
+            if not self._is_connected(job):
+                job.is_polling = True
+                self._next_poll_at_s = now_s + 1 / MAX_POLLS_PER_S
+                return job_id
+        return None
+
+    def polled(self, job_id: str, now_s: float) -> None:
+        """Record that a poll has ended."""
+        job = self._jobs.get(job_id)
+        if job is not None:
+            job.is_polling = False
+            self._schedule_poll(job_id, now_s + POLL_INTERVAL_S)
+
+    def next_poll_at_s(self) -> float | None:
+        """The earliest time at which `next_poll` may return a job; None: not before the next event."""
+        return max(self._due[0][0], self._next_poll_at_s) if self._due else None
+
+    # ---- queries
+
+    def last_seen(self, job_id: str) -> LastSeen:
+        """The transport and the last contact of a job."""
+        job = self._jobs.get(job_id)
+        tasks = [] if job is None else list(job.tasks.values())
+        used = {task.transport for task in tasks}
+        worst_first = (Transport.SHARED_STORAGE, Transport.GRPC)
+        transport = next((each for each in worst_first if each in used), Transport.NONE)
+        contacts = [task.last_contact_s for task in tasks if task.last_contact_s is not None]
+        return LastSeen(transport, min(contacts, default=None))
+
+    # ---- internals
+
+    def _apply(self, job: _Job, name: str, event: TransportEvent) -> _Task:
+        task = job.tasks.setdefault(name, _Task(job.tracked_since_s))
+        task.transport = TRANSITIONS[task.transport, event]
+        return task
+
+    def _is_connected(self, job: _Job) -> bool:
+        return sum(task.transport is Transport.GRPC for task in job.tasks.values()) >= self.tasks
+
+    def _schedule_poll(self, job_id: str, at_s: float) -> None:
+        job = self._jobs[job_id]
+        if job.poll_at_s is None and not job.is_polling and not self._is_connected(job):
+            job.poll_at_s = at_s
+            heappush(self._due, (at_s, job_id))

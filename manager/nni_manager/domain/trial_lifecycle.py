@@ -1,0 +1,492 @@
+"""Decides about trials, from their first attempt to their end: starts, results, stops, losses and retries.
+
+A trial is terminal when its end is decided and every byte of it is stored. Then its slot is free and the tuner receives its
+reward. The optional assessor receives intermediate results and may request an early stop of a trial. No event iterates over all
+trials, so its cost does not depend on their number.
+
+Times named `now_s` are monotonic; those inside events and trials are seconds since the epoch.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from nni_manager.domain.attempts import RegisteredAttempt
+from nni_manager.domain.completion import Completion
+from nni_manager.domain.events import (
+    AddObservation,
+    AskAssessor,
+    AttemptEnded,
+    AttemptLost,
+    AttemptRejected,
+    AttemptSeen,
+    AttemptStarted,
+    CancelQueuedTrial,
+    CloseAttempt,
+    DetachTrial,
+    DispatchTrial,
+    DrainAttempt,
+    EarlyStopRequested,
+    Effect,
+    Event,
+    JobTerminated,
+    MetricsStored,
+    ParametersSuggested,
+    QuotaReached,
+    SaveAttempt,
+    SaveTrial,
+    SaveUsage,
+    TaskReported,
+    TellAssessor,
+    TellTuner,
+    TrialProposed,
+    TrialReclaimed,
+)
+from nni_manager.domain.job_scheduler import JobScheduler
+from nni_manager.domain.jobs import Job, JobState
+from nni_manager.domain.leaderboard import Leaderboard
+from nni_manager.domain.metrics import MetricValue, reward, truncate_for_display
+from nni_manager.domain.search_budget import SearchBudget
+from nni_manager.domain.stop_escalation import StopEvent
+from nni_manager.domain.trial import Trial, TrialEvent, TrialState
+from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
+from trial_keeper.wire.reasons import ExitReason
+
+# Failures that the training code did not cause; a retry may succeed.
+_FAULTS_OF_CLUSTER = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST)
+
+STOPPED_BEFORE_IT_BEGAN = "stopped before it began"
+_KEEPER_RESTARTED = "its keeper was started anew while the trial was being stopped"
+
+
+@dataclass(slots=True)
+class TrialLifecycle:
+    """All trials of the experiment, and what happens to them.
+
+    `fail`: ends the experiment with a message, at a monotonic time.
+    """
+
+    trials: dict[str, Trial]
+    budget: SearchBudget
+    scheduler: JobScheduler
+    leaderboard: Leaderboard
+    fail: Callable[[str, float], list[Effect]]
+    completion: Completion
+    is_assessed: bool
+    """True if an assessor receives intermediate results and may stop trials early."""
+    assessor_sees_all: bool
+    """True if the assessor receives whole results instead of their numbers."""
+    learns_from_early_stopped: bool
+    """True if the tuner learns from the last intermediate result of a trial that was stopped early."""
+    counts: Counter[TrialState] = field(default_factory=Counter)
+    _running_by_start: dict[str, None] = field(default_factory=dict)
+    """Running trials in the order in which their starts were received; may include some that no longer run."""
+
+    # ---- for the tuner and the assessor
+
+    def reward_of(self, trial: Trial) -> float | None:
+        """The number that the tuner receives for a terminal trial; None: it receives none."""
+        if trial.result is not None and trial.value is not None:
+            return trial.value
+        return reward(trial.intermediate or "") if self._is_cut_and_counts(trial) else None
+
+    def seen_by_assessor(self, value: str) -> float | None:
+        """An intermediate result in the form that the assessor receives; None: it does not receive it."""
+        return MetricValue(value) if self.assessor_sees_all else reward(value)
+
+    def metric_of(self, trial: Trial) -> str | None:
+        """The whole result of a terminal trial for the tuner, as JSON text; None: it has none."""
+        if trial.result is not None:
+            return trial.result
+        return trial.intermediate if self._is_cut_and_counts(trial) else None
+
+    def _is_cut_and_counts(self, trial: Trial) -> bool:
+        # NNI also treats a trial that exceeded its time limit as early stopped.
+        is_cut = trial.state in (TrialState.EARLY_STOPPED, TrialState.SYS_CANCELED)
+        return is_cut and self.learns_from_early_stopped
+
+    # ---- restored trials
+
+    def restore(self, trials: Sequence[Trial]) -> None:
+        """Restore the trials of an earlier manager."""
+        for trial in sorted(trials, key=lambda trial: trial.start_received_at_s or 0.0):
+            if trial.state is TrialState.RUNNING:
+                self._running_by_start[trial.trial_id] = None
+        for trial in trials:
+            self._add(trial)
+            if not trial.state.is_terminal and not trial.job_id:
+                self.scheduler.jobs.queue.append(trial.trial_id)
+
+    def begin(self, now_s: float) -> list[Effect]:
+        """Continue what an earlier manager has left unfinished."""
+        for trial in self.scheduler.trials_with_jobs:
+            if trial.state is TrialState.STOPPING:  # the stop was requested from an earlier manager
+                self.scheduler.stops.stop_asked(trial.job_id, now_s, ends_job=True)
+        effects: list[Effect] = []
+        for trial in [trial for trial in self.trials.values() if trial.ends and not trial.state.is_terminal]:
+            effects += self._evaluate_completion(trial, now_s) + self._close_when_complete(trial, now_s)
+        return effects
+
+    # ---- new trials and attempts
+
+    def add_suggested(self, event: ParametersSuggested, now_s: float, *, is_running: bool) -> list[Effect]:
+        """Add a trial that the tuner proposed. `is_running`: the experiment still starts trials."""
+        self.budget.note_suggested()
+        trial = Trial(
+            event.trial_id, event.sequence_id, event.parameters, event.metadata, event.at_s, job_id=""
+        )
+        self._add(trial)
+        if is_running:
+            return self.scheduler.place(trial)
+        # The answer arrived after the experiment was stopped: the trial ends before it starts.
+        trial.stop_reason = ExitReason.STOPPED_BY_USER
+        return self._lose(trial, trial.stop_reason, "the experiment was stopped", event.at_s, now_s)
+
+    def add_proposed(self, event: TrialProposed) -> list[Effect]:
+        """Add a trial that a user proposed. It gets a job before the tuner is asked again."""
+        sequence_id = self.budget.note_proposed()
+        trial = Trial(
+            event.trial_id, sequence_id, event.parameters, {}, event.at_s, job_id="", is_customized=True
+        )
+        self._add(trial)
+        self.scheduler.jobs.queue.append(trial.trial_id)
+        return [SaveTrial(trial)]
+
+    def register(self, event: Event) -> list[Effect]:
+        """Number an attempt when its first event arrives."""
+        match event:
+            case AttemptSeen(key=key) | AttemptStarted(key=key) | TaskReported(key=key):
+                pass
+            case AttemptEnded(ended=TrialEnded(key=key)):
+                pass
+            case _:
+                return []
+        trial = self.trials[key.trial_id]
+        new = None if trial.state.is_terminal else trial.registered.register(key)
+        return [] if new is None else [_save_attempt(new)]
+
+    def _add(self, trial: Trial) -> None:
+        self.trials[trial.trial_id] = trial
+        self.counts[trial.state] += 1
+
+    # ---- the time limit of a trial
+
+    @property
+    def time_runs_out_at_s(self) -> float | None:
+        """When the next trial reaches the time limit of a trial; None: no trial runs, or there is no limit."""
+        limit_s = self.budget.limits.max_trial_duration_s
+        longest = None if limit_s is None else self._runs_longest()
+        return None if limit_s is None or longest is None else longest[1] + limit_s
+
+    def _runs_longest(self) -> tuple[Trial, float] | None:
+        """The trial that has run for longest, and the time at which its start was received; None: none runs."""
+        while self._running_by_start:
+            trial = self.trials[next(iter(self._running_by_start))]
+            if trial.state is TrialState.RUNNING and trial.start_received_at_s is not None:
+                return trial, trial.start_received_at_s
+            del self._running_by_start[trial.trial_id]
+        return None
+
+    def stop_overdue(self, now_s: float) -> list[Effect]:
+        """Stop the trials that exceed the time limit of a trial."""
+        limit_s, effects = self.budget.limits.max_trial_duration_s, list[Effect]()
+        while limit_s is not None and (longest := self._runs_longest()) is not None:
+            trial, start_received_at_s = longest
+            if now_s - start_received_at_s < limit_s:
+                break
+            del self._running_by_start[trial.trial_id]
+            at_s = (trial.started_at_s or 0.0) + limit_s
+            effects += self.stop(trial.trial_id, ExitReason.TIME_LIMIT, at_s, now_s)
+        return effects
+
+    # ---- reports of keepers
+
+    def note_started(self, event: AttemptStarted, now_s: float, *, is_stopping: bool) -> list[Effect]:
+        """Record that a task of a trial has started. `is_stopping`: the experiment stops."""
+        trial, key = self.trials[event.key.trial_id], event.key
+        if trial.state.is_terminal or trial.registered.is_lost(key):
+            return [CloseAttempt(key)]  # too late: the keeper ends the attempt
+        if not trial.is_current(key) or trial.has_seen(key):
+            return []
+        self.scheduler.jobs.note_begun(trial.job_id, trial.trial_id)
+        if trial.state is not TrialState.WAITING and not trial.supersedes(key):
+            # One more task of the running attempt, or a repeated report to a manager that has just started.
+            trial.add_task(key)
+            is_too_late = trial.reason is not None and self.completion.tasks > 1
+            return [self.scheduler.cancel(trial, trial.reason_for_others, now_s)] if is_too_late else []
+        with self._counted(trial):
+            trial.began(key, event.at_s, now_s)
+        self._running_by_start.pop(trial.trial_id, None)
+        self._running_by_start[trial.trial_id] = None
+        stopped_before = trial.stop_reason or (ExitReason.STOPPED_BY_USER if is_stopping else None)
+        if trial.state is TrialState.RUNNING and stopped_before is not None:
+            # The cluster started a new attempt of a trial that was to be stopped.
+            trial.stop_reason = None
+            return self.stop(trial.trial_id, stopped_before, event.at_s, now_s)
+        return [SaveTrial(trial)]
+
+    def note_report(self, key: AttemptKey) -> list[Effect]:
+        """Record that a task reports metrics; only those of one task count."""
+        trial = self.trials[key.trial_id]
+        if trial.state.is_terminal or not trial.is_current(key):
+            return []
+        before = trial.reporter, trial.warning
+        trial.warn(trial.reported(key))
+        return [SaveTrial(trial)] if before != (trial.reporter, trial.warning) else []
+
+    def note_quota_reached(self, event: QuotaReached) -> list[Effect]:
+        """Warn that the files of the trial have reached their quota."""
+        trial = self.trials[event.key.trial_id]
+        is_news = not trial.state.is_terminal and trial.is_current(event.key) and trial.warn(event.message)
+        return [SaveTrial(trial)] if is_news else []
+
+    def note_rejected(self, event: AttemptRejected) -> list[Effect]:
+        """Warn that an attempt of the trial was rejected."""
+        trial = self.trials[event.trial_id]
+        return [SaveTrial(trial)] if trial.warn(event.message) else []
+
+    def note_metrics(self, event: MetricsStored, now_s: float) -> list[Effect]:
+        """Record stored results; the assessor receives the intermediate ones."""
+        trial = self.trials[event.key.trial_id]
+        if trial.state.is_terminal or not trial.is_current(event.key) or trial.reporter != event.key.task:
+            return []
+        self.scheduler.stops.apply(trial.job_id, StopEvent.PROGRESSED, now_s)
+        has_news = False
+        numbers: list[float] = []
+        newest: str | None = None
+        for is_final, value in event.records:
+            if not is_final:
+                newest = value
+                trial.intermediate_count += 1
+                if self.is_assessed and (number := self.seen_by_assessor(value)) is not None:
+                    numbers.append(number)
+            elif trial.final is None:  # later final results are stored as rows, but the first one counts
+                trial.final = value
+                trial.value = reward(value)
+                trial.final_offset = event.final_offset
+                has_news = True
+        if newest is not None:
+            trial.intermediate = truncate_for_display(newest)
+        effects: list[Effect] = [SaveTrial(trial)] if has_news else []
+        if numbers:
+            effects.append(AskAssessor(trial.trial_id, trial.attempt or 0, tuple(numbers)))
+        return effects
+
+    def note_usage(self, usage: Usage) -> list[Effect]:
+        """Record the usage of an attempt."""
+        trial = self.trials[usage.key.trial_id]
+        if trial.state.is_terminal or trial.attempt_id_of(usage.key.task) != usage.key.attempt_id:
+            return []
+        is_higher = trial.used(usage)
+        return [SaveUsage(usage), *([SaveTrial(trial)] if is_higher else [])]
+
+    def note_ended(self, ended: TrialEnded, now_s: float) -> list[Effect]:
+        """Record that the command of a task has ended."""
+        trial, key = self.trials[ended.key.trial_id], ended.key
+        if trial.state.is_terminal or trial.registered.is_lost(key):
+            return [CloseAttempt(key)]
+        if not trial.is_current(key):
+            return []
+        is_told_again = trial.attempt_id_of(key.task) == key.attempt_id and key.task in trial.ends
+        if is_told_again:
+            return [SaveTrial(trial)] if trial.warn_of_files(ended) else []
+        trial.ended_in(ended)
+        # A command that could not be started has no start.
+        self.scheduler.jobs.note_begun(trial.job_id, trial.trial_id)
+        effects = self._evaluate_completion(trial, now_s)
+        self.scheduler.note_stopped(trial, now_s)
+        return effects
+
+    def _evaluate_completion(self, trial: Trial, now_s: float) -> list[Effect]:
+        """End the trial if the reported ends of its tasks are decisive."""
+        decisive = self.completion.decisive(trial.ends.values()) if trial.ended is None else None
+        if decisive is None:
+            return []
+        with self._counted(trial):
+            trial.finished(decisive)
+        goes_on_elsewhere = trial.undelivered - trial.ends.keys()
+        effects: list[Effect] = [SaveTrial(trial)]
+        if goes_on_elsewhere:
+            effects.append(self.scheduler.cancel(trial, trial.reason_for_others, now_s))
+        return effects
+
+    def note_delivered(self, key: AttemptKey, now_s: float) -> list[Effect]:
+        """Record that the last byte of a task is stored."""
+        trial = self.trials[key.trial_id]
+        if trial.state.is_terminal or not trial.is_current(key) or key.task not in trial.ends:
+            return [CloseAttempt(key)]
+        trial.undelivered.discard(key.task)
+        return [*self._close_when_complete(trial, now_s), CloseAttempt(key)]
+
+    def _close_when_complete(self, trial: Trial, now_s: float) -> list[Effect]:
+        """Close the trial unless other tasks of it still run."""
+        return [] if trial.ended is None or trial.undelivered else self._close(trial, now_s)
+
+    def note_orphaned(self, key: AttemptKey) -> list[Effect]:
+        """Read the rest of an attempt whose keeper has left from the shared storage."""
+        trial = self.trials[key.trial_id]
+        is_of_job = self.scheduler.reuses_jobs and not trial.state.is_terminal and trial.has_seen(key)
+        return [DrainAttempt(key)] if is_of_job and key.task in trial.undelivered else []
+
+    def note_lost(self, event: AttemptLost, now_s: float) -> list[Effect]:
+        """Dispatch a trial again whose attempt was lost with its keeper."""
+        trial, key = self.trials[event.key.trial_id], event.key
+        job = self.scheduler.jobs.live.get(trial.job_id)
+        if trial.state.is_terminal or job is None or not trial.has_seen(key) or key.task in trial.ends:
+            return []
+        if trial.stop_reason is not None:
+            return self._lose(trial, trial.stop_reason, _KEEPER_RESTARTED, event.at_s, now_s)
+        trial.undelivered.discard(key.task)
+        if trial.ended is not None:
+            return self._close_when_complete(trial, now_s)
+        job.idle_tasks.discard(key.task)
+        return [*map(_save_attempt, trial.registered.mark_lost(key)), DispatchTrial(job, trial, key.task)]
+
+    def _close(self, trial: Trial, now_s: float) -> list[Effect]:
+        with self._counted(trial):
+            trial.apply(TrialEvent.CLOSED)
+        return self._finalize(trial, now_s)
+
+    def _lose(
+        self, trial: Trial, reason: ExitReason, message: str, at_s: float, now_s: float
+    ) -> list[Effect]:
+        with self._counted(trial):
+            trial.gone(reason, message, at_s, now_s)
+        return [*self._finalize(trial, now_s), DetachTrial(trial, trial.job_id)]
+
+    # ---- lost jobs
+
+    def note_reclaimed(self, event: TrialReclaimed, now_s: float) -> list[Effect]:
+        """Queue a revoked trial that its keeper has returned."""
+        job = self.scheduler.jobs.live.get(event.job_id)
+        if job is None or event.trial_id not in job.revoking_ids:
+            return []  # the trial is terminal, or already assigned to another job
+        trial = self.trials[event.trial_id]
+        if trial.stop_reason is not None:
+            return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_IT_BEGAN, event.at_s, now_s)
+        self.scheduler.jobs.reclaim(job, trial.trial_id)
+        trial.job_id = ""
+        return [SaveTrial(trial)]
+
+    def note_job_end(self, job: Job, event: JobTerminated, now_s: float, *, is_running: bool) -> list[Effect]:
+        """Return, retry or fail the trials of a job that has ended. `is_running`: the experiment still starts trials."""
+        trials = self.scheduler.trials_of(job)
+        may_retry = is_running and event.reason in _FAULTS_OF_CLUSTER
+        is_a_bad_sign = event.was_supervised and not (job.ever_connected or job.state is JobState.DRAINING)
+        if self.scheduler.reuses_jobs and not trials and is_a_bad_sign and self.scheduler.jobs.queue:
+            # The next job would fail in the same way. Failing one queued trial per dead job bounds the number of resubmissions.
+            trial = self.trials[self.scheduler.jobs.queue.popleft()]
+            return self._lose_to_cluster(trial, event, now_s, may_retry=may_retry)
+        suspect, effects = self._suspect(trials, event), list[Effect]()
+        for trial in reversed(trials):  # trials that return to the queue keep their order
+            effects += self._lose_job(trial, event, now_s, is_suspect=trial is suspect, may_retry=may_retry)
+        return effects
+
+    def _suspect(self, trials: list[Trial], event: JobTerminated) -> Trial | None:
+        """The queued trial that is charged for the job's crash: the next one to start.
+
+        None if the job exited cleanly or had started a trial, which is charged instead (failure or retry). A queued trial may
+        survive one crash. So each crash of a job with trials is charged to exactly one of them.
+        """
+        has_begun = any(trial.trial_id not in event.untouched for trial in trials)
+        return None if event.is_clean or has_begun or not trials else trials[0]
+
+    def _lose_job(
+        self, trial: Trial, event: JobTerminated, now_s: float, *, is_suspect: bool, may_retry: bool
+    ) -> list[Effect]:
+        is_untouched = trial.trial_id in event.untouched
+        may_return = event.is_clean or (is_untouched and not (is_suspect and trial.was_returned))
+        if self.scheduler.reuses_jobs and may_return and trial.state is TrialState.WAITING:
+            # The job left after its idle timeout, or crashed before it started the trial. A trial that was charged for two
+            # crashes is not dispatched to a third job.
+            trial.was_returned |= is_suspect
+            trial.job_id = ""
+            self.scheduler.jobs.queue.appendleft(trial.trial_id)
+            return [SaveTrial(trial)]
+        if trial.ended is not None and not trial.undelivered & trial.ends.keys():
+            # Tasks without a reported end will not report one, and the decisive end is known.
+            return [*self._close(trial, now_s), DetachTrial(trial, trial.job_id)]
+        return self._lose_to_cluster(trial, event, now_s, may_retry=may_retry)
+
+    def _lose_to_cluster(
+        self, trial: Trial, event: JobTerminated, now_s: float, *, may_retry: bool
+    ) -> list[Effect]:
+        # A retry of a trial whose command ended by itself would end in the same way.
+        may_retry = may_retry and trial.stop_reason is None and trial.ended is None
+        if not may_retry or trial.retries >= self.budget.limits.max_retries:
+            return self._lose(trial, event.reason, event.message, event.at_s, now_s)
+        number = trial.retries + 1
+        with self._counted(trial):
+            lost = trial.lost(
+                f"the cluster lost it ({event.reason.value}); begun again, {number} of {self.budget.limits.max_retries}"
+            )
+        self.scheduler.jobs.queue.appendleft(trial.trial_id)
+        return [SaveTrial(trial), *map(_save_attempt, lost), DetachTrial(trial, event.job_id)]
+
+    # ---- ends and stops
+
+    def _finalize(self, trial: Trial, now_s: float) -> list[Effect]:
+        """Free the slot of a terminal trial and notify the tuner."""
+        self.budget.note_ended()
+        self._running_by_start.pop(trial.trial_id, None)
+        self.leaderboard.add(trial)
+        self.scheduler.free(trial, now_s)
+        trial.release()
+        effects: list[Effect] = [SaveTrial(trial)]
+        lesson = self.reward_of(trial)
+        if not trial.is_customized:
+            effects.append(TellTuner(trial.sequence_id, lesson, trial.trial_id))
+        elif lesson is not None:
+            effects.append(AddObservation(trial.trial_id, lesson))
+        if self.is_assessed:
+            effects.append(TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
+        if trial.reason is ExitReason.VERSION and not self.scheduler.any_compatible_keeper:
+            # Every other job would fail in the same way.
+            effects += self.fail(trial.message, now_s)
+        return effects
+
+    def stop(self, trial_id: str, reason: ExitReason, at_s: float, now_s: float) -> list[Effect]:
+        """Stop a trial; ignored for one that has ended or is being stopped."""
+        trial = self.trials[trial_id]
+        if trial.state.is_terminal:
+            return []
+        with self._counted(trial):
+            trial.apply(TrialEvent.STOP_ASKED)
+        if trial.stop_reason is not None or trial.state is not TrialState.STOPPING:
+            return []
+        trial.stop_reason = reason
+        if not trial.job_id:
+            self.scheduler.jobs.queue.remove(trial_id)
+            return self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
+        job = self.scheduler.jobs.live.get(trial.job_id)
+        if job is not None and trial_id in job.prefetched_ids and trial.started_at_s is None:
+            lost = self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
+            return [*lost, CancelQueuedTrial(trial, reason)]
+        return [SaveTrial(trial), self.scheduler.cancel(trial, reason, now_s)]
+
+    def stop_early(self, event: EarlyStopRequested, now_s: float) -> list[Effect]:
+        """Stop the attempt that the assessor found unpromising."""
+        if self.trials[event.trial_id].attempt != event.attempt:
+            return []  # a new attempt has started in the meantime
+        return self.stop(event.trial_id, ExitReason.EARLY_STOPPED, event.at_s, now_s)
+
+    def stop_all(self, at_s: float, now_s: float) -> list[Effect]:
+        """Stop every trial, on request of a user."""
+        effects: list[Effect] = []
+        for trial in [trial for trial in self.trials.values() if not trial.state.is_terminal]:
+            effects += self.stop(trial.trial_id, ExitReason.STOPPED_BY_USER, at_s, now_s)
+        return effects
+
+    @contextmanager
+    def _counted(self, trial: Trial) -> Iterator[None]:
+        """Keep `counts` consistent while the trial changes its state."""
+        self.counts[trial.state] -= 1
+        try:
+            yield
+        finally:
+            self.counts[trial.state] += 1
+
+
+def _save_attempt(attempt: RegisteredAttempt) -> SaveAttempt:
+    return SaveAttempt(attempt.key, attempt.number, attempt.is_lost)

@@ -1,0 +1,111 @@
+"""The registry of connected keepers, and the commands to them: run, revoke, stop, shut down."""
+
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+
+from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.trial import Trial
+from nni_manager.engine.send_queue import CoalescingQueue
+from nni_manager.engine.snapshot import KeeperSeen
+from trial_keeper.wire.attempt_ids import new_attempt_id, sort_key
+from trial_keeper.wire.messages import ManagerMessage, RevokeTrial, RunTrial, Shutdown, StopTrial
+from trial_keeper.wire.reasons import ExitReason
+
+
+@dataclass(eq=False)
+class ConnectedKeeper:
+    """One keeper with an open gRPC stream."""
+
+    job_id: str
+    task: str
+    version: str
+    outgoing: CoalescingQueue = field(default_factory=CoalescingQueue, init=False)
+    """The messages to send; None ends the stream."""
+
+
+class ConnectedKeepers:
+    """The connected keepers by job and task. Commands are queued; a command to an unconnected keeper is dropped."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self._experiment = experiment
+        self._by_job: dict[str, dict[str, ConnectedKeeper]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._by_job.values()))
+
+    def seen(self, job_id: str) -> list[KeeperSeen]:
+        """The connected keepers of a job, for display."""
+        return [KeeperSeen(keeper.task, keeper.version) for keeper in self._of_job(job_id)]
+
+    # ---- registry
+
+    def add(self, keeper: ConnectedKeeper) -> None:
+        """Register a keeper, and end the stream of the one that it supersedes."""
+        of_job = self._by_job.setdefault(keeper.job_id, {})
+        if (earlier := of_job.get(keeper.task)) is not None:
+            earlier.outgoing.put_nowait(None)
+        of_job[keeper.task] = keeper
+
+    def remove(self, keeper: ConnectedKeeper) -> bool:
+        """Remove a keeper; False if it was superseded before."""
+        if not self.has(keeper):
+            return False
+        del self._by_job[keeper.job_id][keeper.task]
+        if not self._by_job[keeper.job_id]:
+            del self._by_job[keeper.job_id]
+        return True
+
+    def has(self, keeper: ConnectedKeeper) -> bool:
+        """True if the keeper is registered: it has not been superseded."""
+        return self._find(keeper.job_id, keeper.task) is keeper
+
+    # ---- commands
+
+    def run(self, job_id: str, trial_id: str, task: str | None) -> None:
+        """Send a trial to the keepers of a job, or only to that of `task`. Unconnected ones get it when they reconnect."""
+        attempt_id = self._new_attempt_id(trial_id)
+        for keeper in self._of_job(job_id):
+            if task in (None, keeper.task):
+                keeper.outgoing.put_nowait(RunTrial(trial_id, attempt_id))
+
+    def revoke(self, job_id: str, trial_id: str) -> None:
+        """Revoke a trial from the keeper of a job. If it disconnects, the experiment receives that event."""
+        self._send_all(job_id, RevokeTrial(trial_id))
+
+    def stop(self, trial: Trial, reason: ExitReason) -> bool:
+        """Ask the keepers of a trial to stop it; True if one is connected."""
+        return self._send_all(trial.job_id, StopTrial(trial.trial_id, reason))
+
+    def shut_down(self, job_id: str, reason: str) -> bool:
+        """Ask the keepers of a job to shut down; True if one is connected."""
+        return self._send_all(job_id, Shutdown(reason))
+
+    def send(self, job_id: str, task: str, message: ManagerMessage) -> None:
+        """Send a message to the keeper of one task."""
+        if (keeper := self._find(job_id, task)) is not None:
+            keeper.outgoing.put_nowait(message)
+
+    def end_streams(self) -> None:
+        """End all streams; keepers search for a manager again."""
+        for job_id in self._by_job:
+            self._send_all(job_id, None)
+
+    # ---- internals
+
+    def _find(self, job_id: str, task: str) -> ConnectedKeeper | None:
+        return self._by_job.get(job_id, {}).get(task)
+
+    def _of_job(self, job_id: str) -> Collection[ConnectedKeeper]:
+        return self._by_job.get(job_id, {}).values()
+
+    def _send_all(self, job_id: str, message: ManagerMessage | None) -> bool:
+        keepers = self._of_job(job_id)
+        for keeper in keepers:
+            keeper.outgoing.put_nowait(message)
+        return bool(keepers)
+
+    def _new_attempt_id(self, trial_id: str) -> str:
+        """A new id that sorts after those of all attempts of the trial, even if the clock was set back."""
+        ids = (each.key.attempt_id for each in self._experiment.trials[trial_id].registered.registered)
+        return new_attempt_id(time.time(), max(ids, key=sort_key, default=None))

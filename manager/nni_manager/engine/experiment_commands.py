@@ -1,0 +1,141 @@
+"""The changes that users make to a running experiment. Each is durable before it is answered, and survives a resume.
+
+Limits and the search space are parts of the configuration, so a change rewrites the experiment's configuration row.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from nni_manager.config.changes import changed
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.prior_results import PriorResult, results_of
+from nni_manager.domain.events import Event, LimitsChanged, TrialProposed
+from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.commits import GroupCommit
+from nni_manager.engine.snapshot import limits_of
+from nni_manager.engine.tuner_executor import TunerExecutor
+from nni_manager.errors import RetryableError, UserError
+from nni_manager.store.rows import ConfigRow, ImportedRows
+
+log = logging.getLogger(__name__)
+
+
+class FailedPrecondition(UserError):
+    """cannot do this in the experiment's present state; see what the message says of it"""
+
+
+class TunerFailedOver(RetryableError):
+    """cannot change the search space: the tuner failed over it; `nnictl experiment status` shows how"""
+
+
+class ExperimentRuntime(Protocol):
+    """The part of the engine that commands use."""
+
+    config: ExperimentSpec
+    experiment: Experiment
+    commits: GroupCommit
+    algorithms: TunerExecutor
+
+    def post(self, event: Event) -> None:
+        """Handle an event."""
+
+    def durable(self) -> "asyncio.Future[None]":
+        """A future that is done when everything decided so far is stored."""
+
+    def all_known(self) -> tuple[list[PriorResult], set[int]]:
+        """All known results except those about to be sent to the tuner, and the sequence ids of the terminal trials."""
+
+    def new_trial_id(self) -> str:
+        """An id that no trial has."""
+
+
+class ExperimentCommands:
+    """Performs user commands on the experiment of one engine. Runs on the engine's loop."""
+
+    def __init__(self, engine: ExperimentRuntime) -> None:
+        self._engine = engine
+        self._imported = 0
+        self._lessons = asyncio.Lock()
+        """Serialises tuner updates; results are persisted before the tuner sees them."""
+
+    def imported_before(self, count: int) -> None:
+        """Set the number of results that were imported under earlier managers."""
+        self._imported = count
+
+    async def update(self, update_type: str, params: Mapping[str, Any]) -> None:
+        """Change one limit, or the search space; see `config.changes.changed`. A new limit ends no running trial.
+
+        Raises:
+            ChangeInvalid, ConfigInvalid: the change is not valid.
+            TunerFailedOver: the tuner failed; the change is stored and takes effect after a resume.
+        """
+        engine = self._engine
+        before = engine.config
+        after = engine.config = changed(before, update_type, params)
+        if after == before:
+            return
+        log.info("%s is changed", update_type)
+        stored = engine.commits.add([ConfigRow(after.to_json())])
+        engine.post(LimitsChanged(limits_of(after)))
+        await asyncio.shield(stored)
+        if after.search_space_revision != before.search_space_revision:
+            async with self._lessons:
+                is_done = await engine.algorithms.change_space(after, *engine.all_known())
+            if not is_done:
+                raise TunerFailedOver(
+                    "cannot change the search space: the tuner failed over it; "
+                    f"`nnictl experiment status {engine.experiment.experiment_id}` shows how"
+                )
+        await asyncio.shield(engine.durable())
+
+    async def import_data(self, raw: Any) -> dict[str, int]:
+        """Import results from elsewhere for the tuner. Returns the number of imported results and how many the tuner uses.
+
+        Raises:
+            ConfigInvalid: with all errors; nothing is imported.
+        """
+        engine = self._engine
+        # Ten thousand results take a second, so this runs in a thread.
+        results = tuple(
+            await asyncio.to_thread(results_of, raw, engine.config.search_space, engine.config.tuner.name)
+        )
+        async with self._lessons:
+            position, self._imported = self._imported, self._imported + len(results)
+            await asyncio.shield(engine.commits.add([ImportedRows(position, results)]))
+            used = await engine.algorithms.teach(results)
+        log.info("%d results were imported, and the tuner uses %d", len(results), used)
+        return {"imported": len(results), "used": used}
+
+    async def propose(self, parameters: Mapping[str, Any]) -> Trial:
+        """Create a trial with these parameters, independent of the tuner and of reached limits.
+
+        Raises:
+            FailedPrecondition: the experiment starts no trials in its present state.
+        """
+        engine = self._engine
+        if not engine.experiment.accepts_trials:
+            name, state = engine.experiment.experiment_id, engine.experiment.state.value
+            raise FailedPrecondition(
+                f"cannot begin a trial: experiment {name} is {state}; `nnictl resume {name}` goes on with it first"
+            )
+        trial_id = engine.new_trial_id()
+        engine.post(TrialProposed(trial_id, parameters, time.time()))
+        await asyncio.shield(engine.durable())
+        return engine.experiment.trials[trial_id]
+
+    async def retry(self, trial: Trial) -> Trial:
+        """Create a trial with the parameters of a terminal one that did not succeed; the old trial is unchanged.
+
+        Raises:
+            FailedPrecondition: it is not terminal, or has succeeded, or the experiment starts no trials in its present state.
+        """
+        if not trial.state.is_terminal or trial.state is TrialState.SUCCEEDED:
+            raise FailedPrecondition(
+                f"cannot retry trial {trial.trial_id}: it is {trial.state.value}; only one that is over and did not succeed "
+                "can be begun again"
+            )
+        return await self.propose(trial.parameters)

@@ -1,0 +1,191 @@
+"""Decides which keepers may connect, and opens and closes their sessions."""
+
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from nni_manager.domain.admission_errors import InvalidToken, NotAccepting, UnknownJob, VersionRefused
+from nni_manager.domain.events import AttemptOrphaned, Event, KeeperConnected, KeeperDisconnected
+from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.transports import TransportTracker
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
+from nni_manager.engine.keeper_ingest import KeeperIngest
+from nni_manager.engine.probe import ProbeSession
+from nni_manager.engine.tokens import is_token, token_of
+from trial_keeper import __version__
+from trial_keeper.wire.messages import (
+    AttemptKey,
+    AttemptOffsets,
+    Hello,
+    Idle,
+    KeeperMessage,
+    Shutdown,
+    StopTrial,
+    TrialRevoked,
+    Welcome,
+)
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.versions import mismatch_message, versions_agree
+
+log = logging.getLogger(__name__)
+
+_SPARE_STREAMS = 14
+
+
+class KeeperSession(ConnectedKeeper):
+    """One open gRPC stream of one keeper."""
+
+    def __init__(
+        self, admission: "KeeperAdmission", ingest: KeeperIngest, job_id: str, task: str, version: str
+    ) -> None:
+        super().__init__(job_id, task, version)
+        self._admission = admission
+        self._ingest = ingest
+        self._speaks_of: set[AttemptKey] = set()
+        """The attempts that may have data waiting to be stored."""
+
+    async def ready(self) -> None:
+        """Apply backpressure: wait until the store has capacity for more data of this keeper."""
+        await self._ingest.commits.room(self._waiting_bytes)
+
+    def receive(self, message: KeeperMessage) -> None:
+        """Handle a message of the keeper.
+
+        Raises:
+            OffsetGap: bytes are missing; the keeper must reconnect.
+            ProtocolError: the message concerns another keeper's trial, or is a second Hello.
+        """
+        if not isinstance(message, Hello | Idle | TrialRevoked):
+            self._speaks_of.add(message.key)
+        if self._admission.is_open:  # without an ack the keeper resends it to the next manager
+            self._admission.transports.received(self.job_id, self.task, time.monotonic())
+            self._ingest.receive(self, message)
+
+    def _waiting_bytes(self) -> int:
+        waiting = {key: self._ingest.commits.waiting_bytes_of(key) for key in self._speaks_of}
+        self._speaks_of = {key for key, size_bytes in waiting.items() if size_bytes}
+        return sum(waiting.values())
+
+    def closed(self) -> None:
+        """Remove the session: its stream has ended."""
+        self._admission.forget(self)
+
+
+class KeeperAdmission:
+    """Admits keepers of this experiment's jobs and reports their connections to the experiment."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        secret: bytes,
+        check_versions: bool,
+        keepers: ConnectedKeepers,
+        ingest: KeeperIngest,
+        post: Callable[[Event], None],
+    ) -> None:
+        self._experiment = experiment
+        self._secret = secret
+        self._check_versions = check_versions
+        self._keepers = keepers
+        self._ingest = ingest
+        self._post = post
+        self.is_open = False
+        """True while connections and messages are accepted: from the start of the experiment to `close`."""
+        self.transports = TransportTracker(experiment.jobs.tasks)
+        """The transport of each task."""
+
+    @property
+    def most_streams_of_job(self) -> int:
+        """The maximum number of open streams of a job: one for each task, plus stale streams of lost connections and probes."""
+        return _SPARE_STREAMS + 2 * self._experiment.jobs.tasks
+
+    def token(self, job_id: str) -> str:
+        """The token of a job."""
+        return token_of(self._secret, job_id)
+
+    def check_token(self, job_id: str, token: str) -> None:
+        """Authenticate a keeper by its job's token, before any message is read.
+
+        Raises:
+            InvalidToken: the token does not belong to the job.
+        """
+        if not is_token(token.encode(), self.token(job_id)):
+            raise InvalidToken()
+
+    def admit(self, hello: Hello, job_id: str, token: str) -> KeeperSession | ProbeSession:
+        """Admit a keeper and queue its Welcome. A probe only gets the answer and changes nothing.
+
+        Raises:
+            InvalidToken, VersionRefused, UnknownJob: the keeper is refused.
+            NotAccepting, StoreBusy: the keeper may connect again later.
+            ProtocolError: its Hello names trials of other jobs.
+        """
+        self._check(hello, job_id, token)
+        if hello.is_probe:
+            log.info("job %s: a probe of version %s was answered", job_id, hello.version)
+            return ProbeSession()
+        session = KeeperSession(self, self._ingest, job_id, hello.task, hello.version)
+        trials = [self._ingest.own_trial(session, key) for key in hello.attempts]
+        is_given_up = job_id not in self._experiment.jobs.live
+        attempts = tuple(
+            AttemptOffsets(key, {}, closed=True)
+            if is_given_up or trial.state.is_terminal or trial.registered.is_lost(key)
+            else self._ingest.offsets(key, closed=False)
+            for key, trial in zip(hello.attempts, trials, strict=True)
+        )
+        # Nothing below may raise: a registered session that is not returned would never be closed.
+        self._keepers.add(session)
+        log.info("job %s: keeper %s of %s connected", job_id, hello.version, hello.task)
+        self._post(KeeperConnected(job_id, hello.supports_revoke))
+        if not is_given_up:
+            self.transports.connected(job_id, hello.task, time.monotonic())
+        session.outgoing.put_nowait(Welcome(__version__, attempts))
+        for trial in trials:
+            if (reason := _stopped_for(trial, session.task)) is not None:
+                session.outgoing.put_nowait(StopTrial(trial.trial_id, reason))
+        if is_given_up:
+            session.outgoing.put_nowait(Shutdown("the manager gave this job up while it was out of reach"))
+        else:
+            self._look_for_missing(session, hello.attempts)
+        return session
+
+    def _check(self, hello: Hello, job_id: str, token: str) -> None:
+        self.check_token(job_id, token)
+        if hello.job_id != job_id:
+            raise InvalidToken()
+        if not self.is_open:
+            raise NotAccepting()
+        if self._check_versions and not versions_agree(__version__, hello.version):
+            message = mismatch_message(__version__, hello.version)
+            log.error("job %s: %s", job_id, message)
+            raise VersionRefused(message)
+        if hello.experiment_id != self._experiment.experiment_id:
+            raise UnknownJob()
+
+    def _look_for_missing(self, session: KeeperSession, attempts: Collection[AttemptKey]) -> None:
+        for trial_id in self._experiment.jobs.live[session.job_id].trial_ids:
+            attempt_id = self._experiment.trials[trial_id].attempt_id_of(session.task)
+            key = None if attempt_id is None else AttemptKey(trial_id, attempt_id, session.task)
+            if key is not None and key not in attempts:
+                self._post(AttemptOrphaned(key))
+
+    def forget(self, session: KeeperSession) -> None:
+        """Remove a session whose stream has ended."""
+        if self._keepers.remove(session):
+            self.transports.lost(session.job_id, session.task, time.monotonic())
+            log.info("job %s: keeper of %s disconnected", session.job_id, session.task)
+            if self.is_open:
+                self._post(KeeperDisconnected(session.job_id))
+
+    def close(self) -> None:
+        """End all streams and refuse new ones; keepers search for a manager again."""
+        self.is_open = False
+        self._keepers.end_streams()
+
+
+def _stopped_for(trial: Trial, task: str) -> ExitReason | None:
+    """The reason to stop a running task: the trial was stopped, or other tasks have ended it. None: the task may run."""
+    if trial.state is TrialState.STOPPING:
+        return trial.stop_reason
+    return trial.reason_for_others if trial.ended is not None and task not in trial.ends else None

@@ -1,0 +1,274 @@
+"""Ingests what keepers deliver over gRPC and what the storage poller reads: starts, stream data and ends of attempts."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from nni_manager.domain.admission_errors import ProtocolError
+from nni_manager.domain.events import (
+    AttemptDelivered,
+    AttemptEnded,
+    AttemptSeen,
+    AttemptStarted,
+    Event,
+    KeeperIdle,
+    MetricsStored,
+    QuotaReached,
+    TaskReported,
+    TrialReclaimed,
+    UsageReported,
+)
+from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.ingest import AttemptIngest, StreamWrite
+from nni_manager.domain.trial import METRICS_ARE_CUT, Trial
+from nni_manager.engine.commits import GroupCommit
+from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
+from nni_manager.store.reader import StoreReader
+from trial_keeper.wire.limits import QUOTA_BYTES
+from trial_keeper.wire.messages import (
+    Ack,
+    AttemptKey,
+    AttemptOffsets,
+    Chunk,
+    Hello,
+    Idle,
+    KeeperMessage,
+    Stream,
+    TrialEnded,
+    TrialRevoked,
+    TrialStarted,
+    Usage,
+)
+from trial_keeper.wire.workspace import Workspace
+
+log = logging.getLogger(__name__)
+
+# Attempts of one trial. A cluster that restarts a task this often needs its user's attention.
+MAX_ATTEMPTS = 1000
+# Characters kept of a trial's exit message, in memory and in lists: twice the stderr tail that a keeper sends.
+MESSAGE_CHARACTERS = 8192
+# Corrupt spans of an attempt that get a line in the manager's log. The store has the total, which `nnictl trial ls` shows.
+GARBAGE_LINES = 10
+
+
+class KeeperIngest:
+    """The attempts whose data is being received. Stores the data and reports to the experiment.
+
+    One `AttemptIngest` per attempt exists from its first byte to its close, across any number of gRPC streams.
+    """
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        commits: GroupCommit,
+        reader: StoreReader,
+        workspace: Workspace,
+        keepers: ConnectedKeepers,
+        post: Callable[[Event], None],
+    ) -> None:
+        self._experiment = experiment
+        self.commits = commits
+        """Stores the data of all keepers."""
+        self._reader = reader
+        self._workspace = workspace
+        self._keepers = keepers
+        self._post = post
+        self._receivers: dict[AttemptKey, AttemptIngest] = {}
+        self._garbage_lines: dict[AttemptKey, int] = {}
+
+    # ---- messages of keepers
+
+    def receive(self, keeper: ConnectedKeeper, message: KeeperMessage) -> None:
+        """Handle a message of an admitted keeper; see `KeeperSession.receive`."""
+        match message:
+            case Hello():
+                raise ProtocolError(
+                    "cannot take a second Hello on one stream; use the keeper that comes with the manager"
+                )
+            case Idle():
+                self._post(KeeperIdle(keeper.job_id, keeper.task))
+            case TrialRevoked():
+                if self._keepers.has(keeper):
+                    # An answer on a superseded stream may belong to an earlier revoke.
+                    self._post(TrialReclaimed(keeper.job_id, message.trial_id, time.time()))
+            case _:
+                self._receive_of_attempt(keeper, message)
+
+    def _receive_of_attempt(
+        self, keeper: ConnectedKeeper, message: Chunk | TrialStarted | TrialEnded | Usage
+    ) -> None:
+        key = message.key
+        trial = self.own_trial(keeper, key)
+        if trial.job_id != keeper.job_id:
+            # Its job is abandoned, and the trial is reassigned or waits for it: the message does not count.
+            if isinstance(message, TrialStarted | TrialEnded):
+                keeper.outgoing.put_nowait(_closed(key))
+            return
+        match message:
+            case Chunk():
+                if not (trial.state.is_terminal or trial.is_delivered(key)):
+                    self.take(key, message.stream, message.offset, message.data)
+            case TrialStarted():
+                self._post(AttemptStarted(key, message.started_at_s))
+            case TrialEnded():
+                self.end(replace(message, message=message.message[-MESSAGE_CHARACTERS:]))
+            case Usage():
+                self._post(UsageReported(message))
+
+    def own_trial(self, keeper: ConnectedKeeper, key: AttemptKey) -> Trial:
+        """The trial of a message, if the keeper may report it. A trial of an abandoned job may have another job by now.
+
+        Raises:
+            ProtocolError: it is the trial of another job or task, or it has too many attempts.
+        """
+        trial, job_id = self._experiment.trials.get(key.trial_id), keeper.job_id
+        is_own = trial is not None and (trial.job_id == job_id or job_id not in self._experiment.jobs.live)
+        if trial is None or not is_own or key.task != keeper.task:
+            raise ProtocolError(
+                f"cannot take {key} from task {keeper.task} of job {keeper.job_id}: it is not that job's trial, or another "
+                "task's; stop the job"
+            )
+        self._check_count(trial, key)
+        return trial
+
+    # ---- data, over gRPC or from the workspace
+
+    def received(self, key: AttemptKey, stream: Stream) -> int:
+        """The offset up to which bytes of a stream of an attempt have arrived."""
+        return self._receiver(key).received(stream)
+
+    def offsets(self, key: AttemptKey, *, closed: bool) -> AttemptOffsets:
+        """The durable offsets of an attempt."""
+        return AttemptOffsets(key, dict(self._receiver(key).durable), closed)
+
+    def take(self, key: AttemptKey, stream: Stream, offset: int, data: bytes) -> None:
+        """Ingest bytes of an attempt.
+
+        Raises:
+            OffsetGap: bytes are missing before them.
+        """
+        receiver = self._receiver(key)
+        commits = receiver.take(stream, offset, data)
+        if commits and commits[-1].is_last_collected:
+            commits[-1] = self._cut(commits[-1])
+        self._store(receiver, commits)
+
+    def end(self, ended: TrialEnded) -> None:
+        """Record the end of an attempt. The attempt is delivered when all its bytes are durable."""
+        self._post(AttemptEnded(ended))
+        if self._experiment.trials[ended.key.trial_id].state.is_terminal:
+            return  # the experiment has already closed it
+        receiver = self._receiver(ended.key)
+        commits = receiver.end(ended.final_sizes)
+        self._store(receiver, commits)
+        if not commits and receiver.is_complete:
+            self._post(AttemptDelivered(ended.key))
+
+    def close(self, key: AttemptKey) -> None:
+        """Close an attempt whose data is stored completely: its keeper may discard it."""
+        self._ack(self.offsets(key, closed=True))
+        if self._experiment.trials[key.trial_id].state.is_terminal:
+            # Also drop attempts of this task without a reported end: no more of their data is accepted.
+            for other in [
+                each for each in self._receivers if (each.trial_id, each.task) == (key.trial_id, key.task)
+            ]:
+                self._drop(other)
+        self._drop(key)
+
+    def forget_trial(self, trial: Trial, job_id: str) -> None:
+        """Accept no more data of a trial that the job has lost, and notify the keepers that still report it."""
+        for key in [key for key in self._receivers if key.trial_id == trial.trial_id]:
+            self._keepers.send(job_id, key.task, _closed(key))
+            self._drop(key)
+
+    # ---- internals
+
+    def _ack(self, attempt: AttemptOffsets) -> None:
+        job_id = self._experiment.trials[attempt.key.trial_id].job_id
+        self._keepers.send(job_id, attempt.key.task, Ack(attempt))
+
+    def _check_count(self, trial: Trial, key: AttemptKey) -> None:
+        if len(trial.registered.registered) >= MAX_ATTEMPTS and trial.registered.find(key) is None:
+            raise ProtocolError(
+                f"cannot take {key}: this trial has {MAX_ATTEMPTS} attempts already; stop the job"
+            )
+
+    def _store(self, receiver: AttemptIngest, commits: list[StreamWrite]) -> None:
+        if any(commit.records for commit in commits):
+            # First, so that the task whose metrics count is stored no later than its records.
+            self._post(TaskReported(receiver.key))
+        for commit in commits:
+            self.commits.add([commit]).add_done_callback(partial(self._note_committed, receiver, commit))
+
+    def _cut(self, commit: StreamWrite) -> StreamWrite:
+        """Report the truncation of a stream before its last write is stored, and note it at the end of a log."""
+        key, stream = commit.key, commit.stream
+        message = quota_message(stream, self._workspace.attempt(key).stream(stream))
+        log.warning("trial %s: %s", key, message)
+        self._post(QuotaReached(key, message))
+        is_log = stream is not Stream.METRICS
+        return replace(commit, postscript=f"\n[trial-keeper] {message}\n".encode()) if is_log else commit
+
+    def _note_committed(
+        self, receiver: AttemptIngest, commit: StreamWrite, done: "asyncio.Future[None]"
+    ) -> None:
+        if done.cancelled() or done.exception() is not None:
+            return  # no ack; the writer's own task reports the error and ends the manager
+        key = receiver.key
+        receiver.committed(commit)
+        self._log_garbage(commit)
+        self._ack(AttemptOffsets(key, dict(receiver.durable)))
+        records = tuple((record.type == "FINAL", record.value) for record in commit.records)
+        if records:
+            final_offset = next((record.offset for record in commit.records if record.type == "FINAL"), None)
+            self._post(MetricsStored(key, records, final_offset))
+        if receiver.is_complete:
+            self._post(AttemptDelivered(key))
+
+    def _drop(self, key: AttemptKey) -> None:
+        self._receivers.pop(key, None)
+        self._garbage_lines.pop(key, None)
+
+    def _log_garbage(self, commit: StreamWrite) -> None:
+        for span in commit.garbage if commit.key in self._receivers else ():
+            told = self._garbage_lines[commit.key] = self._garbage_lines.get(commit.key, 0) + 1
+            if told > GARBAGE_LINES:
+                return
+            log.warning(
+                "trial %s: %d bytes of metrics at %d are no record: %s%s",
+                commit.key,
+                span.length,
+                span.offset,
+                span.reason,
+                "; of more such bytes nothing is said here" if told == GARBAGE_LINES else "",
+            )
+
+    def _receiver(self, key: AttemptKey) -> AttemptIngest:
+        receiver = self._receivers.get(key)
+        if receiver is None:
+            trial = self._experiment.trials[key.trial_id]
+            self._check_count(trial, key)
+            if trial.registered.find(key) is None:
+                # First, so that the attempt's number is stored no later than its data.
+                self._post(AttemptSeen(key))
+            receiver = self._receivers[key] = AttemptIngest.restored(key, self._reader.offsets(key))
+        return receiver
+
+
+def _closed(key: AttemptKey) -> Ack:
+    """The ack that closes an attempt: the manager needs no more of its data."""
+    return Ack(AttemptOffsets(key, {}, closed=True))
+
+
+def quota_message(stream: Stream, whole: Path) -> str:
+    """The warning about a stream that has reached its quota. `whole`: the complete file of the trial."""
+    size_bytes = QUOTA_BYTES[stream]
+    what = METRICS_ARE_CUT if stream is Stream.METRICS else f"its {stream.value} is cut"
+    return (
+        f"{what} at {size_bytes} bytes ({size_bytes / (1 << 30):.3g} GiB), as much as is collected of one attempt; "
+        f"all of it is in {whole}; let the training code write less"
+    )

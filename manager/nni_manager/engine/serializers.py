@@ -1,0 +1,444 @@
+"""Converts trials, metrics and the experiment to the JSON of NNI's REST API. Times are in milliseconds since the epoch.
+
+Source: NNI v2.0 and v3.0 manager REST API.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from nni_manager.config.model import ExperimentSpec, without_secrets
+from nni_manager.config.prior_results import PriorResult
+from nni_manager.domain.attempts import RegisteredAttempt
+from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.message_summary import how_it_ended, message_summary, why_it_ended
+from nni_manager.domain.metrics import MAX_SHOWN_CHARACTERS, reward
+from nni_manager.domain.transports import Transport
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.usage import PeakUsage
+from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.rows import MetricRow, SeenJob, UsageRow
+from trial_keeper.wire.messages import Stream, Usage
+from trial_keeper.wire.reasons import ExitReason
+
+
+def _ms(at_s: float | None) -> int | None:
+    return None if at_s is None else round(at_s * 1000)
+
+
+def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def usage_view(trial: Trial) -> dict[str, Any] | None:
+    """The latest usage of the trial (None: not reported to this manager) and its peak; None: never reported."""
+    if trial.peak_usage is None:
+        return None
+    latest = trial.latest_usage
+    return {
+        "peak": _usage_fields(trial.peak_usage),
+        "latest": None if latest is None or trial.state.is_terminal else _usage_fields(latest),
+    }
+
+
+def usage_samples_view(samples: Iterable[tuple[int, UsageRow]]) -> list[dict[str, Any]]:
+    """The usage samples of a trial's tasks; times are in milliseconds since the epoch."""
+    return [
+        {"attempt": number, "task": sample.usage.key.task, "timestamp": _ms(sample.at_s)}
+        | _usage_fields(sample.usage)
+        for number, sample in samples
+    ]
+
+
+def _usage_fields(usage: PeakUsage | Usage) -> dict[str, Any]:
+    return {
+        "cpuPercent": usage.cpu_percent,
+        "rssBytes": usage.rss_bytes,
+        "diskBytes": usage.disk_bytes,
+        "gpus": [
+            {
+                "index": gpu.index,
+                "utilisationPercent": gpu.utilisation_percent,
+                "memoryUsedBytes": gpu.memory_used_bytes,
+            }
+            for gpu in usage.gpus
+        ],
+    }
+
+
+# The path never changes; computing it for each of ten thousand trials would take a fifth of the list's time.
+@lru_cache(maxsize=16)
+def _trials_folder(folder: ExperimentFolder) -> str:
+    return str(folder.workspace.trials)
+
+
+def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
+    """One trial: NNI's fields and additional ones."""
+    parameters = {
+        "parameter_id": trial.sequence_id,
+        "parameter_source": "customized" if trial.is_customized else "algorithm",
+        "parameters": trial.parameters,
+        "parameter_index": 0,
+    }
+    final = None
+    if trial.final is not None:
+        final = [
+            {
+                "trialJobId": trial.trial_id,
+                "parameterId": str(trial.sequence_id),
+                "type": "FINAL",
+                "sequence": 0,
+                "data": trial.final,
+            }
+        ]
+    return _without_none(
+        {
+            "id": trial.trial_id,
+            "trialJobId": trial.trial_id,
+            "status": trial.state.nni_status,
+            "sequenceId": trial.sequence_id,
+            "jobId": trial.job_id,
+            "submitTime": _ms(trial.created_at_s),
+            "startTime": _ms(trial.started_at_s),
+            "endTime": _ms(trial.ended_at_s),
+            "hyperParameters": [json.dumps(parameters)],
+            "logPath": f"{_trials_folder(snapshot.folder)}/{trial.trial_id}",
+            "finalMetricData": final,
+        }
+    ) | {
+        "state": trial.state.value,
+        "parameters": trial.parameters,
+        "value": trial.value,
+        "reason": trial.reason and trial.reason.value,
+        "exitCode": trial.exit_code,
+        **_why_view(trial),
+        "message": _message(snapshot, trial),
+        "warning": trial.warning,
+        "attempt": trial.attempt,
+        "retries": trial.retries,
+        "isCustomized": trial.is_customized,
+        "intermediateCount": trial.intermediate_count,
+        "latestIntermediate": trial.intermediate,
+        "usage": usage_view(trial),
+        "link": snapshot.link_of(trial.job_id) if trial.job_id else None,
+        **transport_view(snapshot, trial),
+    }
+
+
+# A table of ten thousand rows shows one line of a trial's texts.
+_MAX_CELL = 256
+_MAX_MESSAGE = 300
+# A metric with more names than this is not shown as columns.
+_MAX_KEYS = 50
+# A reused job may run thousands of trials; only the latest are shown.
+_TRIALS_OF_JOB = 20
+
+
+def row_view(trial: Trial) -> dict[str, Any]:
+    """One row of a table of all trials: small, and without values that change over time by themselves."""
+    parameters = {name: _cell(value) for name, value in trial.parameters.items()}
+    reason = trial.reason and trial.reason.value
+    row = {
+        "id": trial.trial_id,
+        "seq": trial.sequence_id,
+        "state": trial.state.value,
+        "status": trial.state.nni_status,
+        "parameters": parameters,
+        "value": trial.value,
+        "latest": None if trial.intermediate is None else reward(trial.intermediate),
+        "count": trial.intermediate_count,
+        "submit": _ms(trial.created_at_s),
+        "start": _ms(trial.started_at_s),
+        "end": _ms(trial.ended_at_s),
+        "reason": reason,
+        "exitCode": trial.exit_code,
+        "message": message_summary(reason or "", trial.message)[:_MAX_MESSAGE],
+        "attempt": trial.attempt,
+        "customized": trial.is_customized,
+    }
+    if why := _why(trial):
+        row["why"] = why[:_MAX_MESSAGE]
+    if trial.warning:
+        row["warning"] = trial.warning.partition("\n")[0][:_MAX_MESSAGE]
+    if keys := _names_in(trial.final or trial.intermediate):
+        row["keys"] = keys
+    return row if parameters == trial.parameters else row | {"cut": True}
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, (int, float)) or value is None:
+        return value
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if len(text) <= _MAX_CELL else f"{text[:_MAX_CELL]}…"
+
+
+def _names_in(metric: str | None) -> list[str]:
+    """The names of the numbers in a metric that is a dict, at most _MAX_KEYS; `metric` is JSON text."""
+    if metric is None or not metric.startswith("{") or len(metric) > MAX_SHOWN_CHARACTERS:
+        return []
+    try:
+        return list(json.loads(metric))[:_MAX_KEYS]
+    except (ValueError, RecursionError):
+        return []
+
+
+def _why_view(trial: Trial) -> dict[str, Any]:
+    how = None if trial.reason is None else how_it_ended(trial.reason.value, trial.exit_code)
+    return {"how": how, "why": _why(trial)}
+
+
+def _why(trial: Trial) -> str:
+    """The reason for the trial's end in one line; empty if it succeeded without a problem."""
+    if trial.reason is None or trial.reason is ExitReason.SUCCEEDED:
+        return message_summary("", trial.message)
+    return why_it_ended(trial.reason.value, trial.exit_code, trial.message)
+
+
+def _message(snapshot: ExperimentSnapshot, trial: Trial) -> str:
+    """The message about the end of the trial, or the reason why it has not started."""
+    if trial.state is not TrialState.WAITING or not trial.job_id:
+        return trial.message
+    why = snapshot.pending_reason(trial.job_id)
+    return f"not started yet: {why}" if why else trial.message
+
+
+# The value of `road`, the name that `transport` had until 0.7; both go in 0.8.
+_ROAD = {Transport.GRPC: "stream", Transport.SHARED_STORAGE: "mount", Transport.NONE: "none"}
+
+
+def transport_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
+    """The transport of an unfinished trial (`grpc`, `shared_storage`, or `none` yet), and the seconds since last contact."""
+    if trial.state.is_terminal:
+        return {"transport": None, "road": None, "lastContactAgoS": None}
+    return _transport_of_job(snapshot, trial.job_id)
+
+
+def _transport_of_job(snapshot: ExperimentSnapshot, job_id: str) -> dict[str, Any]:
+    seen = snapshot.transports.last_seen(job_id)
+    ago_s = None if seen.at_s is None else round(snapshot.now_s - seen.at_s, 1)
+    return {"transport": seen.transport.value, "road": _ROAD[seen.transport], "lastContactAgoS": ago_s}
+
+
+def jobs_view(snapshot: ExperimentSnapshot, stored: Iterable[SeenJob]) -> list[dict[str, Any]]:
+    """Each job with its latest trials, its transport, its connected keepers, and the seconds since last contact."""
+    stored, trials = list(stored), snapshot.experiment.trials
+    ran: dict[str, list[str]] = {job.job_id: [] for job in stored}
+    for trial in trials.values():
+        if trial.job_id in ran:
+            ran[trial.job_id].append(trial.trial_id)
+    return [
+        {
+            "jobId": job.job_id,
+            "trialIds": ran[job.job_id][-_TRIALS_OF_JOB:],
+            "trialCount": len(ran[job.job_id]),
+            "state": _state_of(snapshot, job),
+            "created": _ms(job.created_at_s),
+            "ended": _ms(job.ended_at_s),
+            **_transport_of_job(snapshot, job.job_id),
+            "keepers": [
+                {"task": keeper.task, "version": keeper.version} for keeper in snapshot.keepers_of(job.job_id)
+            ],
+            "link": snapshot.link_of(job.job_id),
+        }
+        for job in stored
+    ]
+
+
+def _state_of(snapshot: ExperimentSnapshot, job: SeenJob) -> str:
+    live = snapshot.experiment.jobs.live.get(job.job_id)
+    if live is not None:
+        return live.state.value
+    # Without the manager, the state of a job that had not ended is unknown.
+    return "ended" if job.ended_at_s is not None or not snapshot.is_view else "unknown"
+
+
+def attempts_view(
+    attempts: Sequence[tuple[RegisteredAttempt, Mapping[Stream, int]]],
+) -> list[dict[str, Any]]:
+    """The attempts of a trial with their tasks, and the size of each of their logs in bytes."""
+    return [
+        {
+            "attempt": number,
+            "tasks": [
+                {
+                    "task": each.key.task,
+                    "id": each.key.attempt_id,
+                    "streams": {stream.value: size for stream, size in sizes.items()},
+                }
+                for each, sizes in attempts
+                if each.number == number
+            ],
+        }
+        for number in sorted({each.number for each, _ in attempts})
+    ]
+
+
+def configuration_view(config: ExperimentSpec) -> dict[str, Any]:
+    """The stored configuration as YAML for users, without credentials, and with the current search space."""
+    import yaml  # imported here because nnictl shows trials without it
+
+    fields = json.loads(without_secrets(config).to_json())
+    for name in ("search_space_raw", "search_space_revision", "expansions", "warnings"):
+        del fields[name]
+    text = yaml.safe_dump(_as_written(fields), sort_keys=False, allow_unicode=True, width=1000)
+    return {"text": text, "searchSpace": config.search_space_raw}
+
+
+def _as_written(value: Any) -> Any:
+    """The value with key names as in configuration files, without unset fields."""
+    if isinstance(value, dict):
+        # The names of a tuner's arguments are its own.
+        said = {
+            _in_camel_case(name): each if name == "class_args" else _as_written(each)
+            for name, each in value.items()
+            if each is not None
+        }
+        return {name: each for name, each in said.items() if each not in ({}, [])}
+    return [_as_written(each) for each in value] if isinstance(value, list) else value
+
+
+def _in_camel_case(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
+def metric_view(row: MetricRow) -> dict[str, Any]:
+    """One metric record. `data` is JSON text inside JSON, as in NNI."""
+    return {
+        "timestamp": _ms(row.stored_at_s),
+        "trialJobId": row.trial_id,
+        "parameterId": row.parameter_id,
+        "type": "FINAL" if row.is_final else "PERIODICAL",
+        "sequence": row.sequence,
+        "data": json.dumps(row.value),
+    }
+
+
+def status_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
+    """The experiment's state, its error, and the problem that a user has to fix, if any."""
+    experiment = snapshot.experiment
+    return {"status": experiment.state.value, "errors": errors_view(experiment)} | _problem(snapshot)
+
+
+def _problem(snapshot: ExperimentSnapshot) -> dict[str, str]:
+    return {"problem": snapshot.problem} if snapshot.problem else {}
+
+
+def counts_view(experiment: Experiment) -> dict[str, int]:
+    """The number of trials with each of NNI's statuses."""
+    counts: dict[str, int] = {state.value: 0 for state in TrialState if state.nni_status == state.value}
+    for state, count in experiment.lifecycle.counts.items():
+        counts[state.nni_status] += count
+    return counts
+
+
+def statistics_view(experiment: Experiment) -> list[dict[str, Any]]:
+    """The counts in NNI's format, without statuses that no trial has."""
+    counts = counts_view(experiment)
+    return [{"trialJobStatus": status, "trialJobNumber": count} for status, count in counts.items() if count]
+
+
+def errors_view(experiment: Experiment) -> list[str]:
+    """The error that stopped the experiment, if any."""
+    return [experiment.error] if experiment.error else []
+
+
+def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
+    """The experiment's profile."""
+    config, experiment = snapshot.config, snapshot.experiment
+    limits, trials = experiment.budget.limits, experiment.scheduler.trials_with_jobs
+    transports = {trial.trial_id: transport_view(snapshot, trial) for trial in trials}
+    return _without_none(
+        {
+            "id": experiment.experiment_id,
+            "revision": 1,
+            "execDuration": int(snapshot.duration_s),
+            "logDir": str(snapshot.folder.path),
+            "startTime": _ms(snapshot.created_at_s),
+            "endTime": _ms(snapshot.ended_at_s) if experiment.state.is_over else None,
+            "nextSequenceId": len(experiment.trials),
+            "params": {
+                "authorName": config.author_name,
+                "experimentName": config.experiment_name,
+                "description": config.description,
+                "trialConcurrency": limits.concurrency,
+                "maxExecDuration": limits.max_duration_s,
+                "maxTrialNum": limits.max_trials,
+                "maxTrialDuration": limits.max_trial_duration_s,
+                "maxTrialRetry": limits.max_retries,
+                "searchSpace": config.search_space_raw,
+                "trainingServicePlatform": config.training_service,
+                "versionCheck": config.version_check,
+                "logCollection": config.log_collection,
+                "tuner": {"builtinTunerName": config.tuner.name, "classArgs": config.tuner.class_args},
+                "trial": {
+                    "command": config.trial_command,
+                    "codeDir": str(config.code_dir),
+                    "gpuNum": config.gpu_num,
+                },
+            },
+            "trialTransports": transports,
+            "trialRoads": transports,  # its name until 0.7; it goes in 0.8
+        }
+    ) | _problem(snapshot)
+
+
+def metadata_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
+    """The fields of the experiment in a list of experiments."""
+    return _without_none(
+        {
+            "id": snapshot.experiment.experiment_id,
+            "experimentName": snapshot.config.experiment_name,
+            "platform": snapshot.config.training_service,
+            "status": snapshot.experiment.state.value,
+            "startTime": _ms(snapshot.created_at_s),
+            "endTime": _ms(snapshot.ended_at_s) if snapshot.experiment.state.is_over else None,
+            "logDir": str(snapshot.folder.path),
+        }
+    ) | _problem(snapshot)
+
+
+def summary_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
+    """An overview of the experiment in one small response."""
+    experiment, leaderboard = snapshot.experiment, snapshot.experiment.leaderboard
+    best, without = leaderboard.best, leaderboard.latest_without_result
+    limits = experiment.budget.limits
+    return {
+        "id": experiment.experiment_id,
+        "name": snapshot.config.experiment_name,
+        "status": experiment.state.value,
+        "errors": errors_view(experiment),
+        "problem": snapshot.problem,
+        "leftovers": list(snapshot.leftovers),
+        "counts": counts_view(experiment),
+        "trialCount": len(experiment.trials),
+        "maxTrialNum": limits.max_trials,
+        "trialConcurrency": limits.concurrency,
+        "elapsedS": snapshot.duration_s,
+        "maxExecDurationS": limits.max_duration_s,
+        "optimizeMode": snapshot.config.tuner.optimize_mode,
+        "best": trial_view(snapshot, best) if best is not None else None,
+        "top": [trial_view(snapshot, trial) for trial in leaderboard.top],
+        "latestFailures": [trial_view(snapshot, trial) for trial in leaderboard.latest_failures],
+        "latestWithoutResult": None if without is None else trial_view(snapshot, without),
+        "keepers": snapshot.keepers,
+        "readOnly": snapshot.is_view,
+        "startTime": _ms(snapshot.created_at_s),
+        "endTime": _ms(snapshot.ended_at_s) if experiment.state.is_over else None,
+    }
+
+
+def export_view(trials: Iterable[Trial]) -> list[dict[str, Any]]:
+    """The parameters and results of the trials whose final result counts."""
+    return [
+        {"trialJobId": trial.trial_id, "parameter": trial.parameters, "value": trial.result}
+        for trial in trials
+        if trial.result is not None
+    ]
+
+
+def imported_view(results: Iterable[PriorResult]) -> list[dict[str, Any]]:
+    """Imported results, in the format in which they can be imported again."""
+    return [{"parameter": result.parameters, "value": json.loads(result.metric)} for result in results]

@@ -1,0 +1,91 @@
+"""Snapshots of an experiment, taken from the engine that runs it or, without an engine, from the store."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.limits import Limits
+from nni_manager.domain.transports import TransportTracker
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import StoredExperiment
+
+
+def snapshot_from_stored(stored: StoredExperiment, config: ExperimentSpec) -> Experiment:
+    """The stored experiment, without its trials."""
+    return Experiment(
+        stored.experiment_id,
+        limits_of(config),
+        maximize=config.tuner.optimize_mode == "maximize",
+        reuses_jobs=config.reuse.is_on,
+        is_assessed=config.assessor is not None,
+        assessor_sees_all=config.assessor is not None and config.assessor.own is not None,
+        learns_from_early_stopped=config.tuner.include_intermediate_results,
+        state=stored.state,
+        error=stored.error,
+        active_s=stored.active_s,
+        any_compatible_keeper=stored.any_compatible_keeper,
+    )
+
+
+def limits_of(config: ExperimentSpec) -> Limits:
+    """The current limits of an experiment; a change of limits changes its configuration."""
+    return Limits(
+        config.trial_concurrency,
+        config.max_trial_number,
+        config.max_exec_duration_s,
+        config.max_trial_duration_s,
+        config.max_trial_retry,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperSeen:
+    """A connected keeper: its task and its version."""
+
+    task: str
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentSnapshot:
+    """All data for display. `experiment` is the engine's own object if there is an engine: read it, but do not keep it.
+
+    Times are in seconds since the epoch. `problem`: why nothing can be stored at present, or that a job's keeper has not
+    connected. `leftovers`: how to remove each job that could not be ended. `keepers`: the number of connected ones.
+    `transports`: the transport of each job, at `now_s` of the monotonic clock; empty without a manager. `is_view`: the source
+    is read-only. `pending_reason`: as in `TrainingService`; empty without a manager. `keepers_of` and `link_of` return the
+    connected keepers of a job by its id, and the URL of the job on its cluster, if it has one.
+    """
+
+    config: ExperimentSpec
+    folder: ExperimentFolder
+    experiment: Experiment
+    created_at_s: float
+    ended_at_s: float | None
+    duration_s: float
+    problem: str = ""
+    leftovers: tuple[str, ...] = ()
+    keepers: int = 0
+    transports: TransportTracker = field(default_factory=TransportTracker)
+    now_s: float = 0.0
+    is_view: bool = False
+    pending_reason: Callable[[str], str] = lambda job_id: ""
+    keepers_of: Callable[[str], Sequence[KeeperSeen]] = lambda _: ()
+    link_of: Callable[[str], str | None] = lambda _: None
+
+    @classmethod
+    def stored(cls, folder: ExperimentFolder, *, has_trials: bool = True) -> "ExperimentSnapshot":
+        """The stored state of an experiment; `has_trials` includes its trials, which take most of the time.
+
+        Raises:
+            StoreUnusable: its database cannot be read.
+        """
+        with StoreReader(folder.database) as reader:
+            stored = reader.experiment()
+            config = ExperimentSpec.from_json(stored.config)
+            experiment = snapshot_from_stored(stored, config)
+            if has_trials:
+                experiment.restore(reader.trials())
+        return cls(config, folder, experiment, stored.created_at_s, stored.ended_at_s, stored.active_s)

@@ -1,0 +1,318 @@
+"""The shared-storage transport: reads the files of keepers that have no connection.
+
+It uses the same bytes, offsets and `AttemptIngest` as the gRPC stream, so both may overlap. `domain/transports.py` decides which
+jobs are polled, and when.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import TypeVar
+
+from nni_manager.domain.admission_errors import ProtocolError
+from nni_manager.domain.events import AttemptRejected, AttemptStarted, Event, KeeperSeenOnStorage
+from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.ingest import OffsetGap
+from nni_manager.domain.trial import Trial
+from nni_manager.engine.commits import GroupCommit
+from nni_manager.engine.keeper_admission import KeeperAdmission
+from nni_manager.engine.keeper_ingest import KeeperIngest
+from nni_manager.engine.shared_files import SharedFiles
+from nni_manager.engine.storage_executor import THREADS, StorageExecutor
+from nni_manager.engine.trial_files import STORAGE_LAG_S, AttemptReadout, FoundAttempts, Signer
+from nni_manager.errors import RetryableError, UserError
+from trial_keeper.wire.limits import QUOTA_BYTES, collected
+from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream
+from trial_keeper.wire.reasons import ExitReason
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+# The longest pause while no poll is due. A poll that becomes due meanwhile is delayed by up to this.
+_MAX_PAUSE_S = 0.5
+# Bounds one poll to 4 MiB of each stream, so that other jobs get their turn.
+_ROUNDS_PER_LOOK = 16
+_RETRY_DELAY_S = 0.2
+# Failing storage is polled again and reported for as long as it fails: its files are not lost.
+_FAILED_LOOK_RETRY_DELAY_S = 2.0
+# A stop request that cannot be written delays the cluster's own stop by at most this.
+_MAX_WRITE_S = 5.0
+_REPORTED = float("-inf")
+
+
+class StoragePermissionDenied(UserError):
+    """cannot read what a trial has written"""
+
+
+class SharedStoragePoller:
+    """Polls the attempts whose keepers are not connected, and drains those whose keepers have ended."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        files: SharedFiles,
+        admission: KeeperAdmission,
+        ingest: KeeperIngest,
+        commits: GroupCommit,
+        streams: tuple[Stream, ...],
+        post: Callable[[Event], None],
+        *,
+        lag_s: float,
+    ) -> None:
+        """`streams`: the streams to collect, most urgent first. `lag_s`: how late the storage may show data."""
+        self.threads = StorageExecutor()
+        self._experiment = experiment
+        self._files = files
+        self._admission = admission
+        self._ingest = ingest
+        self._commits = commits
+        self._streams = streams
+        self._post = post
+        self._failures: dict[str, str] = {}
+        """Why the files of a job cannot be read at present, by job id."""
+        self._lag_s = lag_s
+        self._rejected: dict[str, tuple[str, float]] = {}
+        """The message about a rejected attempt of each trial, and its time; `_REPORTED` once it is reported."""
+        self._looking = 0
+
+    @property
+    def problem(self) -> str:
+        """Why the workspace cannot be read at present; empty if it can."""
+        stalled_s = self.threads.stalled_s()
+        if stalled_s:
+            return (
+                f"cannot read {self._files.workspace.root}: the shared storage has not answered for {stalled_s:.0f} s; check "
+                "its server and the network to it. Keepers that are connected are not concerned"
+            )
+        live = self._experiment.jobs.live
+        return next((failure for job_id, failure in self._failures.items() if job_id in live), "")
+
+    # ---- while the job runs
+
+    async def follow(self, spawn: Callable[[Coroutine[None, None, None]], object]) -> None:
+        """Start the polls that are due, forever. `spawn` runs a poll as a task."""
+        transports = self._admission.transports
+        while True:
+            now_s = time.monotonic()
+            job_id = transports.next_poll(now_s) if self._looking < THREADS else None
+            if job_id is not None:
+                self._looking += 1
+                spawn(self._look(job_id))
+            due_at_s = transports.next_poll_at_s()
+            pause_s = _MAX_PAUSE_S if due_at_s is None else min(due_at_s - now_s, _MAX_PAUSE_S)
+            await asyncio.sleep(max(pause_s, 1e-3) if self._looking < THREADS else _RETRY_DELAY_S)
+
+    async def _look(self, job_id: str) -> None:
+        try:
+            for trial in self._trials_of(job_id):
+                found = await self.threads.call(
+                    self._files.find_attempts, trial.trial_id, self._signer(trial)
+                )
+                self._note_rejected(trial, found)
+                for key in found.newest:
+                    await self._follow_attempt(job_id, trial, key)
+            self._failures.pop(job_id, None)
+        except (OSError, RetryableError, ProtocolError) as error:
+            self._note_failure(job_id, error)
+        finally:
+            self._looking -= 1
+            self._admission.transports.polled(job_id, time.monotonic())
+
+    def _trials_of(self, job_id: str) -> list[Trial]:
+        job = self._experiment.jobs.live.get(job_id)
+        return [] if job is None else self._experiment.scheduler.trials_of(job)
+
+    async def _follow_attempt(self, job_id: str, trial: Trial, key: AttemptKey) -> None:
+        for _ in range(_ROUNDS_PER_LOOK):
+            if not self._is_wanted(job_id, trial, key):
+                return
+            seen = await self.threads.call(
+                self._files.see_attempt, key, self._offsets(key), self._signer(trial)
+            )
+            if not seen.has_begun or not self._is_wanted(job_id, trial, key):
+                return
+            has_new_data = bool(seen.pieces) or not trial.has_seen(key)
+            self._admission.transports.found(job_id, key.task, time.monotonic(), has_new_data=has_new_data)
+            if not self._experiment.jobs.live[job_id].was_found:
+                self._post(KeeperSeenOnStorage(job_id))
+            self._tell_start(trial, seen)
+            await self._hand_over(seen)
+            if not seen.pieces:
+                return
+
+    def _is_wanted(self, job_id: str, trial: Trial, key: AttemptKey) -> bool:
+        """True if more data of the attempt is expected over this transport."""
+        is_told = key.task in trial.ends and key.task not in trial.undelivered
+        return (
+            trial in self._trials_of(job_id)
+            and trial.is_current(key)
+            and not (is_told and trial.attempt_id_of(key.task) == key.attempt_id)
+            and self._admission.transports.polls_storage(job_id, key.task, time.monotonic())
+        )
+
+    def _signer(self, trial: Trial) -> Signer:
+        """The valid signer of the trial's attempts: the keepers of its job."""
+        return Signer(
+            self._experiment.experiment_id,
+            trial.job_id,
+            self._admission.token,
+            trial.registered.unsigned_ids,
+        )
+
+    def _note_rejected(self, trial: Trial, found: FoundAttempts, *, is_over: bool = False) -> None:
+        """Report a rejected attempt once, after the storage lag: a keeper's own attempt may be visible only in part until then.
+
+        `is_over`: the lag has passed already.
+        """
+        # While an earlier manager's trials are restored, they are not in the experiment yet.
+        if not found.rejected or trial.trial_id not in self._experiment.trials:
+            return
+        now_s = time.monotonic()
+        message, since_s = self._rejected.get(trial.trial_id, ("", now_s))
+        if since_s == _REPORTED:
+            return
+        if message not in found.rejected:
+            message, since_s = found.rejected[0], now_s
+        is_due = is_over or now_s - since_s >= self._lag_s
+        self._rejected[trial.trial_id] = (message, _REPORTED if is_due else since_s)
+        if is_due:
+            log.warning("trial %s: %s", trial.trial_id, message)
+            self._post(AttemptRejected(trial.trial_id, message))
+
+    async def report_rejected(self, trial: Trial) -> None:
+        """Report rejected attempts of a trial whose job has ended."""
+        try:
+            found = await self.threads.call(self._files.find_attempts, trial.trial_id, self._signer(trial))
+        except (OSError, RetryableError) as error:  # the result is only for a warning
+            log.info("trial %s: %s", trial.trial_id, _told(error))
+        else:
+            self._note_rejected(trial, found, is_over=True)
+
+    def _tell_start(self, trial: Trial, seen: AttemptReadout) -> None:
+        if not trial.has_seen(seen.key):
+            at_s = time.time() if seen.ended is None else seen.ended.started_at_s
+            self._post(AttemptStarted(seen.key, at_s))
+
+    def _offsets(self, key: AttemptKey) -> Offsets:
+        received = {stream: self._ingest.received(key, stream) for stream in self._streams}
+        return {stream: offset for stream, offset in received.items() if offset < QUOTA_BYTES[stream]}
+
+    async def _hand_over(self, seen: AttemptReadout) -> None:
+        await self._commits.room()
+        if self._experiment.trials[seen.key.trial_id].state.is_terminal:
+            return
+        try:
+            for stream, offset, data in seen.pieces:
+                self._ingest.take(seen.key, stream, offset, data)
+        except OffsetGap as error:
+            # The attempt was closed or lost while the storage was read: the next poll starts from the current offsets.
+            log.info("trial %s: %s", seen.key, error)
+            return
+        if seen.ended is not None:
+            self._ingest.end(seen.ended)
+        # Read no more until this is stored: the rest waits in the files.
+        await asyncio.shield(self._commits.add([]))
+
+    # ---- after the job ended
+
+    async def scan_remaining(self, trial: Trial, *, may_be_late: bool) -> list[AttemptReadout]:
+        """The state of the newest attempt of each task, without stream data; empty if no keeper started one that counts.
+
+        `may_be_late`: wait for an end that is not visible yet, because another machine writes it. Failing storage is retried
+        until it answers.
+
+        Raises:
+            StoragePermissionDenied: the manager has no read permission on the storage.
+        """
+        deadline_s = time.monotonic() + (STORAGE_LAG_S if may_be_late else 0.0)
+        while True:
+            signer = self._signer(trial)
+            found = await self._until_it_answers(trial, self._files.find_attempts, trial.trial_id, signer)
+            self._note_rejected(trial, found)
+            keys = [key for key in found.newest if trial.is_current(key)]
+            see = partial(self._files.see_attempt, offsets={}, signer=signer, is_over=True)
+            left = [await self._until_it_answers(trial, see, key) for key in keys]
+            if (left and all(each.ended for each in left)) or time.monotonic() >= deadline_s:
+                return left
+            await asyncio.sleep(_RETRY_DELAY_S)
+
+    async def drain(
+        self, trial: Trial, left: AttemptReadout, on_taken: Callable[[], None] = lambda: None
+    ) -> None:
+        """Ingest all data in the attempt's files, and wait for bytes within its final sizes that are not visible yet.
+
+        `on_taken` is called after each piece is stored.
+
+        Raises:
+            StoragePermissionDenied: the manager has no read permission on the storage.
+        """
+        deadline_s = time.monotonic() + STORAGE_LAG_S
+        while True:
+            see = partial(
+                self._files.see_attempt, left.key, self._offsets(left.key), self._signer(trial), is_over=True
+            )
+            seen = await self._until_it_answers(trial, see)
+            if trial.state.is_terminal:
+                return
+            await self._hand_over(AttemptReadout(seen.key, seen.has_begun, seen.pieces, None))
+            if seen.pieces:
+                on_taken()
+                deadline_s = time.monotonic() + STORAGE_LAG_S
+            elif self._has_all(left) or time.monotonic() > deadline_s:
+                return
+            else:
+                await asyncio.sleep(_RETRY_DELAY_S)
+
+    def _has_all(self, left: AttemptReadout) -> bool:
+        sizes = {} if left.ended is None else left.ended.final_sizes
+        return all(
+            self._ingest.received(left.key, stream) >= collected(stream, sizes.get(stream, 0))
+            for stream in self._streams
+        )
+
+    async def _until_it_answers(
+        self, trial: Trial, look: Callable[..., Answer], *arguments: object
+    ) -> Answer:
+        while True:
+            try:
+                answer = await self.threads.call(look, *arguments)
+            except PermissionError as error:
+                raise StoragePermissionDenied(_told(error)) from error  # a retry would not help
+            except (OSError, RetryableError) as error:
+                self._note_failure(trial.job_id, error)
+                await asyncio.sleep(_FAILED_LOOK_RETRY_DELAY_S)
+            else:
+                self._failures.pop(trial.job_id, None)
+                return answer
+
+    # ---- commands to unconnected keepers
+
+    async def write_stop_request(self, trial_id: str, reason: ExitReason) -> None:
+        """Write a stop request for the keepers of a trial. A failed or slow write is logged and not awaited further."""
+        try:
+            await asyncio.wait_for(
+                self.threads.call(self._files.write_stop, StopTrial(trial_id, reason)), _MAX_WRITE_S
+            )
+        except (OSError, RetryableError, TimeoutError, asyncio.TimeoutError) as error:
+            log.warning("trial %s: its keepers cannot be told to stop it: %s", trial_id, error)
+
+    # ---- internals
+
+    def _note_failure(self, job_id: str, error: Exception) -> None:
+        if job_id not in self._failures:
+            log.warning("job %s: %s", job_id, _told(error))
+        self._failures[job_id] = _told(error)
+
+
+def _told(error: Exception) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    remedy = (
+        "let containers leave their files readable to the manager's user"
+        if isinstance(error, PermissionError)
+        else "check the shared storage on the manager's machine"
+    )
+    return f"cannot read {error.filename}: {error.strerror}; {remedy}"

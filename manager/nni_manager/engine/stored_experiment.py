@@ -1,0 +1,110 @@
+"""Read-only access to a stored experiment, while its manager runs or later."""
+
+import time
+from dataclasses import replace
+from typing import NoReturn
+
+from nni_manager.domain.experiment import Experiment
+from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.errors import UserError
+from nni_manager.store.folders import ExperimentFolder, FolderUnreadable
+from nni_manager.store.reader import StoreReader
+
+# Each poll that finds a change reads all trials again.
+_LOOKS_INTERVAL_S = 1.0
+
+
+class ViewOnly(UserError):
+    """cannot change the experiment: it is only viewed here; `nnictl resume ID` resumes it"""
+
+
+class StoredExperimentReader:
+    """Serves the snapshots of an experiment from its store. It writes nothing, holds no lease and starts nothing.
+
+    Runs on one event loop. Snapshots of a running experiment are up to a second old.
+    """
+
+    def __init__(self, folder: ExperimentFolder) -> None:
+        """Read the experiment for the first time.
+
+        Raises:
+            StoreUnusable: the experiment cannot be read.
+        """
+        self.folder = folder
+        self._reader = StoreReader(folder.database)
+        self._looked_s = time.monotonic()
+        self._version = self._reader.data_version()
+        self._picture = ExperimentSnapshot.stored(folder)
+
+    def snapshot(self) -> ExperimentSnapshot:
+        """A snapshot of the stored experiment."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s >= _LOOKS_INTERVAL_S:
+            self._looked_s = now_s
+            version = self._reader.data_version()
+            if version != self._version:
+                # Data written between the two reads is read now, and again at the next poll.
+                before, self._version = self._picture.experiment, version
+                self._picture = ExperimentSnapshot.stored(self.folder)
+                _go_on_from(before, self._picture.experiment)
+        return replace(self._picture, problem=self._problem(), is_view=True)
+
+    def stop(self) -> None:
+        """Not supported.
+
+        Raises:
+            ViewOnly: always.
+        """
+        raise self._refusal("stop experiment", self.folder.experiment_id)
+
+    def stop_trial(self, trial_id: str) -> None:
+        """Not supported.
+
+        Raises:
+            ViewOnly: always.
+        """
+        raise self._refusal("stop trial", trial_id)
+
+    @property
+    def changes(self) -> NoReturn:
+        """Not supported.
+
+        Raises:
+            ViewOnly: always.
+        """
+        raise self._refusal("change experiment", self.folder.experiment_id)
+
+    def close(self) -> None:
+        """Close the store."""
+        self._reader.close()
+
+    def _problem(self) -> str:
+        try:
+            is_as_it_seems = (
+                self._picture.experiment.state.is_over or self.folder.running_process() is not None
+            )
+        except FolderUnreadable as error:
+            return str(error)
+        name = self.folder.experiment_id
+        return (
+            ""
+            if is_as_it_seems
+            else f"the manager of experiment {name} does not run, this is its last status; `nnictl resume {name}` goes on with it"
+        )
+
+    def _refusal(self, what: str, which: str) -> ViewOnly:
+        manager, name = self.folder.running_process(), self.folder.experiment_id
+        remedy = (
+            f"`nnictl resume {name}` goes on with it"
+            if manager is None
+            else f"ask its manager, on port {manager.port}"
+        )
+        return ViewOnly(f"cannot {what} {which}: experiment {name} is only viewed here; {remedy}")
+
+
+def _go_on_from(before: Experiment, now: Experiment) -> None:
+    """Continue the change log of the earlier snapshot, and add a revision for each trial that differs."""
+    now.revisions = before.revisions
+    for trial_id, trial in now.trials.items():
+        if before.trials.get(trial_id) != trial:
+            now.revisions.note(trial_id)

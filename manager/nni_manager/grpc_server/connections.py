@@ -1,0 +1,185 @@
+"""Limits unauthenticated connections: if there are too many, the oldest without an authenticated stream are closed.
+
+gRPC bounds the connections of a server and refuses all new ones beyond the bound. So unauthenticated peers that hold them all
+would keep out keepers that must reconnect. gRPC has no call that closes one connection. But its sockets are files of this
+process: shutting down such a socket looks to gRPC as if its peer had closed the connection.
+
+Connections are identified by the address of their peer, which gRPC reports for every stream and the kernel for every socket.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import unquote
+
+log = logging.getLogger(__name__)
+
+_FILES = Path("/proc/self/fd")
+POLL_INTERVAL_S = 0.25
+# The interval while there are too many. A connection flood on loopback opens up to 7,000 connections a second.
+POLL_RETRY_DELAY_S = 0.05
+# Twice the number of keepers in load tests, all of which connect at once after a resume. An unauthenticated connection costs
+# 22 kB.
+MAX_STRANGERS = 2048
+# Beyond the limit, all but this share of it are closed: the fewer remain, the longer until the next eviction.
+_KEPT_OF_A_CROWD = 1 / 4
+# The number of stored hosts of keepers. A host costs 100 bytes, and only authenticated peers add one.
+_MAX_HOSTS = 10_000
+
+Peer = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Socket:
+    """A connection of this server: its peer, and its descriptor, which may be reused after the connection has closed."""
+
+    descriptor: int
+    peer: Peer
+
+
+class Connections:
+    """The connections of the server that listens on a port. Runs on the server's loop."""
+
+    def __init__(self, most: int) -> None:
+        """`most`: the connections that gRPC accepts. Unauthenticated ones get a quarter: a flood takes long to fill the rest."""
+        self._most_strangers = min(MAX_STRANGERS, most // 4)
+        self._known: Counter[Peer] = Counter()
+        """The number of authenticated streams of each peer that has any."""
+        self._hosts: dict[str, None] = {}
+        """Hosts that have or had keepers, the latest last."""
+        self._seen: dict[Peer, int] = {}
+        """The number of the poll in which each peer was first seen, while there are too many connections."""
+        self._looks = 0
+        self._watch: asyncio.Task[None] | None = None
+
+    def start(self, port: int) -> None:
+        """Start to watch the connections. If a process cannot list its open files, gRPC's bound remains the only one."""
+        if _FILES.is_dir():
+            self._watch = asyncio.get_running_loop().create_task(self._watch_crowd(port))
+
+    async def stop(self) -> None:
+        """Stop to watch the connections."""
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.gather(self._watch, return_exceptions=True)
+
+    @contextlib.contextmanager
+    def authenticated(self, peer_uri: str) -> Iterator[None]:
+        """Protect the connection of a peer (as gRPC names it) from being closed within the context."""
+        peer = peer_of(peer_uri)
+        if peer is None:
+            yield
+            return
+        self._known[peer] += 1
+        self._hosts.pop(peer[0], None)
+        self._hosts[peer[0]] = None
+        if len(self._hosts) > _MAX_HOSTS:
+            del self._hosts[next(iter(self._hosts))]
+        try:
+            yield
+        finally:
+            self._known[peer] -= 1
+            if not self._known[peer]:
+                del self._known[peer]
+
+    async def _watch_crowd(self, port: int) -> None:
+        while True:
+            await asyncio.sleep(POLL_RETRY_DELAY_S if self._seen else POLL_INTERVAL_S)
+            try:
+                if len(os.listdir(_FILES)) - len(self._known) <= self._most_strangers:
+                    self._seen.clear()
+                    continue
+                # In a thread: 4,000 files take about 20 ms.
+                sockets = await asyncio.to_thread(lambda: list(_sockets_at(port)))
+            except OSError as error:  # this process is out of file descriptors
+                log.warning("cannot list the connections of keepers: %s; looking again", error.strerror)
+                continue
+            self.make_room(sockets)
+
+    def make_room(self, sockets: list[_Socket]) -> None:
+        """Close unauthenticated connections if there are too many. `sockets`: all connections of the server."""
+        leaving = set(self.strangers_to_close([each.peer for each in sockets]))
+        for each in sockets:
+            if each.peer in leaving:
+                _shut_down(each)
+
+    def strangers_to_close(self, peers: list[Peer]) -> list[Peer]:
+        """The peers to disconnect, from all peers: first those from hosts that never had a keeper, and the oldest first."""
+        self._looks += 1
+        self._seen = {peer: self._seen.get(peer, self._looks) for peer in peers}
+        strangers = [peer for peer in peers if peer not in self._known]
+        if len(strangers) <= self._most_strangers:
+            return []
+        strangers.sort(key=lambda peer: (peer[0] in self._hosts, self._seen[peer]))
+        return strangers[: len(strangers) - int(self._most_strangers * _KEPT_OF_A_CROWD)]
+
+
+def peer_of(uri: str) -> Peer | None:
+    """The address and port in gRPC's name of a peer, `ipv4:10.0.0.1:5000` or `ipv6:%5B::1%5D:5000`; None: another form."""
+    _, _, address = uri.partition(":")
+    host, _, port = unquote(address).rpartition(":")
+    return (_plain(host.strip("[]")), int(port)) if host and port.isdecimal() else None
+
+
+def _plain(host: str) -> str:
+    # Not with ipaddress: for 4,000 addresses it takes as long as all the rest.
+    return host.removeprefix("::ffff:") if "." in host else host.partition("%")[0]
+
+
+def _sockets_at(port: int) -> Iterator[_Socket]:
+    """The connections of this process on its own port."""
+    for name in os.listdir(_FILES):
+        with contextlib.suppress(OSError):  # closed in the meantime, or not a connection
+            peer = _peer_at(int(name), port)
+            if peer is not None:
+                yield _Socket(int(name), peer)
+
+
+def _peer_at(descriptor: int, port: int) -> Peer | None:
+    """The peer of a descriptor, if it is a connection of our port; None: it is another one.
+
+    Raises:
+        OSError: it is not a socket, or not connected.
+    """
+    borrowed = _socket_of(descriptor)
+    try:
+        here = borrowed.getsockname()
+        if not isinstance(here, tuple) or not isinstance(here[0], str) or here[1] != port:
+            return None
+        host, peer_port, *_ = borrowed.getpeername()
+        return _plain(host), peer_port
+    finally:
+        borrowed.detach()
+
+
+def _copy_of(descriptor: int) -> socket.socket:
+    """A socket with a duplicate of the descriptor.
+
+    Raises:
+        OSError: the descriptor is no longer a socket.
+    """
+    copy = os.dup(descriptor)
+    try:
+        return _socket_of(copy)
+    except BaseException:
+        os.close(copy)
+        raise
+
+
+def _socket_of(descriptor: int) -> socket.socket:
+    # The family only affects the size of addresses, and IPv6 fits all; querying the real family costs more system calls.
+    return socket.socket(socket.AF_INET6, socket.SOCK_STREAM, fileno=descriptor)
+
+
+def _shut_down(connection: _Socket) -> None:
+    # Work on a duplicate, whose number cannot be reused, and check the peer: the listed number may be another file by now.
+    with contextlib.suppress(OSError), _copy_of(connection.descriptor) as copy:
+        host, port, *_ = copy.getpeername()
+        if (_plain(host), port) == connection.peer:
+            copy.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,269 @@
+"""Parts of every HTTP server here: a listening socket with clear errors, and uvicorn on the event loop of the process.
+
+A client costs at most one connection and one request of maximum size. Connections are limited, a request must arrive in time,
+and idle readers are disconnected. When the connection limit is hit, the oldest unauthenticated connection is evicted;
+authenticated ones never are.
+"""
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import ssl
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import h11
+import uvicorn
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from nni_manager.errors import CANNOT_LISTEN, UserError
+
+# Any other host name on loopback means that a web page directed the browser here (DNS rebinding).
+OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
+# nnictl and a few browsers need a handful; the other descriptors of the process are for trials.
+MAX_CONNECTIONS = 200
+# The request line with its query, and all headers.
+MAX_HEAD_BYTES = 16 * 1024
+# From accept, or from the first byte of a later request, to the request's last byte. A valid client takes one second over a bad
+# network, including the TLS handshake.
+REQUEST_TIMEOUT_S = 15.0
+# A client that accepts no byte of a response for this long is disconnected.
+READ_TIMEOUT_S = 30.0
+# A client that is still sending when the connection closes never sees the response. Up to this much of the rest is read and
+# discarded.
+_DRAINED_BYTES = 16 * 2**20
+_DRAINED_TIMEOUT_S = 5.0
+
+
+# Keys of the request's state, for `mark_authenticated` and `mark_streaming`.
+_KEEP = "mark_authenticated"
+_ENDLESS = "mark_streaming"
+
+
+class PortUnusable(UserError):
+    """cannot listen on the port; choose another"""
+
+
+def is_loopback(host: str) -> bool:
+    """True if only programs on this machine can reach a server that listens on `host`."""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost"
+
+
+def listen(host: str, port: int, remedy: str) -> socket.socket:
+    """Open a listening socket before anything else is started. From then on a client waits instead of being refused.
+
+    Raises:
+        PortUnusable: the port is in use; the message ends with `remedy`.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Accepted connections inherit the option.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(READ_TIMEOUT_S * 1000))
+    try:
+        listener.bind((host, port))
+        listener.listen()
+    except OSError as error:
+        listener.close()
+        raise PortUnusable(f"{CANNOT_LISTEN} on {host}:{port}: {error.strerror}; {remedy}") from error
+    return listener
+
+
+def mark_authenticated(scope: Scope) -> None:
+    """Mark the request's connection as authenticated: it is never evicted."""
+    keep = scope.get("state", {}).get(_KEEP)
+    if keep is not None:  # None: another server runs the application
+        keep()
+
+
+def mark_streaming(scope: Scope) -> None:
+    """Mark the response as endless: a server that shuts down does not wait for it."""
+    note = scope.get("state", {}).get(_ENDLESS)
+    if note is not None:  # as above
+        note()
+
+
+class _Connection(H11Protocol):
+    """One accepted client. Without `tls` it uses plain HTTP.
+
+    It is disconnected if its request takes too long to arrive. It is also disconnected if it is the oldest unauthenticated
+    connection and the limit is exceeded.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+    _handshake: asyncio.Task[None] | None = None
+
+    def __init__(self, tls: ssl.SSLContext | None, **given: Any) -> None:
+        super().__init__(**given)
+        self._tls = tls
+        self._is_known = False
+        self._is_endless = False
+        self._has_begun = False  # the HTTP protocol
+        self._made_at_s = self.loop.time()
+        self._came_early = bytearray()
+        self.app_state = {**self.app_state, _KEEP: self._keep, _ENDLESS: self._note_endless}
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept a client."""
+        self._accepted = transport
+        self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, transport.abort)
+        self.connections.add(self)
+        if self._tls is None:
+            self._begin(transport)
+        else:
+            transport.pause_reading()
+            self._handshake = self.loop.create_task(self._shake_hands(self._tls))
+        if len(self.connections) > MAX_CONNECTIONS:
+            strangers = [
+                each for each in self.connections if isinstance(each, _Connection) and not each._is_known
+            ]
+            min(strangers, key=lambda each: each._made_at_s)._let_go()
+
+    async def _shake_hands(self, tls: ssl.SSLContext) -> None:
+        # asyncio's own TLS server reports a client only after the handshake, which may never end.
+        try:
+            encrypted = await self.loop.start_tls(self._accepted, self, tls, server_side=True)
+        except OSError:  # not TLS, or disconnected
+            self._let_go()
+            return
+        if encrypted is None or self._accepted.is_closing():
+            self._let_go()
+            return
+        self._begin(encrypted)
+        if self._came_early:
+            self.data_received(bytes(self._came_early))
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        self._has_begun = True
+        super().connection_made(transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Handle a disconnected client."""
+        self.connections.discard(self)
+        self._stop_waiting()
+        if self._has_begun:
+            super().connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """Close the connection when the server shuts down."""
+        if self._has_begun and not self._is_endless:
+            super().shutdown()
+        else:
+            self._let_go()
+
+    def _keep(self) -> None:
+        self._is_known = True
+
+    def _note_endless(self) -> None:
+        self._is_endless = True
+
+    def _let_go(self) -> None:
+        # Remove it now, not in connection_lost: new clients need the capacity.
+        self.connections.discard(self)
+        self._stop_waiting()
+        self._accepted.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """Receive more of a request."""
+        if not self._has_begun:  # received together with the end of the handshake
+            self._came_early += data
+            return
+        super().data_received(data)
+        if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+            self._stop_waiting()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self._accepted.abort)
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer invalid HTTP, possibly in the middle of a request, instead of the application."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if self.cycle.response_started:
+                self.transport.abort()
+                return
+        super().send_400_response(msg)
+
+    def _stop_waiting(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+
+class HttpServer(uvicorn.Server):
+    """HTTP on this event loop, or HTTPS with the key and certificate of a file. The process handles signals itself."""
+
+    def __init__(self, app: ASGIApp, certificate: Path | None = None) -> None:
+        tls = None
+        if certificate is not None:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.load_cert_chain(certificate)
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=partial(_Connection, tls),  # type: ignore[arg-type]  # uvicorn only calls it
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+                ws="none",
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=2,
+            )
+        )
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave the process's signal handlers unchanged."""
+        yield
+
+
+class LingeringCloseMiddleware:
+    """Answers a client that is still sending at once, reads on for a limited time, and closes the connection.
+
+    Without it the server would read the whole request body.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        names = {name for name, _ in scope["headers"]}
+        was_read = names.isdisjoint({b"content-length", b"transfer-encoding"})
+        # A client that waits for `100 Continue` has not received it, and sends no body.
+        waits = b"expect" in names
+
+        async def noticing() -> Message:
+            nonlocal was_read, waits
+            waits = False
+            message = await receive()
+            was_read = was_read or message["type"] != "http.request" or not message.get("more_body", False)
+            return message
+
+        async def sending(message: Message) -> None:
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if message["type"] == "http.response.start" and not was_read:
+                MutableHeaders(scope=message)["connection"] = "close"
+            if not is_last or was_read or waits:
+                await send(message)
+                return
+            await send({**message, "more_body": True})
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(drain(), _DRAINED_TIMEOUT_S)
+            await send({"type": "http.response.body", "body": b""})
+
+        async def drain() -> None:
+            size = 0
+            while not was_read and size < _DRAINED_BYTES:
+                size += len((await noticing()).get("body", b""))
+
+        await self._app(scope, noticing, sending)

@@ -1,0 +1,65 @@
+"""API errors in OpenPAI's terms: its codes, its messages, and the HTTP status of each code.
+
+OpenPAI's messages are used where they exist, since clients show and compare them; the others are ours.
+
+Source: microsoft/pai v1.8.1, REST server (createError of its controllers and models).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nni_manager.errors import UserError
+
+STATUS_OF: Mapping[str, int] = {
+    "InvalidProtocolError": 400,
+    "InvalidParametersError": 400,
+    "NoUserError": 400,  # for not found; clients rely on it
+    "IncorrectPasswordError": 400,
+    "UnauthorizedUserError": 401,
+    "ForbiddenUserError": 403,
+    "NoApiError": 404,
+    "NoJobError": 404,
+    "NoJobConfigError": 404,
+    "NoJobSshInfoError": 404,
+    "NoTaskError": 404,
+    "NoTaskLogError": 404,
+    "NoTagError": 404,
+    "NoStorageError": 404,
+    "NoVirtualClusterError": 404,
+    "NoTokenError": 404,
+    "ConflictJobError": 409,
+    "ConflictUserError": 409,
+    "TooManyLoginsError": 429,
+    "UnknownError": 500,
+    "BusyError": 503,
+}
+
+
+class ApiError(UserError):
+    """An error response; `code` and the message form its body."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = STATUS_OF[code]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The body of the response."""
+        return {"code": self.code, "message": str(self)}
+
+
+def no_job(framework_name: str) -> ApiError:
+    """Error: no such job."""
+    return ApiError("NoJobError", f"Job {framework_name} is not found.")
+
+
+def guest() -> ApiError:
+    """Error: the request has no token."""
+    return ApiError("UnauthorizedUserError", "Guest is not allowed to do this operation.")
+
+
+def bad_token() -> ApiError:
+    """Error: the token is invalid or has expired."""
+    return ApiError("UnauthorizedUserError", "Your token is invalid.")

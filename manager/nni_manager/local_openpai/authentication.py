@@ -1,0 +1,210 @@
+"""Authentication over HTTP: login, tokens, users. `Authenticator.known` protects all other routes.
+
+Source: microsoft/pai v1.8.1, REST server: controllers/v2/basic-login, token, user; middlewares/token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from nni_manager.http_server import mark_authenticated
+from nni_manager.local_openpai.accounts import (
+    MAX_EXPIRATION_S,
+    MIN_EXPIRATION_S,
+    Accounts,
+    Caller,
+    User,
+    new_user,
+    payload_of,
+)
+from nni_manager.local_openpai.api_errors import ApiError, bad_token, guest
+from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.login_throttle import LoginThrottle, source_of
+from nni_manager.local_openpai.request_bodies import fields_of, text_in
+
+log = logging.getLogger("nni_manager.local_openpai.authentication")
+
+Handler = Callable[[Request, Caller], Awaitable[Response]]
+
+
+class Authenticator:
+    """The accounts over HTTP. `store` persists them after each change; `clock` returns seconds since the epoch."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        accounts: Accounts,
+        store: Callable[[Accounts], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._cluster = cluster
+        self._accounts = accounts
+        self._store = store
+        self._clock = clock
+        self._throttle = LoginThrottle()
+
+    def routes(self) -> list[Route]:
+        """The routes below /v2."""
+        known = self.known
+        return [
+            Route("/authn/info", self.login_info),
+            Route("/authn/basic/login", self.log_in, methods=["POST"]),
+            Route("/authn/basic/logout", known(self.log_out), methods=["DELETE"]),
+            Route("/tokens", self.log_in, methods=["POST"]),
+            Route("/tokens", known(self.tokens)),
+            Route("/tokens/application", known(self.new_application_token), methods=["POST"]),
+            Route("/tokens/check", known(self.check_token)),
+            Route("/tokens/{token}", known(self.revoke_token), methods=["DELETE"]),
+            Route("/users", known(self.users), methods=["GET"]),
+            Route("/users", known(self.add_user), methods=["POST"]),
+            Route("/users/{user}", known(self.user), methods=["GET"]),
+            Route("/users/{user}", known(self.remove_user), methods=["DELETE"]),
+        ]
+
+    def known(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        """Wrap a handler so that it requires a valid token."""
+
+        async def endpoint(request: Request) -> Response:
+            caller = self._caller(request)
+            mark_authenticated(request.scope)
+            request.scope["caller"] = caller
+            return await handler(request, caller)
+
+        return endpoint
+
+    def _caller(self, request: Request) -> Caller:
+        kind, _, value = request.headers.get("authorization", "").partition(" ")
+        match kind.lower():
+            case "":
+                raise guest()
+            case "bearer":
+                return self._accounts.caller(value.strip(), self._clock())
+            case "basic":
+                try:
+                    name, _, token = base64.b64decode(value, validate=True).decode().partition(":")
+                except (binascii.Error, UnicodeDecodeError) as error:
+                    raise bad_token() from error
+                caller = self._accounts.caller(token, self._clock())
+                if not caller.token.is_application or caller.name != name:
+                    raise bad_token()
+                return caller
+            case _:
+                raise bad_token()
+
+    async def login_info(self, _: Request) -> Response:
+        """The login method; no login required."""
+        return JSONResponse(
+            {"authn_type": "basic", "loginURI": "/api/v2/authn/basic/login", "loginURIMethod": "post"}
+        )
+
+    async def log_in(self, request: Request) -> Response:
+        """Issue a token for a name and a password."""
+        fields = await fields_of(request)
+        name, password = text_in(fields, "username"), text_in(fields, "password")
+        lifetime_s = _expiration(fields.get("expiration", MAX_EXPIRATION_S))
+        client = request.client
+        user = self._accounts.login(name)
+        await self._throttle.check(user, password, source_of(client and (client.host, client.port)))
+        self._accounts.user(name)  # raises if the user was removed meanwhile
+        token = self._accounts.issue(name, self._clock(), lifetime_s)
+        self._store(self._accounts)
+        log.info("%s logged in", name)
+        return JSONResponse({"user": name, "token": token, "admin": user.is_admin})
+
+    async def log_out(self, _: Request, caller: Caller) -> Response:
+        """Revoke the token of this request."""
+        self._revoke(caller.token.text, caller)
+        return JSONResponse({"message": "Logout successfully"})
+
+    async def tokens(self, _: Request, caller: Caller) -> Response:
+        """The caller's tokens without their signatures, which are not stored."""
+        tokens = self._accounts.tokens_of(caller.name, self._clock())
+        return JSONResponse({"tokens": [token.text for token in tokens]})
+
+    async def new_application_token(self, _: Request, caller: Caller) -> Response:
+        """Issue an application token, which does not expire."""
+        token = self._accounts.issue(caller.name, self._clock(), None)
+        self._store(self._accounts)
+        log.info("%s has a new token for applications", caller.name)
+        return JSONResponse({"token": token, "application": True})
+
+    async def check_token(self, _: Request, caller: Caller) -> Response:
+        """The payload of the caller's token."""
+        return JSONResponse(payload_of(caller))
+
+    async def revoke_token(self, request: Request, caller: Caller) -> Response:
+        """Revoke a token."""
+        self._revoke(request.path_params["token"], caller)
+        return JSONResponse({"message": "revoke successfully"})
+
+    def _revoke(self, token_text: str, caller: Caller) -> None:
+        self._accounts.revoke(token_text, caller)
+        self._store(self._accounts)
+
+    # ---- users
+
+    async def users(self, _: Request, caller: Caller) -> Response:
+        """All users."""
+        self._must_be_admin(caller)
+        return JSONResponse([await self._user_document(user) for user in self._accounts.users()])
+
+    async def user(self, request: Request, _: Caller) -> Response:
+        """One user."""
+        return JSONResponse(await self._user_document(self._accounts.user(request.path_params["user"])))
+
+    async def add_user(self, request: Request, caller: Caller) -> Response:
+        """Add a user."""
+        self._must_be_admin(caller)
+        fields = await fields_of(request)
+        name, password = text_in(fields, "username"), text_in(fields, "password")
+        user = await asyncio.to_thread(new_user, name, password, is_admin=fields.get("admin") is True)
+        self._accounts.add_user(user)
+        self._store(self._accounts)
+        log.info("%s added user %s", caller.name, name)
+        return JSONResponse({"message": "User is created successfully"}, status_code=201)
+
+    async def remove_user(self, request: Request, caller: Caller) -> Response:
+        """Remove a user; their jobs stay."""
+        self._must_be_admin(caller)
+        name = request.path_params["user"]
+        self._accounts.remove_user(name)
+        self._store(self._accounts)
+        log.info("%s removed user %s", caller.name, name)
+        return JSONResponse({"message": "user is removed successfully"})
+
+    async def _user_document(self, user: User) -> dict[str, Any]:
+        return {
+            "username": user.name,
+            "email": "",
+            "grouplist": ["default"],
+            "extension": {},
+            "admin": user.is_admin,
+            "virtualCluster": [view.name for view in await self._cluster.virtual_clusters()],
+            "storageConfig": [view.name for view in await self._cluster.storages()],
+        }
+
+    def _must_be_admin(self, caller: Caller) -> None:
+        if caller.token.is_application and not caller.token.is_owners:
+            raise ApiError("ForbiddenUserError", "Applications are not allowed to do this operation.")
+        if not caller.user.is_admin:
+            raise ApiError("ForbiddenUserError", "Non-admin is not allowed to do this operation.")
+
+
+def _expiration(value: Any) -> int:
+    text = str(value)
+    if not re.fullmatch("[0-9]{1,9}", text) or not MIN_EXPIRATION_S <= int(text) <= MAX_EXPIRATION_S:
+        raise ApiError(
+            "InvalidParametersError",
+            f"cannot use expiration {text[:60]!r}: write seconds from {MIN_EXPIRATION_S} to {MAX_EXPIRATION_S}",
+        )
+    return int(text)

@@ -1,0 +1,463 @@
+"""Containers as processes: starts, watches and stops their supervisors, and adopts them after a restart."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from nni_manager.leftovers import reap_orphans
+from nni_manager.local_openpai import supervisor
+from nni_manager.local_openpai.core.exits import (
+    CONTAINER_NOT_MADE,
+    IMAGE_NOT_FOUND,
+    KILLED,
+    NODE_LOST,
+    NOT_CREATED,
+    SEARCHED_BYTES,
+    TaskExit,
+    container_exit,
+)
+from nni_manager.local_openpai.core.job import StartContainer, Task
+from nni_manager.local_openpai.core.plan import JobPlan
+from nni_manager.local_openpai.environment import CONTAINER_ID, inherited, task_variables
+from nni_manager.local_openpai.fork_server import ForkServer, ProcessNotStarted, program
+from nni_manager.local_openpai.planning import RUNTIME_DIR
+from nni_manager.local_openpai.sandbox import (
+    RUNTIME_IN_CONTAINER,
+    container_tool,
+    end_command,
+    registry_logins,
+    sandbox_commands,
+)
+from nni_manager.local_openpai.settings import ClusterSettings, Sandbox
+from nni_manager.store.torn_files import NOT_WHOLE
+
+logger = logging.getLogger(__name__)
+
+# Reported for every failure of an init script that is not a signal.
+_INIT_FAILED = 1
+# The part of a failed task's output that OpenPAI reports.
+_LAST_LINES = 15
+_LAST_BYTES = 2048
+# Messages of podman, docker and registries for a missing or forbidden image.
+_NO_IMAGE = re.compile(
+    "manifest unknown|not found|no such image|does not exist|access denied|unauthorized", re.IGNORECASE
+)
+# Starting a process blocks for 1 to 2 ms, so a few threads are enough.
+_THREADS = 4
+_SUPERVISOR_DELAY_S = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class StatePaths:
+    """The paths in the cluster's state directory."""
+
+    state_dir: Path
+
+    @property
+    def database(self) -> Path:
+        """The database of jobs."""
+        return self.state_dir / "cluster.sqlite"
+
+    @property
+    def lock(self) -> Path:
+        """The lock file of the cluster that uses the folder."""
+        return self.state_dir / "lock"
+
+    @property
+    def containers(self) -> Path:
+        """The parent of one folder for each container that is not terminal."""
+        return self.state_dir / "containers"
+
+    @property
+    def logs(self) -> Path:
+        """The logs of all jobs that are not deleted."""
+        return self.state_dir / "logs"
+
+    def container(self, container_id: str) -> Path:
+        """The folder of one container."""
+        return self.containers / container_id
+
+    def logs_of_job(self, debug_id: str) -> Path:
+        """The logs of all containers of a job."""
+        return self.logs / debug_id
+
+    def logs_of(self, debug_id: str, mangled_role: str, container_id: str) -> Path:
+        """The logs of one container."""
+        return self.logs_of_job(debug_id) / mangled_role / container_id
+
+
+@dataclass(slots=True)
+class _Container:
+    """A running or starting container. `descriptor` (a pidfd) becomes readable when its process ends, child or not."""
+
+    plan: JobPlan
+    logs: Path
+    descriptor: int | None = None
+    stop_is_wanted: bool = False
+    killing: asyncio.TimerHandle | None = None
+
+
+class ContainerRuntime:
+    """The containers of this machine. Used from one event loop."""
+
+    def __init__(
+        self,
+        settings: ClusterSettings,
+        on_started: Callable[[str], None],
+        on_ended: Callable[[str, TaskExit], None],
+    ) -> None:
+        """`on_started` and `on_ended` are called once for each container, with its id.
+
+        Raises:
+            SandboxMissing: tasks are to run in containers, and no container tool is installed.
+        """
+        self._settings = settings
+        self._folders = StatePaths(settings.state_dir)
+        self._on_started = on_started
+        self._on_ended = on_ended
+        self._containers: dict[str, _Container] = {}
+        self._tool = None if settings.sandbox is Sandbox.PROCESS else container_tool()
+        self._starter = ForkServer()
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="containers")
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- commands of the cluster
+
+    def start(self, plan: JobPlan, effect: StartContainer) -> None:
+        """Start a container; the callbacks report the outcome."""
+        self._containers[effect.task.container_id] = _Container(plan, self._logs(plan, effect.task))
+        self._soon(self._start(plan, effect), effect.task.container_id)
+
+    def adopt(self, plan: JobPlan, task: Task) -> None:
+        """Watch a container of an earlier cluster if it still runs, else report its end."""
+        self._containers[task.container_id] = _Container(plan, self._logs(plan, task))
+        self._soon(self._adopt(task.container_id), task.container_id)
+
+    def stop(self, container_id: str) -> None:
+        """Stop a container, with a grace period. An unknown one has ended already."""
+        container = self._containers.get(container_id)
+        if container is not None:
+            container.stop_is_wanted = True
+            self._pass_stop_on(container_id, container)
+
+    def forget(self, container_id: str) -> None:
+        """Remove the folder of a container whose end is stored."""
+        self._soon(self._in_thread(_remove, self._folders.container(container_id)))
+
+    def remove_others(self, container_ids: Iterable[str]) -> None:
+        """Remove the folders of all other containers."""
+        known = set(container_ids)
+        with contextlib.suppress(FileNotFoundError):
+            for folder in self._folders.containers.iterdir():
+                if folder.name not in known:
+                    _remove(folder)
+
+    async def close(self) -> None:
+        """Stop watching. Containers continue."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+        for container in self._containers.values():
+            self._unwatch(container)
+        self._containers.clear()
+        await self._in_thread(self._starter.close)
+        self._threads.shutdown()
+
+    # ---- start
+
+    async def _start(self, plan: JobPlan, effect: StartContainer) -> None:
+        container_id = effect.task.container_id
+        try:
+            process = await self._in_thread(self._started, plan, effect)
+        except (OSError, ProcessNotStarted) as error:
+            problem = (
+                f"cannot start a process for it: {error}; free memory, disk or processes on this machine"
+            )
+            self._ended(container_id, TaskExit(NOT_CREATED, diagnostics=problem))
+            return
+        self._watch(container_id, process)
+
+    def _started(self, plan: JobPlan, effect: StartContainer) -> dict[str, Any]:
+        folder = self._folders.container(effect.task.container_id)
+        runtime, work = folder / "runtime", folder / "work"
+        for path in (folder, runtime, work):
+            path.mkdir(mode=0o700, parents=True)
+        if self._tool is not None:
+            runtime.chmod(0o777)  # the image's user runs them; the parent folder is closed to other users
+        seen = str(runtime) if self._tool is None else RUNTIME_IN_CONTAINER
+        stages = []
+        role = plan.role(effect.task.role)
+        for stage, scripts in (
+            ("init", role.init),
+            ("pre", role.pre),
+            ("user", (role.user,)),
+            ("post", role.post),
+        ):
+            for number, script in enumerate(scripts):
+                path = runtime / f"{stage}-{number}.sh"
+                path.write_text(script.replace(RUNTIME_DIR, shlex.quote(seen)), encoding="utf-8")
+                stages.append((stage, f"{seen}/{path.name}"))
+        variables = task_variables(plan, effect.job_attempt_id, effect.task, effect.tasks, str(work))
+        sandbox = None
+        mounts = self._mounts(plan)
+        if self._tool is not None:
+            gpus = effect.task.place.gpus if effect.task.place is not None else ()
+            made = sandbox_commands(self._tool, effect.task.container_id, role, folder, mounts, gpus)
+            sandbox, mounts = made.to_spec(), []
+            # The tool reads one variable per line; no variable of OpenPAI contains a newline.
+            lines = "".join(f"{name}={value}\n" for name, value in variables.items())
+            (folder / "environ").write_text(lines, encoding="utf-8")
+            if role.image_auth is not None:
+                (folder / "config.json").write_text(registry_logins(role.image_auth), encoding="utf-8")
+        spec = {
+            "sandbox": sandbox,
+            "stages": stages,
+            "environ": {**inherited(os.environ), **variables},
+            "work_dir": str(work),
+            "logs": str(self._containers[effect.task.container_id].logs),
+            "log_file_bytes": self._settings.log_file_bytes,
+            "old_log_files": self._settings.old_log_files,
+            "grace_s": self._settings.grace_s,
+            "secrets": plan.secrets,
+            "mounts": mounts,
+        }
+        (folder / supervisor.SPEC).write_text(json.dumps(spec), encoding="utf-8")
+        return self._starter.start(folder)
+
+    def _mounts(self, plan: JobPlan) -> list[dict[str, Any]]:
+        storages = {storage.name: storage for storage in self._settings.storages}
+        for mount in plan.storages:
+            if mount.name not in storages:
+                raise ProcessNotStarted(
+                    f"storage {mount.name} is gone since it was submitted; start the cluster with it"
+                )
+        return [
+            {
+                "name": mount.name,
+                "path": str(storages[mount.name].path),
+                "mount_path": mount.mount_path,
+                "is_read_only": storages[mount.name].is_read_only,
+            }
+            for mount in plan.storages
+        ]
+
+    def _logs(self, plan: JobPlan, task: Task) -> Path:
+        return self._folders.logs_of(plan.debug_id, plan.role(task.role).mangled_name, task.container_id)
+
+    # ---- watch
+
+    async def _adopt(self, container_id: str) -> None:
+        folder = self._folders.container(container_id)
+        try:
+            process = await self._in_thread(_process_of, folder)
+        except OSError as error:
+            self._ended(container_id, TaskExit(NODE_LOST, diagnostics=f"cannot read {folder}: {error}"))
+            return
+        except (ValueError, KeyError):  # the disk lost the content, e.g. in a power failure
+            await self._finish(container_id)
+            return
+        if process is None:
+            problem = "the cluster was ended before it had started this container; nothing of it ran"
+            self._ended(container_id, TaskExit(NOT_CREATED, diagnostics=problem))
+        elif process["boot_id"] == supervisor.boot_id():
+            self._watch(container_id, process)
+        else:
+            await self._finish(container_id)
+
+    def _watch(self, container_id: str, process: dict[str, Any]) -> None:
+        """Watch exactly this process, or report its end if it has exited."""
+        container = self._containers[container_id]
+        with contextlib.suppress(ProcessLookupError):
+            container.descriptor = os.pidfd_open(process["pid"])
+        self._on_started(container_id)
+        # The pid may have been reused; the descriptor cannot, so check the identity after opening it.
+        if container.descriptor is None or supervisor.process_identity(process["pid"]) != process:
+            self._note_end(container_id)
+            return
+        asyncio.get_running_loop().add_reader(container.descriptor, self._note_end, container_id)
+        if container.stop_is_wanted:
+            self._pass_stop_on(container_id, container)
+
+    def _note_end(self, container_id: str) -> None:
+        self._unwatch(self._containers[container_id])
+        self._soon(self._finish(container_id), container_id)
+
+    def _unwatch(self, container: _Container) -> None:
+        if container.killing is not None:
+            container.killing.cancel()
+        if container.descriptor is not None:
+            asyncio.get_running_loop().remove_reader(container.descriptor)
+            os.close(container.descriptor)
+            container.descriptor = None
+
+    def _pass_stop_on(self, container_id: str, container: _Container) -> None:
+        if container.descriptor is None:
+            return  # `_watch` sends the signals once the process exists
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(container.descriptor, signal.SIGTERM)
+            # A stopped process handles SIGTERM only after SIGCONT.
+            signal.pidfd_send_signal(container.descriptor, signal.SIGCONT)
+        container.killing = asyncio.get_running_loop().call_later(
+            self._settings.grace_s + _SUPERVISOR_DELAY_S, self._kill, container_id
+        )
+
+    def _kill(self, container_id: str) -> None:
+        container = self._containers.get(container_id)
+        if container is not None and container.descriptor is not None:
+            logger.warning("container %s does not end: its supervisor is killed", container_id)
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(container.descriptor, signal.SIGKILL)
+
+    async def _finish(self, container_id: str) -> None:
+        container = self._containers[container_id]
+        folder = self._folders.container(container_id)
+        ended = await self._in_thread(_exit_of, container_id, folder, container)
+        if self._tool is not None and ended.code in (KILLED, NODE_LOST):
+            await self._in_thread(_run_quietly, end_command(self._tool, container_id))
+        self._ended(container_id, ended)
+
+    def _ended(self, container_id: str, ended: TaskExit) -> None:
+        del self._containers[container_id]
+        self._on_ended(container_id, ended)
+
+    # ---- threads
+
+    async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
+
+    def _soon(self, work: Any, container_id: str | None = None) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._done, container_id))
+
+    def _done(self, container_id: str | None, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if task.cancelled() or task.exception() is None:
+            return
+        logger.error("cannot look after a container: this is a bug", exc_info=task.exception())
+        if container_id in self._containers:
+            # A bug must not hold the allocation forever.
+            self._unwatch(self._containers[container_id])
+            problem = f"cannot look after it, which is a bug of the cluster: {task.exception()!r}; report it"
+            self._ended(container_id, TaskExit(NODE_LOST, diagnostics=problem))
+
+
+def _process_of(folder: Path) -> dict[str, Any] | None:
+    """Identity of a container's supervisor; None if there is none and none can start any more."""
+    if not folder.is_dir():
+        return None
+    nobody = {"pid": None}
+    if supervisor.claim(folder, nobody):
+        return None
+    document: dict[str, Any] = json.loads((folder / supervisor.PROCESS).read_text(encoding="utf-8"))
+    return None if document == nobody else document
+
+
+def _exit_of(container_id: str, folder: Path, container: _Container) -> TaskExit:
+    """The exit of a container whose supervisor has ended. Ends all remaining processes of the container."""
+    path = folder / supervisor.EXIT
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        stage, code = record["stage"], int(record["exit_code"])
+    except OSError:
+        return _lost(container_id, folder)
+    except NOT_WHOLE as error:
+        _end_leftovers(container_id)
+        torn = f"{path} is torn ({error!r}), as by a power cut or a full disk: nobody can tell how the container ended"
+        return TaskExit(NODE_LOST, diagnostics=torn)
+    if code == 0:
+        return TaskExit(0, container_exit_code=0, origin_user_exit_code=0)
+    if stage == supervisor.BEGIN:
+        return _not_made(container.logs)
+    if stage == "init":
+        kept = code if code > 128 else _INIT_FAILED
+        said = f"an init script of a plugin failed with exit code {code}; see runtime.log"
+        return TaskExit(kept, container_exit_code=kept, diagnostics=said)
+    if stage == "user":
+        found = container_exit(code, _tail(container.logs / supervisor.LOG_FOLDERS["all"], SEARCHED_BYTES))
+        return TaskExit(
+            found.code,
+            container_exit_code=found.code,
+            origin_user_exit_code=code,
+            diagnostics=_said(f"the commands ended with exit code {code}", container.logs),
+            matched_log=found.matched_log,
+        )
+    found = container_exit(code, "")
+    when = "before" if stage == "pre" else "after"
+    said = f"what runs {when} the commands failed with exit code {code}; see runtime.log"
+    return TaskExit(
+        found.code,
+        container_exit_code=found.code,
+        origin_user_exit_code=None if stage == "pre" else 0,
+        diagnostics=said,
+    )
+
+
+def _not_made(logs: Path) -> TaskExit:
+    said = _tail(logs / supervisor.LOG_FOLDERS["runtime.log"], _LAST_BYTES)
+    code = IMAGE_NOT_FOUND if _NO_IMAGE.search(said) else CONTAINER_NOT_MADE
+    return TaskExit(code, diagnostics=f"its container could not be made:\n{said}")
+
+
+def _run_quietly(command: list[str]) -> None:
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        subprocess.run(command, capture_output=True, timeout=_SUPERVISOR_DELAY_S, check=False)
+
+
+def _end_leftovers(container_id: str) -> None:
+    """End the remaining processes of a container without a supervisor, including its keeper and the keeper's guard."""
+    reap_orphans(lambda environ: environ.get(CONTAINER_ID) == container_id)
+
+
+def _lost(container_id: str, folder: Path) -> TaskExit:
+    _end_leftovers(container_id)
+    with contextlib.suppress(OSError, ValueError, KeyError):
+        process = json.loads((folder / supervisor.PROCESS).read_text(encoding="utf-8"))
+        if process["boot_id"] == supervisor.boot_id():
+            return TaskExit(
+                KILLED,
+                container_exit_code=KILLED,
+                diagnostics="its supervisor was killed, and with it all that it had started; see who kills processes here",
+            )
+    return TaskExit(NODE_LOST, diagnostics="this machine was restarted while it ran")
+
+
+def _said(what: str, logs: Path) -> str:
+    lines = _tail(logs / supervisor.LOG_FOLDERS["all"], _LAST_BYTES).splitlines()[-_LAST_LINES:]
+    return "\n".join([f"{what}; its last words:", *lines]) if lines else f"{what} and said nothing"
+
+
+def _tail(folder: Path, most_bytes: int) -> str:
+    try:
+        with (folder / supervisor.CURRENT).open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
+            return file.read(most_bytes).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def mounts_work() -> bool:
+    """True if storages can be mounted at the paths in jobs."""
+    probe = program(supervisor.MOUNT_PROBE)
+    try:
+        return subprocess.run(probe, capture_output=True, timeout=10, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

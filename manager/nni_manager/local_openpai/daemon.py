@@ -1,0 +1,396 @@
+"""Control of the local OpenPAI daemon: its folder, its status, start and stop.
+
+The daemon is a separate process that outlives the process that started it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nni_manager import open_files
+from nni_manager.errors import RetryableError, UserError
+from nni_manager.local_openpai.options import Options
+from nni_manager.loopback_auth import VerifiedConnection
+from nni_manager.store.folders import state_of_user
+from nni_manager.store.owner_lock import OwnerLock
+from nni_manager.store.process_identity import ProcessIdentity, terminate
+from trial_keeper import __version__
+from trial_keeper.wire.workspace import replace_file
+
+T = TypeVar("T")
+
+HOST = "127.0.0.1"
+_POLL_S = 0.05
+# Python and the libraries take about a second to load; the rest allows for a machine under full load.
+_READY_TIMEOUT_S = 30.0
+_ENDED_TIMEOUT_S = 30.0
+_ANSWERS_TIMEOUT_S = 5.0
+
+# The daemons may outlive this process. Python reaps children whose Popen is referenced, and warns about released ones.
+_started: list[subprocess.Popen[bytes]] = []
+
+
+class ServiceFailed(UserError):
+    """cannot start the local OpenPAI; its last words say why"""
+
+
+class AlreadyRunning(UserError):
+    """cannot start the local OpenPAI: it runs already"""
+
+
+class ShutdownTimeout(RetryableError):
+    """cannot end the local OpenPAI; end its process by hand"""
+
+
+class FolderUnusable(UserError):
+    """cannot use the state directory; name another with --state-dir"""
+
+
+@dataclass(frozen=True, slots=True)
+class Credentials:
+    """The owner's credentials: a token that does not expire. The owner has no known password."""
+
+    user: str
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceProcess:
+    """The process of the running daemon, or of the last one."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+    host: str
+    version: str
+    options: Options
+
+    @classmethod
+    def here(cls, host: str, options: Options) -> ServiceProcess:
+        """The current process."""
+        identity = ProcessIdentity.of(os.getpid())
+        assert identity is not None  # this process is alive
+        return cls(**asdict(identity), host=host, version=__version__, options=options)
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, for the `host` of an experiment file."""
+        return f"{self.host}:{self.options.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """The running daemon and its credentials."""
+
+    state: StateFolder
+    process: ServiceProcess
+    credentials: Credentials
+
+
+@dataclass(frozen=True, slots=True)
+class StateFolder:
+    """The daemon's state directory; closed to other users of the machine."""
+
+    path: Path
+
+    @classmethod
+    def of_user(cls) -> StateFolder:
+        """The default folder of the user."""
+        return cls(state_of_user() / "openpai")
+
+    @property
+    def cluster(self) -> Path:
+        """The cluster's state directory: jobs, tasks and their logs."""
+        return self.path / "cluster"
+
+    @property
+    def storage(self) -> Path:
+        """The folder of the default storage."""
+        return self.path / "storage"
+
+    @property
+    def accounts(self) -> Path:
+        """The file of users and token hashes."""
+        return self.path / "accounts.json"
+
+    @property
+    def log(self) -> Path:
+        """The daemon's log."""
+        return self.path / "service.log"
+
+    @property
+    def stderr(self) -> Path:
+        """The stderr of a daemon in the background."""
+        return self.path / "stderr.log"
+
+    @property
+    def _process_json(self) -> Path:
+        return self.path / "service.json"
+
+    @property
+    def _credentials_json(self) -> Path:
+        return self.path / "credentials.json"
+
+    @property
+    def _lock(self) -> OwnerLock:
+        return OwnerLock(self.path / "owner.lock")
+
+    def make(self) -> None:
+        """Create the folder if necessary, check that it is ours, and close it to other users.
+
+        Raises:
+            FolderUnusable.
+        """
+        try:
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # An experiment may have created the storage folder before the first start.
+            entries = {entry.name for entry in self.path.iterdir()} - {self.storage.name}
+            if entries and self._lock.path.name not in entries:
+                raise FolderUnusable(
+                    f"cannot use {self.path} as state directory: it holds something else, such as {min(entries)}; "
+                    "name a new or an empty folder with --state-dir"
+                )
+            self.path.chmod(0o700)
+            self._lock.path.touch(mode=0o600)  # marks the folder as ours
+        except OSError as error:
+            raise FolderUnusable(
+                f"cannot use {self.path} as state directory: {error.strerror}; name another with --state-dir"
+            ) from error
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        """Hold the lock of the folder: one daemon at a time.
+
+        Raises:
+            AlreadyRunning: another daemon holds it.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(self._lock.owned())
+            except BlockingIOError as error:
+                raise AlreadyRunning(
+                    f"cannot start the local OpenPAI in {self.path}: it runs already; `nnictl openpai status` shows where"
+                ) from error
+            yield
+
+    def is_owned(self) -> bool:
+        """True if a daemon holds the folder, including one that is starting or stopping."""
+        return self._lock.is_owned()
+
+    def process(self) -> ServiceProcess | None:
+        """The process of the running or last daemon; None before the first one was ready."""
+        return _read(
+            self._process_json,
+            lambda document: ServiceProcess(
+                **{**document, "options": Options.from_json(document["options"])}
+            ),
+        )
+
+    def write_process(self, process: ServiceProcess) -> None:
+        """Publish the process of the running daemon."""
+        replace_file(self._process_json, json.dumps(asdict(process)).encode(), 0o600, is_durable=True)
+
+    def credentials(self) -> Credentials | None:
+        """The owner's credentials; None before the first start."""
+        # Earlier versions also wrote a password; the next start of the daemon removes it.
+        return _read(
+            self._credentials_json, lambda document: Credentials(document["user"], document["token"])
+        )
+
+    def write_credentials(self, credentials: Credentials) -> None:
+        """Store the owner's credentials, readable by the owner only."""
+        replace_file(self._credentials_json, json.dumps(asdict(credentials)).encode(), 0o600, is_durable=True)
+
+
+def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T | None:
+    try:
+        return make(json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise FolderUnusable(
+            f"cannot read {path}: {error}; end the service if it runs, remove this file, and start it again"
+        ) from error
+
+
+# ---- status
+
+
+def running(state: StateFolder) -> Service | None:
+    """The daemon that runs there and answers; None if there is none.
+
+    Raises:
+        FolderUnusable: the folder cannot be read.
+    """
+    if not _is_owned(state):
+        return None
+    process, credentials = state.process(), state.credentials()
+    if process is None or credentials is None:
+        return None  # still starting
+    service = Service(state, process, credentials)
+    return service if _answers(service) else None
+
+
+def _is_owned(state: StateFolder) -> bool:
+    try:
+        return state.is_owned()
+    except OSError as error:
+        raise FolderUnusable(
+            f"cannot look into {state.path}: {error.strerror}; name another with --state-dir"
+        ) from error
+
+
+def _answers(service: Service) -> bool:
+    """True if the daemon answers, and not another process that has taken over its port."""
+    connection = VerifiedConnection(
+        service.process.host, service.process.options.port, timeout=_ANSWERS_TIMEOUT_S
+    )
+    try:
+        connection.request(
+            "GET", "/api/v2/tokens/check", headers={"Authorization": f"Bearer {service.credentials.token}"}
+        )
+        answer = connection.getresponse()
+        return answer.status == 200 and bool(json.loads(answer.read()))
+    except (OSError, ValueError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+# ---- start and stop
+
+
+def last_options(state: StateFolder) -> Options:
+    """The options of the last start."""
+    last = state.process()
+    return last.options if last else Options()
+
+
+def start(state: StateFolder, options: Options | None = None) -> Service:
+    """Start a daemon in the background and return it once it answers. Without options, those of the last start apply.
+
+    If another process starts one in the same folder at the same time, that one is returned.
+
+    Raises:
+        ServiceFailed: the daemon could not be started; no process is left running.
+        FolderUnusable: the folder cannot be used.
+    """
+    state.make()
+    options = options or last_options(state)
+    arguments = ["-m", "nni_manager.local_openpai", f"--state-dir={state.path}", *options.to_arguments()]
+    child: subprocess.Popen[bytes] | None = None
+    try:
+        with state.stderr.open("wb") as stderr:
+            child = subprocess.Popen(
+                [sys.executable, *arguments],
+                # Python imports from the working directory, which must not contain the user's files.
+                cwd=state.path,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=stderr,
+                start_new_session=True,
+            )
+        service = _wait_until_ready(state, child)
+    except BaseException:
+        if child is not None:
+            _abort_start(child)
+        raise
+    open_files.restore_limit(child.pid)  # the manager, too, may start the daemon
+    _started.append(child)
+    return service
+
+
+def _wait_until_ready(state: StateFolder, child: subprocess.Popen[bytes]) -> Service:
+    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    while time.monotonic() < deadline_s:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(_POLL_S)
+            other = running(state)
+            if other is not None:
+                return other
+            if not state.is_owned():
+                raise ServiceFailed(_last_words(state.stderr, child.returncode))
+            # Another process started a daemon first, which is not ready yet.
+            time.sleep(_POLL_S)
+            continue
+        process = state.process()
+        if process is not None and process.pid == child.pid:
+            service = running(state)
+            if service is not None:
+                return service
+    raise ServiceFailed(
+        f"cannot start the local OpenPAI in {state.path}: it was not ready within {_READY_TIMEOUT_S:.0f} s; "
+        f"free this machine of other work and try again, or look into {state.log}"
+    )
+
+
+def _last_words(stderr: Path, exit_code: int) -> str:
+    lines = stderr.read_text(errors="replace").strip().splitlines()
+    last = lines[-1] if lines else "it said nothing"
+    if last.startswith("cannot"):
+        return last
+    return (
+        f"cannot start the local OpenPAI: it ended with exit code {exit_code}: {last}; "
+        f"see {stderr}, and report it if it fails again"
+    )
+
+
+def _abort_start(child: subprocess.Popen[bytes]) -> None:
+    for end in (child.terminate, child.kill):
+        if child.poll() is None:
+            end()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_ENDED_TIMEOUT_S)
+
+
+def stop(state: StateFolder) -> ServiceProcess | None:
+    """Stop the daemon and return its process; None if none ran. Tasks continue, and the next daemon adopts them.
+
+    Raises:
+        ShutdownTimeout: the daemon does not end, or does not become ready to receive the stop.
+        FolderUnusable: the folder cannot be read.
+    """
+    deadline_s = time.monotonic() + _READY_TIMEOUT_S
+    while True:
+        if not _is_owned(state):
+            return None
+        process = state.process()
+        descriptor = None if process is None else _descriptor_of(process)
+        if process is not None and descriptor is not None:
+            break
+        if time.monotonic() > deadline_s:
+            raise ShutdownTimeout(
+                f"cannot end the local OpenPAI in {state.path}: it has not begun to answer; "
+                f"see {state.log}, and try again"
+            )
+        time.sleep(_POLL_S)  # still starting or stopping
+    has_ended = terminate(descriptor, _ENDED_TIMEOUT_S)
+    _started[:] = [child for child in _started if child.poll() is None]
+    if not has_ended:
+        raise ShutdownTimeout(
+            f"cannot end the local OpenPAI in {state.path}: process {process.pid} ignores SIGTERM; "
+            f"end it with `kill -9 {process.pid}`: nothing stored is lost"
+        )
+    return process
+
+
+def _descriptor_of(process: ServiceProcess) -> int | None:
+    """A pidfd of the process; None if it has ended, even if its pid has been reused."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    if ProcessIdentity(process.pid, process.start_ticks, process.boot_id).is_alive:
+        return descriptor
+    os.close(descriptor)
+    return None

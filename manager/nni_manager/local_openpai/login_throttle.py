@@ -1,0 +1,88 @@
+"""Rate limit of password checks, against guessing and against the CPU cost of the deliberately slow hash.
+
+Attempts of one source (a local user, or a remote address) are checked one at a time, with a cooldown after a failed one.
+Sources do not delay each other. Delays do not depend on the user name, so they do not reveal which names exist.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+from nni_manager.local_openpai.accounts import User, check_password
+from nni_manager.local_openpai.api_errors import ApiError
+from trial_keeper.wire.listener_uid import uid_of_peer
+
+# A guess takes 30 ms of CPU: 6 % of a core for each source that guesses continuously.
+REST_AFTER_FAILURE_S = 0.5
+# Further attempts of one source are rejected at once; the last waiting one waits for 5 s.
+MAX_WAITING = 10
+# Bounds memory under guessing from many addresses; sources whose cooldown has passed are dropped.
+_MAX_SOURCES = 1_000
+
+
+class _Source:
+    """The attempts of one source."""
+
+    def __init__(self) -> None:
+        self.turn = asyncio.Lock()
+        self.waiting = 0
+        self.rests_until_s = 0.0
+
+
+class LoginThrottle:
+    """Checks passwords: one pending check per source, and one running check in total."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, _Source] = {}
+        # One thread limits the cost to one core and 16 MiB.
+        self._hashing = ThreadPoolExecutor(1, "passwords")
+
+    async def check(self, user: User, password: str, source: str) -> None:
+        """Check the user's password.
+
+        Raises:
+            ApiError: IncorrectPasswordError; or TooManyLoginsError, too many attempts of this source are waiting.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._turn_of(source) as attempts:
+            await asyncio.sleep(attempts.rests_until_s - loop.time())
+            try:
+                await loop.run_in_executor(self._hashing, check_password, user, password)
+            except ApiError:
+                attempts.rests_until_s = loop.time() + REST_AFTER_FAILURE_S
+                raise
+
+    @asynccontextmanager
+    async def _turn_of(self, source: str) -> AsyncIterator[_Source]:
+        now_s = asyncio.get_running_loop().time()
+        if len(self._sources) >= _MAX_SOURCES:
+            self._sources = {
+                name: each
+                for name, each in self._sources.items()
+                if each.waiting or each.rests_until_s > now_s
+            }
+        attempts = self._sources.setdefault(source, _Source())
+        if attempts.waiting >= MAX_WAITING:
+            raise ApiError(
+                "TooManyLoginsError",
+                f"cannot check this password: {MAX_WAITING} attempts of yours wait already; try again in "
+                f"{MAX_WAITING * REST_AFTER_FAILURE_S:.0f} s, or use a token",
+            )
+        attempts.waiting += 1
+        try:
+            async with attempts.turn:
+                yield attempts
+        finally:
+            attempts.waiting -= 1
+
+
+def source_of(client: tuple[str, int] | None) -> str:
+    """The source of a connection: the local user that owns it, else the remote address."""
+    if client is None:
+        return ""
+    host, port = client
+    uid = uid_of_peer(host, port)
+    return host if uid is None else f"uid {uid}"

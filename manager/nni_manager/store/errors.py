@@ -1,0 +1,114 @@
+"""Errors of the database, and their mapping from SQLite's."""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from nni_manager.errors import InternalError, RetryableError, UserError
+from nni_manager.store.database_files import OPEN_DATABASES
+
+# sqlite3_errstr() of SQLITE_FULL, SQLITE_READONLY, SQLITE_CANTOPEN and SQLITE_BUSY; Python has error codes only from 3.11 on.
+FULL = "database or disk is full"
+_READ_ONLY = "attempt to write a readonly database"
+_CANNOT_OPEN = "unable to open database file"
+_LOCKED = "database is locked"
+
+
+class StoreUnusable(UserError):
+    """cannot use the experiment's database; see what the message says of the disk"""
+
+
+class StoreBusy(RetryableError):
+    """cannot use the experiment's database now; free some disk space or wait, then try again"""
+
+
+def _disk_full_message(path: Path, what: str) -> str:
+    """Message for a full disk: the operation, the sizes and the remedy."""
+    used = free = 0
+    with suppress(OSError):
+        used, free = wal_bytes(path) + path.stat().st_size, shutil.disk_usage(path.parent).free
+    return (
+        f"cannot store anything in {path}: {what}; it has {used / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free on its disk: "
+        "free some space there. Trials go on meanwhile, nothing is lost, and what they report is stored when there is room"
+    )
+
+
+def wal_bytes(path: Path) -> int:
+    """Size of the write-ahead log in bytes; 0 if there is none."""
+    with suppress(OSError):
+        return os.stat(f"{path}-wal").st_size
+    return 0
+
+
+@contextmanager
+def write_errors(path: Path) -> Iterator[None]:
+    """Map SQLite's errors to ours, for the writer."""
+    try:
+        yield
+    except sqlite3.IntegrityError as error:
+        raise InternalError(
+            f"cannot store a row in {path}: {error}; this is a bug of trial-keeper, please report it"
+        ) from error
+    except sqlite3.OperationalError as error:
+        if str(error) == FULL:
+            raise StoreBusy(_disk_full_message(path, str(error))) from error
+        remedy = (
+            "let this user write it, and in its folder, again"
+            if str(error) == _READ_ONLY
+            else "free some space on its disk, or wait and try again"
+        )
+        raise StoreBusy(f"cannot write {path}: {error}; {remedy}") from error
+    except sqlite3.DatabaseError as error:
+        raise _unusable(path, error) from error
+
+
+@contextmanager
+def read_errors(path: Path) -> Iterator[None]:
+    """Map SQLite's errors to ours, for readers: they need no disk space of their own and lose no data."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        if str(error) in (_READ_ONLY, _CANNOT_OPEN):
+            raise StoreUnusable(
+                f"cannot read {path}: {error}; become a user who may write in its folder, where SQLite keeps what readers share, "
+                "or copy the folder and read the copy"
+            ) from error
+        remedy = (
+            "an older version of trial-keeper wrote it, and there is no room to read it in today's format: free some space where "
+            "temporary files go, or set TMPDIR to another place"
+            if str(error) == FULL
+            else "wait and try again"
+        )
+        raise StoreBusy(f"cannot read {path}: {error}; {remedy}") from error
+    except sqlite3.DatabaseError as error:
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: sqlite3.DatabaseError) -> StoreUnusable:
+    return StoreUnusable(f"cannot use {path}: {error}; restore it from a copy, or start a new experiment")
+
+
+def register_opening(path: Path) -> None:
+    """Register a connection before it is opened. Torn files stay unchanged: SQLite would silently drop the missing part.
+
+    Raises:
+        StoreUnusable: a file is torn; the message names it and the remedy.
+    """
+    damage = OPEN_DATABASES.add(path)
+    if damage is None:
+        return
+    remedy = "restore the file from a copy, or start a new experiment"
+    if damage.startswith(f"{path}-wal "):
+        remedy = (
+            f"restore the file from a copy; or remove {path}-shm and resume without the transactions that are missing: what "
+            "known trials have reported is read again from the workspace"
+        )
+    raise StoreUnusable(f"cannot use the experiment's database: {damage}; {remedy}")
+
+
+def is_locked(error: StoreBusy) -> bool:
+    """True if another process is inside a write transaction."""
+    return str(error.__cause__) == _LOCKED

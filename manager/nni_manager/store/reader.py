@@ -1,0 +1,304 @@
+"""Reads the database, concurrently with its writer."""
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from nni_manager.config.prior_results import PriorResult
+from nni_manager.domain.attempts import Attempts, RegisteredAttempt
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.jobs import Job
+from nni_manager.domain.metrics import reward, truncate_for_display
+from nni_manager.domain.trial import STATES_WITH_RESULT, TERMINAL_STATES, Trial, TrialState
+from nni_manager.domain.usage import PeakUsage, gpus_from_json
+from nni_manager.store.database_files import OPEN_DATABASES
+from nni_manager.store.errors import StoreUnusable, read_errors, register_opening
+from nni_manager.store.migrations import SCHEMA_VERSION, migrated_copy, version_of
+from nni_manager.store.queries import QUERIES
+from nni_manager.store.rows import MetricRow, SeenJob, StoredExperiment, UsageRow
+from trial_keeper.wire.messages import AttemptKey, Stream, Usage
+from trial_keeper.wire.reasons import ExitReason
+
+# SQLite's busy timeout: how long it waits for another writer.
+BUSY_WAIT_MS = 5000
+# Page size of metrics reads: 100 MB with records of maximum size, 20 KB with plain numbers.
+ROWS_OF_A_PAGE = 100
+
+
+class StoreReader:
+    """Reads the database concurrently with the writer, also while no manager runs. Use one per thread and close it.
+
+    It changes nothing: the owner may be a manager of an older version, which supports only its own schema. A database in an
+    older schema is shown as of the opening.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open for reading.
+
+        Raises:
+            StoreUnusable: there is no such database, or a newer version wrote it.
+        """
+        self._path = path
+        self._is_closed = False
+        register_opening(path)
+        try:
+            self._file = sqlite3.connect(
+                f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False
+            )
+        except sqlite3.OperationalError as error:
+            OPEN_DATABASES.remove(path)
+            raise StoreUnusable(
+                f"cannot open {path}: {error}; `nnictl experiment list --all` shows what there is"
+            ) from error
+        try:
+            with read_errors(path):
+                is_todays = version_of(path, self._file) == SCHEMA_VERSION
+                self._connection = self._file if is_todays else migrated_copy(path, self._file)
+        except BaseException:
+            self._file.close()
+            OPEN_DATABASES.remove(path)
+            raise
+        self._connection.row_factory = sqlite3.Row
+
+    def __enter__(self) -> "StoreReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the database."""
+        self._connection.close()
+        self._file.close()
+        if not self._is_closed:
+            self._is_closed = True
+            OPEN_DATABASES.remove(self._path)
+
+    def data_version(self) -> int:
+        """A number that changes when another connection has written since the last call."""
+        with read_errors(self._path):
+            (version,) = self._file.execute("PRAGMA data_version").fetchone()
+        return int(version)
+
+    def experiment(self) -> StoredExperiment:
+        """The row of table `experiment`."""
+        (row,) = self._rows("get_experiment")
+        return StoredExperiment(
+            row["experiment_id"],
+            row["config"],
+            row["secret"],
+            row["created_at_s"],
+            row["ended_at_s"],
+            ExperimentState(row["state"]),
+            row["error"],
+            row["active_s"],
+            bool(row["any_compatible_keeper"]),
+        )
+
+    def trials(self) -> list[Trial]:
+        """All trials, in order of creation."""
+        return self._trials("get_trials", "get_progress_of_trials", {})
+
+    def trial_list(self) -> Sequence[Mapping[str, Any]]:
+        """The rows of all trials in order of creation, with the columns that a list shows. `parameters` is JSON text."""
+        return [dict(row) for row in self._rows("get_trial_list")]
+
+    def trial_ids(self, beginning: str, most: int) -> list[str]:
+        """The one trial with exactly this id; otherwise up to `most` ids with this prefix, in order of creation."""
+        values = {"beginning": beginning, "most": most}
+        found = [row["trial_id"] for row in self._rows("get_trial_ids", values)]
+        return found[:1] if found and found[0] == beginning else found
+
+    def results(self) -> Iterator[tuple[str, dict[str, Any], str]]:
+        """Yield id, parameters and final result (JSON text) of each trial whose result counts, in order of creation."""
+        states = json.dumps([state.value for state in STATES_WITH_RESULT])
+        for row in self._rows("get_results", {"states": states}):
+            yield row["trial_id"], json.loads(row["parameters"]), row["final"]
+
+    def trial(self, trial_id: str) -> Trial | None:
+        """One trial; None if the id is unknown."""
+        found = self._trials("get_trial", "get_progress_of_trial", {"trial_id": trial_id})
+        return found[0] if found else None
+
+    def _trials(self, query: str, progress_query: str, values: Mapping[str, Any]) -> list[Trial]:
+        progress = {
+            row["trial_id"]: (
+                truncate_for_display(row["value"]),
+                row["count"],
+            )
+            for row in self._rows(progress_query, values)
+        }
+        return [
+            Trial(
+                row["trial_id"],
+                row["sequence_id"],
+                json.loads(row["parameters"]),
+                json.loads(row["metadata"]),
+                row["created_at_s"],
+                row["job_id"],
+                TrialState(row["state"]),
+                row["attempt"],
+                row["started_at_s"],
+                row["ended_at_s"],
+                row["stop_reason"] and ExitReason(row["stop_reason"]),
+                row["reason"] and ExitReason(row["reason"]),
+                row["exit_code"],
+                row["message"],
+                row["final"],
+                row["value"],
+                *progress.get(row["trial_id"], (None, 0)),
+                row["peak_usage"] and PeakUsage.from_json(row["peak_usage"]),
+                row["reporter"],
+                row["warning"],
+                bool(row["is_customized"]),
+                row["retries"],
+            )
+            for row in self._rows(query, values)
+        ]
+
+    def jobs(self) -> tuple[list[Job], list[str]]:
+        """The jobs that had not ended at the last write, and the ids of those that had."""
+        live, ended = [], []
+        for row in self._rows("get_jobs"):
+            if row["ended_at_s"] is None:
+                live.append(Job(row["job_id"], ever_connected=bool(row["ever_connected"])))
+            else:
+                ended.append(row["job_id"])
+        return live, ended
+
+    def newest_jobs(self, most_ended: int) -> list[SeenJob]:
+        """All jobs that have not ended, and the `most_ended` newest ones that have; newest first."""
+        return [
+            SeenJob(row["job_id"], row["created_at_s"], row["ended_at_s"])
+            for row in self._rows("get_newest_jobs", {"most": most_ended})
+        ]
+
+    def imported(self) -> list[PriorResult]:
+        """The imported results, in order of import."""
+        return [
+            PriorResult(json.loads(row["parameters"]), reward(row["metric"]), row["metric"])
+            for row in self._rows("get_imported")
+        ]
+
+    def streams(self) -> list[tuple[str, str, str]]:
+        """Trial, task and name of each replicated stream."""
+        return [(row["trial_id"], row["task"], row["stream"]) for row in self._rows("get_streams")]
+
+    def rows_of(self, table: str, columns: Sequence[str]) -> Iterator[Sequence[Any]]:
+        """Yield every row of one of the schema's tables."""
+        # Names come from the schema; quoted, because some are SQL keywords.
+        named = ", ".join(f'"{column}"' for column in columns)
+        with read_errors(self._path):
+            yield from map(tuple, self._connection.execute(f'SELECT {named} FROM "{table}"'))
+
+    def usage_of(self, trial_id: str) -> list[tuple[int, UsageRow]]:
+        """Usage samples of a trial's tasks, in all its attempts, oldest first; each with the attempt's number."""
+        return [
+            (
+                row["attempt"],
+                UsageRow(
+                    Usage(
+                        AttemptKey(row["trial_id"], row["attempt_id"], row["task"]),
+                        row["cpu_percent"],
+                        row["rss_bytes"],
+                        row["disk_bytes"],
+                        gpus_from_json(row["gpus"]),
+                    ),
+                    row["at_s"],
+                ),
+            )
+            for row in self._rows("get_usage_of_trial", {"trial_id": trial_id})
+        ]
+
+    def offsets(self, key: AttemptKey) -> dict[Stream, int]:
+        """The durable offset of each stream of an attempt; a stream without stored bytes is absent."""
+        values = {"trial_id": key.trial_id, "attempt_id": key.attempt_id, "task": key.task}
+        return {Stream(row["stream"]): row["durable_offset"] for row in self._rows("get_offsets", values)}
+
+    def attempts(self, trial_id: str | None = None) -> list[RegisteredAttempt]:
+        """The registered attempts of one trial, or of all if `trial_id` is None, by task and number."""
+        return [_attempt_of(row) for row in self._rows("get_attempts", {"trial_id": trial_id})]
+
+    def open_attempts(self) -> dict[str, Attempts]:
+        """The registered attempts of the trials that are not terminal, by trial."""
+        values = {"terminal_states": json.dumps([state.value for state in TERMINAL_STATES])}
+        found: dict[str, Attempts] = {}
+        for row in self._rows("get_open_attempts", values):
+            found.setdefault(row["trial_id"], Attempts()).registered.append(_attempt_of(row))
+        return found
+
+    def corrupt_bytes(self) -> dict[str, int]:
+        """Number of corrupt bytes in the metrics files of each trial, by trial id; trials without any are absent."""
+        return {row["trial_id"]: row["corrupt_bytes"] for row in self._rows("get_corrupt_bytes")}
+
+    def metrics_of(self, trial_id: str, is_final: bool | None = None) -> list[MetricRow]:
+        """The records of a trial that count, in the order they were written."""
+        return list(chain.from_iterable(self.metric_pages(is_final, *self.place_of(trial_id))))
+
+    def metrics(
+        self, is_final: bool | None = None, first_sequence_id: int = 0, last_sequence_id: int = 2**62
+    ) -> list[MetricRow]:
+        """The records that count of a range of trials, trial by trial."""
+        return list(chain.from_iterable(self.metric_pages(is_final, first_sequence_id, last_sequence_id)))
+
+    def place_of(self, trial_id: str) -> tuple[int, int]:
+        """The first and the last sequence number of one trial; an empty range if there is no such trial."""
+        found = [row["sequence_id"] for row in self._rows("get_sequence_id", {"trial_id": trial_id})]
+        return (found[0], found[0]) if found else (0, -1)
+
+    def metric_pages(
+        self, is_final: bool | None, first_sequence_id: int, last_sequence_id: int
+    ) -> Iterator[list[MetricRow]]:
+        """Yield the same records in pages: a trial may have more than fits into memory.
+
+        No read transaction stays open between two pages, so a slow consumer blocks nobody.
+        """
+        after_offset = -1
+        while True:
+            rows = list(
+                self._rows(
+                    "get_metrics",
+                    {
+                        "is_final": is_final,
+                        "first_sequence_id": first_sequence_id,
+                        "last_sequence_id": last_sequence_id,
+                        "after_offset": after_offset,
+                        "most": ROWS_OF_A_PAGE,
+                    },
+                )
+            )
+            if rows:
+                yield [_metric_of(row) for row in rows]
+            if len(rows) < ROWS_OF_A_PAGE:
+                return
+            first_sequence_id, after_offset = rows[-1]["sequence_id"], rows[-1]["record_offset"]
+
+    def latest_intermediates(self) -> list[MetricRow]:
+        """The newest intermediate record of each trial."""
+        return [_metric_of(row) for row in self._rows("get_latest_intermediates")]
+
+    def _rows(self, query: str, values: Mapping[str, Any] | None = None) -> Iterable[sqlite3.Row]:
+        with read_errors(self._path):
+            return self._connection.execute(QUERIES[query], values or {}).fetchall()
+
+
+def _attempt_of(row: sqlite3.Row) -> RegisteredAttempt:
+    key = AttemptKey(row["trial_id"], row["attempt_id"], row["task"])
+    return RegisteredAttempt(key, row["attempt"], bool(row["is_lost"]))
+
+
+def _metric_of(row: sqlite3.Row) -> MetricRow:
+    return MetricRow(
+        row["trial_id"],
+        row["attempt"],
+        row["task"],
+        row["record_offset"],
+        bool(row["is_final"]),
+        row["parameter_id"],
+        row["sequence"],
+        row["value"],
+        row["stored_at_s"],
+    )

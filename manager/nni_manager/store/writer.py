@@ -1,0 +1,372 @@
+"""Writes the database. `Store` is the only writer, on one thread at a time."""
+
+import errno
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import lru_cache
+from itertools import chain
+from pathlib import Path
+
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.ingest import StreamWrite
+from nni_manager.domain.usage import gpus_to_json
+from nni_manager.errors import InternalError
+from nni_manager.store.database_files import OPEN_DATABASES
+from nni_manager.store.errors import (
+    StoreBusy,
+    StoreUnusable,
+    _disk_full_message,
+    register_opening,
+    wal_bytes,
+    write_errors,
+)
+from nni_manager.store.lease import Lease, LeaseHolder, LeaseLost
+from nni_manager.store.migrations import SCHEMA_VERSION, migrate
+from nni_manager.store.queries import QUERIES, sql_text
+from nni_manager.store.reader import BUSY_WAIT_MS
+from nni_manager.store.rows import (
+    AttemptRow,
+    ConfigRow,
+    ExperimentRow,
+    ImportedRows,
+    JobRow,
+    Stored,
+    TrialRow,
+    UsageRow,
+    Write,
+)
+from trial_keeper.wire.messages import AttemptKey, Stream
+from trial_keeper.wire.workspace import safe_name
+
+# SQLite checkpoints the write-ahead log (WAL) at 4 MB, but restarts it only while no reader is active. Above this size a
+# checkpoint waits for readers: so briefly that reports are hardly delayed, and so often that the WAL cannot grow much.
+MAX_LOG_BYTES = 64 << 20
+_WAL_CHECKPOINT_WAIT_MS = 100
+_WAL_CHECKPOINT_INTERVAL_S = 2.0
+# A reader that never ends lets the WAL grow without limit. Warn long before the disk is full.
+_WAL_ALARM_BYTES = 1 << 30
+# More than the number of concurrent attempts.
+_NUMBERS_AT_HAND = 10_000
+# A multi-row INSERT takes half of the time, and less beside a busy thread: Python hands over its lock once per statement. The
+# largest batch stays within 999 values, the limit of any SQLite; the smaller ones insert the remainder.
+ROWS_AT_ONCE = (195, 39, 8, 1)
+
+
+def _add_metrics(rows: int) -> str:
+    """The statement that inserts `rows` records of one attempt."""
+    all_before, values, row = QUERIES["add_metrics"].removesuffix(");").partition("VALUES ")
+    return f"{all_before}{values}{', '.join([row] * rows)})"
+
+
+_ADD_METRICS = {rows: _add_metrics(rows) for rows in ROWS_AT_ONCE}
+
+
+class Store:
+    """The writer. Every method runs on the caller's thread; calls must not overlap.
+
+    Opening the database for writing increments its epoch. Writers with an earlier epoch can no longer commit.
+    """
+
+    def __init__(self, path: Path, logs: Path, lease: Lease | None = None) -> None:
+        """Open an existing database; collected logs are under `logs`.
+
+        `lease` is checked before each transaction, too. The epoch fences a writer that was frozen before its transaction started.
+        The lease fences a writer on another machine, where SQLite does not see what this one writes.
+
+        Raises:
+            StoreUnusable: there is no database, or a newer version wrote it.
+            StoreBusy: the database cannot be written now.
+        """
+        self._path = path
+        self._logs = logs
+        self._lease = lease
+        if not path.is_file():
+            raise StoreUnusable(
+                f"cannot open {path}: there is no such file; `nnictl experiment list --all` shows what there is"
+            )
+        self._next_fold_s = 0.0
+        self._numbers: dict[AttemptKey, int] = {}
+        """Cached numbers of the attempts that were written recently."""
+        self._is_closed = False
+        register_opening(path)
+        try:
+            self._connection = self._connect(path)
+        except BaseException:
+            OPEN_DATABASES.remove(path)
+            raise
+        try:
+            with write_errors(path):
+                migrate(path, self._connection)
+                self._epoch = self._begin_epoch(lease.holder if lease else LeaseHolder.here())
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin_epoch(self, holder: LeaseHolder) -> int:
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._connection.execute(QUERIES["begin_epoch"], {"holder": str(holder)})
+            epoch, _ = self._connection.execute(QUERIES["get_lease"]).fetchone()
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        return int(epoch)
+
+    def _check_epoch(self) -> None:
+        epoch, holder = self._connection.execute(QUERIES["get_lease"]).fetchone()
+        if epoch != self._epoch:
+            raise LeaseLost.to(holder, self._path)
+
+    @classmethod
+    def create(
+        cls, path: Path, logs: Path, experiment_id: str, config: str, secret: bytes, created_at_s: float
+    ) -> "Store":
+        """Create the database of a new experiment. The folder must exist, the file must not."""
+        path.touch(mode=0o600, exist_ok=False)  # the database contains the secret
+        connection = cls._connect(path)
+        schema = sql_text("schema.sql")
+        with write_errors(path):
+            connection.executescript(f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
+            connection.execute(
+                QUERIES["add_experiment"],
+                {
+                    "experiment_id": experiment_id,
+                    "config": config,
+                    "secret": secret,
+                    "created_at_s": created_at_s,
+                    "state": ExperimentState.INITIALIZED.value,
+                },
+            )
+        connection.close()
+        return cls(path, logs)
+
+    @staticmethod
+    def _connect(path: Path) -> sqlite3.Connection:
+        with write_errors(path):
+            # Writes are serialised, but do not always come from the same thread.
+            connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            try:
+                connection.execute("PRAGMA journal_mode = WAL")
+                # Durable includes a power cut: one sync per commit. A commit batches all writes that arrived meanwhile.
+                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute(f"PRAGMA journal_size_limit = {MAX_LOG_BYTES}")
+                connection.execute(f"PRAGMA busy_timeout = {BUSY_WAIT_MS}")
+            except sqlite3.Error:
+                connection.close()
+                raise
+            return connection
+
+    def commit(self, writes: Sequence[Write], now_s: float) -> Stored:
+        """Commit all writes in one transaction, or none. Log bytes are synced before the offsets that refer to them.
+
+        Raises:
+            StoreBusy: the disk is full or does not respond; nothing was written, and the same writes can be retried.
+            LeaseLost: another manager has opened the database since; nothing was written.
+        """
+        if self._lease is not None:
+            self._lease.check()
+        logs = [write for write in writes if isinstance(write, StreamWrite) and write.data]
+        if logs:
+            with write_errors(self._path):
+                self._check_epoch()  # a later rollback does not undo what is written to files
+        sync_s = self._write_logs(logs)
+        with write_errors(self._path):
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                self._check_epoch()
+                for write in writes:
+                    self._apply(write, now_s)
+                began_s = time.monotonic()
+                self._connection.execute("COMMIT")
+                sync_s += time.monotonic() - began_s
+            except BaseException:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
+                raise
+        return Stored(sync_s, self._checkpoint_wal())
+
+    def _checkpoint_wal(self) -> str:
+        """Truncate the write-ahead log if it has grown in spite of checkpoints; return a message if that fails, else empty."""
+        now_s, size_bytes = time.monotonic(), wal_bytes(self._path)
+        if size_bytes >= MAX_LOG_BYTES and now_s >= self._next_fold_s:
+            self._next_fold_s = now_s + _WAL_CHECKPOINT_INTERVAL_S
+            self._connection.execute(f"PRAGMA busy_timeout = {_WAL_CHECKPOINT_WAIT_MS}")
+            # All data is durable already. A failure here recurs in the next transaction, or is retried.
+            with suppress(sqlite3.OperationalError):
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            self._connection.execute(f"PRAGMA busy_timeout = {BUSY_WAIT_MS}")
+            size_bytes = wal_bytes(self._path)
+        if size_bytes < _WAL_ALARM_BYTES:
+            return ""
+        return (
+            f"cannot shorten {self._path}-wal, which has {size_bytes / 1e6:.0f} MB: a process has been reading the database "
+            f"for too long; end it, `fuser {self._path}` names it"
+        )
+
+    def close(self) -> None:
+        """Close the database; SQLite checkpoints its write-ahead log."""
+        self._connection.close()
+        if not self._is_closed:
+            self._is_closed = True
+            OPEN_DATABASES.remove(self._path)
+
+    def _apply(self, write: Write, now_s: float) -> None:
+        match write:
+            case StreamWrite():
+                self._add_commit(write, now_s)
+            case TrialRow():
+                self._connection.execute(QUERIES["save_trial"], write.values)
+            case AttemptRow(key=key):
+                self._connection.execute(
+                    QUERIES["save_attempt"],
+                    {
+                        "trial_id": key.trial_id,
+                        "task": key.task,
+                        "attempt": write.number,
+                        "attempt_id": key.attempt_id,
+                        "is_lost": write.is_lost,
+                    },
+                )
+            case ConfigRow():
+                self._connection.execute(QUERIES["save_config"], {"config": write.config})
+            case ImportedRows():
+                self._connection.executemany(
+                    QUERIES["add_imported"],
+                    [
+                        (position, json.dumps(result.parameters), result.metric)
+                        for position, result in enumerate(write.results, write.position)
+                    ],
+                )
+            case JobRow():
+                self._connection.execute(
+                    QUERIES["save_job"],
+                    {
+                        "job_id": write.job_id,
+                        "now_s": now_s,
+                        "ended_at_s": write.ended_at_s,
+                        "ever_connected": write.ever_connected,
+                    },
+                )
+            case UsageRow(usage=usage):
+                self._connection.execute(
+                    QUERIES["add_usage"],
+                    {
+                        "trial_id": usage.key.trial_id,
+                        "attempt": self._number_of(usage.key),
+                        "task": usage.key.task,
+                        "at_s": write.at_s,
+                        "cpu_percent": usage.cpu_percent,
+                        "rss_bytes": usage.rss_bytes,
+                        "disk_bytes": usage.disk_bytes,
+                        "gpus": gpus_to_json(usage.gpus),
+                    },
+                )
+            case ExperimentRow():
+                self._connection.execute(
+                    QUERIES["save_experiment"],
+                    {
+                        "state": write.state.value,
+                        "error": write.error,
+                        "active_s": write.active_s,
+                        "ended_at_s": write.ended_at_s,
+                        "any_compatible_keeper": write.any_compatible_keeper,
+                    },
+                )
+
+    def _add_commit(self, commit: StreamWrite, now_s: float) -> None:
+        key = commit.key
+        number = self._number_of(key)
+        shared = (key.trial_id, number, key.task, now_s)
+        first = 0
+        for rows, statement in _ADD_METRICS.items():
+            while len(commit.records) - first >= rows:
+                own = [
+                    (offset, type_ == "FINAL", _parameter_id_text(parameter_id), sequence, value)
+                    for offset, parameter_id, _, type_, sequence, value, _ in commit.records[
+                        first : first + rows
+                    ]
+                ]
+                self._connection.execute(statement, (*shared, *chain.from_iterable(own)))
+                first += rows
+        self._connection.execute(
+            QUERIES["move_offset"],
+            {
+                "trial_id": key.trial_id,
+                "attempt": number,
+                "task": key.task,
+                "stream": commit.stream.value,
+                "durable_offset": commit.new_offset,
+                "corrupt_bytes": sum(span.length for span in commit.garbage),
+            },
+        )
+
+    def _number_of(self, key: AttemptKey) -> int:
+        number = self._numbers.get(key)
+        if number is None:
+            values = {"trial_id": key.trial_id, "task": key.task, "attempt_id": key.attempt_id}
+            row = self._connection.execute(QUERIES["get_number"], values).fetchone()
+            if row is None:
+                raise InternalError(
+                    f"cannot store anything of attempt {key}: it is not registered; "
+                    "this is a bug of trial-keeper, please report it"
+                )
+            number = self._numbers[key] = row[0]
+            if len(self._numbers) > _NUMBERS_AT_HAND:
+                del self._numbers[next(iter(self._numbers))]
+        return number
+
+    def _write_logs(self, commits: Sequence[StreamWrite]) -> float:
+        """Write and sync log bytes; return the seconds that the syncs took."""
+        sync_s = 0.0
+        by_file: dict[tuple[AttemptKey, Stream], list[StreamWrite]] = {}
+        for commit in commits:
+            by_file.setdefault((commit.key, commit.stream), []).append(commit)
+        for (key, stream), pieces in by_file.items():
+            path = log_path(self._logs, key, stream)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+                try:
+                    for piece in pieces:
+                        # Writes are positioned, so a retry overwrites what a failed commit has written.
+                        _write_all_at(descriptor, piece.data + piece.postscript, piece.offset)
+                    began_s = time.monotonic()
+                    os.fdatasync(descriptor)
+                    sync_s += time.monotonic() - began_s
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    raise StoreBusy(_disk_full_message(self._path, f"{path}: {error.strerror}")) from error
+                raise StoreBusy(
+                    f"cannot write {path}: {error.strerror}; free some space on its disk"
+                ) from error
+        return sync_s
+
+
+# All records of a trial share one id. Serialising it for each record takes a tenth of the record's time.
+@lru_cache(maxsize=1024)
+def _parameter_id_text(parameter_id: int | str) -> str:
+    return json.dumps(parameter_id)
+
+
+def _write_all_at(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def log_path(logs: Path, key: AttemptKey, stream: Stream) -> Path:
+    """Path of a collected log on the manager's machine.
+
+    Raises:
+        ValueError: an id could lead out of `logs`.
+    """
+    return logs / safe_name(key.trial_id) / safe_name(key.attempt_id) / safe_name(key.task) / stream.value

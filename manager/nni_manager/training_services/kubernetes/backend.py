@@ -1,0 +1,472 @@
+"""Jobs as resources of an operator: created, watched, deleted, and adopted by a later manager.
+
+`job_states` decides what a change means for a job, `resource_calls` makes the calls, and `observed` explains what is shown.
+
+Three watches cover all jobs of an experiment: their resources, their pods, and Kubernetes' warning events. A terminal
+resource is deleted after its end was reported; its secrets and remaining pods go with it. `operator.Operator` hides which
+operator it is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
+from pathlib import Path
+
+from nni_manager.domain.completion import Completion
+from nni_manager.domain.stop_escalation import KEEPER_GRACE_S
+from nni_manager.errors import NniManagerError, RetryableError, UserError
+from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from nni_manager.training_services.kubernetes.api import Document, Kubernetes
+from nni_manager.training_services.kubernetes.errors import (
+    AlreadyExists,
+    AnswerNotUnderstood,
+    Forbidden,
+    RequestInvalid,
+)
+from nni_manager.training_services.kubernetes.events import FIELDS
+from nni_manager.training_services.kubernetes.job_states import (
+    FollowUp,
+    KubernetesJob,
+    KubernetesJobEvent,
+    KubernetesJobState,
+)
+from nni_manager.training_services.kubernetes.observed import ObservedObjects
+from nni_manager.training_services.kubernetes.operator import Operator, Stage
+from nni_manager.training_services.kubernetes.pods import has_run
+from nni_manager.training_services.kubernetes.render import (
+    TERMINATION_MARGIN_S,
+    job_of,
+    labels_of,
+    render_run_script,
+    selector_of,
+)
+from nni_manager.training_services.kubernetes.resource_calls import ResourceCalls, retry_delays_s
+from nni_manager.training_services.kubernetes.resources import EVENTS, PODS
+from nni_manager.training_services.kubernetes.storage import SharedStorage
+from nni_manager.training_services.kubernetes.watch import (
+    Change,
+    Deleted,
+    Synced,
+    Upserted,
+    Watch,
+    WatchFailed,
+    WatchForbidden,
+)
+from nni_manager.training_services.share import Share
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import Workspace
+
+logger = logging.getLogger(__name__)
+
+# The watch shows a created resource a moment later; one that it does not show is read directly.
+_SHOWN_TIMEOUT_S = 2.0
+# Pods have a watch of their own, which may lag behind that of their resources.
+_POD_LAG_S = 5.0
+# A user who watches the first trial should see by then what it waits for.
+_MAX_QUEUE_S = 60.0
+
+_E = KubernetesJobEvent
+_UNENDED = frozenset(KubernetesJobState) - {KubernetesJobState.ENDED}
+
+
+class KubernetesService(TrainingService):
+    """One experiment's jobs on one cluster. API calls and watches run on worker threads."""
+
+    uses_snapshot = True
+    grace_s = KEEPER_GRACE_S + TERMINATION_MARGIN_S
+
+    def __init__(
+        self,
+        cluster: Kubernetes,
+        operator: Operator,
+        workspace: Workspace,
+        on_job_ended: Callable[[JobEnded], None],
+        logins: Mapping[Path, str] | None = None,
+        storage: SharedStorage | None = None,
+    ) -> None:
+        """`logins`: the content of each role's registry login. Containers see the workspace's parent at MOUNT."""
+        super().__init__(on_job_ended)
+        self._cluster = cluster
+        self._operator = operator
+        self._namespace = operator.config.namespace or cluster.namespace
+        self._experiment_id = workspace.root.name
+        self._storage = storage or SharedStorage()
+        self._calls = ResourceCalls(
+            *(cluster, operator, self._namespace, self._experiment_id, self._storage, logins or {})
+        )
+        self._jobs: dict[str, KubernetesJob] = {}
+        self._names: dict[str, str] = {}
+        """The job id of each resource name."""
+        self._observed = ObservedObjects(operator, self._namespace, self._experiment_id)
+        self._words: dict[str, str] = {}
+        """Termination messages of jobs that ended while no manager was running."""
+        self._troubles: dict[str, str] = {}
+        self._problem = ""
+        self._was_listed = False
+        self._all_are_adopted = False
+        self._news, self._pods_changed = asyncio.Event(), asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._watches: list[Watch] = []
+
+    @property
+    def run_script(self) -> str:
+        """The content of run.sh."""
+        return render_run_script()
+
+    @property
+    def share(self) -> Share | None:
+        """The storage's own."""
+        return self._storage.share
+
+    @property
+    def completion(self) -> Completion:
+        """The operator's own."""
+        return self._operator.completion
+
+    @property
+    def problem(self) -> str:
+        """Why the cluster cannot be watched or called, or what the longest pending job waits for."""
+        told = next(filter(None, [*self._troubles.values(), self._problem]), "")
+        if told:
+            return told
+        waiting = [job for job in self._jobs.values() if job.is_waiting]
+        for job in sorted(waiting, key=lambda job: job.waits_since_s):
+            if why := self._why_it_waits(job):
+                return f"Kubernetes has not started {len(waiting)} of {len(self._jobs)} jobs; {job.name} waits: {why}"
+        longest = min(waiting, key=lambda job: job.waits_since_s, default=None)
+        if longest is None or time.monotonic() - longest.waits_since_s < _MAX_QUEUE_S:
+            return ""
+        return (
+            f"{self._operator.title} has not started {len(waiting)} of {len(self._jobs)} jobs, {longest.name} the first; see "
+            f"what it waits for with `kubectl describe {self._operator.resource.plural},pods -n {self._namespace} "
+            f"-l expId={self._experiment_id}`"
+        )
+
+    def pending_reason(self, job_id: str) -> str:
+        """Based on pod states, Kubernetes' warnings, and the operator's conditions."""
+        job = self._jobs.get(job_id)
+        return self._why_it_waits(job) if job is not None and job.is_waiting else ""
+
+    async def submit(self, settings: KeeperSettings) -> None:
+        """Create the job's resource and the secrets that it owns.
+
+        Raises:
+            UserError: the cluster refuses it permanently, in its own words; partially created objects are deleted.
+            RetryableError: a later submit may succeed, and reuses what was created.
+        """
+        name = self._operator.name_of(self._experiment_id, settings.job_id)
+        if self._names.get(name, settings.job_id) != settings.job_id:
+            raise RetryableError(
+                f"cannot make {self._kind} {name} yet: job {self._names[name]} has that name, and has not ended"
+            )
+        job = self._job(settings.job_id)
+        self._watch()
+        self._apply(job, _E.SUBMIT_STARTED)
+        answer = _E.SUBMIT_FAILED
+        try:
+            job.uid = await self._calls.create(settings)
+            answer = _E.SUBMITTED
+        except AnswerNotUnderstood as error:
+            # This answer is not about the job: a gateway sends it while the server behind it starts.
+            raise RetryableError(str(error)) from error
+        except (Forbidden, RequestInvalid, AlreadyExists):
+            answer = _E.REFUSED
+            self._forget_job(job)
+            self._calls.start_delete_refused(job)
+            raise
+        except UserError as error:
+            # A missing namespace or kind may be created later, and a storage's key may become readable.
+            raise RetryableError(str(error)) from error
+        finally:
+            self._apply(job, answer)
+        if (seen := self._observed.resources.get(job.name)) is not None:
+            self._look(job, seen)  # the watch was faster than the answer
+
+    async def stop(self, job_id: str) -> bool:
+        """Delete the resource. Kubernetes terminates its pods; the job has ended when they are gone."""
+        job = self._jobs.get(job_id)
+        if job is None:
+            return False
+        if not job.stop_is_asked:
+            job.stop_is_asked = True
+            self._watch()
+            self._spawn(self._ask_about(job, self._calls.delete, _UNENDED, _E.NOTHING_DELETED))
+        return True
+
+    def removal_command(self, job_id: str) -> str:
+        """A kubectl command. It also force-deletes pods of an unresponsive node, where they may still run."""
+        labels = ",".join(f"{key}={value}" for key, value in labels_of(self._experiment_id, job_id).items())
+        return (
+            f"kubectl delete {self._operator.resource.plural},pods -n {self._namespace} "
+            f"-l {labels} --grace-period=0 --force"
+        )
+
+    async def adopt(self, job_id: str) -> JobPresence:
+        """Find a job of an earlier manager. While the cluster is unreachable, the job counts as running and is verified later."""
+        self._watch()
+        await self._news.wait()
+        name = self._operator.name_of(self._experiment_id, job_id)
+        seen = self._observed.resources.get(name)
+        if self._was_listed:
+            if seen is None or not self._calls.is_of(seen, job_id):
+                return JobPresence.UNKNOWN
+            stage = self._operator.stage_of(seen)
+            if stage is Stage.ENDED:
+                verdict = self._observed.verdict(job_id, seen)
+                self._words[job_id] = self._observed.termination_message(job_id, verdict)
+                self._calls.start_delete(name, seen["metadata"]["uid"])
+                return JobPresence.ENDED
+            if stage is Stage.WAITING and not await self._calls.has_secret(name):
+                # The earlier manager died before it created the secrets: no pod of this job can start.
+                self._calls.start_delete(name, seen["metadata"]["uid"])
+                return JobPresence.UNKNOWN
+        job = self._job(job_id)
+        self._apply(job, _E.CONFIRMED)
+        if seen is not None:
+            self._look(job, seen)
+        return JobPresence.RUNNING
+
+    def termination_message(self, job_id: str) -> str:
+        """As far as the cluster still had the information at adoption."""
+        return self._words.get(job_id, "")
+
+    async def reap_orphans(self, job_id: str, trial_id: str) -> None:
+        """Does nothing: a terminated container leaves no processes."""
+
+    def garbage_collect(self) -> None:
+        """Delete terminal resources and their secrets."""
+        self._all_are_adopted = True
+        self._watch()
+        self._delete_leftovers()
+
+    async def close(self) -> None:
+        """Stop watching, and wait briefly for pending deletes. Jobs continue."""
+        await self._calls.finish_deletes()
+        for watch in self._watches:
+            watch.end()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._storage.close()
+        await self._calls.close()
+        for watch in self._watches:
+            await asyncio.to_thread(watch.join)
+
+    # ---- changes from the watches
+
+    def _watch(self) -> None:
+        if self._watches:
+            return
+        loop, selector = asyncio.get_running_loop(), selector_of(self._experiment_id)
+        for resource, take in ((self._operator.resource, self._take_resource), (PODS, self._take_pod)):
+            self._watches.append(
+                Watch(self._cluster, resource, self._namespace, selector, partial(_tell, loop, take))
+            )
+        # Events do not carry the labels of their objects.
+        events = Watch(
+            *(self._cluster, EVENTS, self._namespace, "", partial(_tell, loop, self._take_event)),
+            fields=FIELDS,
+            concerns=self._observed.warnings.concerns,
+            is_optional=True,
+        )
+        self._watches.append(events)
+        for watch in self._watches:
+            watch.start()
+
+    def _take_resource(self, change: Change) -> None:
+        match change:
+            case Upserted(document):
+                self._observed.resources[document["metadata"]["name"]] = document
+                if (job := self._job_of(document)) is not None:
+                    self._look(job, document)
+            case Deleted(document):
+                job = self._job_of(document)
+                self._observed.drop_resource(document)
+                self._calls.doomed.discard(document["metadata"]["uid"])
+                if job is not None:
+                    self._apply(job, _E.DELETED)
+            case Synced():
+                self._was_listed = True
+                self._news.set()
+                for job in list(self._jobs.values()):
+                    self._apply(job, _E.LISTED)
+                self._delete_leftovers()
+            case WatchFailed(message):
+                self._note_trouble(self._operator.resource.plural, message)
+                self._news.set()
+            case WatchForbidden():
+                pass
+
+    def _take_pod(self, change: Change) -> None:
+        match change:
+            case Upserted(document) | Deleted(document):
+                job = self._jobs.get(job_of(document))
+                self._observed.take_pod(
+                    document, is_gone=isinstance(change, Deleted), is_kept=job is not None
+                )
+                if job is not None and has_run(document):
+                    self._apply(job, _E.POD_STARTED)
+                self._pods_changed.set()
+            case WatchFailed(message):
+                self._note_trouble("pods", message)
+            case Synced() | WatchForbidden():
+                pass
+
+    def _take_event(self, change: Change) -> None:
+        match change:
+            case Upserted(document):
+                self._observed.warnings.take(document)
+            case Deleted(document):
+                self._observed.warnings.drop(document)
+            case WatchForbidden(message):
+                logger.warning("%s; without it, less is known of pods that do not start", message)
+            case Synced() | WatchFailed():
+                pass  # the job watches fail as well, and report it
+
+    def _note_trouble(self, of: str, message: str) -> None:
+        if message:
+            logger.warning("%s", message)
+        elif self._troubles.get(of):
+            logger.info("Kubernetes shows %s again", of)
+        self._troubles[of] = message
+
+    def _job_of(self, document: Document) -> KubernetesJob | None:
+        job = self._jobs.get(self._names.get(document["metadata"]["name"], ""))
+        uid = document["metadata"]["uid"]
+        if job is None or uid in self._calls.doomed or (job.uid is not None and job.uid != uid):
+            return None
+        return job if self._calls.is_of(document, job.job_id) else None
+
+    def _look(self, job: KubernetesJob, document: Document) -> None:
+        job.uid = document["metadata"]["uid"]
+        if self._operator.stage_of(document) is Stage.ENDED:
+            self._apply(job, _E.COMPLETED)
+        else:
+            self._apply(job, _E.STARTED if self._observed.has_started(job.job_id, document) else _E.SHOWN)
+
+    def _apply(self, job: KubernetesJob, event: KubernetesJobEvent) -> None:
+        was_waiting = job.is_waiting
+        match job.apply(event):
+            case FollowUp.REPORT_OUTCOME:
+                self._spawn(self._finish(job, self._observed.resources[job.name]))
+            case FollowUp.REPORT_LOSS:
+                self._end_deleted(job, self._why_it_waits(job) if was_waiting else "")
+            case FollowUp.VERIFY:
+                self._spawn(self._verify(job))
+            case FollowUp.VERIFY_SOON:
+                self._spawn(self._verify(job, _SHOWN_TIMEOUT_S))
+
+    # ---- ends
+
+    async def _finish(self, job: KubernetesJob, document: Document) -> None:
+        """Report the job's end, with the pod's termination message if it arrives in time, and delete its resource."""
+        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
+            await asyncio.wait_for(self._until_told(job, document), _POD_LAG_S)
+        verdict = self._observed.verdict(job.job_id, document)
+        message = self._observed.termination_message(job.job_id, verdict)
+        self._apply(job, _E.REPORTED)
+        self._end(job, verdict.exit_code, message, verdict.reason)
+        self._calls.start_delete(job.name, job.uid)
+
+    async def _until_told(self, job: KubernetesJob, document: Document) -> None:
+        while self._observed.awaits_pods(job.job_id, document):
+            self._pods_changed.clear()
+            await self._pods_changed.wait()
+
+    def _end_deleted(self, job: KubernetesJob, pending_reason: str) -> None:
+        who = "was deleted as we asked" if job.stop_is_asked else "is gone: somebody has deleted it"
+        message = f"{self._kind} {job.name} in namespace {self._namespace} {who}"
+        message += f"; it had not started: {pending_reason}" if pending_reason else ""
+        self._end(job, None, message, ExitReason.JOB_LOST)
+
+    def _end(self, job: KubernetesJob, exit_code: int | None, message: str, reason: ExitReason) -> None:
+        if self._forget_job(job):
+            self.on_job_ended(JobEnded(job.job_id, exit_code, message, reason))
+
+    def _forget_job(self, job: KubernetesJob) -> bool:
+        """Remove the job. Returns True if it was registered."""
+        if self._jobs.pop(job.job_id, None) is None:
+            return False
+        if self._names.get(job.name) == job.job_id:
+            del self._names[job.name]
+        self._observed.forget_job(job.job_id, job.name)
+        return True
+
+    async def _verify(self, job: KubernetesJob, after_s: float = 0.0) -> None:
+        """Read a job that a list does not show: it may be newer than the list."""
+        await asyncio.sleep(after_s)
+        await self._ask_about(job, self._calls.read, frozenset({KubernetesJobState.ACCEPTED}), _E.NOT_FOUND)
+
+    async def _ask_about(
+        self,
+        job: KubernetesJob,
+        call: Callable[[KubernetesJob], Awaitable[bool]],
+        states: frozenset[KubernetesJobState],
+        absent: KubernetesJobEvent,
+    ) -> None:
+        """Make a call until the cluster answers, while the job is in one of the states and between its submits."""
+        for delay_s in retry_delays_s():
+            if job.state not in states:
+                return
+            if not job.is_submitting:
+                try:
+                    exists = await call(job)
+                except NniManagerError as error:
+                    self._note(str(error))
+                else:
+                    self._apply(job, _E.CONFIRMED if exists else absent)
+                    self._note("")
+                    return
+            await asyncio.sleep(delay_s)
+
+    def _delete_leftovers(self) -> None:
+        """Delete terminal resources that an earlier manager reported but did not delete."""
+        if not (self._all_are_adopted and self._was_listed):
+            return
+        for name, document in self._observed.resources.items():
+            uid = document["metadata"]["uid"]
+            is_known = uid in self._calls.doomed or job_of(document) in self._jobs
+            if not is_known and self._operator.stage_of(document) is Stage.ENDED:
+                self._calls.start_delete(name, uid)
+
+    # ---- parts
+
+    @property
+    def _kind(self) -> str:
+        return self._operator.resource.kind
+
+    def _job(self, job_id: str) -> KubernetesJob:
+        name = self._operator.name_of(self._experiment_id, job_id)
+        self._names[name] = job_id
+        return self._jobs.setdefault(job_id, KubernetesJob(job_id, name, time.monotonic()))
+
+    def _why_it_waits(self, job: KubernetesJob) -> str:
+        return self._observed.pending_reason(job.job_id, job.name, time.monotonic() - job.waits_since_s)
+
+    def _note(self, problem: str) -> None:
+        if problem and not self._problem:
+            logger.warning("%s", problem)
+        self._problem = problem
+
+    def _spawn(self, work: Coroutine[object, object, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_done)
+
+    def _note_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._problem = "cannot look at jobs on Kubernetes any more: this is a bug; stop the experiment, and resume it"
+            logger.critical("%s", self._problem, exc_info=error)
+
+
+def _tell(loop: asyncio.AbstractEventLoop, take: Callable[[Change], None], change: Change) -> None:
+    # A closed event loop accepts no more calls.
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(take, change)

@@ -1,0 +1,166 @@
+"""The state machine of a job on Kubernetes: which calls, and which changes from the watches, lead to its end.
+
+A submit, the watches, and direct reads and deletes report on the same resource from several threads, in any order. While a
+submit is in progress its answer decides, so changes from the watches only leave a mark (UNLISTED, GONE); the latest document is
+applied after the answer. A stop request is no state: a job that was asked to stop may still start or complete.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class KubernetesJobState(Enum):
+    """The state of a job of this experiment, by what is known of its resource."""
+
+    REGISTERED = "no submit has succeeded; a failed one may have created the resource"
+    SUBMITTING = "a submit is in progress"
+    UNLISTED = "a submit is in progress, and a list has not shown the resource"
+    GONE = "a submit is in progress, and the resource was deleted meanwhile"
+    ACCEPTED = "the resource was created or adopted, and no watch has shown it"
+    PENDING = "a watch has shown the resource, and no task has started"
+    RUNNING = "a task has started"
+    ENDING = "the resource is terminal; the end of the job is not reported yet"
+    ENDED = "the end was reported, or the cluster has refused the job"
+
+
+class KubernetesJobEvent(Enum):
+    """What can happen to a job."""
+
+    SUBMIT_STARTED = "submit started"
+    SUBMITTED = "submitted"
+    SUBMIT_FAILED = "submit failed, and may be repeated"
+    REFUSED = "submit refused permanently"
+    CONFIRMED = "adopted, read, or its delete accepted: the resource exists"
+    SHOWN = "a watch has shown the resource, not started"
+    STARTED = "a watch has shown the resource, started"
+    POD_STARTED = "a watch has shown a started pod"
+    COMPLETED = "a watch has shown the terminal resource"
+    DELETED = "a watch has shown the deletion"
+    LISTED = "a list of all resources is complete"
+    NOT_FOUND = "a read has not found the resource"
+    NOTHING_DELETED = "a delete has not found the resource"
+    REPORTED = "end reported"
+
+
+class FollowUp(Enum):
+    """What a transition requires."""
+
+    REPORT_OUTCOME = "wait for the pods' messages, report the end, and delete the resource"
+    REPORT_LOSS = "report that the resource is gone"
+    VERIFY = "read the resource directly: it may be newer than the list"
+    VERIFY_SOON = "read the resource directly unless a watch shows it first"
+
+
+_S, _E = KubernetesJobState, KubernetesJobEvent
+CHANGES: dict[tuple[KubernetesJobState, KubernetesJobEvent], KubernetesJobState] = {
+    (_S.REGISTERED, _E.SUBMIT_STARTED): _S.SUBMITTING,
+    (_S.REGISTERED, _E.CONFIRMED): _S.ACCEPTED,
+    (_S.REGISTERED, _E.COMPLETED): _S.ENDING,
+    (_S.REGISTERED, _E.DELETED): _S.ENDED,
+    (_S.REGISTERED, _E.NOT_FOUND): _S.ENDED,
+    (_S.REGISTERED, _E.NOTHING_DELETED): _S.ENDED,
+    (_S.SUBMITTING, _E.SUBMITTED): _S.ACCEPTED,
+    (_S.SUBMITTING, _E.SUBMIT_FAILED): _S.REGISTERED,
+    (_S.SUBMITTING, _E.REFUSED): _S.ENDED,
+    (_S.SUBMITTING, _E.DELETED): _S.GONE,
+    (_S.SUBMITTING, _E.LISTED): _S.UNLISTED,  # deleted before the list, or created after it
+    (_S.SUBMITTING, _E.NOTHING_DELETED): _S.ENDED,
+    (_S.UNLISTED, _E.SUBMITTED): _S.ACCEPTED,
+    (_S.UNLISTED, _E.SUBMIT_FAILED): _S.REGISTERED,
+    (_S.UNLISTED, _E.REFUSED): _S.ENDED,
+    (_S.UNLISTED, _E.DELETED): _S.GONE,
+    (_S.UNLISTED, _E.NOTHING_DELETED): _S.ENDED,
+    (_S.GONE, _E.SUBMITTED): _S.ACCEPTED,  # the submit may have created another resource
+    (_S.GONE, _E.SUBMIT_FAILED): _S.REGISTERED,
+    (_S.GONE, _E.REFUSED): _S.ENDED,
+    (_S.GONE, _E.NOTHING_DELETED): _S.ENDED,
+    (_S.ACCEPTED, _E.SUBMIT_STARTED): _S.SUBMITTING,
+    (_S.ACCEPTED, _E.SHOWN): _S.PENDING,
+    (_S.ACCEPTED, _E.STARTED): _S.RUNNING,
+    (_S.ACCEPTED, _E.COMPLETED): _S.ENDING,
+    (_S.ACCEPTED, _E.DELETED): _S.ENDED,
+    (_S.ACCEPTED, _E.NOT_FOUND): _S.ENDED,
+    (_S.ACCEPTED, _E.NOTHING_DELETED): _S.ENDED,
+    (_S.PENDING, _E.SUBMIT_STARTED): _S.SUBMITTING,
+    (_S.PENDING, _E.STARTED): _S.RUNNING,
+    (_S.PENDING, _E.POD_STARTED): _S.RUNNING,
+    (_S.PENDING, _E.COMPLETED): _S.ENDING,
+    (_S.PENDING, _E.DELETED): _S.ENDED,
+    (_S.PENDING, _E.NOTHING_DELETED): _S.ENDED,
+    (_S.RUNNING, _E.SUBMIT_STARTED): _S.SUBMITTING,
+    (_S.RUNNING, _E.COMPLETED): _S.ENDING,
+    (_S.RUNNING, _E.DELETED): _S.ENDED,
+    (_S.RUNNING, _E.NOTHING_DELETED): _S.ENDED,
+    (_S.ENDING, _E.REFUSED): _S.ENDED,
+    (_S.ENDING, _E.REPORTED): _S.ENDED,
+}
+# Events that leave the state as it is.
+_IGNORED_IN: dict[KubernetesJobState, tuple[KubernetesJobEvent, ...]] = {
+    # A resource that a failed submit has created does not count before it ends.
+    _S.REGISTERED: (_E.SHOWN, _E.STARTED, _E.POD_STARTED, _E.LISTED),
+    # The answer to the submit decides.
+    _S.SUBMITTING: (_E.CONFIRMED, _E.SHOWN, _E.STARTED, _E.POD_STARTED, _E.COMPLETED, _E.NOT_FOUND),
+    _S.UNLISTED: (_E.CONFIRMED, _E.SHOWN, _E.STARTED, _E.POD_STARTED, _E.COMPLETED, _E.NOT_FOUND, _E.LISTED),
+    _S.GONE: (
+        *(_E.CONFIRMED, _E.SHOWN, _E.STARTED, _E.POD_STARTED, _E.COMPLETED, _E.NOT_FOUND, _E.LISTED),
+        _E.DELETED,
+    ),
+    _S.ACCEPTED: (_E.CONFIRMED, _E.POD_STARTED, _E.LISTED),
+    # A 404 of a read is ignored: the watch is newer, and reports deletions itself.
+    _S.PENDING: (_E.CONFIRMED, _E.SHOWN, _E.LISTED, _E.NOT_FOUND),
+    # An operator may start its pods again.
+    _S.RUNNING: (_E.CONFIRMED, _E.SHOWN, _E.STARTED, _E.POD_STARTED, _E.LISTED, _E.NOT_FOUND),
+    # The outcome is known.
+    _S.ENDING: tuple(event for event in _E if event not in (_E.REFUSED, _E.REPORTED)),
+    # Calls in progress outlast the job; the watches no longer concern it.
+    _S.ENDED: (
+        *(_E.SUBMITTED, _E.SUBMIT_FAILED, _E.REFUSED, _E.REPORTED),
+        *(_E.CONFIRMED, _E.NOT_FOUND, _E.NOTHING_DELETED),
+        *(_E.SHOWN, _E.STARTED, _E.COMPLETED),  # the latest document, after the answer to a submit
+    ),
+}
+IGNORED: frozenset[tuple[KubernetesJobState, KubernetesJobEvent]] = frozenset(
+    (state, event) for state, events in _IGNORED_IN.items() for event in events
+)
+TRANSITIONS: dict[tuple[KubernetesJobState, KubernetesJobEvent], KubernetesJobState] = CHANGES | {
+    (state, event): state for state, event in IGNORED
+}
+_LOSSES = (_E.DELETED, _E.NOT_FOUND, _E.NOTHING_DELETED)
+FOLLOW_UPS: dict[tuple[KubernetesJobState, KubernetesJobEvent], FollowUp] = {
+    **{pair: FollowUp.REPORT_OUTCOME for pair in CHANGES if CHANGES[pair] is _S.ENDING},
+    **{pair: FollowUp.REPORT_LOSS for pair in CHANGES if CHANGES[pair] is _S.ENDED and pair[1] in _LOSSES},
+    (_S.UNLISTED, _E.SUBMITTED): FollowUp.VERIFY_SOON,
+    (_S.GONE, _E.SUBMITTED): FollowUp.VERIFY,
+    (_S.ACCEPTED, _E.LISTED): FollowUp.VERIFY,
+}
+
+
+@dataclass(slots=True)
+class KubernetesJob:
+    """One job. `uid`: the uid of its resource. `waits_since_s` is monotonic."""
+
+    job_id: str
+    name: str
+    waits_since_s: float
+    state: KubernetesJobState = KubernetesJobState.REGISTERED
+    uid: str | None = None
+    stop_is_asked: bool = False
+
+    def apply(self, event: KubernetesJobEvent) -> FollowUp | None:
+        """Change the state by the table. Returns what this requires.
+
+        Raises:
+            KeyError: the event cannot happen in this state; a bug.
+        """
+        before, self.state = self.state, TRANSITIONS[self.state, event]
+        return FOLLOW_UPS.get((before, event))
+
+    @property
+    def is_waiting(self) -> bool:
+        """True if the cluster has the job and has not started it."""
+        return self.state in (_S.ACCEPTED, _S.PENDING)
+
+    @property
+    def is_submitting(self) -> bool:
+        """True while a submit is in progress."""
+        return self.state in (_S.SUBMITTING, _S.UNLISTED, _S.GONE)

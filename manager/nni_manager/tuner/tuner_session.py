@@ -1,0 +1,116 @@
+"""The tuners of an experiment's whole life: one after another, as the search space changes.
+
+The tuner of each search space starts with the earlier results that lie in its space. A trial's metadata names the revision of
+its search space. Results of trials that an earlier tuner proposed reach the current one as imported data.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.prior_results import PriorResult
+from nni_manager.tuner.base import BaseTuner, Later, Observation, PastTrial, Suggestion
+
+# A key in metadata beside the tuner's own; absent for the search space with which the experiment started.
+_REVISION = "search space revision"
+
+
+class TunerSession:
+    """The current tuner, and the running trials of this tuner and earlier ones. Used by one thread at a time."""
+
+    def __init__(self, config: ExperimentSpec, make: Callable[[ExperimentSpec], BaseTuner]) -> None:
+        """`make` creates a new tuner over the search space of a configuration."""
+        self._make = make
+        self._tuner = make(config)
+        self._revision = config.search_space_revision
+        self._running: dict[int, Mapping[str, Any]] = {}
+        """The trials whose results the current tuner expects, with their parameters."""
+        self._superseded: dict[int, Mapping[str, Any] | None] = {}
+        """The trials that an earlier tuner proposed; None: the result is already imported."""
+
+    @property
+    def learns(self) -> bool:
+        """See `BaseTuner.learns`."""
+        return self._tuner.learns
+
+    def ask(self, trial_key: int) -> Suggestion | Later | None:
+        """See `BaseTuner.ask`."""
+        suggestion = self._tuner.ask(trial_key)
+        if suggestion is None or isinstance(suggestion, Later):
+            return suggestion
+        self._running[trial_key] = suggestion.parameters
+        if not self._revision:
+            return suggestion
+        return replace(suggestion, metadata=suggestion.metadata | {_REVISION: self._revision})
+
+    def hear(self, trial_key: int, result: Observation) -> None:
+        """See `BaseTuner.hear`."""
+        self._running.pop(trial_key, None)
+        if trial_key not in self._superseded:
+            self._tuner.hear(trial_key, result)
+            return
+        parameters = self._superseded.pop(trial_key)
+        if parameters is not None and result.value is not None and math.isfinite(result.value):
+            self.import_results([_known(parameters, result.value, result.metric)])
+
+    def import_results(self, results: Sequence[PriorResult]) -> int:
+        """See `BaseTuner.import_results`."""
+        return self._tuner.import_results(results)
+
+    def close(self) -> None:
+        """See `BaseTuner.close`."""
+        self._tuner.close()
+
+    def change_space(
+        self, config: ExperimentSpec, known: Sequence[PriorResult], over: Collection[int]
+    ) -> None:
+        """Propose parameters of another search space from now on.
+
+        `known`: all results so far, of imported data and of the trials with the keys `over`. The outcomes of those trials may
+        still
+        be reported later.
+        """
+        tuner = self._make(config)
+        try:
+            tuner.import_results(known)
+        except BaseException:
+            tuner.close()  # it may have started a process
+            raise
+        self._tuner.close()
+        self._tuner, self._revision = tuner, config.search_space_revision
+        self._superseded |= self._running
+        self._superseded |= dict.fromkeys(self._superseded.keys() & set(over))
+        self._running = {}
+
+    def restore(self, trials: Iterable[PastTrial], known: Sequence[PriorResult]) -> None:
+        """Restore these trials, in the order in which they were asked for, and the imported results.
+
+        Must be called before the first `ask`.
+        """
+        own: list[PastTrial] = []
+        earlier: list[PriorResult] = []
+        for trial in trials:
+            if trial.metadata.get(_REVISION, 0) == self._revision:
+                own.append(replace(trial, metadata=_without_revision(trial)))
+                if not trial.ended:
+                    self._running[trial.key] = trial.parameters
+            elif not trial.ended:
+                self._superseded[trial.key] = trial.parameters
+            elif trial.value is not None and math.isfinite(trial.value):
+                earlier.append(_known(trial.parameters, trial.value, trial.metric))
+        self._tuner.restore(own)
+        if earlier or known:
+            self._tuner.import_results([*earlier, *known])
+
+
+def _without_revision(trial: PastTrial) -> dict[str, Any]:
+    return {name: note for name, note in trial.metadata.items() if name != _REVISION}
+
+
+def _known(parameters: Mapping[str, Any], value: float, metric: str | None) -> PriorResult:
+    return PriorResult(parameters, value, json.dumps(value) if metric is None else metric)

@@ -1,0 +1,175 @@
+"""Access control of the HTTP API: the experiment's owner has a token, the experiment's own page has a session.
+
+Credentials are required on loopback, too, since other users of a machine can reach its loopback. The files of the page are
+public and contain nothing secret.
+"""
+
+import ipaddress
+import socket
+from collections.abc import Callable, Collection, Mapping
+from http import HTTPStatus
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from nni_manager.engine.tokens import is_token
+from nni_manager.http_server import MAX_HEAD_BYTES, OWN_NAMES, is_loopback, mark_authenticated
+from nni_manager.web.session_auth import KEY_HEADER, SessionAuth
+
+# The default limit; the few operations with larger bodies declare their own.
+MAX_BODY_BYTES = 64 * 1024
+
+# Headers of every response. The page runs only its own scripts, connects only to its own manager, and cannot be framed:
+# it shows output of trials, which might contain script.
+HEADERS_OF_ALL = {
+    # The hash of an empty style element, which plotly fills by script.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; "
+    "style-src 'self' 'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; manifest-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "X-Frame-Options": "DENY",
+}
+
+
+# The status of a rejection, and the rest of its "cannot ..." message.
+_Refusal = tuple[HTTPStatus, str]
+
+
+class AuthMiddleware:
+    """Passes authorized requests to the application and rejects the others."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        session_auth: SessionAuth,
+        host: str,
+        most_body_bytes: Mapping[tuple[str, str], int] | None = None,
+        is_public: Callable[[str, str], bool] = lambda method, path: False,
+        for_programs: Collection[tuple[str, str]] = (),
+    ) -> None:
+        """`host`: the listen address.
+
+        `most_body_bytes`: body limits by method and path, where they differ from the default. `is_public`: true for methods and
+        paths without authentication. `for_programs`: endpoints that require the token; a browser session is not enough.
+        """
+        self._app = app
+        self._session_auth = session_auth
+        self._host = host
+        self._most_body_bytes = most_body_bytes or {}
+        self._is_public = is_public
+        self._for_programs = for_programs
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Check one request and pass it on, or reject it."""
+        if scope["type"] != "http":
+            return  # the server has no websockets
+        is_public = self._is_public(scope["method"], scope["path"])
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS_OF_ALL)
+                headers.setdefault("Cache-Control", "no-store")
+            await send(message)
+
+        sizes = [len(name) + len(value) for name, value in scope["headers"]]
+        head_bytes = len(scope["path"]) + len(scope["query_string"]) + sum(sizes)
+        most = self._most_body_bytes.get((scope["method"], scope["path"]), MAX_BODY_BYTES)
+        headers = Headers(scope=scope)
+        refusal = (
+            self._refusal_of_page(headers, scope, is_public)
+            or (None if is_public else self._refusal_of_person(headers, scope))
+            or _refusal_of_size(headers, head_bytes, most)
+        )
+        if refusal is None:
+            if not is_public:
+                mark_authenticated(scope)
+            await self._app(scope, receive, sending)
+            return
+        status, message = refusal
+        # A rejected client must not keep a connection that others need.
+        answered = {"Connection": "close"}
+        if status is HTTPStatus.UNAUTHORIZED:
+            answered["WWW-Authenticate"] = "Bearer"
+        await JSONResponse({"error": f"cannot {message}"}, status, answered)(scope, receive, sending)
+
+    def _refusal_of_page(self, headers: Headers, scope: Scope, is_public: bool) -> _Refusal | None:
+        """The rejection of a request that a browser sends for another web page; None if allowed."""
+        host = headers.get("host", "")
+        if not self._is_own(host):
+            return (
+                HTTPStatus.BAD_REQUEST,
+                f"answer as {host[:100]!r}: that is not this manager's name; use its IP address",
+            )
+        # Links to the page are allowed from anywhere, e.g. from a web terminal.
+        is_link = is_public and scope["method"] == "GET" and headers.get("sec-fetch-dest") == "document"
+        if not is_link and _is_foreign(headers, f"{scope['scheme']}://{host}"):
+            return HTTPStatus.FORBIDDEN, "do this for another web page; use nnictl"
+        return None
+
+    def _refusal_of_person(self, headers: Headers, scope: Scope) -> _Refusal | None:
+        """The rejection of a request without valid credentials; None if allowed."""
+        kind, _, token = headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and is_token(token.strip().encode(), self._session_auth.token):
+            return None
+        cookie = cookie_parser(headers.get("cookie", "")).get(self._session_auth.cookie_name)
+        if self._session_auth.is_authenticated(cookie, headers.get(KEY_HEADER, "")):
+            if (scope["method"], scope["path"]) not in self._for_programs:
+                return None
+            return HTTPStatus.FORBIDDEN, "do this for a web page; use nnictl"
+        return (
+            HTTPStatus.UNAUTHORIZED,
+            "let you in without the manager's token; nnictl finds it by itself, a browser comes by the link that "
+            "`nnictl webui url` prints, and other programs send it as `Authorization: Bearer TOKEN`: it is in "
+            "manager-process.json in the experiment's folder",
+        )
+
+    def _is_own(self, host_header: str) -> bool:
+        """True if the Host header names this manager, as a defence against DNS rebinding.
+
+        IP addresses are accepted, since no DNS record can redirect them.
+        """
+        host = host_header.lower()
+        if not host.endswith("]"):
+            name, _, port = host.rpartition(":")
+            host = name if port.isdecimal() else host
+        own = self._host.lower()
+        if host in (*OWN_NAMES, own, f"[{own}]"):
+            return True
+        return not is_loopback(self._host) and (
+            _is_address(host) or host in (socket.gethostname().lower(), socket.getfqdn().lower())
+        )
+
+
+def _refusal_of_size(headers: Headers, head_bytes: int, most_body_bytes: int) -> _Refusal | None:
+    if head_bytes > MAX_HEAD_BYTES:
+        return (
+            HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+            f"take an address and headers of more than {MAX_HEAD_BYTES} bytes; send less",
+        )
+    length = headers.get("content-length", "0")
+    if "transfer-encoding" in headers:
+        return HTTPStatus.LENGTH_REQUIRED, "take a body without Content-Length; send it"
+    if not length.isdecimal() or int(length) > most_body_bytes:
+        return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"take more than {most_body_bytes} bytes; send less"
+    return None
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+def _is_foreign(headers: Headers, own_origin: str) -> bool:
+    """True if the browser reports another page as the origin. Other programs do not send these headers."""
+    if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+        return True
+    return any(origin.lower() != own_origin.lower() for origin in headers.getlist("origin"))

@@ -1,0 +1,143 @@
+"""Changes of an experiment, for a page that shows all of its trials.
+
+A cursor (the version in the API) is the position of a client: the manager's process, the last change of a trial, and the
+summary. One document has all changes since a cursor; for a cursor of another process it has all trials. The row of a trial is
+encoded once per change, regardless of the number of clients.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nni_manager.engine import serializers
+from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.web.json_encoding import to_json
+
+INTERVAL_S = 0.5
+"""Minimum interval between documents."""
+TIME_GOES_ON_S = 5.0
+"""Interval at which followers of a running experiment receive its elapsed time."""
+STILL_THERE_S = 15.0
+"""Interval of keep-alive comments to followers without changes."""
+# Each follower holds one of 200 connections. One person usually has one or two visible pages.
+MAX_FOLLOWERS = 50
+# Encoding a row takes 15 µs; the loop yields to other tasks after this many.
+_ROWS_AT_ONCE = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Cursor:
+    """The position of a client in the changes."""
+
+    process: str
+    revision: int
+    summary: int
+
+    def __str__(self) -> str:
+        return f"{self.process}.{self.revision}.{self.summary}"
+
+    @classmethod
+    def read(cls, text: str) -> "Cursor | None":
+        """Parse a cursor; None if the text is not one."""
+        process, *numbers = text.split(".")
+        if len(numbers) != 2 or not all(
+            each.isascii() and each.isdecimal() and len(each) < 16 for each in numbers
+        ):
+            return None
+        return cls(process, int(numbers[0]), int(numbers[1]))
+
+
+class ChangeFeed:
+    """Streams changes. Must run on the event loop that owns the experiment."""
+
+    def __init__(self, look: Callable[[], ExperimentSnapshot]) -> None:
+        self._look = look
+        self._process = secrets.token_hex(4)
+        self._rows: dict[str, tuple[int, bytes]] = {}
+        """The encoded row of each trial, with the revision it was encoded at."""
+        self._looked_at_s = float("-inf")
+        self._seen = ""
+        self._summaries = 0
+        self._summary = b""
+        self._revision = 0
+        self.followers = 0
+        """Number of open event streams."""
+
+    async def news(self, since: Cursor | None) -> AsyncIterator[bytes]:
+        """The document of changes since a cursor, in chunks; without a cursor, of everything."""
+        snapshot = self._glance()
+        if not self._knows(since):
+            since = None
+        version = Cursor(self._process, self._revision, self._summaries)
+        yield (
+            f'{{"version":"{version}","reset":{"true" if since is None else "false"},"summary":'.encode()
+            + self._summary
+            + b',"trials":['
+        )
+        changed = list(snapshot.experiment.revisions.since(0 if since is None else since.revision))
+        # Oldest change first.
+        changed.reverse()
+        for first in range(0, len(changed), _ROWS_AT_ONCE):
+            if first:
+                await asyncio.sleep(0)
+                # Trials may have changed while other tasks ran or a slow client read. An outdated row would be cached under the
+                # newer revision and sent to all later clients.
+                snapshot = self._look()
+            rows = [self._row(snapshot, trial_id) for trial_id in changed[first : first + _ROWS_AT_ONCE]]
+            yield (b"," if first else b"") + b",".join(rows)
+        yield b"]}"
+
+    async def follow(self, since: Cursor | None) -> AsyncIterator[bytes]:
+        """An endless text/event-stream: the changes since a cursor, then each new change."""
+        told_at_s = time.monotonic()
+        while True:
+            goes_on = self._glance().experiment.state.counts_time
+            now = Cursor(self._process, self._revision, self._summaries)
+            silent_s = time.monotonic() - told_at_s
+            if since != now or (goes_on and silent_s >= TIME_GOES_ON_S):
+                # Changes during encoding are part of the next document.
+                document = b"".join([piece async for piece in self.news(since)])
+                yield b"event: changes\nid: %b\ndata: %b\n\n" % (str(now).encode(), document)
+                since, told_at_s = now, time.monotonic()
+            elif silent_s >= STILL_THERE_S:
+                yield b": nothing new\n\n"
+                told_at_s = time.monotonic()
+            await asyncio.sleep(INTERVAL_S)
+
+    def _knows(self, version: Cursor | None) -> bool:
+        return (
+            version is not None
+            and version.process == self._process
+            and version.revision <= self._revision
+            and version.summary <= self._summaries
+        )
+
+    def _glance(self) -> ExperimentSnapshot:
+        """The current experiment. Refreshes the summary at most every `INTERVAL_S` / 2: it costs as much as a hundred rows."""
+        snapshot, now_s = self._look(), time.monotonic()
+        self._revision = snapshot.experiment.revisions.latest
+        if now_s - self._looked_at_s >= INTERVAL_S / 2:
+            self._looked_at_s = now_s
+            summary = serializers.summary_view(snapshot)
+            self._summary = to_json(summary)
+            seen = json.dumps(_without_clocks(summary), sort_keys=True)
+            if seen != self._seen:
+                self._seen, self._summaries = seen, self._summaries + 1
+        return snapshot
+
+    def _row(self, snapshot: ExperimentSnapshot, trial_id: str) -> bytes:
+        revision = snapshot.experiment.revisions.of(trial_id)
+        known = self._rows.get(trial_id)
+        if known is None or known[0] != revision:
+            known = revision, to_json(serializers.row_view(snapshot.experiment.trials[trial_id]))
+            self._rows[trial_id] = known
+        return known[1]
+
+
+def _without_clocks(summary: dict[str, Any]) -> dict[str, Any]:
+    """The summary without elapsed time, to detect real changes."""
+    return {name: value for name, value in summary.items() if name != "elapsedS"}

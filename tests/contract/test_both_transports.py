@@ -1,0 +1,156 @@
+"""The stream and the shared storage race for the same bytes, change over at any time, and each arrives once and in order.
+
+The machine of conftest.py with a second transport. Its polls return the files as they were some time ago. A poll may return after
+any other event.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import Phase
+from hypothesis import strategies as st
+from hypothesis.stateful import invariant, precondition, rule
+
+from nni_manager.domain.ingest import AttemptIngest, OffsetGap, StreamWrite
+from nni_manager.domain.transports import POLL_INTERVAL_S, RECONNECT_GRACE_S, Transport, TransportTracker
+from trial_keeper.core.replication import Replication
+from trial_keeper.wire.messages import Stream
+
+# To make an example of a failure small takes minutes, and the seed that is printed brings it back.
+NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
+JOB, TASK = "job", "main-0"
+PIECE_BYTES = 64
+LAGS = st.lists(st.integers(0, 100), min_size=3, max_size=3)
+
+
+class MountRules:
+    """What the manager does while no keeper is connected: as `SharedStoragePoller`, in the order in which a thread does it.
+
+    The names that are used here and not defined are those of `ExactlyOnce`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.transports = TransportTracker()
+        self.transports.track(JOB, 0.0)
+        self.looks: deque[tuple[list[tuple[Stream, int, bytes]], dict[Stream, int] | None]] = deque()
+        self.brought = 0
+
+    def _note_road(self: Any) -> None:
+        """The manager knows of a stream from Hello until it breaks."""
+        is_stream = self.transports.last_seen(JOB).transport is Transport.GRPC
+        if self.is_greeted and not is_stream:
+            self.transports.connected(JOB, TASK, self.now_s)
+        elif not self.is_greeted and is_stream:
+            self.transports.lost(JOB, TASK, self.now_s)
+
+    @precondition(lambda self: not self.is_closed)
+    @rule(
+        passed_s=st.sampled_from([0.1, POLL_INTERVAL_S, RECONNECT_GRACE_S]),
+        lags=LAGS,
+        shows_end=st.booleans(),
+    )
+    def look_at_files(self: Any, passed_s: float, lags: list[int], shows_end: bool) -> None:
+        """A look begins. Storage shows each file up to `lag` bytes short, and the end perhaps later."""
+        self.now_s += passed_s
+        self._note_road()
+        if not self.transports.polls_storage(JOB, TASK, self.now_s) or self.looks:
+            return
+        assert self.transports.next_poll(self.now_s + POLL_INTERVAL_S) in (JOB, None)
+        # What cannot be ended writes on for longer than the storage takes to show the end.
+        is_old = self.files.final_sizes is not None and self.files.sizes != self.files.final_sizes
+        sizes = self.files.final_sizes if shows_end or is_old else None
+        pieces = []
+        for (stream, content), lag in zip(self.files.content.items(), lags, strict=True):
+            offset = self.receiver.received(stream)
+            shown = max(len(content) - lag, 0)
+            end = shown if sizes is None else min(shown, sizes[stream])
+            pieces.append((stream, offset, bytes(content[offset : min(end, offset + PIECE_BYTES)])))
+        self.looks.append((pieces, sizes))
+
+    @precondition(lambda self: self.looks)
+    @rule()
+    def look_comes_back(self: Any) -> None:
+        pieces, sizes = self.looks.popleft()
+        self._note_road()
+        self.transports.polled(JOB, self.now_s)
+        if self.is_closed:
+            return
+        # Also when the stream has taken over meanwhile.
+        self.transports.found(JOB, TASK, self.now_s, has_new_data=any(data for _, _, data in pieces))
+        try:
+            for stream, offset, data in pieces:
+                commits: list[StreamWrite] = self.receiver.take(stream, offset, data)
+                self.waiting_commits += commits
+                self.brought += len(data)
+        except OffsetGap:
+            return  # the manager was another one when the look began
+        if sizes is not None:
+            self.waiting_commits += self.receiver.end(sizes)
+            self._acknowledge()
+
+    @invariant()
+    def the_road_is_known(self: Any) -> None:
+        self._note_road()
+        assert (self.transports.last_seen(JOB).transport is Transport.GRPC) == self.is_greeted
+
+
+class NoStream:
+    """A firewall: no keeper ever connects."""
+
+    def connect(self, is_answered: bool) -> None:
+        """In vain."""
+
+    def teardown(self: Any) -> None:
+        """The attempt ends, and looks alone have to bring everything."""
+        if self.files.final_sizes is None:
+            self.end_attempt()
+        for _ in range(2_000):
+            if self.receiver.is_complete:
+                break
+            self._whole_look()
+        assert self.receiver.is_complete
+        assert self.store.has_all(self.files)
+
+    def _whole_look(self: Any) -> None:
+        self.now_s += RECONNECT_GRACE_S
+        assert self.transports.polls_storage(JOB, TASK, self.now_s)
+        for stream in self.files.content:
+            offset = self.receiver.received(stream)
+            data = bytes(self.files.counted(stream)[offset : offset + PIECE_BYTES])
+            self.waiting_commits += self.receiver.take(stream, offset, data)
+        self.waiting_commits += self.receiver.end(self.files.final_sizes)
+        batch, self.waiting_commits = self.waiting_commits, []
+        self.store.commit(batch)
+        for commit in batch:
+            self.receiver.committed(commit)
+
+
+class TakesWhatIsHereAgain(AttemptIngest):
+    """Believes that whoever brings bytes brings new ones."""
+
+    def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
+        return super().take(stream, min(self.received(stream), offset + len(data)), data)
+
+
+def test_both_roads_together_bring_everything_once_and_in_order(play: Callable[..., None]) -> None:
+    play(more_rules=(MountRules,), phases=NO_SHRINKING)
+
+
+def test_the_files_alone_bring_everything_once_and_in_order(play: Callable[..., None]) -> None:
+    play(more_rules=(NoStream, MountRules), phases=NO_SHRINKING)
+
+
+def test_a_receiver_that_does_not_know_what_it_has_is_found_out(play: Callable[..., None]) -> None:
+    with pytest.raises((AssertionError, OffsetGap)):
+        play(
+            Replication,
+            TakesWhatIsHereAgain,
+            more_rules=(MountRules,),
+            max_examples=300,
+            derandomize=True,
+            phases=NO_SHRINKING,
+        )

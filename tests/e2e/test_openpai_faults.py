@@ -1,0 +1,142 @@
+"""Full disks and other users beside an experiment on the OpenPAI of this machine; all processes are real."""
+
+import contextlib
+import os
+import subprocess
+
+import pytest
+from free_ports import free_port_pair
+from openpai_home import ENDLESS, created, jobs, processes_of, trials
+from real_experiment import wait_until
+from second_user import a_flood, a_forger
+
+from nni_manager.client.experiments import resolve
+
+pytestmark = pytest.mark.timeout(300)
+
+# FORGED_TRIALS=50 for the long form.
+TRIALS = int(os.environ.get("FORGED_TRIALS", "6"))
+
+
+def mounted(folder):
+    """A small disk there that can be filled, and its removal."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    folder.mkdir(exist_ok=True)
+    words = ("mount", "-t", "tmpfs", "-o", "size=64m", "none", folder)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"no small disk can be mounted here: {done.stderr}")
+    return folder
+
+
+def filled(folder):
+    """Nothing more can be written there."""
+    with (folder / "filler").open("wb", buffering=0) as file:
+        for size in (2**16, 4096, 1):
+            with contextlib.suppress(OSError):
+                while file.write(bytes(size)):
+                    pass
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """All of this test's home is on a small disk."""
+    yield mounted(tmp_path)
+    subprocess.run(["umount", "-l", tmp_path], check=True)
+
+
+def two_that_run(home, nnictl):
+    """An experiment with two trials that run until they are stopped; its id."""
+    (home / "work" / "train.py").write_text(ENDLESS)
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto"), replace={"maxTrialNum: 3": "maxTrialNum: 2"}
+    )
+    experiment_id = created(done)
+    wait_until(
+        lambda: [each["intermediateCount"] for each in trials(nnictl, experiment_id)] == [1, 1],
+        "both trials report",
+    )
+    return experiment_id
+
+
+def of_jobs(home):
+    """The processes of jobs: keepers, guards, trials, and what runs them."""
+    return [each for each in processes_of(home) if "PAI_JOB_NAME" in each.environ()]
+
+
+def test_a_full_disk_of_the_manager_does_not_keep_jobs_running(home, nnictl):
+    mounted(home / "experiments")
+    try:
+        experiment_id = two_that_run(home, nnictl)
+        for each in of_jobs(home):
+            if each.cmdline()[-1:] == ["trial_keeper"]:
+                each.suspend()  # keepers and their guards
+        filled(home / "experiments")
+        done = nnictl("stop", experiment_id)
+        assert done.returncode == 1
+        assert f"cannot record that experiment {experiment_id} was stopped" in done.stderr
+        assert "disk is full" in done.stderr
+        assert not of_jobs(home)
+        assert "RUNNING" not in jobs(nnictl).values()
+        (home / "experiments" / "filler").unlink()
+        assert nnictl("resume", experiment_id, "--port", "auto").returncode == 0
+        wait_until(
+            lambda: not {"RUNNING", "WAITING"} & {each["state"] for each in trials(nnictl, experiment_id)},
+            "no trial runs",
+        )
+        assert [each["intermediateCount"] for each in trials(nnictl, experiment_id)] == [1, 1]
+        assert nnictl("stop", experiment_id).returncode in (0, 1)  # it may be over already
+    finally:
+        subprocess.run(["umount", "-l", home / "experiments"], check=True)
+
+
+def test_a_disk_that_is_full_for_manager_cluster_and_storage_does_not_keep_jobs_running(
+    small_disk, home, nnictl
+):
+    experiment_id = two_that_run(home, nnictl)
+    filled(small_disk)
+    done = nnictl("stop", experiment_id)
+    assert done.returncode == 1
+    assert not of_jobs(home)
+    # The cluster cannot record the end of its jobs, so nobody can say that they are gone.
+    assert "nnictl openpai stop nni_exp_" in done.stderr
+    (small_disk / "filler").unlink()
+    wait_until(lambda: "RUNNING" not in jobs(nnictl).values(), "the cluster knows that its jobs have ended")
+
+
+# Waits until the other user is there, and its result is its own.
+LATE = """\
+import os, time
+import nni_sdk
+nni_sdk.get_next_parameter()
+while not os.path.exists("../../../../../../go on"):
+    time.sleep(0.05)
+for i in range(20):
+    nni_sdk.report_intermediate_result(i)
+nni_sdk.report_final_result(int(os.environ["NNI_TRIAL_SEQ_ID"]))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to forge as another user")
+def test_a_forging_neighbour_is_kept_out_and_its_flood_changes_no_result(home, nnictl):
+    (home / "work" / "train.py").write_text(LATE)
+    port = free_port_pair()
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", str(port)),
+        replace={"maxTrialNum: 3": f"maxTrialNum: {TRIALS}", "trialConcurrency: 2": "trialConcurrency: 4"},
+    )
+    experiment_id = created(done)
+    workspace = home / "storage" / experiment_id
+    with a_forger(workspace, "--uninvited") as printed, a_flood(port + 1):
+        wait_until(printed, "the forger has tried")
+        (workspace / "go on").touch()
+        wait_until(
+            lambda: resolve(experiment_id).client().get("/summary")["status"] == "DONE", "it is done", 280
+        )
+        assert printed() == ["Permission denied"]
+    found = sorted(trials(nnictl, experiment_id), key=lambda each: each["sequenceId"])
+    assert [(each["status"], each["value"], each["intermediateCount"]) for each in found] == [
+        ("SUCCEEDED", float(number), 20) for number in range(TRIALS)
+    ]
+    assert nnictl("stop", experiment_id).returncode == 0

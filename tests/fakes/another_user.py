@@ -1,0 +1,83 @@
+"""Keepers that run as another user of this machine, also from a checkout that this user alone may read."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from strangers import NOBODY
+
+import nni_sdk
+import trial_keeper
+
+AS_NOBODY = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+
+
+@contextlib.contextmanager
+def as_another_user() -> Iterator[None]:
+    """This process itself becomes another user for a while; what it has imported stays. Only root can."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    os.setresuid(NOBODY, NOBODY, -1)  # the real user as well, whom os.access asks for
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, -1)
+
+
+def keepers_of_nobody(folder: Path) -> tuple[str, ...]:
+    """What starts a keeper's command as another user; skips the test where that is impossible.
+
+    A user who cannot read this checkout, or its virtual environment, runs a copy in `folder`: the keeper's package and what it
+    requires.
+    """
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to become another user")
+    if shutil.which("setpriv") is None:
+        pytest.skip("needs setpriv (Debian: util-linux)")
+    if not _complaint(AS_NOBODY):
+        return AS_NOBODY
+    _copy_keeper(folder)
+    # Set the variable before the user changes: the other user may not be able to start Python by its path.
+    prefix = ("env", f"PYTHONPATH={folder}", *AS_NOBODY)
+    if complaint := _complaint(prefix):
+        pytest.skip(f"needs a Python and a temporary directory that user {NOBODY} can read: {complaint}")
+    return prefix
+
+
+def _complaint(prefix: tuple[str, ...]) -> str:
+    """Why a keeper cannot be imported; empty if it can."""
+    importing = [*prefix, sys.executable, "-c", "import trial_keeper.__main__, trial_keeper.host.host"]
+    done = subprocess.run(importing, capture_output=True, text=True, cwd="/", timeout=60)
+    lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+    return lines[-1] if done.returncode else ""
+
+
+def _copy_keeper(folder: Path) -> None:
+    folder.chmod(0o755)
+    for package in (trial_keeper, nni_sdk):
+        source = Path(package.__path__[0])
+        shutil.copytree(source, folder / source.name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in _required_by("trial-keeper"):
+        for file in distribution(name).files or []:
+            if ".." not in file.parts and "__pycache__" not in file.parts:
+                (folder / file).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(str(file.locate()), folder / file)
+    for path in folder.rglob("*"):
+        path.chmod(path.stat().st_mode | (0o755 if path.is_dir() else 0o444))
+
+
+def _required_by(name: str) -> set[str]:
+    """What a distribution requires, and all that this requires, without extras."""
+    found: set[str] = set()
+    for text in distribution(name).requires or []:
+        requirement = Requirement(text)
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            found |= {requirement.name} | _required_by(requirement.name)
+    return found

@@ -1,0 +1,90 @@
+"""Ids of attempts that tests can spell: the one of number 0 starts before the one of number 1."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from nni_manager.domain.ingest import StreamWrite
+from nni_manager.engine.tokens import token_of
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import AttemptRow, Stored, UsageRow, Write
+from nni_manager.store.writer import Store
+from trial_keeper.wire.attempt_ids import start_ms_of
+from trial_keeper.wire.messages import AttemptKey
+from trial_keeper.wire.workspace import AttemptDocument, AttemptFolder, Workspace
+
+
+def attempt_id(number: int) -> str:
+    """A valid id; ids of larger numbers sort later."""
+    return f"{number:026d}"
+
+
+def _is_spelled(key: AttemptKey) -> bool:
+    # All of these ids start in the year 1970.
+    return key.attempt_id.isdecimal() or start_ms_of(key.attempt_id) == 0
+
+
+class AttemptNumbers:
+    """Spelled ids for those that keepers made: the one of number n stands for the n-th attempt of its task."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self._known: dict[tuple[str, str], list[str]] = {}
+
+    def spelled(self, key: AttemptKey) -> AttemptKey:
+        """The key that a test spells for a real one."""
+        if _is_spelled(key):
+            return key
+        known = self._look(key)
+        if key.attempt_id not in known:
+            known.append(key.attempt_id)  # it could not make its folder
+        return replace(key, attempt_id=attempt_id(known.index(key.attempt_id)))
+
+    def real(self, key: AttemptKey) -> AttemptKey:
+        """The key that a spelled one stands for; itself when there is none yet."""
+        if not _is_spelled(key) or self._workspace.attempt(key).path.exists():
+            return key
+        known, number = self._look(key), int(key.attempt_id)
+        return replace(key, attempt_id=known[number]) if number < len(known) else key
+
+    def folder(self, key: AttemptKey) -> AttemptFolder:
+        """The folder of an attempt."""
+        return self._workspace.attempt(self.real(key))
+
+    def keys(self, trial_id: str) -> list[AttemptKey]:
+        """The attempts that have left a folder, by start."""
+        return [self.spelled(key) for key in self._workspace.attempts_of(trial_id)]
+
+    def _look(self, key: AttemptKey) -> list[str]:
+        known = self._known.setdefault((key.trial_id, key.task), [])
+        try:
+            found = self._workspace.attempts_of(key.trial_id)
+        except NotADirectoryError:  # a test has put a file there
+            found = []
+        for each in found:
+            if each.task == key.task and not _is_spelled(each) and each.attempt_id not in known:
+                known.append(each.attempt_id)
+        return known
+
+
+class RegisteringStore(Store):
+    """A store that registers the attempts of what is written, as the manager does before it writes anything of them."""
+
+    def commit(self, writes: Sequence[Write], now_s: float) -> Stored:
+        """Spelled ids have their own number."""
+        keys = {write.key for write in writes if isinstance(write, StreamWrite)}
+        keys |= {write.usage.key for write in writes if isinstance(write, UsageRow)}
+        rows = [AttemptRow(key, int(key.attempt_id)) for key in sorted(keys, key=str)]
+        return super().commit([*rows, *writes], now_s)
+
+
+def sign_attempt(folder: ExperimentFolder, key: AttemptKey, job_id: str | None = None) -> str:
+    """Make an attempt's directory as a keeper of the job does; the job's token. `job_id` None: the trial's own."""
+    job_id = job_id or key.trial_id
+    with StoreReader(folder.database) as reader:
+        token = token_of(reader.experiment().secret, job_id)
+    attempt = folder.workspace.attempt(key)
+    attempt.path.mkdir(parents=True, exist_ok=True)
+    document = AttemptDocument(folder.experiment_id, job_id, key, 1.0)
+    attempt.attempt_json.write_bytes(document.to_bytes(token))
+    return token

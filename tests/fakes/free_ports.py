@@ -1,0 +1,37 @@
+"""Ports for servers of tests that run at the same time."""
+
+import contextlib
+import itertools
+import os
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+# The kernel gives outgoing connections those in this range, so that a server which begins anew may find its own taken.
+_GIVEN_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+# Below it are those that nnictl takes by itself.
+_LOWEST_PORT = 12000
+
+
+def _own_ports() -> Iterator[int]:
+    """The first ports of pairs that no other process of this test run takes, from a random one on."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    processes = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    first_given = int(_GIVEN_PORTS.read_text().split()[0])
+    own = range(_LOWEST_PORT + 2 * number, first_given - 1, 2 * processes)
+    begin = random.randrange(len(own))
+    return itertools.cycle((*own[begin:], *own[:begin]))
+
+
+_PORTS = _own_ports()
+
+
+def free_port_pair() -> int:
+    """A port that is free together with the next one, and that nobody else is given meanwhile."""
+    while True:
+        port = next(_PORTS)
+        with socket.socket() as first, socket.socket() as second, contextlib.suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
+            return port

@@ -1,0 +1,30 @@
+"""The local service in the process of a test, whose keepers may outlive its manager."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from typing import ClassVar
+
+from nni_manager.training_services.local.client import LocalTrainingService
+from trial_keeper.settings import KeeperSettings
+
+
+class JobsHere(LocalTrainingService):
+    """Its keepers may outlive an engine of this process, and are waited for when the test is over."""
+
+    keepers: ClassVar[list[subprocess.Popen[bytes]]] = []
+
+    async def submit(self, settings: KeeperSettings) -> None:
+        """Start a keeper."""
+        await super().submit(settings)
+        self.keepers.append(self._children[settings.job_id])
+
+    @classmethod
+    def end_keepers(cls) -> None:
+        """End all of them, and wait for it."""
+        while cls.keepers:
+            keeper = cls.keepers.pop()
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(keeper.pid, signal.SIGTERM)
+            keeper.wait(30)

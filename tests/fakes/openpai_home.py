@@ -1,0 +1,93 @@
+"""A home with an OpenPAI of its own and an experiment file for it, which end-to-end tests share."""
+
+import contextlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import psutil
+
+BIN = Path(sys.executable).parent
+TRAIN = """\
+import os
+import nni_sdk
+print("in", os.getcwd(), flush=True)
+x = nni_sdk.get_next_parameter()["x"]
+nni_sdk.report_intermediate_result(x / 2)
+nni_sdk.report_final_result(x)
+"""
+# Reports once and then waits for a signal.
+ENDLESS = TRAIN.replace("nni_sdk.report_final", "import signal; signal.pause(); nni_sdk.report_final")
+CONFIG = """\
+authorName: ada
+experimentName: here
+trialConcurrency: 2
+maxTrialNum: 3
+trainingServicePlatform: pai
+searchSpacePath: search_space.json
+logDir: ../experiments
+useAnnotation: false
+tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize}}
+trial:
+  command: python3 train.py
+  codeDir: .
+  gpuNum: 0
+  cpuNum: 1
+  memoryMB: 256
+  image: anything
+  nniManagerNFSMountPath: ../storage
+  containerNFSMountPath: /mnt/confignfs-data
+  paiStorageConfigName: confignfs-data
+paiConfig: {userName: your_pai_user, token: your_pai_token, host: local}
+"""
+
+
+def environ_of(home):
+    """The environment of a user whose home this is."""
+    outside = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("NNI_", "TRIAL_", "OPENPAI_"))
+    }
+    return outside | {
+        "HOME": str(home),
+        "XDG_STATE_HOME": str(home / "state"),
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def processes_of(home):
+    """The service, managers, keepers and trials of this home, all of which have its name in their environment."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get("HOME") == str(home) and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return found
+
+
+def created(done):
+    """The id of the experiment that nnictl has created."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    (experiment_id,) = re.findall(r"The experiment id is (\w+)", done.stdout)
+    return experiment_id
+
+
+def jobs(nnictl):
+    """State by name of every job."""
+    listed = json.loads(nnictl("openpai", "jobs", "--json").stdout)
+    return {each["name"]: each["state"] for each in listed}
+
+
+def attempt_of(home, experiment_id, trial_id):
+    """The id of a trial's only attempt."""
+    (path,) = (home / "storage" / experiment_id / "trials" / trial_id / "attempts").iterdir()
+    return path.name
+
+
+def trials(nnictl, experiment_id):
+    """The trials as `nnictl trial ls --json` prints them."""
+    return json.loads(nnictl("trial", "ls", experiment_id, "--json").stdout)

@@ -1,0 +1,94 @@
+"""An experiment of one trial, saved as an archive, and archives that somebody has changed."""
+
+import io
+import json
+import sqlite3
+import tarfile
+
+from nni_manager.cli import main
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.store.folders import ExperimentFolder, Registry
+from nni_manager.store.rows import AttemptRow, ExperimentRow, TrialRow
+from nni_manager.store.writer import Store
+from trial_keeper.wire.messages import AttemptKey
+
+CONFIG = """\
+experimentName: digits
+authorName: ada
+trialConcurrency: 2
+trainingServicePlatform: local
+searchSpacePath: search_space.json
+tuner: {builtinTunerName: Random, classArgs: {seed: 1}}
+trial: {command: python3 train.py, codeDir: .}
+"""
+SECRET = b"the secret of keepers"
+
+
+def move_to(monkeypatch, path):
+    """To another machine: another home, with nothing in it."""
+    monkeypatch.setenv("HOME", str(path))
+    monkeypatch.setenv("XDG_STATE_HOME", str(path / "state"))
+    path.mkdir(exist_ok=True)
+    return path
+
+
+def save_an_experiment(here, *options, metadata=None, state=ExperimentState.DONE, **changes):
+    """Make an experiment in this home, and save it; the archive."""
+    code = here / "code"
+    code.mkdir()
+    (code / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
+    (code / "train.py").write_text("print(1)\n")
+    (code / "config.yml").write_text(CONFIG)
+    config = read_experiment_file(code / "config.yml")
+    fields = json.loads(config.to_json()) | changes
+    folder = ExperimentFolder(config.log_dir / "abc11111")
+    folder.make()
+    store = Store.create(folder.database, folder.collected_logs, "abc11111", json.dumps(fields), SECRET, 1.0)
+    trial = Trial("aB3dE", 0, {"lr": 0.5}, metadata or {"/lr": 0.5}, 1.0, "aB3dE", TrialState.SUCCEEDED, 0)
+    trial.final, trial.value = "0.25", 0.25
+    key = AttemptKey("aB3dE", "0", "main-0")
+    store.commit([AttemptRow(key, 0), TrialRow.of(trial), ExperimentRow(state, "", 9.0, 10.0, True)], 1.0)
+    store.close()
+    Registry.of_user().add(folder)
+    output = folder.workspace.trials / "aB3dE/attempts/0/main-0/output"
+    output.mkdir(parents=True)
+    (output / "stdout").write_text("hello\n")
+    (output / "latest").symlink_to("/etc/passwd")
+    (output / "folder").symlink_to("/etc")
+    (folder.workspace.root / "checkpoints/0").mkdir(parents=True)
+    (folder.workspace.root / "checkpoints/0/model").write_text("weights")
+    (output.parent / "code").mkdir()
+    (output.parent / "code/copy.py").write_text("of the code\n")
+    (folder.path / "tls.pem").write_text("a key")
+    folder.manager_log.write_text("decided\n")
+    assert main.run(["experiment", "save", "abc", "--path", str(here / "x.tar.gz"), *options]) == 0
+    return here / "x.tar.gz"
+
+
+def repacked(path, change=None, add=()):
+    """The archive with its database changed (a function of a connection) and members added."""
+    new = path.with_name("y.tar.gz")
+    with tarfile.open(path) as old, tarfile.open(new, "w:gz") as packed:
+        for member in old:
+            content = old.extractfile(member).read() if member.isreg() else b""
+            if change is not None and member.name == "experiment.sqlite":
+                database = path.with_name("changed.sqlite")
+                database.write_bytes(content)
+                connection = sqlite3.connect(database)
+                change(connection)
+                connection.commit()
+                connection.close()
+                content = database.read_bytes()
+                member.size = len(content)
+            packed.addfile(member, io.BytesIO(content))
+        for member in add:
+            packed.addfile(member, io.BytesIO(b"x" * member.size))
+    return new
+
+
+def a_member(name, kind=tarfile.REGTYPE, target="", size=0):
+    member = tarfile.TarInfo(name)
+    member.type, member.linkname, member.size = kind, target, size
+    return member

@@ -1,0 +1,508 @@
+"""One experiment on a site: its manager comes and goes, and faults are done to it."""
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import psutil
+from apart import Apart
+from fault_files import forge_attempts, remove_attempt, state_files, tear
+from fault_judge import RUN_STRIDE, Harm
+from fault_plan import STOPS, Fault, Kind, Plan
+from fault_site import Site, processes_of, wait_until
+from fault_train import TRAIN
+
+from nni_manager.config.reader import read_experiment_file
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.trial import Trial
+from nni_manager.errors import NniManagerError
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.writer import Store
+from trial_keeper.wire.workspace import Workspace
+
+REPORTS, SHORT_REPORTS = 1000, 400
+_FAKES = Path(__file__).parent.parent / "fakes"
+_READY_TIMEOUT_S = 60.0
+# A keeper that has tried in vain for long tries again within a minute; a machine under load takes its time for all the rest.
+DONE_TIMEOUT_S = 240.0
+END_TIMEOUT_S = 90.0
+# While trials run: nothing has to be waited for.
+_LEAVES_TIMEOUT_S = 30.0
+# A stop has a deadline for each of its steps; nnictl gives up after the last of them.
+_STOPPED_TIMEOUT_S = 150.0
+_RUNS_TIMEOUT_S = 5.0
+_STORAGE_KINDS = frozenset({Kind.WORKSPACE_FULL, Kind.WORKSPACE_READ_ONLY})
+_MANAGER_LEAVES_KINDS = STOPS | {
+    Kind.MANAGER_KILLED,
+    Kind.MANAGER_MOVED,
+    Kind.MANAGER_ENDED,
+    Kind.STATE_TORN,
+}
+# As `nnictl stop` does. What it could not record is not looked at here.
+_STOP = """
+import sys
+from pathlib import Path
+from nni_manager.client.experiments import look
+from nni_manager.client.manager_process import stop_experiment
+from nni_manager.errors import NniManagerError
+from nni_manager.store.folders import ExperimentFolder
+
+try:
+    stop_experiment(look(ExperimentFolder(Path(sys.argv[1]))), print)
+except NniManagerError as error:
+    print(error)
+"""
+_Find = Callable[[], list[tuple[str, psutil.Process]]]
+_BUG = re.compile(r"\bbug\b", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Experiment:
+    """One experiment on a site: its manager comes and goes."""
+
+    plan: Plan
+    site: Site
+    planted: str
+    trials: int
+    happened: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    hit: list[Fault] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    trials_killed: set[str] = field(default_factory=set)
+    keepers_killed: set[str] = field(default_factory=set)
+    attempts_removed: set[str] = field(default_factory=set)
+    stopped: set[str] = field(default_factory=set)
+    manager: subprocess.Popen[bytes] | None = None
+    has_moved: bool = False
+    began_s: float = field(default_factory=time.monotonic)
+    _frozen: dict[Fault, list[psutil.Process]] = field(default_factory=dict)
+    _over_before: dict[Fault, set[str]] = field(default_factory=dict)
+    """The trials that had ended before a fault that ends with a stop."""
+
+    @property
+    def folder(self) -> ExperimentFolder:
+        return ExperimentFolder(self.site.manager_disk.path / "FAULTS")
+
+    @property
+    def storage(self) -> Workspace:
+        return Workspace(self.site.storage.path / "FAULTS")
+
+    def note(self, text: str) -> None:
+        self.happened.append(f"{time.monotonic() - self.began_s:6.1f} s  {text}")
+
+    # ---- the experiment
+
+    def create(self) -> None:
+        code = self.site.folder / "code"
+        code.mkdir()
+        reports, rest_s = (SHORT_REPORTS, 0.04) if self.plan.is_short else (REPORTS, 0.1)
+        (code / "train.py").write_text(
+            TRAIN.format(ledgers=str(self.site.ledgers), reports=reports, rest_s=rest_s, stride=RUN_STRIDE)
+        )
+        (code / "search_space.json").write_text(json.dumps({"x": {"_type": "uniform", "_value": [0, 1]}}))
+        document = {
+            "authorName": "tests",
+            "experimentName": "faults",
+            "trialConcurrency": 5,
+            "maxTrialNum": self.trials,
+            # Hours of a stepped wall clock must not end it.
+            "maxExecDuration": "1h",
+            "trainingServicePlatform": "local",
+            "searchSpacePath": "search_space.json",
+            "logDir": str(self.site.manager_disk.path),
+            "logCollection": "http",
+            "tuner": {"builtinTunerName": "Random", "classArgs": {"seed": self.plan.seed}},
+            "trial": {"command": f"{sys.executable} train.py", "codeDir": "."},
+            "localConfig": {"reuse": self.plan.reuses_jobs},
+        }
+        file = code / "config.yml"
+        file.write_text(json.dumps(document))
+        config = read_experiment_file(file)
+        folder = self.folder
+        folder.make(self.site.seen_by_manager)
+        Store.create(
+            folder.database,
+            folder.collected_logs,
+            folder.experiment_id,
+            config.to_json(),
+            secrets.token_bytes(32),
+            time.time(),
+        ).close()
+
+    def start_manager(self) -> bool:
+        """Start a manager; whether it became ready."""
+        site, port = self.site, self.site.next_port()
+        announced, listens_at = site.open_road(port, self.has_moved)
+        apart = Apart(
+            workspace=str(site.seen_by_jobs / "FAULTS"),
+            announced=announced,
+            listens_at=listens_at,
+            prefix=site.jobs_prefix,
+            environ=() if site.jobs_clock is None else tuple(site.jobs_clock.environ.items()),
+            planted=self.planted,
+        )
+        clock = {} if site.manager_clock is None else site.manager_clock.environ
+        with (site.folder / "manager.log").open("ab") as log:
+            self.manager = subprocess.Popen(
+                [
+                    *site.manager_prefix,
+                    *(sys.executable, _FAKES / "apart.py"),
+                    # A word of its own: nnictl finds a manager's process by it.
+                    *("--folder", self.folder.path, f"--port={port}"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=site.environ | clock | apart.to_environ(),
+                start_new_session=True,
+            )
+        manager = self.manager
+        with contextlib.suppress(TimeoutError):
+            wait_until(
+                lambda: manager.poll() is not None or self._is_ready(manager.pid), "ready", _READY_TIMEOUT_S
+            )
+        if manager.poll() is None and self._is_ready(manager.pid):
+            self.note(f"a manager is ready at {announced}, port {port}")
+            return True
+        self.note(f"a manager did not become ready, exit code {manager.poll()}: {self._last_words()}")
+        manager.kill()
+        manager.wait()
+        return False
+
+    def _is_ready(self, pid: int) -> bool:
+        process = self.folder.process()
+        return process is not None and process.pid == pid
+
+    def _last_words(self) -> str:
+        lines = (self.site.folder / "manager.log").read_text(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+    def look_after_manager(self) -> None:
+        """A manager ends by no fault but its own killing."""
+        if self.manager is not None and self.manager.poll() is not None:
+            self.wrong.append(
+                f"the manager ended by itself, exit code {self.manager.returncode}: {self._last_words()}"
+            )
+            self.note("the manager has ended by itself")
+            self.manager = None
+
+    def kill_manager(self) -> None:
+        if self.manager is not None:
+            self.manager.kill()
+            self.manager.wait()
+            self.manager = None
+
+    def resume(self) -> bool:
+        """Bring a manager back, if there is none; a full disk may keep it from starting."""
+        if self.manager is not None and self.manager.poll() is None:
+            return True
+        if self.start_manager():
+            return True
+        self.manager = None
+        return False
+
+    def row_count(self) -> int:
+        with contextlib.suppress(NniManagerError), StoreReader(self.folder.database) as reader:
+            return len(reader.metrics())
+        return 0
+
+    def is_done(self) -> bool:
+        self.look_after_manager()
+        if self.manager is None and not self.resume():
+            return False
+        return self._is_over()
+
+    def _is_over(self) -> bool:
+        with contextlib.suppress(NniManagerError), StoreReader(self.folder.database) as reader:
+            return reader.experiment().state.is_over
+        return False
+
+    def end(self) -> None:
+        """End the manager with SIGTERM, as a user does."""
+        self._tell_to_end(END_TIMEOUT_S)
+
+    def _tell_to_end(self, within_s: float) -> None:
+        assert self.manager is not None
+        told_s = time.monotonic()
+        self.manager.terminate()
+        try:
+            code = self.manager.wait(within_s)
+        except subprocess.TimeoutExpired:
+            self.wrong.append(f"the manager did not end within {within_s:g} s of SIGTERM")
+            self.kill_manager()
+            return
+        self.note(f"the manager ended {time.monotonic() - told_s:.1f} s after it was told to")
+        if code != 0:
+            self.wrong.append(f"the manager ended with exit code {code}: {self._last_words()}")
+        self.manager = None
+
+    def bugs(self) -> list[str]:
+        """What managers have called a bug of their own; one that is told to end, or killed, has none."""
+        logs = [path for path in (self.folder.manager_log, self.site.folder / "manager.log") if path.exists()]
+        lines = [line for path in logs for line in path.read_text(errors="replace").splitlines()]
+        return [f"a manager said: {line}" for line in lines if _BUG.search(line)]
+
+    # ---- faults
+
+    def begin(self, fault: Fault) -> None:
+        """Do it, and take note of whether anything was there for it."""
+        self.look_after_manager()
+        missed = "the experiment was over" if self._is_over() else self._do(fault)
+        if missed:
+            self.missed.append(f"{fault.kind.value}: {missed}")
+            self.note(self.missed[-1])
+        else:
+            self.hit.append(fault)
+
+    def _do(self, fault: Fault) -> str:
+        """Why it hit nothing; empty when it hit something."""
+        if fault.kind in STOPS:
+            if not self.resume():
+                return "none ran"
+            self._over_before[fault] = {trial.trial_id for trial in self._trials() if trial.state.is_terminal}
+        match fault.kind:
+            case (
+                Kind.MANAGER_KILLED
+                | Kind.MANAGER_MOVED
+                | Kind.MANAGER_STOPPED
+                | Kind.MANAGER_ENDED
+                | Kind.STATE_TORN
+            ):
+                return self._hit_manager(fault)
+            case Kind.ATTEMPT_FORGED | Kind.ATTEMPT_REMOVED:
+                return self._hit_attempts(fault)
+            case _ if fault.kind in _PROCESSES:
+                return self._hit_process(fault)
+            case _:
+                # Nobody may be connected between two trials.
+                try:
+                    wait_until(lambda: self.site.begin(fault), "it hits something", _RUNS_TIMEOUT_S)
+                except TimeoutError:
+                    return "nobody was connected"
+                self.note(str(fault).split("s  ", 1)[1])
+                return ""
+
+    def _hit_manager(self, fault: Fault) -> str:
+        # It may not have come back from the last one, which met a full disk.
+        if not self.resume():
+            return "none ran"
+        assert self.manager is not None
+        kind = fault.kind
+        self.has_moved ^= kind is Kind.MANAGER_MOVED
+        self.note(kind.value)
+        match kind:
+            case Kind.MANAGER_STOPPED:
+                self.manager.send_signal(signal.SIGSTOP)
+            case Kind.MANAGER_ENDED:
+                self._tell_to_end(_LEAVES_TIMEOUT_S)
+            case _:
+                self.kill_manager()
+        if kind is Kind.STATE_TORN:
+            self.note(tear(state_files(self.folder, self.storage), fault.pick))
+        return ""
+
+    def _hit_attempts(self, fault: Fault) -> str:
+        running = self._wait_for(self._running_trials)
+        if not running:
+            return "none ran"
+        if fault.kind is Kind.ATTEMPT_FORGED:
+            for trial_id in sorted({trial_id for trial_id, _ in running}):
+                refused = forge_attempts(self.storage, trial_id)
+                self.note(f"{fault.kind.value}: {trial_id}{refused and f', refused: {refused}'}")
+            if self.site.has_networks:
+                self.site.begin(fault)
+            return ""
+        trial_id, process = running[int(fault.pick * len(running))]
+        try:
+            attempt = Path(process.environ()["NNI_SYS_DIR"]).parent.name
+        except psutil.NoSuchProcess:
+            return f"{trial_id}, process {process.pid}, had just ended"
+        aside = self.site.storage.path / f"removed-{secrets.token_hex(4)}"
+        if not remove_attempt(self.storage, trial_id, attempt, aside):
+            return f"{trial_id} had no directory"
+        self.attempts_removed.add(trial_id)
+        self.note(f"{fault.kind.value}: {trial_id}, {attempt}")
+        return ""
+
+    # ---- stops
+
+    def _trials(self) -> list[Trial]:
+        with contextlib.suppress(NniManagerError), StoreReader(self.folder.database) as reader:
+            return reader.trials()
+        return []  # a full disk may keep it from being read
+
+    def _stop(self, fault: Fault) -> None:
+        """Stop the experiment under the fault, see that nothing of it runs, and resume it without the fault."""
+        is_under_way = not self._is_over() and self.resume()
+        if is_under_way:
+            self._stop_and_look()
+        else:
+            self.hit.remove(fault)
+            self.missed.append(f"{fault.kind.value}: the experiment was over before it could be stopped")
+            self.note(self.missed[-1])
+        if fault.kind is Kind.STOP_ON_FULL_DISK:
+            self.site.heal(fault)
+        for process in self._frozen.pop(fault, []):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        if is_under_way:
+            # The end of a full disk is a later step, and no manager comes back before it.
+            for full in [each for each in self.hit if each.kind is Kind.MANAGER_DISK_FULL]:
+                self.site.heal(full)
+            wait_until(self.resume, "a manager is back after the stop", DONE_TIMEOUT_S)
+            wait_until(self._goes_on, "the experiment goes on after the stop", _READY_TIMEOUT_S)
+            self.stopped |= {trial.trial_id for trial in self._trials()} - self._over_before[fault]
+
+    def _stop_and_look(self) -> None:
+        assert self.manager is not None
+        began_s = time.monotonic()
+        done = subprocess.run(
+            [*self.site.manager_prefix, sys.executable, "-c", _STOP, self.folder.path],
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=_STOPPED_TIMEOUT_S,
+            env=self.site.suite_environ,
+            stdin=subprocess.DEVNULL,
+        )
+        said = " / ".join(done.stdout.splitlines())
+        self.note(f"a stop took {time.monotonic() - began_s:.1f} s{said and f': {said}'}")
+        try:
+            self.manager.wait(_LEAVES_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.wrong.append("the manager did not end after the stop")
+            self.kill_manager()
+        self.manager = None
+        with contextlib.suppress(TimeoutError):
+            wait_until(lambda: not self.site.leftovers(), "no process is left", _RUNS_TIMEOUT_S)
+        self.wrong += [f"runs after a stop: {left}" for left in self.site.leftovers()]
+
+    def _goes_on(self) -> bool:
+        with contextlib.suppress(NniManagerError), StoreReader(self.folder.database) as reader:
+            return reader.experiment().state is not ExperimentState.STOPPED
+        return False
+
+    def heal(self, fault: Fault) -> None:
+        """The end of one that hit something."""
+        match fault.kind:
+            case Kind.MANAGER_KILLED | Kind.MANAGER_MOVED | Kind.MANAGER_ENDED | Kind.STATE_TORN:
+                self.resume()
+            case _ if fault.kind in STOPS:
+                self._stop(fault)
+            case Kind.MANAGER_STOPPED:
+                if self.manager is not None:
+                    self.manager.send_signal(signal.SIGCONT)
+                self.note("the manager goes on")
+            case Kind.KEEPER_STOPPED | Kind.GUARD_STOPPED | Kind.TRIAL_STOPPED:
+                for process in self._frozen.pop(fault, []):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.resume()
+                self.note(f"over: {fault.kind.value}")
+            case _:
+                self.site.heal(fault)
+                self.note(f"over: {fault.kind.value}")
+
+    def _hit_process(self, fault: Fault) -> str:
+        running = self._wait_for(partial(_PROCESSES[fault.kind], self))
+        if not running:
+            return "none ran"
+        name, process = running[int(fault.pick * len(running))]
+        try:
+            if fault.lasts_s:
+                process.suspend()
+                self._frozen[fault] = [process]
+            else:
+                process.kill()
+            match fault.kind:
+                # A stop ends what does not answer.
+                case Kind.KEEPER_KILLED | Kind.STOP_WITH_FROZEN_KEEPER:
+                    self.keepers_killed.add(name)
+                case Kind.TRIAL_KILLED:
+                    self.trials_killed.add(name)
+        except psutil.NoSuchProcess:
+            return f"{name}, process {process.pid}, had just ended"
+        self.note(f"{fault.kind.value}: {name}, process {process.pid}")
+        return ""
+
+    def _wait_for(self, find: _Find) -> list[tuple[str, psutil.Process]]:
+        with contextlib.suppress(TimeoutError):
+            wait_until(find, "one runs", _RUNS_TIMEOUT_S)  # none does between two trials
+        return find()
+
+    def _keepers(self) -> list[tuple[str, psutil.Process]]:
+        """Those that run, with their jobs."""
+        return self._keepers_or_guards(are_guards=False)
+
+    def _guards(self) -> list[tuple[str, psutil.Process]]:
+        return self._keepers_or_guards(are_guards=True)
+
+    def _keepers_or_guards(self, *, are_guards: bool) -> list[tuple[str, psutil.Process]]:
+        found = self._running("TRIAL_KEEPER_JOB_ID", "trial_keeper")
+        pids = {process.pid for _, process in found}
+        # Each keeper has a guard, which is a copy of it. Its children are copies until they become another program.
+        return [
+            (job_id, process)
+            for job_id, process in found
+            if _is_guard(process) == are_guards and _parent_of(process) not in pids
+        ]
+
+    def _running_trials(self) -> list[tuple[str, psutil.Process]]:
+        return self._running("NNI_TRIAL_JOB_ID", "train.py")
+
+    def _running(self, variable: str, command: str) -> list[tuple[str, psutil.Process]]:
+        found = []
+        for process in processes_of(self.site.name):
+            with contextlib.suppress(psutil.Error, OSError):
+                environ = process.environ()
+                if variable in environ and process.cmdline()[-1:] == [command]:
+                    found.append((environ[variable], process))
+        return sorted(found, key=lambda each: each[1].pid)
+
+    @property
+    def harm(self) -> Harm:
+        kinds = {fault.kind for fault in self.hit}
+        return Harm(
+            self.trials_killed,
+            self.keepers_killed,
+            bool(kinds & _STORAGE_KINDS),
+            self.attempts_removed,
+            self.stopped,
+            bool(kinds & _MANAGER_LEAVES_KINDS),
+        )
+
+
+_PROCESSES: dict[Kind, Callable[[Experiment], list[tuple[str, psutil.Process]]]] = {
+    Kind.KEEPER_KILLED: Experiment._keepers,
+    Kind.KEEPER_STOPPED: Experiment._keepers,
+    Kind.STOP_WITH_FROZEN_KEEPER: Experiment._keepers,
+    Kind.GUARD_STOPPED: Experiment._guards,
+    Kind.STOP_WITH_FROZEN_GUARD: Experiment._guards,
+    Kind.TRIAL_KILLED: Experiment._running_trials,
+    Kind.TRIAL_STOPPED: Experiment._running_trials,
+}
+"""Which processes a fault may hit."""
+
+
+def _is_guard(process: psutil.Process) -> bool:
+    """Guards wait at a pipe for the end of their keepers, which have no input."""
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/{process.pid}/fd/0").startswith("pipe:")
+    return False
+
+
+def _parent_of(process: psutil.Process) -> int:
+    try:
+        return process.ppid()
+    except psutil.NoSuchProcess:
+        return 0

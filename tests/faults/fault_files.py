@@ -1,0 +1,128 @@
+"""What a fault does to files that manager and keepers trust: an attempt is removed or forged, a state file is torn."""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from strangers import NOBODY
+
+from nni_manager.store.folders import WORLD_WRITABLE_STICKY, ExperimentFolder
+from nni_sdk.records import encode
+from trial_keeper.wire.attempt_ids import new_attempt_id
+from trial_keeper.wire.messages import Stream
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import AttemptFolder, Workspace
+
+FORGED_VALUE = 424_242
+"""No run reports it: see RUN_STRIDE of fault_judge.py."""
+_TASK = "main-0"
+# Of a token that whoever forges can only guess.
+_SIGNATURE = {"signature": secrets.token_hex(32)}
+
+
+def remove_attempt(storage: Workspace, trial_id: str, attempt: str, aside: Path) -> bool:
+    """Remove an attempt's directory at once, whatever writes in it; whether it was there. `aside`: a new name beside it."""
+    try:
+        # One step: what is removed file by file could be made again meanwhile.
+        (storage.trial(trial_id).attempts / attempt).rename(aside)
+    except FileNotFoundError:
+        return False
+    shutil.rmtree(aside)
+    return True
+
+
+def forge_attempts(storage: Workspace, trial_id: str) -> str:
+    """Write two attempts of a trial that never ran, with invented names. Where this user is root, as another user.
+
+    Returns:
+        Why the file system refused; empty if it did not.
+    """
+    try:
+        attempts = os.open(storage.trial(trial_id).attempts, os.O_DIRECTORY)
+        # As on the storage of a cluster, where containers of any user write.
+        os.fchmod(attempts, WORLD_WRITABLE_STICKY)
+    except OSError as error:
+        return str(error.strerror)
+    try:
+        with _as_second_user():
+            forge(attempts, storage.root.name, trial_id)
+    except OSError as error:
+        return str(error.strerror)
+    finally:
+        os.close(attempts)
+    return ""
+
+
+def forge(attempts: int, experiment_id: str, trial_id: str) -> None:
+    """Write two attempts of a trial that never ran as this user; `attempts`: a descriptor of the folder.
+
+    All but the signature is as a keeper of the trial's own job would write it.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    for name in (new_attempt_id(time.time() + 3600), str(1000 + secrets.randbelow(1000))):
+        _forge(attempts, experiment_id, trial_id, name)
+
+
+@contextlib.contextmanager
+def _as_second_user() -> Iterator[None]:
+    if os.geteuid() != 0:
+        yield
+        return
+    os.setresuid(NOBODY, NOBODY, -1)
+    try:
+        yield
+    finally:
+        os.setresuid(0, 0, -1)
+
+
+def _forge(attempts: int, experiment_id: str, trial_id: str, name: str) -> None:
+    """`attempts`: a descriptor, because another user may be unable to pass the folders above."""
+    folder = AttemptFolder(Path(name) / _TASK)
+    metrics = encode(0, trial_id, "FINAL", 0, FORGED_VALUE)
+    now_s = time.time()
+    attempt = {"attempt": int(name)} if name.isdecimal() else {"attempt_id": name}
+    key = {"trial_id": trial_id, **attempt, "task": _TASK}
+    ended = {
+        **key,
+        "reason": ExitReason.SUCCEEDED.value,
+        "exit_code": 0,
+        # Later than any true attempt began.
+        "started_at_s": now_s + 3600,
+        "ended_at_s": now_s + 3601,
+        "final_sizes": {"metrics": len(metrics)},
+        "message": "",
+    }
+    begun = {**key, "experiment_id": experiment_id, "job_id": trial_id, "started_at_s": now_s + 3600}
+    files = {
+        folder.path / "attempt.json": json.dumps(begun | _SIGNATURE).encode(),
+        folder.stream(Stream.METRICS): metrics,
+        # Last: whoever finds the end reads all.
+        folder.exit_json: json.dumps(ended | _SIGNATURE).encode(),
+    }
+    for made in (folder.path.parent, folder.path, folder.stream(Stream.METRICS).parent):
+        os.mkdir(made, 0o755, dir_fd=attempts)
+    for path, content in files.items():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644, dir_fd=attempts)
+        with open(descriptor, "wb") as opened:
+            opened.write(content)
+
+
+def state_files(folder: ExperimentFolder, storage: Workspace) -> list[Path]:
+    """The files in which a manager keeps what it needs after a restart, besides its database."""
+    mine = [*folder.path.glob("*.json"), *folder.path.glob("*.pem"), *folder.jobs.glob("*.json")]
+    return sorted(path for path in {*mine, storage.manager_json} if path.is_file())
+
+
+def tear(files: list[Path], pick: float) -> str:
+    """Empty one of the files, or cut it in half; which and how, by a number from 0 to 1. What was done, for people."""
+    number = int(pick * 2 * len(files))
+    path, is_emptied = files[number // 2], number % 2 == 0
+    os.truncate(path, 0 if is_emptied else path.stat().st_size // 2)
+    return f"{path.parent.name}/{path.name} was {'emptied' if is_emptied else 'cut in half'}"

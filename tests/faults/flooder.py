@@ -1,0 +1,44 @@
+"""Floods the port of keepers as another user, until it is killed: python flooder.py PORT.
+
+It prints how many connections it has opened, again and again.
+"""
+
+import collections
+import os
+import socket
+import sys
+import time
+
+from hostile_keeper import OPENING
+from strangers import NOBODY
+
+_OPEN_AT_ONCE = 300
+_PAUSE_S = 0.002
+_AFTER = 100
+# Whoever forgets to kill it does not load the machine for ever.
+_MAX_S = 300.0
+
+
+def main() -> None:
+    """Keep so many connections open, of which each oldest one makes room for a new one."""
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    deadline_s = time.monotonic() + _MAX_S
+    peers: collections.deque[socket.socket] = collections.deque()
+    opened = 0
+    while time.monotonic() < deadline_s:
+        try:
+            peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=5)
+            peers.append(peer)
+            peer.sendall(OPENING)
+            opened += 1
+        except OSError:
+            pass  # refused, or let go of: what it is for
+        if len(peers) > _OPEN_AT_ONCE:
+            peers.popleft().close()
+        if opened % _AFTER == 1:
+            print(opened, flush=True)
+        time.sleep(_PAUSE_S)
+
+
+if __name__ == "__main__":
+    main()

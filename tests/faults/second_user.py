@@ -1,0 +1,46 @@
+"""What a second user of this machine does beside an experiment: forges attempts, and floods the port of keepers. Needs root."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from real_experiment import wait_until
+
+
+@contextlib.contextmanager
+def a_forger(workspace: Path, *options: str) -> Iterator[Callable[[], list[str]]]:
+    """A process that forges attempts; the lines that it has printed: whose folders it was, or why it was refused."""
+    with _a_process("forger.py", str(workspace), *options) as printed:
+        wait_until(printed, "the forger is ready")
+        yield lambda: printed()[1:]
+
+
+@contextlib.contextmanager
+def a_flood(port: int) -> Iterator[None]:
+    """Connections of strangers to this port, one after the other and many at once."""
+    with _a_process("flooder.py", str(port)) as printed:
+        wait_until(printed, "the port is flooded")
+        yield
+        assert len(printed()) > 1, "the flood lasted"
+
+
+@contextlib.contextmanager
+def _a_process(script: str, *arguments: str) -> Iterator[Callable[[], list[str]]]:
+    with tempfile.NamedTemporaryFile() as output:
+        process = subprocess.Popen(
+            [sys.executable, Path(__file__).with_name(script), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        try:
+            yield lambda: Path(output.name).read_text().splitlines()
+            assert process.poll() is None, Path(output.name).read_text()
+        finally:
+            process.kill()
+            process.wait()

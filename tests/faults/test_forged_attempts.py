@@ -1,0 +1,122 @@
+"""Attempts that no keeper made, and attempts whose directory is gone: no result changes, and no two runs are spliced.
+
+FORGED_TRIALS=50 for the long form.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from functools import partial
+
+import psutil
+import pytest
+from fault_files import FORGED_VALUE
+from jobs_here import JobsHere
+from real_experiment import a_manager_here, until, values, wait_until
+from second_user import a_flood, a_forger
+
+from nni_manager.domain import transports as transports_module
+
+pytestmark = pytest.mark.timeout(300)
+
+TRIALS = int(os.environ.get("FORGED_TRIALS", "8"))
+UNREACHABLE = "127.0.0.1:9"
+TRAIN = """
+import os, time
+import nni_sdk as nni
+nni.get_next_parameter()
+number = int(os.environ["NNI_TRIAL_SEQ_ID"])
+for i in range(20):
+    nni.report_intermediate_result(i)
+    time.sleep(0.02)
+nni.report_final_result(number)
+"""
+TWICE = """
+import os, time
+import nni_sdk as nni
+nni.get_next_parameter()
+with open("runs", "a") as runs:
+    runs.write("x")
+run = os.path.getsize("runs")
+for i in range(42):
+    nni.report_intermediate_result(run * 1000 + i)
+if run == 1:
+    time.sleep(600)
+nni.report_final_result(run * 1000 + 42)
+"""
+
+
+class OnSharedStorage(JobsHere):
+    """Where other users may write, what they have made is looked for when a job is over."""
+
+    uses_snapshot = True
+
+
+@pytest.fixture(autouse=True)
+def short_patience(monkeypatch):
+    monkeypatch.setattr(transports_module, "RECONNECT_GRACE_S", 0.5)
+    monkeypatch.setattr(transports_module, "POLL_INTERVAL_S", 0.2)
+
+
+@pytest.fixture(autouse=True)
+def ended_keepers():
+    yield
+    JobsHere.end_keepers()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to forge as another user")
+@pytest.mark.parametrize("reached", [False, True], ids=["storage", "stream"])
+def test_a_forging_neighbour_changes_no_result_and_is_reported(a_real_experiment, reached):
+    """As on the storage of a cluster, where other users may write; keepers reach the manager, or not; its port is flooded."""
+    experiment = a_real_experiment(TRAIN, maxTrialNum=TRIALS, trialConcurrency=4)
+    workspace = experiment.folder.workspace
+    jobs = partial(OnSharedStorage, experiment.config, workspace, experiment.folder.jobs)
+
+    async def play():
+        with a_forger(workspace.root) as forged:
+            told = {} if reached else {"told": UNREACHABLE}
+            async with a_manager_here(experiment, jobs, **told) as engine:
+                with a_flood(experiment.port):
+                    await until(engine.finished.is_set, "the experiment is over")
+                return list(engine.experiment.trials.values()), forged()
+
+    trials, forged = asyncio.run(play())
+    assert set(forged) == {trial.trial_id for trial in trials}, "each trial had forged attempts beside it"
+    assert [(trial.state.value, trial.value) for trial in trials] == [
+        ("SUCCEEDED", float(trial.sequence_id)) for trial in trials
+    ]
+    for trial in trials:
+        rows = values(experiment.rows(trial.trial_id))
+        assert rows == [*range(20), trial.sequence_id]
+        assert FORGED_VALUE not in rows
+    warnings = [trial.warning for trial in trials]
+    assert all("see who may write to the shared storage" in warning for warning in warnings), warnings
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+def test_two_runs_are_never_spliced_when_the_first_ones_directory_is_gone(a_real_experiment, retries):
+    experiment = a_real_experiment(TWICE, maxTrialNum=1, trialConcurrency=1, maxTrialRetry=retries)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 42, "the first run has reported")
+    (trial,) = experiment.get("/trial-jobs")
+    attempts = experiment.folder.workspace.trial(trial["id"]).attempts
+    (first,) = attempts.iterdir()
+    shutil.rmtree(first)
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            # The keeper and its guard.
+            if process.environ().get("TRIAL_KEEPER_WORKSPACE") == str(experiment.folder.workspace.root):
+                process.send_signal(signal.SIGKILL)
+    experiment.wait_for_status("DONE")
+    (trial,) = experiment.get("/trial-jobs")
+    rows = values(experiment.rows(trial["id"]))
+    if retries:
+        assert (trial["state"], trial["value"], trial["attempt"]) == ("SUCCEEDED", 2042.0, 1)
+        assert rows == [2000 + number for number in range(43)]
+        (second,) = attempts.iterdir()
+        assert second.name != first.name
+    else:
+        assert trial["state"] == "FAILED"
+        assert rows == [1000 + number for number in range(len(rows))], "what had arrived stays"

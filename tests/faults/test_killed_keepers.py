@@ -1,0 +1,49 @@
+"""Keepers killed in the first 40 ms of a trial: no report is lost, no process is left, and no trial is terminal before.
+
+KEEPER_KILLS says how many are killed of each kind, 4 unless set.
+"""
+
+import os
+import random
+import sys
+
+import pytest
+from keeper_kills import REPORTS, TRAIN, KeeperKiller
+
+KILLS = int(os.environ.get("KEEPER_KILLS", "4"))
+# What a kill costs: a new job, some trials before the next kill.
+_MAX_KILL_S = 12.0
+
+pytestmark = pytest.mark.timeout(120 + KILLS * _MAX_KILL_S)
+
+REUSE = {"localConfig": {"reuse": True}}
+KINDS = {
+    "plain": ({}, (0,)),
+    "reuse": (REUSE, (0, 1, 2)),
+    # The first trial of a job is never a fork.
+    "warm": (REUSE | {"warmImports": ["time", "nni_sdk"]}, (1, 2)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_keeper_killed_as_a_trial_starts_loses_no_report_and_leaves_no_process(
+    a_real_experiment, tmp_path, kind
+):
+    config, choices = KINDS[kind]
+    draw = random.Random(KILLS)
+    exempt_sessions = [draw.choice(choices) for _ in range(KILLS)]
+    ledgers = tmp_path / "marks" / "ledgers"
+    ledgers.mkdir(parents=True)
+    experiment = a_real_experiment(
+        TRAIN.format(ledgers=str(ledgers), reports=REPORTS),
+        trialConcurrency=1,
+        maxTrialNum=sum(exempt_sessions) + KILLS + 1,
+        trial={"command": f"{sys.executable} train.py", "codeDir": "."},
+        **config,
+    )
+    experiment.start()
+    verdict = KeeperKiller(experiment, ledgers, exempt_sessions, draw).run(KILLS * _MAX_KILL_S + 60)
+    print(verdict.line(kind))
+    assert verdict.wrong == []
+    assert (verdict.lost, verdict.left, verdict.too_early) == (0, 0, 0)
+    assert verdict.kills == KILLS

@@ -1,0 +1,304 @@
+"""A stop ends within its deadline with nothing running, whoever is frozen, full or gone."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+
+import psutil
+import pytest
+from fault_site import Disk
+from real_experiment import a_manager_here, assert_rows_are_what_was_written, until, values, wait_until
+
+from nni_manager.client.experiments import KnownExperiment
+from nni_manager.client.manager_process import StopNotRecorded, stop_experiment
+from nni_manager.domain.stop_escalation import MAX_STOP_S
+from nni_manager.store.reader import StoreReader
+from nni_manager.training_services.local.client import LocalTrainingService
+from nni_sdk.records import decode
+from trial_keeper.wire.messages import Stream
+
+pytestmark = pytest.mark.timeout(240)
+
+MARK = "STOP_TEST"
+# It reports without end, so that something is always on its way.
+ENDLESS = """
+import time
+import nni_sdk as nni
+nni.get_next_parameter()
+for i in range(10**9):
+    nni.report_intermediate_result(i)
+    time.sleep(0.05)
+"""
+# A keeper that hangs with Python's own lock held: it handles no message and no signal, and SIGCONT does not help.
+HANGS = """
+import os, sys
+if "-m" in sys.orig_argv and "trial_keeper" in sys.orig_argv:
+    import ctypes, threading, time
+    def hang():
+        while not os.path.exists({file!r}):
+            time.sleep(0.05)
+        sleep = ctypes.PyDLL(None).sleep
+        os.rename({file!r}, {file!r} + "s")
+        sleep(600)
+    threading.Thread(target=hang, daemon=True).start()
+"""
+REUSE = {"localConfig": {"reuse": True}}
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A small disk that can be filled."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    try:
+        made = Disk(tmp_path / "disk", is_real=True)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"no small disk can be mounted here: {error.stderr}")
+    yield made
+    subprocess.run(["umount", "-l", made.path], check=True)
+
+
+@pytest.fixture
+def an_experiment(a_real_experiment, tmp_path, monkeypatch):
+    """Makes an experiment with two trials that run, and names all its processes."""
+    monkeypatch.setenv(MARK, str(tmp_path))
+
+    def make(train=ENDLESS, trials=2, **options):
+        experiment = a_real_experiment(train, trialConcurrency=trials, maxTrialNum=trials, **options)
+        experiment.start()
+        wait_until(lambda: len(reporting(experiment)) == trials, "all trials report")
+        return experiment
+
+    yield make
+    for process in processes_of(tmp_path):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def reporting(experiment):
+    with StoreReader(experiment.folder.database) as reader:
+        return {row.trial_id for row in reader.metrics()}
+
+
+def processes_of(tmp_path):
+    """All that an experiment of this test has started, and that has not ended."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            is_own = process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE
+            if is_own and process.environ().get(MARK) == str(tmp_path):
+                found.append(process)
+    return found
+
+
+def assert_nothing_runs(tmp_path):
+    # What was killed a moment ago may still be dying.
+    wait_until(lambda: not processes_of(tmp_path), "nothing of the experiment runs", 5)
+
+
+def guards_of(tmp_path, experiment):
+    keepers = experiment.keeper_pids()
+    commands = [(each, each.cmdline()) for each in processes_of(tmp_path)]
+    return [each for each, words in commands if "trial_keeper" in words and each.pid not in keepers]
+
+
+def freeze(processes):
+    for process in processes:
+        process.suspend()
+
+
+def keepers_of(experiment):
+    return [psutil.Process(pid) for pid in experiment.keeper_pids()]
+
+
+def stopped_within(experiment):
+    """Stop it as `nnictl stop` does; how long that took."""
+    began_s = time.monotonic()
+    try:
+        stop_experiment(KnownExperiment(experiment.folder, experiment.folder.process()), print)
+    finally:
+        took_s = time.monotonic() - began_s
+        experiment.manager.wait(30)
+    assert took_s < MAX_STOP_S
+    return took_s
+
+
+def stored_states(experiment):
+    with StoreReader(experiment.folder.database) as reader:
+        return reader.experiment().state.value, {trial.state.value for trial in reader.trials()}
+
+
+def remove_trials(experiment):
+    """All folders of trials, while these write there."""
+    trials = experiment.folder.workspace.trials
+    trials.rename(experiment.folder.path / "gone")
+    subprocess.run(["rm", "-rf", experiment.folder.path / "gone"], check=True)
+
+
+@pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
+def test_frozen_keepers_and_guards_end_with_a_stop(an_experiment, tmp_path, options):
+    experiment = an_experiment(**options)
+    freeze([*keepers_of(experiment), *guards_of(tmp_path, experiment)])
+    assert stopped_within(experiment) < 30
+    assert_nothing_runs(tmp_path)
+    assert stored_states(experiment) == ("STOPPED", {"USER_CANCELED"})
+
+
+@pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
+def test_a_workspace_without_its_trials_does_not_keep_them_running(an_experiment, tmp_path, options):
+    experiment = an_experiment(**options)
+    remove_trials(experiment)
+    stopped_within(experiment)
+    assert_nothing_runs(tmp_path)
+    assert stored_states(experiment) == ("STOPPED", {"USER_CANCELED"})
+
+
+@pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
+def test_what_a_full_disk_does_not_record_is_stopped_all_the_same_and_nothing_is_lost(
+    disk, an_experiment, tmp_path, options
+):
+    # The workspace is on another disk, as with a cluster.
+    experiment = an_experiment(logDir=str(disk.path / "experiments"), **options)
+    disk.fill()
+    with pytest.raises(StopNotRecorded, match=r"nothing of it runs any more.*disk is full.*nnictl resume"):
+        stopped_within(experiment)
+    assert_nothing_runs(tmp_path)
+    disk.empty()
+    experiment.start()
+    wait_until(
+        lambda: all("endTime" in trial for trial in experiment.get("/trial-jobs")), "all trials have ended"
+    )
+    for trial in experiment.get("/trial-jobs"):
+        rows = values(assert_rows_are_what_was_written(experiment, trial["id"]))
+        assert rows == [*range(len(rows))]
+
+
+def test_all_three_together(disk, an_experiment, tmp_path):
+    experiment = an_experiment(logDir=str(disk.path / "experiments"))
+    freeze([*keepers_of(experiment), *guards_of(tmp_path, experiment)])
+    remove_trials(experiment)
+    disk.fill()
+    with pytest.raises(StopNotRecorded):
+        stopped_within(experiment)
+    assert_nothing_runs(tmp_path)
+
+
+@pytest.mark.parametrize("how", ["trial kill", "time limit"])
+@pytest.mark.parametrize("options", [{}, REUSE], ids=["one job each", "reused jobs"])
+def test_one_trial_of_a_frozen_keeper_ends_when_it_is_to(an_experiment, options, how):
+    experiment = an_experiment(trials=1, **options)
+    freeze(keepers_of(experiment))
+    (trial,) = experiment.get("/trial-jobs")
+    if how == "trial kill":
+        experiment.delete(f"/trial-jobs/{trial['id']}")
+    else:
+        change = {"params": {"maxTrialDuration": "1s"}}
+        experiment.ask("PUT", "/experiment?update_type=MAX_TRIAL_DURATION", json=change).raise_for_status()
+    experiment.wait_for_status("DONE", timeout_s=30)
+    (trial,) = experiment.get("/trial-jobs")
+    expected = {
+        "trial kill": ("USER_CANCELED", "stopped by user"),
+        "time limit": ("SYS_CANCELED", "time limit"),
+    }
+    assert (trial["status"], trial["reason"]) == expected[how]
+
+
+def test_a_trial_that_is_frozen_itself_ends_at_once(an_experiment, tmp_path):
+    experiment = an_experiment()
+    freeze([each for keeper in keepers_of(experiment) for each in keeper.children(recursive=True)])
+    assert stopped_within(experiment) < 20
+    assert_nothing_runs(tmp_path)
+
+
+def test_a_frozen_guard_outlives_neither_its_keeper_nor_a_keeper_that_is_killed(an_experiment, tmp_path):
+    experiment = an_experiment()
+    freeze(guards_of(tmp_path, experiment))
+    os.kill(experiment.keeper_pids()[0], signal.SIGKILL)
+    wait_until(
+        lambda: sum("endTime" in trial for trial in experiment.get("/trial-jobs")) == 1, "its trial is over"
+    )
+    stopped_within(experiment)
+    assert_nothing_runs(tmp_path)
+
+
+def test_a_keeper_that_hangs_is_killed_with_all_it_started(a_real_experiment, tmp_path, monkeypatch):
+    """In this process, with short deadlines. The trial has a process in a session of its own that forgets its environment."""
+    hang, folder = tmp_path / "hang", tmp_path / "python"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(HANGS.format(file=str(hang)))
+    monkeypatch.setenv(MARK, str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    pid_file = tmp_path / "pid"
+    forgets = f"setsid env -i sleep 600 & echo $! > {pid_file};"
+    trial = {"command": f"{forgets} {sys.executable} train.py", "codeDir": "."}
+    experiment = a_real_experiment(ENDLESS, trialConcurrency=1, maxTrialNum=1, trial=trial)
+    make = partial(
+        LocalTrainingService, experiment.config, experiment.folder.workspace, experiment.folder.jobs
+    )
+
+    async def play():
+        async with a_manager_here(experiment, make) as engine:
+            engine.experiment.stops.keeper_grace_s = 1.0
+            await until(experiment.row_count, "the trial reports")
+            hang.touch()
+            await until(lambda: not hang.exists(), "the keeper hangs")
+            engine.stop()
+            await asyncio.wait_for(engine.until_stopped(), 60)
+            assert engine.jobs.leftovers == {}
+            (trial,) = engine.experiment.trials.values()
+            return trial
+
+    trial = asyncio.run(play())
+    assert trial.state.value == "USER_CANCELED"
+    assert trial.message.startswith("its keeper did not end it in time, so its job was killed")
+    assert_nothing_runs(tmp_path)
+    forgetful = int(pid_file.read_text())
+    assert not psutil.pid_exists(forgetful) or psutil.Process(forgetful).status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_job_that_nothing_ends_is_named_with_the_command_that_removes_it(
+    a_real_experiment, tmp_path, monkeypatch
+):
+    """The training service ends nothing at all, like a cluster that is out of reach."""
+    monkeypatch.setenv(MARK, str(tmp_path))
+    experiment = a_real_experiment(ENDLESS, trialConcurrency=1, maxTrialNum=1)
+
+    class OutOfReach(LocalTrainingService):
+        async def stop(self, job_id):
+            return True
+
+        def wake(self, job_id):
+            pass
+
+        async def kill(self, job_id):
+            pass
+
+    make = partial(OutOfReach, experiment.config, experiment.folder.workspace, experiment.folder.jobs)
+
+    async def play():
+        async with a_manager_here(experiment, make) as engine:
+            engine.experiment.stops.keeper_grace_s = 0.5
+            await until(experiment.row_count, "the trial reports")
+            (pid,) = experiment.keeper_pids()
+            os.kill(pid, signal.SIGSTOP)
+            (key,) = experiment.folder.workspace.attempts_of(next(iter(engine.experiment.trials)))
+            metrics = experiment.folder.workspace.attempt(key).stream(Stream.METRICS)
+            engine.stop()
+            await asyncio.wait_for(engine.until_stopped(), 60)
+            written = len(decode(metrics.read_bytes(), 0).records)
+            assert experiment.row_count() > 0.8 * written, "what the trial has written meanwhile is read"
+            (leftover,) = engine.jobs.leftovers.values()
+            assert leftover.endswith(f"which may still run; remove it with `kill -9 {pid}`")
+            assert engine.snapshot().problem == leftover
+            (trial,) = engine.experiment.trials.values()
+            assert (trial.state.value, trial.message) == ("USER_CANCELED", leftover)
+            os.kill(pid, signal.SIGKILL)
+            await until(lambda: not engine.jobs.leftovers, "the manager sees that it has ended")
+
+    asyncio.run(play())
+    assert_nothing_runs(tmp_path)

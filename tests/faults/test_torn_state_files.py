@@ -1,0 +1,280 @@
+"""A power cut or a full disk leaves half of a state file, or nothing of it: resume goes on, or names the file and the remedy.
+
+TORN=all damages each file in both forms; without it, every other file is emptied, and the rest are cut in half.
+"""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import os
+import re
+import shutil
+import subprocess
+
+import psutil
+import pytest
+from free_ports import free_port_pair
+from real_experiment import RealExperiment, assert_rows_are_what_was_written, wait_until
+
+from nni_manager.client import manager_process
+from nni_manager.store.folders import ExperimentFolder, ManagerProcess
+from nni_manager.store.reader import StoreReader
+from nni_manager.web.session_auth import SessionAuth
+from trial_keeper import __version__
+
+pytestmark = pytest.mark.timeout(300)
+
+FIRST_OF_RESUME = 4
+TRAIN = """
+import time
+import nni_sdk as nni
+nni.get_next_parameter()
+number = nni.get_sequence_id()
+for i in range(20):
+    nni.report_intermediate_result(i)
+while number in (2, 3):
+    time.sleep(0.1)
+nni.report_final_result(number)
+"""
+# What programs say, and what trials write: nothing that a manager goes by.
+NO_STATE = re.compile(r"^log/|\.log$|/output/|/\.nni/|^sdk/nni_sdk/(?!trial\.py)")
+AT_ONCE = 4
+FORMS = ("emptied", "cut in half")
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory):
+    """An experiment whose machine was lost in mid-run: two trials had ended, two ran. No process of it is left."""
+    experiment = RealExperiment(
+        tmp_path_factory.mktemp("whole"), TRAIN, trialConcurrency=2, maxTrialNum=FIRST_OF_RESUME + 1
+    )
+    experiment.create()
+    experiment.start(host="0.0.0.0")
+    try:
+        wait_until(lambda: experiment.row_count() == 82, "two trials have ended and two run")
+        wait_until(lambda: experiment.summary()["counts"]["SUCCEEDED"] == 2, "their ends are stored")
+        assert experiment.summary()["counts"]["RUNNING"] == 2
+    finally:
+        experiment.kill_manager()
+        for process in processes_in(experiment.folder):
+            process.kill()
+    wait_until(lambda: not processes_in(experiment.folder), "its processes are gone")
+    with StoreReader(experiment.folder.database) as reader:
+        session_auth = SessionAuth(
+            reader.experiment().secret, experiment.folder.experiment_id, experiment.folder.ended_sessions
+        )
+    session_auth.end(session_auth.begin(session_auth.new_login_code()).cookie)
+    experiment.folder.write_view(ManagerProcess(os.getpid(), "127.0.0.1", 9, __version__))
+    return experiment
+
+
+def processes_in(folder):
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = [*process.cmdline(), *process.environ().values()]
+            if process.pid != os.getpid() and any(str(folder.path) in word for word in words):
+                found.append(process)
+    return found
+
+
+def state_files(folder):
+    """One of each kind: those that differ in the ids in their paths alone are read by the same code."""
+    kinds = {}
+    for path in sorted(folder.path.rglob("*")):
+        name = str(path.relative_to(folder.path))
+        if path.is_file() and not path.is_symlink() and path.stat().st_size and not NO_STATE.search(name):
+            kinds.setdefault(re.sub(r"(?<=jobs/|ials/)\w{5}", "*", name), name)
+    return kinds
+
+
+def copy_of(whole, folder):
+    """The same experiment in another place. SQLite's files are copied as they are: nobody has them open."""
+    copy = RealExperiment.__new__(RealExperiment)
+    copy.__dict__ |= vars(whole) | {
+        "folder": ExperimentFolder(folder / whole.folder.path.name),
+        "manager": None,
+    }
+    shutil.copytree(whole.folder.path, copy.folder.path, symlinks=True)
+    return copy
+
+
+def committed(folder):
+    """All rows that what was damaged must not take away: those of trials that were over, and every record."""
+    with StoreReader(folder.database) as reader:
+        over = {
+            trial.trial_id: (trial.final, trial.value) for trial in reader.trials() if trial.state.is_terminal
+        }
+        rows = {dataclasses.astuple(row) for row in reader.metrics()}
+    return over, rows
+
+
+def as_it_is(folder):
+    return {
+        path.name: path.read_bytes()
+        for path in (folder.path / "db").iterdir()
+        if path.suffix != ".sqlite-shm"
+    }
+
+
+def resume_with(whole, folder, name, form, before):
+    """Damage one file of a copy and resume that; what is wrong, or None."""
+    copy = copy_of(whole, folder)
+    damaged = copy.folder.path / name
+    content = damaged.read_bytes()
+    damaged.write_bytes(content[: len(content) // 2] if form == "cut in half" else b"")
+    with contextlib.suppress(StopIteration):
+        damaged_database = as_it_is(copy.folder)
+    try:
+        copy.start()
+    except AssertionError as error:
+        told = copy.folder.manager_stderr.read_text().strip()
+        if "Traceback" in told or copy.manager.poll() is None:
+            return f"{name}, {form}: {error}"
+        if damaged.name not in told.splitlines()[-1] or not re.match(
+            r"cannot .*; \w+", told.splitlines()[-1]
+        ):
+            return f"{name}, {form}: the message names no file and remedy: {told}"
+        if as_it_is(copy.folder) != damaged_database:
+            return f"{name}, {form}: it was refused, and changed"
+        return None
+    try:
+        # The trial that runs anew tells that the experiment goes on.
+        copy.wait_for_status("DONE")
+        over, rows = committed(copy.folder)
+        missing = [each for each in before[0].items() if each not in over.items()]
+        if missing or not before[1] <= rows:
+            return f"{name}, {form}: lost {missing} and {len(before[1] - rows)} records"
+        if len(rows) != len({row[:4] for row in rows}):
+            return f"{name}, {form}: doubled"
+    finally:
+        copy.close()
+    return None
+
+
+def test_resume_goes_on_with_any_torn_state_file_or_names_it_with_the_remedy(stopped, tmp_path):
+    kinds = state_files(stopped.folder)
+    assert {"db/experiment.sqlite", "db/experiment.sqlite-wal", "jobs/*.json", "tls.pem"} <= kinds.keys(), (
+        kinds
+    )
+    whole = copy_of(stopped, tmp_path / "to look at")  # a look may change SQLite's files
+    before = committed(whole.folder)
+    assert (len(before[0]), len(before[1])) == (2, 82)
+    cases = [
+        (name, form)
+        for number, name in enumerate(kinds.values())
+        for form in (FORMS if os.environ.get("TORN") == "all" else (FORMS[number % 2],))
+    ]
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        done = [
+            pool.submit(resume_with, stopped, tmp_path / str(number), name, form, before)
+            for number, (name, form) in enumerate(cases)
+        ]
+        wrong = [problem for each in done if (problem := each.result()) is not None]
+    assert not wrong, "\n".join(wrong)
+
+
+UNTIL_GATE = """
+import os, time
+import nni_sdk as nni
+nni.get_next_parameter()
+for i in range(10**6):
+    nni.report_intermediate_result(i)
+    if os.path.exists("gate"):
+        break
+    time.sleep(0.05)
+nni.report_final_result(i)
+"""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_trial_that_runs_goes_on_when_the_note_of_its_job_is_torn(a_real_experiment, form):
+    experiment = a_real_experiment(UNTIL_GATE, maxTrialNum=2)
+    experiment.start()
+    wait_until(
+        lambda: experiment.row_count() > 10 and len(experiment.keeper_pids()) == 2, "both trials report"
+    )
+    keepers = sorted(experiment.keeper_pids())
+    experiment.kill_manager()
+    for note in experiment.folder.jobs.glob("*.json"):
+        content = note.read_bytes()
+        note.write_bytes(content[: len(content) // 2] if form == "cut in half" else b"")
+    experiment.start()
+    wait_until(lambda: sorted(experiment.keeper_pids()) == keepers, "the same processes are noted again")
+    assert len(list(experiment.folder.jobs.glob("*.json.torn-1"))) == 2
+    assert "is torn" in experiment.folder.manager_log.read_text()
+    (experiment.code / "gate").touch()
+    experiment.wait_for_status("DONE")
+    trials = experiment.get("/trial-jobs")
+    assert [(trial["status"], trial["attempt"]) for trial in trials] == [("SUCCEEDED", 0)] * 2
+    for trial in trials:
+        assert_rows_are_what_was_written(experiment, trial["id"])
+
+
+def test_a_trial_whose_end_is_torn_keeps_every_result_and_the_experiment_goes_on(a_real_experiment):
+    experiment = a_real_experiment(UNTIL_GATE, maxTrialNum=2, trialConcurrency=1)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() > 10, "a trial reports")
+    (trial,) = experiment.get("/trial-jobs")
+    experiment.kill_manager()
+    (experiment.code / "gate").touch()  # it ends while nobody is there
+    (key,) = experiment.folder.workspace.attempts_of(trial["id"])
+    end = experiment.folder.workspace.attempt(key).exit_json
+    wait_until(end.exists, "it has ended")
+    for process in processes_in(experiment.folder):
+        process.kill()
+    end.write_bytes(end.read_bytes()[:50])
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    lost, other = experiment.get("/trial-jobs")
+    assert (lost["status"], lost["reason"]) == ("FAILED", "keeper lost")
+    assert other["status"] == "SUCCEEDED"
+    for each in (lost, other):
+        assert_rows_are_what_was_written(experiment, each["id"])
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of its own for an experiment's folder."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a disk")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=32m", "tmpfs", disk], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no disk can be mounted here: {mounted.stderr.strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_resume_on_a_full_disk_names_the_disk_and_the_remedy_and_goes_on_when_there_is_room(
+    small_disk, tmp_path
+):
+    experiment = RealExperiment(
+        tmp_path / "experiment", "import nni_sdk as nni\nnni.report_final_result(1)\n",
+        maxTrialNum=2, logDir=str(small_disk),
+    )  # fmt: skip
+    experiment.create()
+    experiment.start()
+    experiment.wait_for_status("DONE")
+    before = experiment.get("/metric-data")
+    experiment.kill_manager()
+    with (small_disk / "filler").open("wb", buffering=0) as filler, contextlib.suppress(OSError):
+        while filler.write(bytes(4096)):
+            pass
+    with pytest.raises(manager_process.ManagerFailed) as refused:
+        manager_process.start_manager(experiment.folder, [free_port_pair()], debug=False)
+    assert str(refused.value) == (
+        f"cannot start the manager of experiment TESTEXPT: cannot write in {experiment.folder.path}: "
+        "No space left on device; free some space there, then try again: nothing stored is lost"
+    )
+    assert not processes_in(experiment.folder)
+    (small_disk / "filler").unlink()
+    experiment.start()
+    try:
+        assert experiment.get("/metric-data") == before
+        assert experiment.summary()["status"] == "DONE"
+    finally:
+        experiment.close()

@@ -1,0 +1,120 @@
+"""An experiment whose manager of an earlier commit was killed is resumed by this one: no row is lost or doubled.
+
+Each archive has three trials of 12 intermediate results and a final one. One is over. Of the others the database has 5 rows and
+none; the rest lies in the directories of their attempts. In experiment-0.6.tar.gz these are unsigned, attempts/0, and attempts/7
+beside one of them was forged. The experiment in experiment-0.7-format-6.tar.gz and the keeper in keeper-0.7-before-renames.tar.xz
+are of one commit: the last before columns and documents got the field's terms.
+"""
+
+import asyncio
+import os
+import sys
+import tarfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from real_experiment import RealExperiment, a_manager_here, until, values
+
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.domain.trial import Trial
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.writer import Store
+from nni_manager.training_services.local import client
+from nni_manager.training_services.local.client import LocalTrainingService
+
+HERE = Path(__file__).parent
+TRAIN = """
+import nni_sdk
+nni_sdk.get_next_parameter()
+for value in range(12):
+    nni_sdk.report_intermediate_result(value)
+nni_sdk.report_final_result(nni_sdk.get_sequence_id())
+"""
+
+
+def resumed(tmp_path: Path, archive: str) -> tuple[ExperimentFolder, list[Trial]]:
+    """The experiment of an archive, resumed and run to its end."""
+    with tarfile.open(HERE / archive) as file:
+        file.extractall(tmp_path, filter="data")
+    folder = ExperimentFolder(tmp_path / "experiments" / "TESTEXPT")
+    with StoreReader(folder.database) as reader:
+        config = ExperimentSpec.from_json(reader.experiment().config)
+        assert sorted(len(reader.metrics_of(trial.trial_id)) for trial in reader.trials()) == [0, 5, 13]
+    config = replace(config, code_dir=tmp_path / "code", log_dir=folder.path.parent)
+    Store(folder.database, folder.collected_logs).close()
+    here = SimpleNamespace(config=config, folder=folder)
+
+    async def resume() -> list[Trial]:
+        jobs = partial(LocalTrainingService, config, folder.workspace, folder.jobs)
+        async with a_manager_here(here, jobs) as engine:
+            await until(engine.finished.is_set, "the experiment is over")
+            return list(engine.experiment.trials.values())
+
+    return folder, asyncio.run(resume())
+
+
+def check_rows(folder: ExperimentFolder, trial: Trial) -> None:
+    """Every row of a trial is there once."""
+    assert (trial.state.value, trial.value) == ("SUCCEEDED", float(trial.sequence_id)), trial.message
+    with StoreReader(folder.database) as reader:
+        assert values(reader.metrics_of(trial.trial_id)) == [*range(12), trial.sequence_id]
+
+
+def test_unstored_records_of_version_0_6_are_read_once(tmp_path: Path) -> None:
+    folder, trials = resumed(tmp_path, "experiment-0.6.tar.gz")
+    for trial in trials:
+        check_rows(folder, trial)
+        with StoreReader(folder.database) as reader:
+            (attempt,) = (each for each in reader.attempts(trial.trial_id) if each.key.task)
+        assert (attempt.number, attempt.key.attempt_id, attempt.key.task) == (0, "0", "main-0")
+        has_forged = (folder.workspace.trial(trial.trial_id).attempts / "7").exists()
+        assert ("attempts/7/main-0: it is no attempt that is on record" in trial.warning) == has_forged
+
+
+def test_unstored_records_of_format_6_are_read_once(tmp_path: Path) -> None:
+    folder, trials = resumed(tmp_path, "experiment-0.7-format-6.tar.gz")
+    assert len(trials) == 3
+    for trial in trials:
+        check_rows(folder, trial)
+        assert trial.warning == ""
+
+
+@pytest.mark.parametrize("reuse", [False, True], ids=["one job each", "reuse"])
+def test_keepers_of_before_the_renames_work_with_this_manager(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    a_real_experiment: Callable[..., RealExperiment],
+    reuse: bool,
+) -> None:
+    """With `reuse`, trials are prefetched, so all messages of the protocol are exchanged but a refusal."""
+    with tarfile.open(HERE / "keeper-0.7-before-renames.tar.xz") as file:
+        file.extractall(tmp_path, filter="data")
+    python, started = tmp_path / "python", tmp_path / "started"
+    python.write_text(
+        "#!/bin/sh\n"
+        f"export PYTHONPATH={tmp_path}/keeper\n"
+        f"{sys.executable} -c 'import trial_keeper.host.relay' && echo $$ >> {started}\n"
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    monkeypatch.setattr(client, "sys", SimpleNamespace(executable=os.fspath(python)))
+    experiment = a_real_experiment(TRAIN, trialConcurrency=2, maxTrialNum=8, localConfig={"reuse": reuse})
+
+    async def run() -> list[Trial]:
+        jobs = partial(
+            LocalTrainingService, experiment.config, experiment.folder.workspace, experiment.folder.jobs
+        )
+        async with a_manager_here(experiment, jobs) as engine:
+            await until(engine.finished.is_set, "the experiment is over")
+            return list(engine.experiment.trials.values())
+
+    trials = asyncio.run(run())
+    assert len(trials) == 8
+    for trial in trials:
+        check_rows(experiment.folder, trial)
+    assert len(started.read_text().split()) == (2 if reuse else 8), "each keeper is of before the renames"

@@ -1,0 +1,279 @@
+"""What is new of an experiment, told to those who ask again, and to those who follow."""
+
+import asyncio
+import contextlib
+import gzip
+import json
+import socket
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import requests
+from attempts import attempt_id
+from made_experiment import events_of, made_experiment, made_trial, served_view, write
+
+from nni_manager.domain.events import (
+    AttemptStarted,
+    ManagerReady,
+    MetricsStored,
+    ParametersSuggested,
+    TaskReported,
+)
+from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.limits import Limits
+from nni_manager.engine import stored_experiment
+from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.engine.stored_experiment import StoredExperimentReader
+from nni_manager.store.rows import TrialRow
+from nni_manager.web import change_feed
+from nni_manager.web.change_feed import ChangeFeed, Cursor
+from trial_keeper.wire.messages import AttemptKey
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    experiment = made_experiment(tmp_path_factory.mktemp("live"), 300)
+    with served_view(experiment.folder) as view:
+        yield view
+
+
+@pytest.fixture
+def a_picture(tmp_path):
+    """Of an experiment that goes on."""
+    stored = ExperimentSnapshot.stored(made_experiment(tmp_path, 0).folder)
+    experiment = Experiment("TESTEXPT", Limits(100, None, 200, None, 0), maximize=True)
+    experiment.handle(ManagerReady(), 0.0)
+    return replace(stored, experiment=experiment)
+
+
+def begin(experiment, number):
+    experiment.handle(ParametersSuggested(f"t{number}", number, {"x": number}, {}, 1.0), 1.0)
+
+
+def document_of(live, since=None):
+    async def ask():
+        return b"".join([piece async for piece in live.news(since)])
+
+    return json.loads(asyncio.run(ask()))
+
+
+def test_who_asks_for_the_first_time_is_told_of_all_and_then_of_what_changed(a_picture):
+    experiment = a_picture.experiment
+    for number in range(5):
+        begin(experiment, number)
+    told = ChangeFeed(lambda: a_picture)
+    first = document_of(told)
+    assert first["reset"] is True
+    assert sorted(row["seq"] for row in first["trials"]) == [0, 1, 2, 3, 4]
+    assert first["summary"]["id"] == "TESTEXPT"
+    assert document_of(told, Cursor.read(first["version"]))["trials"] == []
+    key = AttemptKey("t3", attempt_id(0), "main-0")
+    experiment.handle(AttemptStarted(key, 2.0), 2.0)
+    experiment.handle(TaskReported(key), 2.0)
+    started = document_of(told, Cursor.read(first["version"]))
+    assert [row["state"] for row in started["trials"]] == ["RUNNING"]
+    experiment.handle(MetricsStored(key, ((False, '{"default": 0.5, "loss": 1}'),)), 3.0)
+    second = document_of(told, Cursor.read(started["version"]))
+    assert second["reset"] is False
+    (row,) = second["trials"]
+    assert (row["id"], row["state"], row["latest"], row["count"]) == ("t3", "RUNNING", 0.5, 1)
+    assert row["keys"] == ["default", "loss"]
+    assert document_of(told, Cursor.read(second["version"]))["trials"] == []
+
+
+def test_rows_are_written_once_for_each_change_of_their_trial(a_picture, monkeypatch):
+    written = []
+    row_view = change_feed.serializers.row_view
+    monkeypatch.setattr(
+        change_feed.serializers, "row_view", lambda trial: written.append(trial.trial_id) or row_view(trial)
+    )
+    for number in range(50):
+        begin(a_picture.experiment, number)
+    told = ChangeFeed(lambda: a_picture)
+    first = document_of(told)
+    assert len(document_of(told)["trials"]) == 50
+    a_picture.experiment.handle(AttemptStarted(AttemptKey("t7", attempt_id(0), "main-0"), 2.0), 2.0)
+    document_of(told, Cursor.read(first["version"]))
+    assert len(document_of(told)["trials"]) == 50
+    assert sorted(written) == sorted([*(f"t{number}" for number in range(50)), "t7"])
+
+
+def test_a_trial_that_changes_while_rows_are_told_is_told_as_it_became_to_all_who_ask_later(
+    tmp_path, monkeypatch
+):
+    """A view reads all trials anew, so what is told slowly may be of trials that are no more."""
+    monkeypatch.setattr(stored_experiment, "_LOOKS_INTERVAL_S", 0.0)
+    stored = made_experiment(tmp_path, 1000).folder
+    with contextlib.closing(StoredExperimentReader(stored)) as looked:
+        told = ChangeFeed(looked.snapshot)
+
+        async def ask_slowly():
+            pieces = told.news(None)
+            slow = [await anext(pieces), await anext(pieces)]
+            write(stored, TrialRow.of(replace(made_trial(999, time.time()), value=-1.0, final="-1.0")))
+            looked.snapshot()  # as any other question does
+            return [*slow, *[piece async for piece in pieces]]
+
+        asyncio.run(ask_slowly())
+        rows = {row["id"]: row for row in document_of(told)["trials"]}
+    assert rows["00999"]["value"] == -1.0
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "1.2", "a.1.2.3", "a.-1.0", f"a.{'9' * 400}.0", "a.٣.0", "other.1.1"]
+)
+def test_a_version_of_another_process_or_of_none_is_told_all(a_picture, text):
+    begin(a_picture.experiment, 0)
+    document = document_of(ChangeFeed(lambda: a_picture), Cursor.read(text))
+    assert (document["reset"], len(document["trials"])) == (True, 1)
+
+
+def test_a_version_of_the_future_is_told_all(a_picture):
+    begin(a_picture.experiment, 0)
+    told = ChangeFeed(lambda: a_picture)
+    version = Cursor.read(document_of(told)["version"])
+    assert document_of(told, replace(version, revision=version.revision + 1))["reset"] is True
+
+
+def test_a_value_that_is_long_is_cut_in_a_row_and_the_row_says_so(a_picture):
+    long, short = "x" * 5000, "y" * 256
+    values = {"a": long, "b": [long], "c": short, "d": 1.5, "e": None, "f": {"g": 1}}
+    a_picture.experiment.handle(ParametersSuggested("t0", 0, values, {}, 1.0), 1.0)
+    (row,) = document_of(ChangeFeed(lambda: a_picture))["trials"]
+    assert row["cut"] is True
+    assert len(json.dumps(row)) < 2000
+    assert row["parameters"] | {"a": 0, "b": 0} == values | {"a": 0, "b": 0}
+    assert row["parameters"]["a"] == "x" * 256 + "…"
+
+
+def test_metrics_that_are_no_json_numbers_are_null(a_picture):
+    begin(a_picture.experiment, 0)
+    a_picture.experiment.trials["t0"].value = float("nan")
+    (row,) = document_of(ChangeFeed(lambda: a_picture))["trials"]
+    assert row["value"] is None
+
+
+# ---- over HTTP
+
+
+def test_changes_are_packed_for_who_takes_it(served):
+    plain = served.ask("GET", "/changes", headers={"Accept-Encoding": "identity"})
+    packed = served.ask("GET", "/changes", headers={"Accept-Encoding": "gzip"}, stream=True)
+    raw = packed.raw.read(decode_content=False)
+    assert "Content-Encoding" not in plain.headers
+    assert packed.headers["Content-Encoding"] == "gzip"
+    assert len(raw) * 5 < len(plain.content)
+    assert len(json.loads(gzip.decompress(raw))["trials"]) == len(plain.json()["trials"]) == 300
+    refused = served.ask("GET", "/changes", headers={"Accept-Encoding": "gzip;q=0"})
+    assert "Content-Encoding" not in refused.headers
+
+
+@pytest.mark.parametrize("encoding", ["identity", "gzip"])
+def test_who_follows_is_told_of_what_changes_and_when_nothing_does(served, monkeypatch, encoding):
+    monkeypatch.setattr(change_feed, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(change_feed, "STILL_THERE_S", 0.2)
+    with contextlib.closing(
+        served.ask("GET", "/events", headers={"Accept-Encoding": encoding}, stream=True)
+    ) as response:
+        assert response.headers["Content-Type"].startswith("text/event-stream")
+        events = events_of(response)
+        first = next(events)
+        assert (first["reset"], len(first["trials"])) == (True, 300)
+        write(served.folder, TrialRow.of(replace(made_trial(7, time.time()), value=0.5, final="0.5")))
+        second = next(events)
+        assert (second["reset"], [row["id"] for row in second["trials"]]) == (False, ["00007"])
+        version = second["version"]
+        line = next(line for line in response.iter_lines() if line.startswith(b":"))
+        assert line == b": nothing new"
+    assert served.get(f"/changes?since={version}")["trials"] == []
+
+
+def test_who_comes_back_goes_on_where_it_was(served, monkeypatch):
+    monkeypatch.setattr(change_feed, "INTERVAL_S", 0.05)
+    version = served.get("/changes")["version"]
+    write(served.folder, TrialRow.of(replace(made_trial(8, time.time()), value=0.25, final="0.25")))
+    with contextlib.closing(served.ask("GET", f"/events?since={version}", stream=True)) as response:
+        first = next(events_of(response))
+        assert (first["reset"], [row["id"] for row in first["trials"]]) == (False, ["00008"])
+
+
+def test_no_more_follow_than_there_is_room_for(served, monkeypatch):
+    monkeypatch.setattr("nni_manager.web.api.MAX_FOLLOWERS", 3)
+    with contextlib.ExitStack() as stack:
+        following = []
+        for _ in range(3):
+            response = stack.enter_context(contextlib.closing(served.ask("GET", "/events", stream=True)))
+            following.append(events_of(response))
+            next(following[-1])
+        refused = served.ask("GET", "/events")
+        assert refused.status_code == 503
+        assert refused.json()["error"].endswith("; ask for changes")
+        assert served.get("/changes")["summary"]["id"] == "TESTEXPT"
+    deadline_s = time.monotonic() + 30
+    while True:  # those who left make room
+        with contextlib.closing(served.ask("GET", "/events", stream=True)) as response:
+            if response.status_code == 200:
+                break
+        assert time.monotonic() < deadline_s, "the room of those who left is not free"
+
+
+def test_of_many_that_come_at_once_no_more_follow_than_there_is_room_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("nni_manager.web.api.MAX_FOLLOWERS", 5)
+    experiment = made_experiment(tmp_path, 300)
+    with served_view(experiment.folder) as view, contextlib.ExitStack() as stack:
+        request = (
+            b"GET /api/v1/nni/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+            + view.session_auth.token.encode()
+            + b"\r\n\r\n"
+        )
+        for _ in range(2):  # those who left make room for all of the next ones
+            peers = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", view.port), timeout=30))
+                for _ in range(30)
+            ]
+            for peer in peers:
+                peer.sendall(request)
+            statuses = [peer.recv(12).split()[1] for peer in peers]
+            assert (statuses.count(b"200"), statuses.count(b"503")) == (5, 25)
+            for peer in peers:
+                peer.close()
+            deadline_s = time.monotonic() + 30
+            while view.server.server_state.connections:
+                assert time.monotonic() < deadline_s, "their connections are not gone"
+                threading.Event().wait(0.05)
+
+
+def test_who_follows_and_does_not_read_is_let_go_and_holds_nobody_up(tmp_path, monkeypatch):
+    monkeypatch.setattr("nni_manager.http_server.READ_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(change_feed, "INTERVAL_S", 0.01)
+    experiment = made_experiment(tmp_path, 5000)
+    with served_view(experiment.folder) as view, socket.create_connection(("127.0.0.1", view.port)) as peer:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.sendall(
+            b"GET /api/v1/nni/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+            + view.session_auth.token.encode()
+            + b"\r\n\r\n"
+        )
+        assert peer.recv(1) == b"H"
+        assert len(view.get("/changes")["trials"]) == 5000
+        deadline_s = time.monotonic() + 40
+        while view.server.server_state.connections:
+            assert time.monotonic() < deadline_s, "the server still holds what it does not read"
+            threading.Event().wait(0.05)
+
+
+def test_a_server_that_ends_does_not_wait_for_those_who_follow(tmp_path):
+    experiment = made_experiment(tmp_path, 1)
+    with served_view(experiment.folder) as view:
+        response = view.ask("GET", "/events", stream=True)
+        events = events_of(response)
+        next(events)
+        began_s = time.monotonic()
+        view.server.should_exit = True
+        with contextlib.suppress(requests.RequestException):
+            for _ in events:
+                pass
+        response.close()
+    assert time.monotonic() - began_s < 1.9, "it waited for the end of an answer that has none"

@@ -1,0 +1,298 @@
+"""The lease on an experiment: visible to other machines, renewed by heartbeat, lost by a holder that was frozen."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from real_experiment import wait_until
+
+from nni_manager.store.errors import StoreBusy
+from nni_manager.store.folders import ExperimentFolder, ExperimentLocked, ManagerProcess
+from nni_manager.store.lease import (
+    LEASE_TTL_S,
+    Lease,
+    LeaseHolder,
+    LeaseLost,
+    LeaseRecord,
+    find_remote_holder,
+    read_record,
+    write_record,
+)
+from nni_manager.store.writer import Store
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = ExperimentFolder(tmp_path / "EXPTEST1")
+    folder.make()
+    return folder
+
+
+def lock_of(folder):
+    return folder.path / "owner.lock"
+
+
+def written_elsewhere(folder, beat, pid=7):
+    """As the manager of another machine does, whose lock this one's kernel does not see."""
+    owner = {"pid": pid, "host": "node7", "machine": "another start of another machine", "since_s": 1e9}
+    lock_of(folder).write_text(json.dumps({"owner": owner, "beat": beat}))
+
+
+def test_the_lock_file_names_its_owner_and_is_empty_when_that_has_left(folder):
+    with folder.owned() as held:
+        found = read_record(lock_of(folder))
+        assert found is not None
+        assert (found.holder.pid, found.holder.host) == (os.getpid(), os.uname().nodename)
+        assert found.holder == held.holder
+    assert read_record(lock_of(folder)) is None
+
+
+def test_who_comes_second_is_told_the_owner_and_the_way_out(folder):
+    with folder.owned(), pytest.raises(ExperimentLocked) as refused, folder.owned():
+        pass
+    assert str(refused.value).startswith(
+        f"cannot own experiment EXPTEST1: manager process {os.getpid()} on {os.uname().nodename}, since 2"
+    )
+    assert str(refused.value).endswith("; stop it first with `nnictl stop EXPTEST1`")
+
+
+OWN_UNTIL_KILLED = """
+import pathlib, sys, threading
+from nni_manager.store.folders import ExperimentFolder
+with ExperimentFolder(pathlib.Path(sys.argv[1])).owned() as lease:
+    lost = threading.Event()
+    lease.call_when_lost(lambda error: (print(error, flush=True), lost.set()))
+    print("owns", flush=True)
+    lost.wait()
+"""
+
+
+def test_an_owner_that_was_killed_here_is_none_at_once(folder):
+    command = [sys.executable, "-c", OWN_UNTIL_KILLED, folder.path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as owner:
+        assert owner.stdout.readline() == b"owns\n"
+        owner.kill()
+    assert read_record(lock_of(folder)).holder.pid == owner.pid  # it could not clean up
+    began_s = time.monotonic()
+    with folder.owned() as held:
+        assert held.holder.pid == os.getpid()
+        assert time.monotonic() - began_s < LEASE_TTL_S / 2
+
+
+def test_an_owner_of_another_machine_that_lives_is_not_replaced(folder):
+    written_elsewhere(folder, 0)
+    stop = threading.Event()
+
+    def count():
+        beat = 0
+        while not stop.wait(0.05):
+            written_elsewhere(folder, beat := beat + 1)
+
+    counting = threading.Thread(target=count)
+    counting.start()
+    try:
+        with pytest.raises(ExperimentLocked) as refused, folder.owned():
+            pass
+    finally:
+        stop.set()
+        counting.join()
+    assert str(refused.value).startswith("cannot own experiment EXPTEST1: manager process 7 on node7, since ")
+    assert "stop it there first with `nnictl stop EXPTEST1`" in str(refused.value)
+
+
+def test_an_owner_of_another_machine_that_counts_no_more_is_replaced(folder):
+    written_elsewhere(folder, 3)
+    assert find_remote_holder(lock_of(folder), ttl_s=1.0) is None
+    assert find_remote_holder(lock_of(folder), ttl_s=0.0) is None
+
+
+@contextlib.contextmanager
+def a_frozen_holder(folder, script=OWN_UNTIL_KILLED):
+    """A process that holds the lock and is stopped; its last heartbeat is longer ago than a lease lasts."""
+    command = [sys.executable, "-c", script, folder.path]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as frozen:
+        try:
+            assert frozen.stdout.readline() == "owns\n"
+            frozen.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, frozen.pid, os.WSTOPPED)
+            record = read_record(lock_of(folder))
+            write_record(
+                lock_of(folder), dataclasses.replace(record, renewed_s=record.renewed_s - LEASE_TTL_S - 1)
+            )
+            yield frozen
+        finally:
+            frozen.kill()
+
+
+def test_a_holder_that_was_frozen_is_replaced_and_hears_of_it_when_it_wakes_up(folder):
+    with a_frozen_holder(folder) as frozen:
+        with folder.owned() as lease:
+            assert read_record(lock_of(folder)).holder == lease.holder
+            with pytest.raises(ExperimentLocked), folder.owned():
+                pass
+            frozen.send_signal(signal.SIGCONT)
+            assert frozen.stdout.readline() == (
+                f"cannot write {folder.path}: this manager did not renew its lease for 15 s, and {lease.holder} holds it now; "
+                "this one ends and stores nothing more, `nnictl experiment list` shows the other\n"
+            )
+            assert frozen.wait() == 0
+            assert read_record(lock_of(folder)).holder == lease.holder  # the other left it alone
+        assert read_record(lock_of(folder)) is None
+
+
+def test_a_holder_that_renews_its_lease_is_not_replaced_however_often_one_tries(folder):
+    with folder.owned():
+        assert not folder.lease_is_expired()
+        for _ in range(3):
+            with pytest.raises(ExperimentLocked), folder.owned():
+                pass
+
+
+def test_of_many_who_replace_a_frozen_holder_at_the_same_moment_one_does(folder):
+    came, let_go = [], threading.Event()
+    starts = threading.Barrier(8)
+
+    def take_over():
+        starts.wait()
+        try:
+            with folder.owned() as lease:
+                came.append(lease.holder)
+                let_go.wait()
+        except ExperimentLocked:
+            came.append(None)
+
+    with a_frozen_holder(folder):
+        threads = [threading.Thread(target=take_over) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: len(came) == 8, "all have tried")
+        let_go.set()
+        for thread in threads:
+            thread.join()
+    assert came.count(None) == 7
+
+
+FROZEN_IN_A_WRITE = """
+import pathlib, sqlite3, sys, threading
+from nni_manager.store.folders import ExperimentFolder
+folder = ExperimentFolder(pathlib.Path(sys.argv[1]))
+with folder.owned():
+    database = sqlite3.connect(folder.database, isolation_level=None)
+    database.execute("BEGIN IMMEDIATE")
+    print("owns", flush=True)
+    threading.Event().wait()
+"""
+
+
+def test_a_holder_that_was_frozen_in_a_write_is_named_with_what_ends_it_and_stays_the_holder(folder):
+    Store.create(folder.database, folder.collected_logs, "EXPTEST1", "{}", b"s", 0.0).close()
+    with a_frozen_holder(folder, FROZEN_IN_A_WRITE) as frozen:
+        before = read_record(lock_of(folder))
+        with pytest.raises(StoreBusy) as refused, folder.owned():
+            pass
+        assert f"its manager, {before.holder}, is frozen in the middle of a write" in str(refused.value)
+        assert f"`kill -9 {frozen.pid}` (nothing stored is lost), then resume again" in str(refused.value)
+        assert read_record(lock_of(folder)) == before
+        frozen.kill()
+        frozen.wait()
+        with folder.owned():
+            pass
+
+
+def test_a_lock_on_a_file_that_was_replaced_is_no_lock(folder):
+    with a_frozen_holder(folder) as frozen, folder.owned():
+        frozen.kill()
+        frozen.wait()
+        # Nobody holds the old file's lock any more, and the name is that of the new one.
+        with pytest.raises(ExperimentLocked), folder.owned():
+            pass
+
+
+def test_a_lease_that_was_not_renewed_is_looked_at_before_anything_is_written(folder, monkeypatch):
+    lock_of(folder).touch()
+    lease = Lease(lock_of(folder), heartbeat_interval_s=3600)
+    lease.check()
+    written_elsewhere(folder, 9)
+    lease.check()  # the last heartbeat is recent: no file is read
+    wakes_at_s = time.monotonic() + LEASE_TTL_S + 1
+    monkeypatch.setattr("nni_manager.store.lease.time.monotonic", lambda: wakes_at_s)
+    with pytest.raises(LeaseLost, match=r"process 7 on node7, since .* holds it now; this one ends"):
+        lease.check()
+    lease.release()
+    assert read_record(lock_of(folder)).holder.host == "node7"
+
+
+@given(st.binary() | st.text().map(str.encode) | st.from_type(LeaseRecord).map(LeaseRecord.to_bytes))
+def test_a_record_in_any_state_names_a_holder_or_nobody(content):
+    LeaseRecord.from_bytes(content)
+    LeaseRecord.from_bytes(content[: len(content) // 2])
+
+
+@given(
+    st.builds(
+        LeaseRecord,
+        st.builds(LeaseHolder, st.integers(), st.text(max_size=20), st.text(max_size=20), st.floats(0, 1e10)),
+        st.integers(0, 2**40),
+        st.none() | st.floats(0, 1e10),
+    )
+)
+def test_a_record_is_read_as_it_was_written(record):
+    assert LeaseRecord.from_bytes(record.to_bytes()) == record
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"owner": {}, "beat": 1}', b"\0" * 512])
+def test_a_lock_file_that_names_nobody_is_nobodys(folder, content):
+    lock_of(folder).write_bytes(content)
+    assert find_remote_holder(lock_of(folder)) is None
+    with folder.owned():
+        pass
+
+
+def test_an_owner_that_was_replaced_meanwhile_hears_of_it_and_leaves_the_file_alone(folder):
+    lock_of(folder).touch()
+    held, heard = Lease(lock_of(folder), heartbeat_interval_s=0.05), threading.Event()
+    held.call_when_lost(lambda _: heard.set())
+    wait_until(lambda: read_record(lock_of(folder)).heartbeat > 0, "it counts")
+    # Again, should both have written in the same moment.
+    wait_until(lambda: written_elsewhere(folder, 9) or heard.is_set(), "it hears of it")
+    held.release()
+    assert read_record(lock_of(folder)).holder.host == "node7"
+    late = threading.Event()
+    held.call_when_lost(lambda _: late.set())
+    assert late.is_set()
+
+
+def test_an_owner_whose_folder_was_deleted_goes_on(folder):
+    with contextlib.ExitStack() as stack:
+        held = stack.enter_context(folder.owned())
+        folder.remove()
+    assert not held.is_lost
+
+
+def test_a_manager_that_is_still_starting_is_not_taken_for_the_one_before_it(folder):
+    with folder.owned():
+        folder.write_process(ManagerProcess(1, "127.0.0.1", 9000, "0.6.0", "token"))
+        assert folder.running_process().port == 9000
+    assert folder.process().port == 9000, "who was the last"
+    with folder.owned():
+        assert folder.running_process() is None
+
+
+def test_a_view_that_has_ended_leaves_no_note_for_the_next_one(folder):
+    with folder.viewed():
+        folder.write_view(ManagerProcess(1, "127.0.0.1", 9000, "0.6.0", "token"))
+        assert folder.running_view().port == 9000
+    note = folder.path / "view-process.json"
+    assert not note.exists()
+    note.write_bytes(b"of one that was killed")
+    with folder.viewed():
+        assert folder.running_view() is None

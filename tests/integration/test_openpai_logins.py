@@ -1,0 +1,106 @@
+"""Passwords of the local OpenPAI that somebody guesses: many at once, and while its users log in."""
+
+import concurrent.futures
+import json
+import os
+import socket
+import time
+
+import pytest
+from openpai_here import PASSWORDS, an_openpai_here
+from strangers import NOBODY
+
+from nni_manager.local_openpai.login_throttle import MAX_WAITING, REST_AFTER_FAILURE_S
+from trial_keeper.wire.listener_uid import uid_of_peer
+
+PATH = "/api/v2/authn/basic/login"
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    with an_openpai_here(tmp_path_factory.mktemp("logins")) as here:
+        yield here
+
+
+def a_guess(here, name="bob", password="a guess", uid=None):
+    """Send a login, as another user of the machine if one is given; the connection."""
+    host, _, port = here.address.rpartition(":")
+    peer = socket.create_connection((host, int(port)), timeout=60)
+    if uid is not None:
+        os.fchown(peer.fileno(), uid, uid)
+    body = json.dumps({"username": name, "password": password}).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: {here.address}\r\nContent-Type: application/json\r\n"
+    peer.sendall(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+    return peer
+
+
+def answer_to(peer):
+    """The status, what it says, and when it came."""
+    with peer, peer.makefile("rb") as answer:
+        head, _, body = answer.read().partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body), time.monotonic()
+
+
+def answers_to(peers):
+    with concurrent.futures.ThreadPoolExecutor(len(peers)) as pool:
+        return list(pool.map(answer_to, peers))
+
+
+def log_in(here):
+    answer = here.client(None).post(PATH, json={"username": "ada", "password": PASSWORDS["ada"]})
+    return answer.status_code
+
+
+def test_many_wrong_passwords_at_once_are_checked_one_after_another_and_the_rest_refused(here):
+    begun_s = time.monotonic()
+    answers = answers_to([a_guess(here, f"user{number}") for number in range(60)])
+    checked = [at_s - begun_s for status, _, at_s in answers if status == 400]
+    refused = [said for status, said, _ in answers if status == 429]
+    last_refusal_s = max(at_s - begun_s for status, _, at_s in answers if status == 429)
+    assert len(checked) + len(refused) == 60
+    # A guess that arrives after a check has ended takes its place in the queue.
+    assert MAX_WAITING <= len(checked) <= MAX_WAITING + 1 + last_refusal_s / REST_AFTER_FAILURE_S
+    # Each takes 30 ms of a core, so these are 6 % of one.
+    assert max(checked) >= (len(checked) - 1) * REST_AFTER_FAILURE_S
+    assert {said["code"] for said in refused} == {"TooManyLoginsError"}
+    assert all("attempts of yours wait already; try again in 5 s" in said["message"] for said in refused)
+    assert log_in(here) == 200
+
+
+def test_a_user_logs_in_while_another_guesses(here):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to connect as another user")
+    guesses = [a_guess(here, uid=NOBODY) for _ in range(30)]
+    assert log_in(here) == 200
+    logged_in_at_s = time.monotonic()
+    answers = answers_to(guesses)
+    assert {status for status, _, _ in answers} == {400, 429}
+    assert logged_in_at_s < max(at_s for status, _, at_s in answers if status == 400)
+
+
+def test_users_who_log_in_at_once_all_get_in(here):
+    peers = [a_guess(here, "bob", PASSWORDS["bob"]) for _ in range(MAX_WAITING)]
+    assert [status for status, _, _ in answers_to(peers)] == [200] * MAX_WAITING
+
+
+def test_an_unknown_user_and_a_wrong_password_get_the_same_answer(here):
+    answers = answers_to([a_guess(here, name) for name in ("bob", "eve")])
+    (first, first_words, _), (second, second_words, _) = answers
+    assert (first, first_words) == (second, second_words)
+    assert first_words["code"] == "IncorrectPasswordError"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_user_of_a_connection_on_loopback_is_known(host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, 0), family=family) as listener:
+        with socket.create_connection(listener.getsockname()[:2]) as peer:
+            connection, address = listener.accept()
+            connection.close()
+            assert uid_of_peer(*address[:2]) == os.geteuid()
+            if os.geteuid() == 0:
+                os.fchown(peer.fileno(), NOBODY, NOBODY)
+                assert uid_of_peer(*address[:2]) == NOBODY
+        assert uid_of_peer(host, listener.getsockname()[1]) is None, "it listens"
+    assert uid_of_peer("192.0.2.1", 80) is None
+    assert uid_of_peer("no address", 80) is None

@@ -1,0 +1,199 @@
+"""Whole experiments, with the real manager and keepers, on an OpenPAI of ours that refuses jobs or whose log server hangs."""
+
+import contextlib
+import time
+
+import psutil
+import pytest
+from fake_pai import STORAGE, USER, FakePai
+from openpai_place import make_place, run_nnictl
+from real_experiment import RealExperiment, wait_until
+
+TOKEN = "token-of-the-profile-page"
+TRAIN = """\
+import nni_sdk
+x = nni_sdk.get_next_parameter()["x"]
+nni_sdk.report_final_result(x)
+"""
+WAITS = """\
+import signal
+import nni_sdk
+nni_sdk.get_next_parameter()
+nni_sdk.report_intermediate_result(1)
+signal.pause()
+"""
+SUBMIT = ("POST", "/jobs")
+NOT_ALLOWED = "User ada is not allowed to do operation in default"
+TOO_LARGE = "cannot ever run this job: one of its tasks needs 99 GPUs, and virtual cluster default has 4"
+TIMEOUT_S = 180
+
+
+@pytest.fixture
+def server():
+    server = FakePai(run_jobs=True)
+    server.start()
+    yield server
+    server.close()
+
+
+class Run:
+    """One experiment on the server, with what its manager says of it."""
+
+    def __init__(self, experiment):
+        self.experiment = experiment
+
+    def trials(self):
+        return self.experiment.get("/trial-jobs")
+
+    def statuses(self):
+        return [trial["status"] for trial in self.trials()]
+
+    def problem(self):
+        return self.experiment.get("/check-status").get("problem", "")
+
+    def wait_for_status(self, status):
+        self.experiment.wait_for_status(status, timeout_s=TIMEOUT_S)
+
+
+@pytest.fixture
+def start(tmp_path, server):
+    """Starts the manager of an experiment on the server."""
+    with contextlib.ExitStack() as until_the_end:
+
+        def start(train=TRAIN, *, reuse=False, **config):
+            storage = tmp_path / "storage"
+            storage.mkdir()
+            trial = {
+                "command": "python3 train.py",
+                "codeDir": ".",
+                "gpuNum": 0,
+                "cpuNum": 1,
+                "memoryMB": 512,
+                "image": "anything",
+                "paiStorageConfigName": STORAGE,
+                "nniManagerNFSMountPath": str(storage),
+                "containerNFSMountPath": str(storage),
+            }
+            pai = {"userName": USER, "token": TOKEN, "host": server.host, "reuse": reuse}
+            experiment = RealExperiment(
+                *(tmp_path / "experiment", train),
+                **{"trainingServicePlatform": "pai", "trial": trial, "paiConfig": pai, **config},
+            )
+            experiment.create()
+            until_the_end.callback(experiment.close)
+            experiment.start()
+            return Run(experiment)
+
+        yield start
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize(
+    ("refusal", "says"),
+    [
+        ((403, "ForbiddenUserError", NOT_ALLOWED), NOT_ALLOWED),
+        ((400, "InvalidProtocolError", TOO_LARGE), TOO_LARGE),
+    ],
+)
+def test_a_cluster_that_refuses_every_job_ends_the_experiment_with_its_words(
+    start, server, refusal, says, reuse
+):
+    server.misbehave(refusal, 100, at=SUBMIT)
+    run = start(reuse=reuse, trialConcurrency=2, maxTrialNum=50)
+    run.wait_for_status("ERROR")
+    (error,) = run.experiment.get("/check-status")["errors"]
+    assert error.startswith(
+        "cannot submit jobs: the cluster has refused 3 in a row, the last with this message: "
+    )
+    assert says in error
+    assert error.endswith("; fix the cause, then run `nnictl resume`")
+    wait_until(lambda: set(run.statuses()) == {"FAILED"}, "no trial waits any more")
+    trials = run.trials()
+    assert 3 <= len(trials) <= 5, "those that were there when the third was refused"
+    for trial in trials:
+        assert trial["reason"] == "could not start"
+        assert says in trial["message"]
+    assert not server.jobs
+
+
+def test_nnictl_tells_of_a_virtual_cluster_that_may_not_be_used_where_openpai_does_not_show_rights(
+    tmp_path, server
+):
+    server.shows_rights = False
+    place = make_place(tmp_path, server, TRAIN)
+    done = run_nnictl(
+        *(place, "create", "--config", "config.yml", "--port", "auto", "--foreground"),
+        replace={"  image: a": "  virtualCluster: other\n  image: a"},
+    )
+    assert done.returncode == 1
+    assert "User ada is not allowed to do operation in other; ask an administrator" in done.stderr
+    assert server.counted()["GET", "/users/{name}"] == 1
+
+
+def test_a_job_that_is_accepted_ends_a_row_of_refusals(start, server):
+    for how in ("refused", "refused", "accepted", "refused", "refused", "accepted"):
+        answer = (400, "InvalidProtocolError", "no good") if how == "refused" else "nothing"
+        server.misbehave(answer, 1, at=SUBMIT)
+    run = start(trialConcurrency=1, maxTrialNum=6)
+    run.wait_for_status("DONE")
+    assert run.statuses() == ["FAILED", "FAILED", "SUCCEEDED", "FAILED", "FAILED", "SUCCEEDED"]
+
+
+def test_a_token_that_is_rejected_suspends_submission_until_there_is_a_new_one(start, server):
+    server.tokens = {"a-newer-token"}
+    run = start(trialConcurrency=3, maxTrialNum=3)
+    wait_until(lambda: "submission is suspended until the login is valid" in run.problem(), "it is told")
+    assert "get a new token on your profile page there" in run.problem()
+    wait_until(lambda: server.counted()[SUBMIT] == 5, "one of them has tried again, and then another")
+    assert run.statuses() == ["WAITING"] * 3
+    assert all("get a new token on your profile page there" in trial["message"] for trial in run.trials())
+    file = run.experiment.config_file
+    file.write_text(file.read_text().replace(TOKEN, "a-newer-token"))
+    run.wait_for_status("DONE")
+    assert run.statuses() == ["SUCCEEDED"] * 3
+    assert run.problem() == ""
+
+
+def test_trials_wait_for_a_quota_with_that_reason_and_outlast_what_passes(start, server):
+    quota = (403, "ForbiddenUserError", "the quota of default is used up")
+    server.misbehave(quota, 1000, at=SUBMIT)
+    run = start(trialConcurrency=2, maxTrialNum=2)
+    wait_until(
+        lambda: [quota[2] in trial["message"] for trial in run.trials()] == [True, True],
+        "both wait with the reason",
+    )
+    assert run.statuses() == ["WAITING"] * 2
+    server.stop_misbehaving(SUBMIT)
+    for how in (429, 503, 408, "drop"):
+        server.misbehave(how, 1, at=SUBMIT)
+    run.wait_for_status("DONE")
+    assert run.statuses() == ["SUCCEEDED"] * 2
+
+
+def kill(job):
+    """As a node does that dies."""
+    for process in job.processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            family = psutil.Process(process.pid)
+            for each in [*family.children(recursive=True), family]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    each.kill()
+
+
+@pytest.mark.parametrize("how", ["hangs", "trickles"])
+def test_a_log_server_that_hangs_delays_no_trial(start, server, how):
+    server.log_server = how
+    run = start(WAITS, trialConcurrency=2, maxTrialNum=2)
+    wait_until(lambda: run.statuses() == ["RUNNING"] * 2, "both run", TIMEOUT_S)
+    jobs = list(server.jobs.values())
+    for job in jobs:
+        kill(job)
+    wait_until(lambda: server.log_calls == 2, "both messages are asked for", 60)
+    asked_at_s = time.monotonic()
+    run.wait_for_status("DONE")
+    # The log server would hold them for 40 s each; a time-out, and a moment to read what the trials have left.
+    assert time.monotonic() - asked_at_s < 20
+    assert run.statuses() == ["FAILED"] * 2
+    assert server.log_calls == 2
+    for trial in run.trials():
+        assert "OpenPAI says of job nni_exp_" in trial["message"]

@@ -1,0 +1,219 @@
+"""A process is registered before it executes: a keeper that dies first leaves nothing, and one that dies later leaves nothing."""
+
+import contextlib
+import ctypes
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+from real_experiment import wait_until
+
+from nni_manager.leftovers import reap_orphans
+from trial_keeper.wire.workspace import MARKER
+
+pytestmark = pytest.mark.timeout(60)
+
+IMPORTS = """
+import os, signal, sys
+from pathlib import Path
+from trial_keeper.core.warm_command import WarmCommand
+from trial_keeper.host.orphan_reaper import OrphanReaper
+from trial_keeper.host.process import TrialProcess, adopt_orphans
+from trial_keeper.host.warm import WarmInterpreter, WarmStart
+
+folder = Path(sys.argv[1])
+environ = {**os.environ, "NNI_SYS_DIR": str(folder)}
+
+def die(pid=0):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def start(command, register):
+    return TrialProcess.started(command, str(folder), environ, folder / "out", folder / "err", register=register)
+
+def warm_start():
+    return WarmStart(WarmCommand("python", "train.py", ()), str(folder), environ, folder / "out", folder / "err")
+"""
+# Each dies when it is to register a process, so that nobody ever learns of it.
+DYING = {
+    "a command": "start('touch ran', die)",
+    "a command with an empty environment": "start('exec env -i touch ran', die)",
+    "the import of a module": "w = WarmInterpreter(sys.executable, ('train',), environ, die); w.is_ready(20)",
+    "a fork of an interpreter": """
+adopt_orphans()
+w = WarmInterpreter(sys.executable, ('random',), environ)
+assert w.is_ready(20)
+w.start(warm_start(), die)
+""",
+}
+# What only its session leads to: bash replaces itself by a program without an environment, and a child stays.
+EMPTIED = "exec env -i bash -c 'sleep 1000 & echo $$ $!; exec sleep 1000'"
+
+
+@pytest.fixture(autouse=True)
+def _adopts_orphans():
+    prctl = ctypes.CDLL(None).prctl
+    prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+    yield
+    prctl(36, 0, 0, 0, 0)
+
+
+def play(tmp_path, program, prologue=IMPORTS):
+    """Run a keeper in little."""
+    return subprocess.run(
+        [sys.executable, "-c", prologue + program, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+def living_children():
+    """What this process has adopted and has not ended; the dead are waited for."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found.append(child.pid)
+                continue
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(child.pid, os.WNOHANG)
+    return found
+
+
+@pytest.mark.parametrize("what", DYING)
+def test_nothing_executes_before_it_is_registered(tmp_path, what):
+    (tmp_path / "train.py").write_text("open('" + str(tmp_path / "ran") + "', 'w')\n")
+    died = play(tmp_path, DYING[what])
+    assert died.returncode == -signal.SIGKILL, died.stderr
+    wait_until(lambda: not living_children(), "what it had started has ended")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_the_command_is_executed_once_it_is_registered(tmp_path):
+    program = """
+known = []
+trial = start("echo $$; cat; echo ${REPLY-nothing} ${TMOUT-nothing}; exit 3", known.append)
+os.waitid(os.P_PID, trial.pid, os.WEXITED | os.WNOWAIT)
+assert trial.poll() == 3
+assert known == [trial.pid]
+"""
+    played = play(tmp_path, program)
+    assert played.returncode == 0, played.stderr
+    pid, rest = (tmp_path / "out").read_text().split("\n", 1)
+    assert pid.isdecimal()
+    assert rest == "nothing nothing\n"
+    assert (tmp_path / "err").read_text() == ""
+
+
+def test_a_guard_ends_a_trial_that_has_emptied_its_environment(tmp_path):
+    program = f"""
+guard = OrphanReaper()
+guard.watch((str(folder),))
+start({EMPTIED!r}, guard.register)
+while not (folder / "out").read_text().endswith("\\n"):
+    pass
+die()
+"""
+    assert play(tmp_path, program).returncode == -signal.SIGKILL
+    pids = [int(pid) for pid in (tmp_path / "out").read_text().split()]
+    assert len(pids) == 2
+    wait_until(lambda: not living_children(), "the trial and the guard have ended")
+
+
+def test_a_guard_ends_what_left_the_session_of_a_trial_that_lives(tmp_path):
+    left = f'{shlex.quote(sys.executable)} -S -c \'import os; os.setsid(); os.execve("/bin/sleep", ["sleep", "1000"], {{}})\''
+    program = f"""
+guard = OrphanReaper()
+guard.watch((str(folder),))
+start({f"{left} & until grep -q sleep /proc/$!/comm; do :; done; echo $!; wait"!r}, guard.register)
+while not (folder / "out").read_text().endswith("\\n"):
+    pass
+die()
+"""
+    assert play(tmp_path, program).returncode == -signal.SIGKILL
+    wait_until(lambda: not living_children(), "the trial and the guard have ended")
+
+
+def test_a_trial_that_is_over_is_no_business_of_the_guard(tmp_path):
+    program = """
+guard = OrphanReaper()
+guard.watch((str(folder),))
+start("sleep 1000", guard.register)
+guard.rest()
+die()
+"""
+    assert play(tmp_path, program).returncode == -signal.SIGKILL
+    wait_until(lambda: len(living_children()) == 1, "only the trial is left")
+    os.kill(living_children()[0], signal.SIGKILL)
+    wait_until(lambda: not living_children(), "the trial has ended")
+
+
+# ---- what the manager ends when keeper and guard are gone
+
+
+def started(command, **environ):
+    return subprocess.Popen(
+        ["bash", "-c", f"{command}"],
+        env=os.environ | environ,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def is_marked(folder):
+    return lambda environ: environ.get(MARKER) == str(folder)
+
+
+def test_leftovers_are_found_by_environment_ancestry_and_session(tmp_path):
+    command = "env -i sleep 1000 & env -i setsid sleep 1000 & (env -i sleep 1000 & ) ; setsid sleep 1000 & echo go; wait"
+    stranger = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    trial = started(command, **{MARKER: str(tmp_path)})
+    assert trial.stdout.readline() == "go\n"
+    wait_until(
+        lambda: [psutil.Process(pid).name() for pid in living_children()].count("sleep") == 5,
+        "all have begun",
+    )
+    reap_orphans(is_marked(tmp_path))
+    assert living_children() == [stranger.pid]
+    stranger.kill()
+    for process in (stranger, trial):
+        process.wait()
+    trial.stdout.close()
+
+
+def test_a_daemon_that_works_for_a_trial_stays(tmp_path):
+    daemon = started(f"{MARKER}={tmp_path} sleep 1000 & echo go; wait; echo still here")
+    assert daemon.stdout.readline() == "go\n"
+    wait_until(lambda: len(living_children()) == 2, "it works")
+    reap_orphans(is_marked(tmp_path))
+    assert daemon.stdout.readline() == "still here\n"
+    daemon.wait()
+    daemon.stdout.close()
+
+
+def test_a_trial_is_not_over_before_the_guard_has_ended(tmp_path):
+    guard = started("exec sleep 1000", GUARD_OF="this")
+    guard_ends = threading.Timer(0.3, guard.kill)
+    guard_ends.start()
+    began_s = time.monotonic()
+    reap_orphans(is_marked(tmp_path), lambda environ: environ.get("GUARD_OF") == "this")
+    assert time.monotonic() - began_s >= 0.3
+    guard_ends.join()
+    assert guard.wait() == -signal.SIGKILL
+    guard.stdout.close()
+
+
+def test_a_guard_that_is_frozen_holds_up_nobody_for_ever(tmp_path):
+    guard = started("exec sleep 1000", GUARD_OF="this")
+    guard.send_signal(signal.SIGSTOP)
+    reap_orphans(is_marked(tmp_path), lambda environ: environ.get("GUARD_OF") == "this")
+    assert guard.wait() == -signal.SIGKILL
+    guard.stdout.close()

@@ -1,0 +1,91 @@
+"""Final results of trials that were stopped, and warnings about files, from the keeper to every place that shows them."""
+
+import os
+import signal
+
+import pytest
+from real_experiment import RealExperiment, wait_until
+
+from nni_manager.client.experiments import stored_results
+from nni_manager.domain.trial import NO_FINAL_RESULT_IN_CHANGED_FILE
+from trial_keeper.wire.file_changes import FileChange, file_warning
+from trial_keeper.wire.messages import Stream
+
+pytestmark = pytest.mark.timeout(180)
+
+# Trial 0 reports before the stop, trial 1 after it, trial 2 never; trial 3 truncates its metrics once they are collected.
+TRAIN = """
+import os, signal, sys
+import nni_sdk as nni
+nni.get_next_parameter()
+number = nni.get_sequence_id()
+
+def report(*_):
+    nni.report_final_result(number + 0.5)
+    sys.exit(3)
+
+if number == 3:
+    for i in range(6):
+        nni.report_intermediate_result(i)
+    open("collected").read()
+    os.truncate(os.environ["NNI_SYS_DIR"] + "/.nni/metrics", 0)
+    nni.report_final_result(0.25)
+    sys.exit(0)
+if number == 0:
+    nni.report_final_result(0.5)
+if number == 1:
+    signal.signal(signal.SIGTERM, report)
+nni.report_intermediate_result(number)
+while True:
+    signal.pause()
+"""
+TRUNCATED = file_warning(Stream.METRICS, FileChange.TRUNCATED)
+
+
+def of_all(experiment: RealExperiment):
+    return sorted(experiment.get("/trial-jobs"), key=lambda trial: trial["sequenceId"])
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"localConfig": {"reuse": True}}, {"localConfig": {"reuse": True}, "warmImports": ["json"]}],
+    ids=["plain", "reuse", "warm"],
+)
+def test_a_stop_discards_no_final_result(a_real_experiment, config):
+    experiment = a_real_experiment(TRAIN, trialConcurrency=4, maxTrialNum=4, **config)
+    os.mkfifo(experiment.code / "collected")
+    experiment.start()
+    wait_until(
+        lambda: (
+            len(rows := experiment.get("/trial-jobs")) == 4
+            and sorted(row["intermediateCount"] for row in rows) == [1, 1, 1, 6]
+        ),
+        "three trials wait for the stop, and one to truncate its file",
+    )
+    (experiment.code / "collected").write_text("go on")
+    # Another manager has to know where the final record lies, which only its row says.
+    experiment.kill_manager()
+    experiment.start()
+    for trial in of_all(experiment)[:3]:
+        experiment.delete(f"/trial-jobs/{trial['id']}")
+    experiment.wait_for_status("DONE")
+    trials = of_all(experiment)
+    assert [(trial["state"], trial["value"], trial["exitCode"]) for trial in trials] == [
+        ("SUCCEEDED", 0.5, 128 + signal.SIGTERM),
+        ("USER_CANCELED", 1.5, 3),
+        ("USER_CANCELED", None, 128 + signal.SIGTERM),
+        ("SUCCEEDED", None, 0),
+    ]
+    assert trials[0]["why"] == "stopped by user, after it had reported its final result"
+    assert (trials[3]["warning"], trials[3]["message"]) == (TRUNCATED, NO_FINAL_RESULT_IN_CHANGED_FILE)
+    ids = [trial["id"] for trial in trials]
+    exported = {each["trialJobId"]: each["value"] for each in experiment.get("/export-data")}
+    assert exported == {ids[0]: "0.5", ids[1]: "1.5"}
+
+    experiment.kill_manager()
+    experiment.start()
+    summary = experiment.wait_for_status("DONE")
+    assert [trial["id"] for trial in summary["top"]] == [ids[1], ids[0]]
+    assert summary["best"]["id"] == ids[1]
+    experiment.close()
+    assert {each["trialJobId"]: each["value"] for each in stored_results(experiment.folder)} == exported

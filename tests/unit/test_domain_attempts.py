@@ -1,0 +1,70 @@
+"""Which attempt of a task counts: the one with the latest start that is not lost, in whatever order they are registered."""
+
+from attempts import attempt_id
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nni_manager.domain.attempts import Attempts
+from trial_keeper.wire.messages import AttemptKey
+
+
+def key_of(number: int, task: str = "main-0") -> AttemptKey:
+    return AttemptKey("t0", attempt_id(number), task)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, unique=True), st.sets(st.integers(0, 50)))
+def test_the_latest_start_that_is_not_lost_counts(order: list[int], lost: set[int]) -> None:
+    attempts = Attempts()
+    for number in order:
+        attempts.register(key_of(number))
+    for number in lost:
+        attempts.mark_lost(key_of(number))
+    current = attempts.current("main-0")
+    valid = set(order) - lost
+    assert (current and current.key) == (key_of(max(valid)) if valid else None)
+    for number in range(51):
+        is_lost = number in lost and number in order
+        assert attempts.is_lost(key_of(number)) == is_lost
+        assert attempts.may_count(key_of(number)) == (not is_lost and number >= max(valid, default=0))
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["a", "b"]))))
+def test_numbers_count_from_0_for_each_task_and_never_change(seen: list[tuple[int, str]]) -> None:
+    attempts, numbers = Attempts(), {}
+    for number, task in seen:
+        registered = attempts.register(key_of(number, task))
+        assert (registered is None) == ((number, task) in numbers), "each is registered once"
+        if registered is not None:
+            numbers[number, task] = registered.number
+    for task in "ab":
+        assert sorted(found for (_, of), found in numbers.items() if of == task) == [
+            *range(sum(of == task for _, of in numbers))
+        ]
+
+
+def test_what_is_declared_lost_is_told_once() -> None:
+    attempts = Attempts()
+    for number in range(3):
+        attempts.register(key_of(number))
+    assert [each.number for each in attempts.mark_lost(key_of(1))] == [1]
+    assert attempts.mark_lost(key_of(1)) == []
+    assert [each.number for each in attempts.mark_all_lost()] == [0, 2]
+    assert attempts.current("main-0") is None
+
+
+def test_a_new_attempt_counts_although_a_lost_one_seems_to_start_later() -> None:
+    attempts = Attempts()
+    attempts.register(key_of(9))
+    attempts.mark_all_lost()
+    assert attempts.may_count(key_of(3)), "its machine's clock is behind"
+    attempts.register(key_of(3))
+    current = attempts.current("main-0")
+    assert current is not None
+    assert current.key == key_of(3)
+
+
+def test_only_registered_numbers_of_version_0_6_need_no_signature() -> None:
+    attempts = Attempts()
+    attempts.register(key_of(1))
+    attempts.register(AttemptKey("t0", "4", ""))
+    assert attempts.unsigned_ids == {"4"}

@@ -1,0 +1,48 @@
+"""The trials that summaries show."""
+
+import pytest
+
+from nni_manager.domain.leaderboard import LATEST_FAILURES, TOP_TRIALS, Leaderboard
+from nni_manager.domain.trial import Trial, TrialState
+
+
+def a_trial(number: int, state: TrialState = TrialState.SUCCEEDED, value: float | None = None) -> Trial:
+    trial = Trial(f"t{number}", number, {}, {}, 0.0, "job", state)
+    trial.value, trial.final = value, None if value is None else repr(value)
+    return trial
+
+
+@pytest.mark.parametrize(("maximize", "best"), [(True, [9, 8]), (False, [0, 1])])
+def test_the_best_results_come_first_and_are_bounded(maximize: bool, best: list[int]) -> None:
+    leaderboard = Leaderboard(maximize)
+    for number in range(2 * TOP_TRIALS):
+        leaderboard.add(a_trial(number, value=float(number % 10)))
+    assert len(leaderboard.top) == TOP_TRIALS
+    assert [trial.value for trial in leaderboard.top[:4]] == [best[0], best[0], best[1], best[1]]
+    assert leaderboard.best is leaderboard.top[0]
+    assert leaderboard.top[0].sequence_id < leaderboard.top[1].sequence_id, "among equals the first"
+
+
+def test_the_latest_failures_are_the_newest_ones() -> None:
+    leaderboard = Leaderboard(maximize=True)
+    for number in range(LATEST_FAILURES + 2):
+        leaderboard.add(a_trial(number, TrialState.FAILED))
+    assert [trial.sequence_id for trial in leaderboard.latest_failures] == [4, 3, 2]
+    assert leaderboard.best is None
+
+
+def test_a_trial_without_a_usable_number_is_kept_apart() -> None:
+    leaderboard = Leaderboard(maximize=True)
+    trial = a_trial(0)
+    leaderboard.add(trial)
+    assert (leaderboard.latest_without_result, leaderboard.top) == (trial, [])
+
+
+def test_a_trial_that_is_not_terminal_is_ignored() -> None:
+    leaderboard = Leaderboard(maximize=True)
+    leaderboard.add(a_trial(0, TrialState.RUNNING, 1.0))
+    assert (leaderboard.top, leaderboard.latest_without_result, len(leaderboard.latest_failures)) == (
+        [],
+        None,
+        0,
+    )

@@ -1,0 +1,205 @@
+"""Jobs that the cluster refuses for good: whole searches played without a cluster."""
+
+import pytest
+from attempts import attempt_id
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nni_manager.domain.events import (
+    AskTuner,
+    AttemptDelivered,
+    AttemptEnded,
+    AttemptStarted,
+    DispatchTrial,
+    DrainJob,
+    Finish,
+    JobAccepted,
+    JobSubmitted,
+    JobTerminated,
+    KeeperConnected,
+    KeeperIdle,
+    ManagerReady,
+    ParametersSuggested,
+    SubmitJob,
+)
+from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.limits import Limits
+from nni_manager.domain.refusal_streak import MAX_REFUSALS_IN_A_ROW, RefusalStreak
+from nni_manager.domain.trial import TrialState
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
+
+REFUSED = "cannot submit the job: the cluster says no"
+
+
+@given(st.lists(st.booleans()))
+def test_a_streak_ends_the_experiment_when_so_many_refusals_follow_each_other(accepted):
+    streak, in_a_row = RefusalStreak(), 0
+    for each in accepted:
+        if each:
+            streak.accepted()
+            in_a_row = 0
+        else:
+            in_a_row += 1
+            assert streak.refused() is (in_a_row >= MAX_REFUSALS_IN_A_ROW)
+
+
+class Search:
+    """A search whose tuner answers at once, on a cluster that answers to jobs as it is told. Trials are named t0, t1, …"""
+
+    def __init__(self, *, reuse=False, concurrency=1, max_trials=20):
+        self.experiment = Experiment("exp", Limits(concurrency, max_trials, None), True, reuses_jobs=reuse)
+        self.reuse = reuse
+        self.submitted, self.given, self.dismissed = [], [], []
+        self.is_finished = False
+        self.handle(ManagerReady())
+
+    def handle(self, event):
+        for effect in self.experiment.handle(event, 0.0):
+            match effect:
+                case AskTuner(number):
+                    self.handle(ParametersSuggested(f"t{number}", number, {}, {}, 1.0))
+                case SubmitJob(job):
+                    self.submitted.append(job.job_id)
+                case DispatchTrial(job, trial):
+                    self.given.append((job.job_id, trial.trial_id))
+                case DrainJob(job):
+                    self.dismissed.append(job.job_id)
+                case Finish():
+                    self.is_finished = True
+
+    def refuse(self, job_id):
+        self.handle(JobSubmitted(job_id))
+        self.handle(JobTerminated(job_id, ExitReason.COULD_NOT_START, REFUSED, 2.0, is_refused=True))
+
+    def accept(self, job_id):
+        self.handle(JobSubmitted(job_id))
+        self.handle(JobAccepted(job_id))
+        if self.reuse:
+            self.handle(KeeperConnected(job_id, supports_revoke=True))
+            self.handle(KeeperIdle(job_id, "main-0"))
+
+    def succeed(self, trial_id):
+        key = AttemptKey(trial_id, attempt_id(0), "main-0")
+        self.handle(AttemptStarted(key, 10.0))
+        self.handle(AttemptEnded(TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 20.0)))
+        self.handle(AttemptDelivered(key))
+
+    def leave(self, job_id, reason=ExitReason.KEEPER_LOST):
+        self.handle(JobTerminated(job_id, reason, "it has left", 30.0, is_clean=True))
+
+    def states(self):
+        return [trial.state for trial in self.experiment.trials.values()]
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_each_refusal_ends_one_trial_and_the_third_in_a_row_the_experiment_with_the_clusters_words(reuse):
+    search = Search(reuse=reuse)
+    for number in range(MAX_REFUSALS_IN_A_ROW):
+        assert search.experiment.state is ExperimentState.RUNNING
+        assert len(search.submitted) == number + 1
+        search.refuse(search.submitted[number])
+    assert search.states() == [TrialState.FAILED] * MAX_REFUSALS_IN_A_ROW
+    assert {trial.message for trial in search.experiment.trials.values()} == {REFUSED}
+    assert search.experiment.state is ExperimentState.ERROR
+    assert search.is_finished
+    assert search.experiment.error == (
+        f"cannot submit jobs: the cluster has refused 3 in a row, the last with this message: {REFUSED}; fix the cause, then "
+        "run `nnictl resume`"
+    )
+
+
+def test_a_job_that_is_lost_or_fails_to_start_is_no_refusal():
+    search = Search()
+    for number in range(2 * MAX_REFUSALS_IN_A_ROW):
+        search.handle(JobTerminated(search.submitted[number], ExitReason.COULD_NOT_START, "no bash", 2.0))
+    assert search.experiment.state is ExperimentState.RUNNING
+
+
+def test_trials_that_run_go_on_when_the_experiment_ends_by_refusals():
+    search = Search(concurrency=4)
+    search.accept(search.submitted[0])
+    search.handle(AttemptStarted(AttemptKey("t0", attempt_id(0), "main-0"), 10.0))
+    for job_id in search.submitted[1:4]:
+        search.refuse(job_id)
+    assert search.experiment.state is ExperimentState.ERROR
+    for job_id in search.submitted[4:]:
+        search.refuse(job_id)
+    assert not search.is_finished
+    search.succeed("t0")
+    assert search.is_finished
+    assert search.states() == [TrialState.SUCCEEDED, *[TrialState.FAILED] * (len(search.submitted) - 1)]
+    assert len(search.submitted) == 6, "none is submitted after the third refusal"
+
+
+def test_with_reuse_a_refused_job_for_which_no_trial_waits_any_more_counts_and_ends_none():
+    search = Search(reuse=True, concurrency=2, max_trials=2)
+    first, second = search.submitted
+    search.accept(first)
+    search.succeed("t0")
+    search.handle(KeeperIdle(first, "main-0"))
+    assert search.given == [(first, "t0"), (first, "t1")]
+    search.refuse(second)
+    assert search.experiment.refusals.count == 1
+    assert search.states() == [TrialState.SUCCEEDED, TrialState.WAITING]
+    search.succeed("t1")
+    assert search.is_finished
+    assert search.experiment.state is ExperimentState.DONE
+
+
+def test_a_resume_begins_a_new_streak():
+    search = Search()
+    for number in range(MAX_REFUSALS_IN_A_ROW):
+        search.refuse(search.submitted[number])
+    search.handle(ManagerReady())
+    search.refuse(search.submitted[-1])
+    assert search.experiment.state is ExperimentState.RUNNING
+
+
+@given(
+    reuse=st.booleans(),
+    concurrency=st.integers(1, 4),
+    max_trials=st.integers(1, 8),
+    data=st.data(),
+)
+def test_whatever_is_refused_every_search_ends_and_says_why(reuse, concurrency, max_trials, data):
+    search = Search(reuse=reuse, concurrency=concurrency, max_trials=max_trials)
+    answered, refused, ran = [], 0, []
+    in_a_row, longest = 0, 0
+    left = []
+    for _ in range(400):
+        if search.is_finished:
+            break
+        open_jobs = [job_id for job_id in search.submitted if job_id not in answered]
+        runs = [pair for pair in search.given if pair not in ran] if reuse else []
+        idle = [job_id for job_id in search.dismissed if job_id not in left and job_id in answered]
+        if open_jobs and (not runs or data.draw(st.booleans())):
+            job_id = data.draw(st.sampled_from(open_jobs))
+            answered.append(job_id)
+            if data.draw(st.booleans()):
+                search.accept(job_id)
+                in_a_row = 0
+                if not reuse:
+                    search.succeed(search.experiment.jobs.live[job_id].trial_id)
+                    search.leave(job_id)
+            else:
+                refused, in_a_row = refused + 1, in_a_row + 1
+                longest = max(longest, in_a_row)
+                search.refuse(job_id)
+        elif runs:
+            job_id, trial_id = data.draw(st.sampled_from(runs))
+            ran.append((job_id, trial_id))
+            search.succeed(trial_id)
+            search.handle(KeeperIdle(job_id, "main-0"))
+        else:
+            assert idle, "something can still happen"
+            left.append(idle[0])
+            search.leave(idle[0])
+    assert search.is_finished
+    assert all(state.is_terminal for state in search.states())
+    failed = search.states().count(TrialState.FAILED)
+    assert failed <= refused
+    assert reuse or failed == refused
+    is_error = longest >= MAX_REFUSALS_IN_A_ROW
+    assert search.experiment.state is (ExperimentState.ERROR if is_error else ExperimentState.DONE)
+    assert (REFUSED in search.experiment.error) is is_error

@@ -1,0 +1,82 @@
+"""How many trials the tuner is asked for, and when the asking ends."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import SearchBudget
+
+LIMITS = Limits(concurrency=3, max_trials=5, max_duration_s=None)
+
+
+def test_each_free_slot_becomes_a_question() -> None:
+    budget = SearchBudget(LIMITS)
+    assert budget.ask(0) == [0, 1, 2]
+    assert budget.ask(0) == []
+    budget.note_suggested()
+    assert budget.ask(0) == [], "the slot belongs to the trial now"
+    budget.note_ended()
+    assert budget.ask(0) == [3]
+
+
+def test_prefetched_trials_are_asked_for_besides_the_concurrency() -> None:
+    assert SearchBudget(LIMITS).ask(1) == [0, 1, 2, 3]
+
+
+def test_a_deferred_question_keeps_its_sequence_id() -> None:
+    budget = SearchBudget(LIMITS)
+    budget.ask(0)
+    budget.note_suggested()
+    budget.note_suggested()
+    budget.note_not_ready(1)
+    assert budget.ask(0) == [], "nothing has happened since the tuner was not ready"
+    budget.note_ended()
+    assert budget.ask(0) == [1, 3]
+
+
+def test_a_tuner_that_is_not_ready_while_nothing_runs_is_exhausted() -> None:
+    budget = SearchBudget(replace(LIMITS, concurrency=1))
+    budget.ask(0)
+    budget.note_not_ready(0)
+    assert budget.is_exhausted
+
+
+def test_time_counts_only_while_it_is_counted() -> None:
+    budget = SearchBudget(replace(LIMITS, max_duration_s=10.0))
+    budget.count_time(100.0, counts=True)
+    assert budget.time_runs_out_at_s == 110.0
+    budget.count_time(104.0, counts=False)
+    assert (budget.duration_s(1000.0), budget.time_runs_out_at_s) == (4.0, None)
+    budget.count_time(200.0, counts=True)
+    assert not budget.is_spent(205.9)
+    assert budget.is_spent(206.0)
+
+
+@given(st.lists(st.sampled_from(["ask", "suggest", "not ready", "drop", "end", "propose"]), max_size=40))
+def test_neither_the_concurrency_nor_the_limit_is_exceeded_by_questions(steps: list[str]) -> None:
+    budget, open_ids, proposed = SearchBudget(LIMITS), list[int](), 0
+    used: set[int] = set()
+    for step in steps:
+        match step:
+            case "ask":
+                asked = budget.ask(0)
+                open_ids += asked
+                assert not used & set(asked), "an answered sequence id is never used again"
+                assert not asked or budget.unfinished + budget.asked <= LIMITS.concurrency
+            case "suggest" if open_ids:
+                used.add(open_ids.pop(0))
+                budget.note_suggested()
+            case "not ready" if open_ids:
+                budget.note_not_ready(open_ids.pop())
+            case "drop" if open_ids:
+                open_ids.pop()
+                budget.note_unanswered()
+            case "end" if budget.unfinished:
+                budget.note_ended()
+            case "propose":
+                used.add(budget.note_proposed())
+                proposed += 1
+        assert budget.asked == len(open_ids)
+        assert budget.added - proposed + budget.asked <= (LIMITS.max_trials or 0)

@@ -1,0 +1,61 @@
+"""The state diagrams of docs/internals.md are those of the tables in the code. `make golden` writes them."""
+
+import importlib
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "internals.md"
+MARK = "<!-- generated -->\n"
+# Module, prefix of the tables' names, heading, and the name of a state that the table leaves open.
+TABLES = [
+    ("nni_manager.domain.experiment", "", "Experiment", ""),
+    ("nni_manager.domain.trial", "", "Trial", "terminal (by reason)"),
+    ("nni_manager.domain.jobs", "", "Job", ""),
+    ("nni_manager.domain.stop_escalation", "", "Stop of a job", ""),
+    ("nni_manager.domain.transports", "", "Transport of a task", ""),
+    ("nni_manager.training_services.kubernetes.job_states", "", "Job on Kubernetes", ""),
+    ("trial_keeper.core.attempt", "", "Attempt, in the keeper", ""),
+    ("trial_keeper.core.link", "", "Connection of a keeper", ""),
+    ("nni_manager.local_openpai.core.states", "TASK_", "Task of the local OpenPAI", ""),
+    ("nni_manager.local_openpai.core.states", "JOB_", "Job of the local OpenPAI", ""),
+]
+
+
+def section(module: str, prefix: str, heading: str, open_state: str) -> str:
+    """A diagram of the changes, and a table of what is ignored in each state."""
+    tables = importlib.import_module(module)
+    changes: Mapping[tuple[Enum, Enum], Enum | None] = getattr(tables, f"{prefix}CHANGES")
+    lines = [f"### {heading}", "", f"`{module}`", "", "```mermaid", "stateDiagram-v2"]
+    if open_state:
+        lines.append(f'    state "{open_state}" as END')
+    for (state, event), after in changes.items():
+        lines.append(f"    {state.name} --> {'END' if after is None else after.name}: {event.name}")
+    ignored: dict[str, list[str]] = defaultdict(list)
+    for state, event in getattr(tables, f"{prefix}IGNORED"):
+        ignored[state.name].append(event.name)
+    lines += ["```", "", "| State | Ignored events |", "|---|---|"]
+    lines += [f"| {state} | {', '.join(sorted(events))} |" for state, events in sorted(ignored.items())]
+    return "\n".join(lines) + "\n"
+
+
+def test_the_diagrams_are_those_of_the_tables() -> None:
+    before, _, written = PAGE.read_text().partition(MARK)
+    generated = "\n" + "\n".join(section(*table) for table in TABLES)
+    if os.environ.get("GOLDEN") == "write":
+        PAGE.write_text(before + MARK + generated)
+    else:
+        assert written == generated, "run `make golden` after a change of a table"
+
+
+@pytest.mark.parametrize(("module", "prefix"), [table[:2] for table in TABLES])
+def test_no_pair_both_changes_the_state_and_is_ignored(module: str, prefix: str) -> None:
+    tables = importlib.import_module(module)
+    changes, ignored = getattr(tables, f"{prefix}CHANGES"), getattr(tables, f"{prefix}IGNORED")
+    assert not changes.keys() & ignored
+    assert all(after is not state for (state, _), after in changes.items())

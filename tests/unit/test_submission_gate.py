@@ -1,0 +1,84 @@
+"""The admission of submissions while the cluster rejects the login."""
+
+import asyncio
+
+from nni_manager.engine import submission_gate
+from nni_manager.engine.submission_gate import SubmissionGate
+
+
+class Cluster:
+    """Rejects the login until it `is_valid`. Counts calls, and those under way at the same time."""
+
+    def __init__(self):
+        self.is_valid = False
+        self.calls = self.most_at_once = self._under_way = 0
+        self.was_called = asyncio.Event()
+
+    async def call(self):
+        self.calls += 1
+        self._under_way += 1
+        self.most_at_once = max(self.most_at_once, self._under_way)
+        await asyncio.sleep(0)
+        self._under_way -= 1
+        self.was_called.set()
+        return self.is_valid
+
+
+async def submit(gate, cluster):
+    while True:
+        async with gate.admitted():
+            if await cluster.call():
+                gate.resume()
+                return
+            await gate.suspend()
+
+
+def play(scenario):
+    asyncio.run(asyncio.wait_for(scenario(), 30))
+
+
+def test_all_are_admitted_while_the_login_is_valid():
+    async def scenario():
+        gate, cluster = SubmissionGate(), Cluster()
+        cluster.is_valid = True
+        await asyncio.gather(*(submit(gate, cluster) for _ in range(10)))
+        assert (cluster.calls, cluster.most_at_once) == (10, 10)
+
+    play(scenario)
+
+
+def test_one_alone_tries_a_rejected_login_and_all_follow_once_it_is_valid(monkeypatch):
+    monkeypatch.setattr(submission_gate, "LOGIN_RETRY_S", 0.01)
+
+    async def scenario():
+        gate, cluster = SubmissionGate(), Cluster()
+        first = asyncio.ensure_future(submit(gate, cluster))
+        await cluster.was_called.wait()
+        others = [asyncio.ensure_future(submit(gate, cluster)) for _ in range(9)]
+        while cluster.calls < 5:
+            cluster.was_called.clear()
+            await cluster.was_called.wait()
+        assert cluster.most_at_once == 1
+        assert not any(each.done() for each in others)
+        cluster.is_valid = True
+        before = cluster.calls
+        await asyncio.gather(first, *others)
+        assert cluster.calls <= before + 10
+
+    play(scenario)
+
+
+def test_a_job_that_is_given_up_while_it_tries_leaves_its_turn_to_the_next(monkeypatch):
+    monkeypatch.setattr(submission_gate, "LOGIN_RETRY_S", 0.01)
+
+    async def scenario():
+        gate, cluster = SubmissionGate(), Cluster()
+        jobs = [asyncio.ensure_future(submit(gate, cluster)) for _ in range(3)]
+        await cluster.was_called.wait()
+        for job in jobs[:2]:
+            job.cancel()
+        await asyncio.gather(*jobs[:2], return_exceptions=True)
+        cluster.is_valid = True
+        await jobs[2]
+
+    play(scenario)

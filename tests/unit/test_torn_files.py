@@ -1,0 +1,179 @@
+"""State files of which a power cut or a full disk has left a part: what is told of them, and what becomes of them."""
+
+import contextlib
+import json
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nni_manager.store.database_files import OpenDatabases, find_damage
+from nni_manager.store.errors import StoreUnusable
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.torn_files import NOT_WHOLE, read_state
+from nni_manager.store.writer import Store
+from nni_manager.training_services.local.client import _noted
+
+# ---- documents
+
+
+def test_a_whole_file_is_read_and_stays_and_none_is_none(tmp_path):
+    path = tmp_path / "state.json"
+    assert read_state(path, json.loads) is None
+    path.write_text('{"pid": 1}')
+    assert read_state(path, json.loads) == {"pid": 1}
+    assert [each.name for each in tmp_path.iterdir()] == ["state.json"]
+
+
+def test_torn_files_are_moved_aside_under_names_of_their_own(tmp_path, caplog):
+    path = tmp_path / "state.json"
+    for content in (b"", b'{"pid"'):
+        path.write_bytes(content)
+        assert read_state(path, json.loads) is None
+    assert sorted((each.name, each.read_bytes()) for each in tmp_path.iterdir()) == [
+        ("state.json.torn-1", b""),
+        ("state.json.torn-2", b'{"pid"'),
+    ]
+    assert f"{path} is torn" in caplog.text
+
+
+def test_a_file_that_cannot_be_read_is_not_taken_for_a_torn_one(tmp_path):
+    with pytest.raises(IsADirectoryError):
+        read_state(tmp_path, json.loads)
+    assert tmp_path.exists()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["pid", "boot_id", "x"]), inner),
+    max_leaves=10,
+)
+
+
+@given(st.binary() | json_values.map(json.dumps).map(str.encode))
+def test_whatever_lies_where_a_job_is_noted_is_a_note_or_torn(content):
+    with contextlib.suppress(*NOT_WHOLE):
+        _noted(content)
+
+
+@given(st.integers(1, 10**6), st.integers(1, 10**9), st.lists(st.integers(0, 64)), st.integers(0, 200))
+def test_no_part_of_a_jobs_note_is_taken_for_a_note(pid, ticks, gpus, cut):
+    content = json.dumps({"pid": pid, "start_ticks": ticks, "boot_id": "b", "gpu_indices": gpus}).encode()
+    identity, indices = _noted(content)
+    assert (identity.pid, identity.start_ticks, indices) == (pid, ticks, tuple(gpus))
+    if cut < len(content):
+        with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
+            _noted(content[:cut])
+
+
+# ---- the database
+
+
+@pytest.fixture
+def killed(tmp_path):
+    """A database as a killed writer leaves it: some of it in the file, all of it in the log."""
+    whole = tmp_path / "whole" / "experiment.sqlite"
+    whole.parent.mkdir()
+    Store.create(whole, tmp_path, "EXPERIMT", "{}", b"s", 0.0).close()
+    with contextlib.closing(sqlite3.connect(whole, isolation_level=None)) as writer:
+        for number in range(300):
+            writer.execute("UPDATE experiment SET error = ?", (f"{number}" * 2000,))
+        shutil.copytree(whole.parent, tmp_path / "copy")
+    return tmp_path / "copy" / "experiment.sqlite"
+
+
+def cut(path, part):
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * part)])
+    return path.stat().st_size, len(content)
+
+
+def files_of(database):
+    return {
+        each.name: each.read_bytes() for each in database.parent.iterdir() if not each.name.endswith("-shm")
+    }
+
+
+@pytest.mark.parametrize("part", [0, 0.001, 0.5, 0.99])
+@pytest.mark.parametrize("opens", [Store, StoreReader])
+def test_a_log_that_lost_transactions_is_named_with_the_remedy_and_stays_as_it_is(
+    killed, tmp_path, part, opens
+):
+    log = killed.with_name("experiment.sqlite-wal")
+    left, expected = cut(log, part)
+    before = files_of(killed)
+    for _ in range(2):  # the first look has not hidden it
+        with pytest.raises(StoreUnusable) as refused:
+            opens(killed) if opens is StoreReader else opens(killed, tmp_path)
+        assert str(refused.value).startswith(
+            f"cannot use the experiment's database: {log} was cut to {left} of {expected} bytes; restore the file from a copy"
+        )
+        assert f"or remove {killed}-shm and resume" in str(refused.value)
+    assert files_of(killed) == before
+    # As the message says.
+    killed.with_name("experiment.sqlite-shm").unlink()
+    with StoreReader(killed) as reader:
+        assert reader.experiment().experiment_id == "EXPERIMT"
+
+
+@pytest.mark.parametrize("part", [0, 0.001])
+def test_a_database_that_was_emptied_is_named_and_its_log_is_kept(killed, tmp_path, part):
+    cut(killed, part)
+    before = files_of(killed)
+    for opens in (lambda: Store(killed, tmp_path), lambda: StoreReader(killed)):
+        with pytest.raises(
+            StoreUnusable, match=r"experiment.sqlite (is empty|was cut to \d+ bytes); restore the file"
+        ):
+            opens()
+    assert files_of(killed) == before
+
+
+def test_a_database_that_was_cut_is_read_when_the_log_has_what_is_missing_and_named_else(killed, tmp_path):
+    whole = killed.read_bytes()
+    folded = tmp_path / "folded.sqlite"
+    shutil.copy(killed, folded)
+    shutil.copy(f"{killed}-wal", f"{folded}-wal")
+    with contextlib.closing(sqlite3.connect(folded)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    assert find_damage(folded) is None
+    left, expected = cut(folded, 0.5)
+    with pytest.raises(StoreUnusable, match=rf"folded.sqlite was cut to {left} of {expected} bytes; restore"):
+        Store(folded, tmp_path)
+    # A checkpoint that was interrupted leaves this.
+    killed.write_bytes(whole)
+    assert find_damage(killed) is None
+
+
+@pytest.mark.parametrize("part", [0, 0.5])
+def test_the_logs_index_is_made_again(killed, part):
+    cut(killed.with_name("experiment.sqlite-shm"), part)
+    with StoreReader(killed) as reader:
+        assert reader.experiment().error == "299" * 2000
+
+
+def test_files_of_a_database_that_this_process_has_open_are_left_alone(killed, tmp_path):
+    databases = OpenDatabases()
+    assert databases.add(killed) is None
+    cut(killed, 0)
+    assert databases.add(killed) is None
+    databases.remove(killed)
+    databases.remove(killed)
+    assert databases.add(killed) == f"{killed} is empty"
+
+
+def test_looking_beside_a_writer_of_this_process_takes_none_of_its_locks(tmp_path):
+    path = tmp_path / "experiment.sqlite"
+    with contextlib.closing(Store.create(path, tmp_path, "EXPERIMT", "{}", b"s", 0.0)) as store:
+        store._connection.execute("BEGIN IMMEDIATE")
+        for _ in range(3):
+            with StoreReader(path) as reader:
+                reader.experiment()
+        index = path.with_name("experiment.sqlite-shm").stat().st_ino
+        locks = Path("/proc/locks").read_text().splitlines()
+        held = [line for line in locks if f":{index} " in line and f" {os.getpid()} " in line]
+        assert any("WRITE" in line for line in held), held
+        store._connection.execute("ROLLBACK")

@@ -1,0 +1,119 @@
+"""Verifies which uid owns a loopback listener: another user can take over a freed port.
+
+A certificate authenticates an encrypted peer. Without encryption the kernel's list of listeners does. Check after the
+connection is established and before anything is sent: this also detects a port that was taken over a moment earlier.
+"""
+
+import contextlib
+import ipaddress
+import os
+import socket
+import struct
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTENS = "0A"
+_ROOT = 0
+_ANY_ADDRESS = {4: ("0.0.0.0", "::"), 6: ("::",)}
+
+
+class UntrustedListener(ConnectionRefusedError):
+    """A program of another user listens there."""
+
+
+def verify_listener_uid(host: str, port: int, others: Iterable[int] = ()) -> None:
+    """Verify that the listener at this address belongs to this user, to root or to one of `others`.
+
+    `host` is an address. Addresses outside loopback are not checked, and none is checked if the kernel has no such list.
+
+    Raises:
+        UntrustedListener: it belongs to another user.
+        ConnectionRefusedError: there is no listener any more.
+    Source: proc_net_tcp in the kernel's documentation.
+    """
+    try:
+        address = _plain(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:
+        return  # a host name: our loopback addresses are numeric
+    if not address.is_loopback or not _TABLES[0].exists():
+        return
+    found = [each for table in _TABLES if table.exists() for each in _listeners(table, port)]
+    # The kernel prefers a listener at the exact address to one at the wildcard address.
+    groups = (
+        [uid for at, uid in found if at == one] for one in (str(address), *_ANY_ADDRESS[address.version])
+    )
+    uids = next(filter(None, groups), None)
+    if uids is None:
+        raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
+    strangers = {*uids} - {os.geteuid(), _ROOT, *others}
+    if strangers:
+        raise UntrustedListener(
+            f"another user of this machine (uid {min(strangers)}) listens at {host}:{port}, so it is not trusted"
+        )
+
+
+def check_peer(connection: socket.socket) -> None:
+    """Verify the other end of a connection like `verify_listener_uid`.
+
+    Raises:
+        UntrustedListener, ConnectionRefusedError: as for `verify_listener_uid`.
+        OSError: the connection broke.
+    """
+    if connection.family in (socket.AF_INET, socket.AF_INET6):
+        host, port = connection.getpeername()[:2]
+        verify_listener_uid(host, port)
+
+
+def uid_of_peer(host: str, port: int) -> int | None:
+    """Return the owner of the socket with this local address on loopback.
+
+    None: it is not on loopback, it is gone, or the kernel has no such list.
+
+    Source: proc_net_tcp in the kernel's documentation.
+    """
+    try:
+        address = _plain(ipaddress.ip_address(host))
+    except ValueError:
+        return None
+    if not address.is_loopback:
+        return None
+    number = f":{port:04X} "
+    for table in _TABLES:
+        with contextlib.suppress(OSError), table.open(encoding="ascii") as lines:
+            for line in lines:
+                if number not in line:
+                    continue  # fast path: there may be thousands of connections
+                _, local, _, state, _, _, _, uid, _, inode, *_ = line.split()
+                words, _, _ = local.partition(":")
+                # An orphaned socket has no inode, and its uid is 0 whoever owned it.
+                is_held = state != _LISTENS and inode != "0"
+                if is_held and f"{local} ".endswith(number) and _address_in(words) == address:
+                    return int(uid)
+    return None
+
+
+def _listeners(table: Path, port: int) -> Iterator[tuple[str, int]]:
+    """Yield address and uid of each listener on a port, from one of the kernel's tables."""
+    with table.open(encoding="ascii") as lines:
+        next(lines, None)  # the heading
+        for line in lines:
+            _, local, _, state, _, _, _, uid, *_ = line.split()
+            if state != _LISTENS:
+                return  # listeners come first, and there may be thousands of connections
+            words, _, number = local.partition(":")
+            if int(number, 16) == port:
+                yield str(_address_in(words)), int(uid)
+
+
+def _address_in(words: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    # 32-bit words, each printed as a number in the machine's byte order.
+    numbers = [int(words[start : start + 8], 16) for start in range(0, len(words), 8)]
+    return _plain(ipaddress.ip_address(struct.pack(f"={len(numbers)}I", *numbers)))
+
+
+def _plain(
+    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
+) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Convert an IPv4-mapped IPv6 address to IPv4."""
+    return getattr(address, "ipv4_mapped", None) or address
