@@ -80,6 +80,8 @@ def test_a_forging_neighbour_changes_no_result_and_is_reported(a_real_experiment
             async with a_manager_here(experiment, jobs, **told) as engine:
                 with a_flood(experiment.port):
                     await until(engine.finished.is_set, "the experiment is over")
+                # Rejected attempts of the last trial are reported once its job is over, after the experiment.
+                await engine.until_stopped()
                 return list(engine.experiment.trials.values()), forged()
 
     trials, forged = asyncio.run(play())
