@@ -15,7 +15,7 @@ from pydantic import ConfigDict, field_validator, model_validator
 from nni_manager.config.diagnostics import key_of, remedy_for_unknown, shown
 from nni_manager.config.model import OptimizeMode
 from nni_manager.config.registered_algorithms import AlgorithmFileInvalid, AlgorithmKind, registered
-from nni_manager.config.schema import Schema, must_be, refusal
+from nni_manager.config.schema import Schema, flag, must_be, refusal, whole
 from nni_manager.config.search_space import Choice, Nested, QUniform, RandInt, SearchSpace, contains
 
 # They do architecture search, or need libraries that are no longer maintained.
@@ -37,21 +37,21 @@ class TpeArgs(RandomArgs):
     count as bad ones, so that concurrent trials do not sample the same region.
     """
 
-    parallel_optimize: bool = must_be("true or false", "true", False)
+    parallel_optimize: bool = flag("true", False)
     constant_liar_type: Literal["min", "max", "mean"] = must_be("min, max or mean", "min", "min")
 
 
 class EvolutionArgs(RandomArgs):
     """classArgs of Evolution."""
 
-    population_size: int = must_be("a whole number from 2 to 99999", "32", 32, ge=2, le=99999)
+    population_size: int = whole(2, 99999, "32", 32)
 
 
 class HyperbandArgs(RandomArgs):
     """classArgs of Hyperband, an advisor in NNI. `exec_mode` serial is refused: it would leave jobs idle."""
 
-    R: int = must_be("a whole number from 1 to 99999", "60", 60, ge=1, le=99999)
-    eta: int = must_be("a whole number from 2 to 100", "3", 3, ge=2, le=100)
+    R: int = whole(1, 99999, "60", 60)
+    eta: int = whole(2, 100, "3", 3)
     exec_mode: Literal["parallelism"] = must_be("parallelism", "parallelism", "parallelism")
 
 
@@ -61,12 +61,12 @@ class BohbArgs(RandomArgs):
     `top_n_percent`, `bandwidth_factor` and `min_bandwidth` are accepted and have no effect: Optuna's model has its own rules.
     """
 
-    min_budget: int = must_be("a whole number from 1 to 99999", "1", 1, ge=1, le=99999)
-    max_budget: int = must_be("a whole number from 1 to 99999", "27", 3, ge=1, le=99999)
-    eta: int = must_be("a whole number from 2 to 100", "3", 3, ge=2, le=100)
-    min_points_in_model: int | None = must_be("a whole number from 1 to 99999", "5", None, ge=1, le=99999)
-    top_n_percent: int = must_be("a whole number from 1 to 99", "15", 15, ge=1, le=99)
-    num_samples: int = must_be("a whole number from 1 to 99999", "64", 64, ge=1, le=99999)
+    min_budget: int = whole(1, 99999, "1", 1)
+    max_budget: int = whole(1, 99999, "27", 3)
+    eta: int = whole(2, 100, "3", 3)
+    min_points_in_model: int | None = whole(1, 99999, "5", None)
+    top_n_percent: int = whole(1, 99, "15", 15)
+    num_samples: int = whole(1, 99999, "64", 64)
     random_fraction: float = must_be("a number from 0 to 1", "0.33", 0.33, ge=0, le=1)
     bandwidth_factor: float = must_be("a number above 0", "3", 3.0, gt=0)
     min_bandwidth: float = must_be("a number above 0", "0.001", 0.001, gt=0)
@@ -86,7 +86,7 @@ class PbtArgs(RandomArgs):
     all_checkpoint_dir: str | None = must_be(
         "an absolute path, as trials see it", "/mnt/checkpoints", None, pattern=r"^/"
     )
-    population_size: int = must_be("a whole number from 1 to 99999", "10", 10, ge=1, le=99999)
+    population_size: int = whole(1, 99999, "10", 10)
     factor: float = must_be("a number from 0 to 1", "0.2", 0.2, ge=0, le=1)
     resample_probability: float = must_be("a number from 0 to 1", "0.25", 0.25, ge=0, le=1)
     fraction: float = must_be("a number from 0 to 1", "0.2", 0.2, ge=0, le=1)
@@ -95,8 +95,8 @@ class PbtArgs(RandomArgs):
 class _ModelArgs(RandomArgs):
     """The args shared by tuners that fit a model: they start with random parameters, then score many candidates."""
 
-    cold_start_num: int = must_be("a whole number from 1 to 99999", "10", 10, ge=1, le=99999)
-    selection_num_starting_points: int = must_be("a whole number from 1 to 5000", "250", 250, ge=1, le=5000)
+    cold_start_num: int = whole(1, 99999, "10", 10)
+    selection_num_starting_points: int = whole(1, 5000, "250", 250)
 
 
 class GpArgs(_ModelArgs):
@@ -107,7 +107,7 @@ class GpArgs(_ModelArgs):
     xi: float = must_be("a number from 0 on", "0", 0.0, ge=0, le=1e6)
     nu: float = must_be("0.5, 1.5 or 2.5", "2.5", 2.5)
     alpha: float = must_be("a number above 0, up to 1", "1e-6", 1e-6, gt=0, le=1)
-    selection_num_warm_up: int = must_be("a whole number from 10 to 1000000", "5000", 5000, ge=10, le=10**6)
+    selection_num_warm_up: int = whole(10, 1000000, "5000", 5000)
 
     @field_validator("nu")
     @classmethod
@@ -120,37 +120,37 @@ class GpArgs(_ModelArgs):
 class MetisArgs(_ModelArgs):
     """classArgs of MetisTuner. `no_resampling` and `no_candidates` are accepted and have no effect."""
 
-    no_resampling: bool = must_be("true or false", "true", True)
-    no_candidates: bool = must_be("true or false", "false", False)
-    selection_num_starting_points: int = must_be("a whole number from 1 to 5000", "600", 600, ge=1, le=5000)
+    no_resampling: bool = flag("true", True)
+    no_candidates: bool = flag("false", False)
+    selection_num_starting_points: int = whole(1, 5000, "600", 600)
     exploration_probability: float = must_be("a number from 0 to 1", "0.9", 0.9, ge=0, le=1)
 
 
 class SmacArgs(RandomArgs):
     """classArgs of SMAC."""
 
-    config_dedup: bool = must_be("true or false", "true", False)
+    config_dedup: bool = flag("true", False)
 
 
 class GpSamplerArgs(RandomArgs):
     """classArgs of GP, with Optuna's names."""
 
-    n_startup_trials: int = must_be("a whole number from 1 to 99999", "10", 10, ge=1, le=99999)
-    deterministic_objective: bool = must_be("true or false", "false", False)
+    n_startup_trials: int = whole(1, 99999, "10", 10)
+    deterministic_objective: bool = flag("false", False)
 
 
 class CmaEsArgs(RandomArgs):
     """classArgs of CmaEs, with Optuna's names."""
 
     sigma0: float | None = must_be("a number above 0", "0.2", None, gt=0, le=1e6)
-    n_startup_trials: int = must_be("a whole number from 1 to 99999", "1", 1, ge=1, le=99999)
-    popsize: int | None = must_be("a whole number from 2 to 99999", "10", None, ge=2, le=99999)
+    n_startup_trials: int = whole(1, 99999, "1", 1)
+    popsize: int | None = whole(2, 99999, "10", None)
 
 
 class NsgaIiArgs(RandomArgs):
     """classArgs of NSGAII, with Optuna's names."""
 
-    population_size: int = must_be("a whole number from 2 to 99999", "50", 50, ge=2, le=99999)
+    population_size: int = whole(2, 99999, "50", 50)
     mutation_prob: float | None = must_be("a number from 0 to 1", "0.1", None, ge=0, le=1)
     crossover_prob: float = must_be("a number from 0 to 1", "0.9", 0.9, ge=0, le=1)
     swapping_prob: float = must_be("a number from 0 to 1", "0.5", 0.5, ge=0, le=1)
@@ -160,7 +160,7 @@ class QmcArgs(RandomArgs):
     """classArgs of QMC, with Optuna's names. Without `scramble` every seed gives the same sequence."""
 
     qmc_type: Literal["sobol", "halton"] = must_be("sobol or halton", "sobol", "sobol")
-    scramble: bool = must_be("true or false", "true", True)
+    scramble: bool = flag("true", True)
 
 
 CLASS_ARGS: dict[str, type[RandomArgs]] = {
@@ -195,25 +195,25 @@ class AssessorArgs(Schema):
 class MedianstopArgs(AssessorArgs):
     """classArgs of Medianstop."""
 
-    start_step: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+    start_step: int = whole(0, None, "0", 0)
 
 
 class CurvefittingArgs(AssessorArgs):
     """classArgs of Curvefitting."""
 
-    epoch_num: int = must_be("a whole number from 1 on", "20", ge=1)
-    start_step: int = must_be("a whole number from 0 on", "6", 6, ge=0)
+    epoch_num: int = whole(1, None, "20")
+    start_step: int = whole(0, None, "6", 6)
     threshold: float = must_be("a number from 0 to 1", "0.95", 0.95, ge=0, le=1)
-    gap: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+    gap: int = whole(1, None, "1", 1)
 
 
 class MedianPrunerArgs(AssessorArgs):
     """classArgs of MedianPruner, with Optuna's names."""
 
-    n_startup_trials: int = must_be("a whole number from 0 on", "5", 5, ge=0)
-    n_warmup_steps: int = must_be("a whole number from 0 on", "0", 0, ge=0)
-    interval_steps: int = must_be("a whole number from 1 on", "1", 1, ge=1)
-    n_min_trials: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+    n_startup_trials: int = whole(0, None, "5", 5)
+    n_warmup_steps: int = whole(0, None, "0", 0)
+    interval_steps: int = whole(1, None, "1", 1)
+    n_min_trials: int = whole(1, None, "1", 1)
 
 
 class PercentilePrunerArgs(MedianPrunerArgs):
@@ -225,25 +225,25 @@ class PercentilePrunerArgs(MedianPrunerArgs):
 class SuccessiveHalvingPrunerArgs(AssessorArgs):
     """classArgs of SuccessiveHalvingPruner, with Optuna's names."""
 
-    min_resource: int = must_be("a whole number from 1 on", "1", 1, ge=1)
-    reduction_factor: int = must_be("a whole number from 2 on", "4", 4, ge=2)
-    min_early_stopping_rate: int = must_be("a whole number from 0 on", "0", 0, ge=0)
-    bootstrap_count: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+    min_resource: int = whole(1, None, "1", 1)
+    reduction_factor: int = whole(2, None, "4", 4)
+    min_early_stopping_rate: int = whole(0, None, "0", 0)
+    bootstrap_count: int = whole(0, None, "0", 0)
 
 
 class HyperbandPrunerArgs(AssessorArgs):
     """classArgs of HyperbandPruner, with Optuna's names."""
 
-    min_resource: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+    min_resource: int = whole(1, None, "1", 1)
     max_resource: int = must_be("a whole number from 1 on, the steps of a whole trial", "20", ge=1)
-    reduction_factor: int = must_be("a whole number from 2 on", "3", 3, ge=2)
-    bootstrap_count: int = must_be("a whole number from 0 on", "0", 0, ge=0)
+    reduction_factor: int = whole(2, None, "3", 3)
+    bootstrap_count: int = whole(0, None, "0", 0)
 
 
 class PatientPrunerArgs(AssessorArgs):
     """classArgs of PatientPruner, with Optuna's names. `wrapped_pruner` names a built-in pruner, used with its defaults."""
 
-    patience: int = must_be("a whole number from 0 on", "3", ge=0)
+    patience: int = whole(0, None, "3")
     min_delta: float = must_be("a number from 0 on", "0.01", 0.0, ge=0)
     wrapped_pruner: Literal["MedianPruner", "SuccessiveHalvingPruner"] | None = must_be(
         "MedianPruner or SuccessiveHalvingPruner", "MedianPruner", None
@@ -255,8 +255,8 @@ class ThresholdPrunerArgs(AssessorArgs):
 
     lower: float | None = must_be("a number", "0.1", None)
     upper: float | None = must_be("a number", "10", None)
-    n_warmup_steps: int = must_be("a whole number from 0 on", "0", 0, ge=0)
-    interval_steps: int = must_be("a whole number from 1 on", "1", 1, ge=1)
+    n_warmup_steps: int = whole(0, None, "0", 0)
+    interval_steps: int = whole(1, None, "1", 1)
 
     @model_validator(mode="after")
     def _has_a_threshold(self) -> ThresholdPrunerArgs:
@@ -275,7 +275,7 @@ class WilcoxonPrunerArgs(AssessorArgs):
     """classArgs of WilcoxonPruner, with Optuna's names."""
 
     p_threshold: float = must_be("a number from 0 to 1", "0.1", 0.1, ge=0, le=1)
-    n_startup_steps: int = must_be("a whole number from 0 on", "2", 2, ge=0)
+    n_startup_steps: int = whole(0, None, "2", 2)
 
 
 ASSESSOR_ARGS: dict[str, type[AssessorArgs]] = {

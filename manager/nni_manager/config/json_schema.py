@@ -14,7 +14,8 @@ from pydantic.alias_generators import to_snake
 from pydantic.json_schema import models_json_schema
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
-from nni_manager.config.reader import EXPERIMENTS
+from nni_manager.config.kubernetes import EXPERIMENTS
+from nni_manager.config.schema import V2_NAME
 from nni_manager.config.v2 import (
     ALIASES,
     DURATION_PATTERN,
@@ -81,6 +82,7 @@ def _tidy(schema: Json) -> Json:
             properties[key] = {"not": {}}  # the key is always refused
             continue
         value.pop("title", None)
+        value.pop(V2_NAME, None)
         if "examples" in value:
             value["examples"] = [yaml.safe_load(each) for each in value["examples"]]
         properties[key] = value

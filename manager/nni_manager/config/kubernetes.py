@@ -19,8 +19,8 @@ from nni_manager.config.model import (
     NfsStorage,
     RoleConfig,
 )
-from nni_manager.config.schema import Schema, must_be
-from nni_manager.config.v1 import ExperimentV1, Size, SizeOrNone, TrialV1
+from nni_manager.config.schema import Schema, flag, mapping, must_be, whole
+from nni_manager.config.v1 import ExperimentV1, LocalExperimentV1, PaiExperimentV1, Size, SizeOrNone, TrialV1
 
 # RFC 1123 label: Kubernetes requires it of names.
 _LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -36,14 +36,20 @@ class _PodV1(Schema):
     """The container settings of one role."""
 
     command: str = must_be("a shell command", "python3 train.py", min_length=1)
-    gpu_num: int = must_be("a whole number from 0 to 99999", "0", ge=0, le=99999)
-    cpu_num: int = must_be("a whole number from 1 to 99999", "1", ge=1, le=99999)
-    memory_mb: Size = must_be("a whole number of MB, or a size such as 8gb", "8192", alias="memoryMB")
-    image: str = must_be("the name of an image", "registry.example.com/me/train:1", min_length=1)
+    gpu_num: int = whole(0, 99999, "0", v2="gpuNumber")
+    cpu_num: int = whole(1, 99999, "1", v2="cpuNumber")
+    memory_mb: Size = must_be(
+        "a whole number of MB, or a size such as 8gb", "8192", alias="memoryMB", v2="memorySize"
+    )
+    image: str = must_be(
+        "the name of an image", "registry.example.com/me/train:1", min_length=1, v2="dockerImage"
+    )
     private_registry_auth_path: str | None = must_be(
         "the path of a Docker login file", "~/.docker/config.json", None, min_length=1
     )
-    shm_mb: SizeOrNone = must_be("a whole number of MB, or a size such as 1gb", "1024", None, alias="shmMB")
+    shm_mb: SizeOrNone = must_be(
+        "a whole number of MB, or a size such as 1gb", "1024", None, alias="shmMB", v2="sharedMemorySize"
+    )
 
 
 class CompletionPolicyV1(Schema):
@@ -53,7 +59,9 @@ class CompletionPolicyV1(Schema):
         "minSucceedTaskCount": "NNI's first schema calls it minSucceededTaskCount; write that"
     }
     min_failed_task_count: int = must_be("-1 or a whole number from 1 on", "1", ge=-1, le=99999)
-    min_succeeded_task_count: int = must_be("-1 or a whole number from 1 on", "-1", ge=-1, le=99999)
+    min_succeeded_task_count: int = must_be(
+        "-1 or a whole number from 1 on", "-1", ge=-1, le=99999, v2="minSucceedTaskCount"
+    )
 
 
 class TaskRoleV1(_PodV1):
@@ -62,16 +70,16 @@ class TaskRoleV1(_PodV1):
     name: str = must_be(
         "a name of small letters and digits, at most 63", "worker", pattern=r"^[a-z0-9]{1,63}$"
     )
-    task_num: int = must_be("a whole number from 1 to 10000", "1", ge=1, le=10000)
-    framework_attempt_completion_policy: CompletionPolicyV1 = must_be(
-        "a mapping", "{minFailedTaskCount: 1, minSucceededTaskCount: -1}"
+    task_num: int = whole(1, 10000, "1", v2="taskNumber")
+    framework_attempt_completion_policy: CompletionPolicyV1 = mapping(
+        "{minFailedTaskCount: 1, minSucceededTaskCount: -1}"
     )
 
 
 class ReplicaV1(_PodV1):
     """`trial.worker`, `trial.ps` and `trial.master`."""
 
-    replicas: int = must_be("a whole number from 1 to 10000", "1", ge=1, le=10000)
+    replicas: int = whole(1, 10000, "1")
 
 
 _OF_ROLES = "each role has its own; write it there"
@@ -89,7 +97,7 @@ class FrameworkControllerTrialV1(Schema):
             "it is for trainingServicePlatform: kubeflow; write it as an item of taskRoles, with its name",
         )
     )
-    code_dir: str = must_be("a folder", ".", min_length=1)
+    code_dir: str = must_be("a folder", ".", min_length=1, v2="/trialCodeDirectory")
     task_roles: list[TaskRoleV1] | None = must_be("a list of roles", f"[{_ROLE}]", None, min_length=1)
 
 
@@ -101,10 +109,10 @@ class KubeflowTrialV1(Schema):
         | _IN_ROLES
         | {"taskRoles": "it is for trainingServicePlatform: frameworkcontroller; write worker, ps and master"}
     )
-    code_dir: str = must_be("a folder", ".", min_length=1)
-    worker: ReplicaV1 | None = must_be("a mapping", _REPLICA, None)
-    ps: ReplicaV1 | None = must_be("a mapping", _REPLICA, None)
-    master: ReplicaV1 | None = must_be("a mapping", _REPLICA, None)
+    code_dir: str = must_be("a folder", ".", min_length=1, v2="/trialCodeDirectory")
+    worker: ReplicaV1 | None = mapping(_REPLICA, None)
+    ps: ReplicaV1 | None = mapping(_REPLICA, None)
+    master: ReplicaV1 | None = mapping(_REPLICA, None)
 
 
 class NfsV1(Schema):
@@ -117,14 +125,20 @@ class NfsV1(Schema):
 class KeyVaultV1(Schema):
     """`keyVault`: the Azure vault that holds the key of the storage account."""
 
-    vault_name: str = must_be("the name of a vault", "my-vault", pattern=r"^[0-9a-zA-Z-]{1,127}$")
-    name: str = must_be("the name of a secret in the vault", "storage-key", pattern=r"^[0-9a-zA-Z-]{1,127}$")
+    vault_name: str = must_be(
+        "the name of a vault", "my-vault", pattern=r"^[0-9a-zA-Z-]{1,127}$", v2="keyVaultName"
+    )
+    name: str = must_be(
+        "the name of a secret in the vault", "storage-key", pattern=r"^[0-9a-zA-Z-]{1,127}$", v2="keyVaultKey"
+    )
 
 
 class AzureStorageV1(Schema):
     """`azureStorage`: a file share of a storage account."""
 
-    account_name: str = must_be("the name of a storage account", "mystorage", pattern=r"^[0-9a-zA-Z-]{3,31}$")
+    account_name: str = must_be(
+        "the name of a storage account", "mystorage", pattern=r"^[0-9a-zA-Z-]{3,31}$", v2="azureAccount"
+    )
     azure_share: str = must_be("the name of a file share", "nni", pattern=_AZURE_NAME)
 
 
@@ -132,23 +146,23 @@ class PvcV1(Schema):
     """`pvc`: a PersistentVolumeClaim; `path` is the mount point of its volume on this machine."""
 
     path: str = must_be("a folder of this machine", "/mnt/nni-volume", min_length=1)
-    name: str | None = must_be("the name of a claim", "nni", None, pattern=_LABEL)
+    name: str | None = must_be("the name of a claim", "nni", None, pattern=_LABEL, v2="claimName")
 
 
 class StorageV1(Schema):
     """The shared storage for code and output of trials. The reader checks which parts a storage has."""
 
     storage: Literal["nfs", "azureStorage", "pvc"] | None = must_be(
-        "one of nfs, azureStorage, pvc", "nfs", None
+        "one of nfs, azureStorage, pvc", "nfs", None, v2="storage.storageType"
     )
-    nfs: NfsV1 | None = must_be("a mapping", "{server: 10.10.10.10, path: /var/nfs/nni}", None)
-    key_vault: KeyVaultV1 | None = must_be("a mapping", "{vaultName: my-vault, name: storage-key}", None)
-    azure_storage: AzureStorageV1 | None = must_be(
-        "a mapping", "{accountName: mystorage, azureShare: nni}", None
+    nfs: NfsV1 | None = mapping("{server: 10.10.10.10, path: /var/nfs/nni}", None, v2="storage")
+    key_vault: KeyVaultV1 | None = mapping("{vaultName: my-vault, name: storage-key}", None, v2="storage")
+    azure_storage: AzureStorageV1 | None = mapping(
+        "{accountName: mystorage, azureShare: nni}", None, v2="storage"
     )
-    pvc: PvcV1 | None = must_be("a mapping", "{path: /mnt/nni-volume}", None)
-    upload_retry_count: int | None = must_be("a whole number from 1 to 99999", "3", None, ge=1, le=99999)
-    reuse: bool = must_be("true or false", "true", False)
+    pvc: PvcV1 | None = mapping("{path: /mnt/nni-volume}", None, v2="storage")
+    upload_retry_count: int | None = whole(1, 99999, "3", None, v2="storage.uploadRetryCount")
+    reuse: bool = flag("true", False, v2="reuseMode")
     namespace: str | None = must_be("the name of a namespace", "default", None, pattern=_LABEL)
 
 
@@ -179,28 +193,39 @@ class KubeflowSectionV1(StorageV1):
 class FrameworkControllerExperimentV1(ExperimentV1):
     """The experiment file for FrameworkController."""
 
-    trial: FrameworkControllerTrialV1 = must_be("a mapping", f"{{codeDir: ., taskRoles: [{_ROLE}]}}")
-    frameworkcontroller_config: FrameworkControllerSectionV1 = must_be(
-        "a mapping", "{storage: nfs, nfs: {server: 10.10.10.10, path: /var/nfs/nni}}"
+    trial: FrameworkControllerTrialV1 = mapping(f"{{codeDir: ., taskRoles: [{_ROLE}]}}", v2="trainingService")
+    frameworkcontroller_config: FrameworkControllerSectionV1 = mapping(
+        "{storage: nfs, nfs: {server: 10.10.10.10, path: /var/nfs/nni}}", v2="trainingService"
     )
 
 
 class KubeflowExperimentV1(ExperimentV1):
     """The experiment file for Kubeflow."""
 
-    trial: KubeflowTrialV1 = must_be("a mapping", f"{{codeDir: ., worker: {_REPLICA}}}")
-    kubeflow_config: KubeflowSectionV1 = must_be(
-        "a mapping",
+    trial: KubeflowTrialV1 = mapping(f"{{codeDir: ., worker: {_REPLICA}}}", v2="trainingService")
+    kubeflow_config: KubeflowSectionV1 = mapping(
         "{operator: pytorch-operator, apiVersion: v1, storage: nfs, nfs: {server: 10.10.10.10, path: /var/nfs/nni}}",
+        v2="trainingService",
     )
 
+
+AnyExperimentV1: TypeAlias = (
+    LocalExperimentV1 | PaiExperimentV1 | FrameworkControllerExperimentV1 | KubeflowExperimentV1
+)
+EXPERIMENTS: dict[str, type[AnyExperimentV1]] = {
+    "local": LocalExperimentV1,
+    "pai": PaiExperimentV1,
+    "frameworkcontroller": FrameworkControllerExperimentV1,
+    "kubeflow": KubeflowExperimentV1,
+}
+"""The schema of a whole v1 file, by its platform."""
 
 # ---- checks across several keys
 
 Place: TypeAlias = tuple[str | int, ...]
 Refuse: TypeAlias = Callable[[Place, str], None]
 SECTION = {"frameworkcontroller": "frameworkcontrollerConfig", "kubeflow": "kubeflowConfig"}
-_PARTS: dict[str, tuple[str, ...]] = {
+STORAGE_PARTS: dict[str, tuple[str, ...]] = {
     "nfs": ("nfs",),
     "azureStorage": ("azureStorage", "keyVault"),
     "pvc": ("pvc",),
@@ -251,7 +276,7 @@ def refuse_contradictions(
 
 def _refuse_storage(name: str, section: Mapping[str, Any], refuse: Refuse) -> None:
     kind = section.get("storage")
-    given = [part for parts in _PARTS.values() for part in parts if section.get(part) is not None]
+    given = [part for parts in STORAGE_PARTS.values() for part in parts if section.get(part) is not None]
     if kind is None:
         kind = kind_of_storage(section)
         if kind is None:
@@ -261,16 +286,16 @@ def _refuse_storage(name: str, section: Mapping[str, Any], refuse: Refuse) -> No
                 + _EXAMPLES["nfs"],
             )
             return
-    if not isinstance(kind, str) or kind not in _PARTS:
+    if not isinstance(kind, str) or kind not in STORAGE_PARTS:
         return  # the schema reports it
-    for part in _PARTS[kind]:
+    for part in STORAGE_PARTS[kind]:
         if part not in given:
             refuse(
                 (name, part),
                 f"cannot do without {name}.{part}: storage {kind} is described there; write e.g. {_EXAMPLES[part]}",
             )
     for part in given:
-        if part not in _PARTS[kind]:
+        if part not in STORAGE_PARTS[kind]:
             inner = section[part]
             place = (name, part, *(list(inner)[:1] if isinstance(inner, Mapping) else ()))
             refuse(
@@ -283,7 +308,7 @@ def kind_of_storage(section: Mapping[str, Any]) -> str | None:
     """The storage that a section names, or the first that it describes; None without one."""
     named = section.get("storage")
     described = (
-        kind for kind, parts in _PARTS.items() if any(section.get(part) is not None for part in parts)
+        kind for kind, parts in STORAGE_PARTS.items() if any(section.get(part) is not None for part in parts)
     )
     return named if isinstance(named, str) else next(described, None)
 

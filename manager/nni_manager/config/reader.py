@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, RandomArgs, reason_against_space
 from nni_manager.config.annotated_code import read_code
@@ -14,7 +14,9 @@ from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagn
 from nni_manager.config.document import Document, read_json, read_yaml
 from nni_manager.config.framework_template import FrameworkTemplate, read_template
 from nni_manager.config.kubernetes import (
+    EXPERIMENTS,
     SECTION,
+    AnyExperimentV1,
     FrameworkControllerExperimentV1,
     KubeflowExperimentV1,
     Place,
@@ -44,7 +46,6 @@ from nni_manager.config.v1 import (
     ExperimentV1,
     LocalConfigV1,
     LocalExperimentV1,
-    PaiExperimentV1,
     megabytes,
 )
 from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, v2_hints
@@ -117,18 +118,6 @@ def _document(path: Path) -> Document:
         )
         raise ConfigInvalid([Diagnostic(str(path), 1, 1, "", message)])
     return as_v1(document) if is_v2(document.value) else document
-
-
-AnyExperimentV1: TypeAlias = (
-    LocalExperimentV1 | PaiExperimentV1 | FrameworkControllerExperimentV1 | KubeflowExperimentV1
-)
-EXPERIMENTS: dict[str, type[AnyExperimentV1]] = {
-    "local": LocalExperimentV1,
-    "pai": PaiExperimentV1,
-    "frameworkcontroller": FrameworkControllerExperimentV1,
-    "kubeflow": KubeflowExperimentV1,
-}
-"""The schema of a whole v1 file, by its platform."""
 
 
 class _Reading:

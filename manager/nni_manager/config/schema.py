@@ -29,6 +29,7 @@ _PLACEHOLDER = re.compile(
     r"^(\{\s*[\w .-]+\s*\}|\$\{(?![A-Z_0-9]+\})[^{}]+\}|<[^<>]+>)$|\{your_\w+\}|^your_\w+$|<your[^<>]*>"
 )
 _SENTENCE = "sentence"
+V2_NAME = "x-v2"
 # The arguments that users most often indent too little.
 _OF_ALGORITHMS = ("optimize_mode", "seed")
 # The types that YAML infers for unquoted scalars: 2024, 1.10, no, 2024-01-01.
@@ -54,9 +55,30 @@ class Schema(BaseModel):
 AnySchema = TypeVar("AnySchema", bound=Schema)
 
 
-def must_be(what: str, example: str, default: Any = ..., **rules: Any) -> Any:
-    """A field that must be `what`; `example` is a value in the file's notation. `repr=False` marks a secret."""
-    return Field(default, description=what, examples=[example], **rules)
+def must_be(what: str, example: str, default: Any = ..., *, v2: str | None = None, **rules: Any) -> Any:
+    """A field that must be `what`; `example` is a value in the file's notation. `repr=False` marks a secret.
+
+    `v2` is the key's path in NNI's second schema, below the mapping that contains it, or below the file if it starts
+    with /; empty if v2 has no such key; None if the name is the same.
+    """
+    extra = None if v2 is None else {V2_NAME: v2}
+    return Field(default, description=what, examples=[example], json_schema_extra=extra, **rules)
+
+
+def whole(least: int, most: int | None, example: str, default: Any = ..., **rules: Any) -> Any:
+    """A field that must be a whole number in this range, both bounds included."""
+    what = f"a whole number from {least} " + ("on" if most is None else f"to {most}")
+    return must_be(what, example, default, ge=least, le=most, **rules)
+
+
+def flag(example: str, default: bool, **rules: Any) -> Any:
+    """A field that must be a truth value."""
+    return must_be("true or false", example, default, **rules)
+
+
+def mapping(example: str, default: Any = ..., **rules: Any) -> Any:
+    """A field that must be a mapping."""
+    return must_be("a mapping", example, default, **rules)
 
 
 def refusal(sentence: str) -> PydanticCustomError:
@@ -91,7 +113,7 @@ def with_camel_keys(schema: type[BaseModel], raw: Any) -> Any:
     """`raw` with known snake_case keys, which NNI also accepts, in camelCase."""
     if not isinstance(raw, Mapping):
         return raw
-    fields = _fields(schema)
+    fields = fields_of(schema)
     by_folded = {folded(name): name for name in fields}
     renamed = {}
     for key, value in raw.items():
@@ -105,7 +127,8 @@ def with_camel_keys(schema: type[BaseModel], raw: Any) -> Any:
     return renamed
 
 
-def _fields(schema: type[BaseModel]) -> dict[str, FieldInfo]:
+def fields_of(schema: type[BaseModel]) -> dict[str, FieldInfo]:
+    """The fields of a schema by their keys in the file."""
     return {field.alias or name: field for name, field in schema.model_fields.items()}
 
 
@@ -133,7 +156,7 @@ def _field_at(
             continue
         inside = here
         path = (*path, str(step))  # YAML also has keys such as 1
-        field = _fields(inside).get(str(step))
+        field = fields_of(inside).get(str(step))
         inner = None if field is None else schema_in(field)
         if inner is None:
             break
@@ -155,9 +178,9 @@ def _sentence(
     if field is None:
         if (answer := answers.get(key, inside.answers.get(last))) is not None:
             return f"cannot use {key}: {answer}"
-        fields = _fields(inside)
+        fields = fields_of(inside)
         if homes := [
-            name for name, each in fields.items() if (below := schema_in(each)) and last in _fields(below)
+            name for name, each in fields.items() if (below := schema_in(each)) and last in fields_of(below)
         ]:
             one = homes[0] if len(homes) == 1 else f"one of {', '.join(homes)}"
             return f"cannot use {key}: it does not stand here by itself; indent it below {one}"

@@ -20,7 +20,7 @@ from nni_manager.config.algorithms import (
     reason_against_tuner,
 )
 from nni_manager.config.diagnostics import remedy_for_unknown, shown
-from nni_manager.config.schema import Schema, is_placeholder, must_be, refusal
+from nni_manager.config.schema import Schema, flag, is_placeholder, mapping, must_be, refusal, whole
 
 # The sections of each platform, besides `trial`.
 SECTIONS: dict[str, tuple[str, ...]] = {
@@ -149,6 +149,10 @@ _SIZE_WORDS = "a whole number of MB from 100 on, or a size such as 8gb"
 OWN_ADVISOR = "advisors of your own are not supported; write a tuner of your own, in tuner"
 
 
+def _duration(example: str, **rules: Any) -> Any:
+    return must_be("a whole number and one of s, m, h, d", example, None, **rules)
+
+
 class _Algorithm(Schema):
     """A built-in algorithm by name, or the user's own class. The reader reports missing keys of either."""
 
@@ -156,20 +160,22 @@ class _Algorithm(Schema):
         "gpuNum": "nothing here runs on GPUs but trials; remove it, or write gpuIndices, which changes nothing",
         "checkpointDir": "what is known of results is kept with the experiment; remove it",
     }
-    code_dir: str | None = must_be("a folder", ".", None, min_length=1)
-    class_file_name: str | None = must_be("the name of a Python file", "my_tuner.py", None, pattern=r"\.py$")
+    code_dir: str | None = must_be("a folder", ".", None, min_length=1, v2="codeDirectory")
+    class_file_name: str | None = must_be(
+        "the name of a Python file", "my_tuner.py", None, pattern=r"\.py$", v2=""
+    )
     class_name: str | None = must_be("the name of a class", "MyTuner", None, pattern=r"^\w+(\.\w+)*$")
     # Checked by the schema of the algorithm once the name is known.
-    class_args: dict[str, Any] | None = must_be("a mapping", "{optimize_mode: maximize}", None)
-    call_timeout: Duration = must_be("a whole number and one of s, m, h, d", "10m", None)
+    class_args: dict[str, Any] | None = mapping("{optimize_mode: maximize}", None)
+    call_timeout: Duration = _duration("10m")
 
 
 class TunerV1(_Algorithm):
     """`tuner`. `gpuIndices` has no effect: the tuners of this version do not use GPUs."""
 
-    builtin_tuner_name: str | None = must_be("the name of a tuner", "TPE", None)
-    include_intermediate_results: bool = must_be("true or false", "false", False)
-    gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None)
+    builtin_tuner_name: str | None = must_be("the name of a tuner", "TPE", None, v2="name")
+    include_intermediate_results: bool = flag("false", False)
+    gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None, v2="/tunerGpuIndices")
 
     @field_validator("builtin_tuner_name", mode="before")
     @classmethod
@@ -184,10 +190,10 @@ class AdvisorV1(Schema):
     """`advisor`: NNI's name for an algorithm that replaces both tuner and assessor."""
 
     answers: ClassVar[dict[str, str]] = dict.fromkeys(("codeDir", "classFileName", "className"), OWN_ADVISOR)
-    builtin_advisor_name: str = must_be("the name of an advisor", "Hyperband")
+    builtin_advisor_name: str = must_be("the name of an advisor", "Hyperband", v2="name")
     # Checked by the schema of the algorithm once the name is known.
-    class_args: dict[str, Any] | None = must_be("a mapping", "{optimize_mode: maximize}", None)
-    gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None)
+    class_args: dict[str, Any] | None = mapping("{optimize_mode: maximize}", None)
+    gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None, v2="")
 
     @field_validator("builtin_advisor_name", mode="before")
     @classmethod
@@ -201,7 +207,7 @@ class AdvisorV1(Schema):
 class AssessorV1(_Algorithm):
     """`assessor`."""
 
-    builtin_assessor_name: str | None = must_be("the name of an assessor", "Medianstop", None)
+    builtin_assessor_name: str | None = must_be("the name of an assessor", "Medianstop", None, v2="name")
 
     @field_validator("builtin_assessor_name", mode="before")
     @classmethod
@@ -233,8 +239,8 @@ class TrialV1(Schema):
         "master": _FOR_ROLES.format("kubeflow"),
         "taskRoles": _FOR_ROLES.format("frameworkcontroller"),
     }
-    code_dir: str = must_be("a folder", ".", min_length=1)
-    gpu_num: int | None = must_be("a whole number from 0 to 99999", "0", None, ge=0, le=99999)
+    code_dir: str = must_be("a folder", ".", min_length=1, v2="/trialCodeDirectory")
+    gpu_num: int | None = whole(0, 99999, "0", None, v2="/trialGpuNumber")
 
 
 class LocalTrialV1(TrialV1):
@@ -244,7 +250,7 @@ class LocalTrialV1(TrialV1):
         ("cpuNum", "memoryMB", "image", "virtualCluster", "nniManagerNFSMountPath", "containerNFSMountPath",
          "paiStorageConfigName", "paiConfigPath", "shmMB"), _FOR_CLUSTERS,
     )  # fmt: skip
-    command: str = must_be("a shell command", "python3 train.py", min_length=1)
+    command: str = must_be("a shell command", "python3 train.py", min_length=1, v2="/trialCommand")
 
 
 class PaiTrialV1(TrialV1):
@@ -253,24 +259,35 @@ class PaiTrialV1(TrialV1):
     answers: ClassVar[dict[str, str]] = TrialV1.answers | {
         "paiStoragePlugin": "OpenPAI calls it a storage; write paiStorageConfigName, with the storage's name there"
     }
-    command: str | None = must_be("a shell command", "python3 train.py", None, min_length=1)
-    cpu_num: int | None = must_be("a whole number from 1 to 99999", "1", None, ge=1, le=99999)
-    memory_mb: SizeFrom100 = must_be(_SIZE_WORDS, "8192", None, alias="memoryMB")
-    image: str | None = must_be("the name of an image", "registry.example.com/me/train:1", None, min_length=1)
+    command: str | None = must_be(
+        "a shell command", "python3 train.py", None, min_length=1, v2="/trialCommand"
+    )
+    cpu_num: int | None = whole(1, 99999, "1", None, v2="trialCpuNumber")
+    memory_mb: SizeFrom100 = must_be(_SIZE_WORDS, "8192", None, alias="memoryMB", v2="trialMemorySize")
+    image: str | None = must_be(
+        "the name of an image", "registry.example.com/me/train:1", None, min_length=1, v2="dockerImage"
+    )
     virtual_cluster: str | None = must_be("the name of a virtual cluster", "default", None, min_length=1)
     nni_manager_nfs_mount_path: str = must_be(
-        "a folder of this machine", "/local/mnt", min_length=1, alias="nniManagerNFSMountPath"
+        "a folder of this machine",
+        "/local/mnt",
+        min_length=1,
+        alias="nniManagerNFSMountPath",
+        v2="localStorageMountPoint",
     )
     container_nfs_mount_path: str = must_be(
         "an absolute path in the container",
         "/mnt/confignfs-data",
         min_length=1,
         alias="containerNFSMountPath",
+        v2="containerStorageMountPoint",
     )
     pai_storage_config_name: str | None = must_be(
-        "the name of a storage of OpenPAI", "confignfs-data", None, min_length=1
+        "the name of a storage of OpenPAI", "confignfs-data", None, min_length=1, v2="storageConfigName"
     )
-    pai_config_path: str | None = must_be("the path of an OpenPAI job file", "job.yml", None, min_length=1)
+    pai_config_path: str | None = must_be(
+        "the path of an OpenPAI job file", "job.yml", None, min_length=1, v2="openpaiConfigFile"
+    )
 
     @field_validator("container_nfs_mount_path")
     @classmethod
@@ -284,7 +301,9 @@ class PaiTrialV1(TrialV1):
 class PaiConfigV1(Schema):
     """`paiConfig`. Its GPU, CPU and memory numbers are defaults for `trial`."""
 
-    user_name: str | None = must_be("the name of your account there", "ada", None, min_length=1)
+    user_name: str | None = must_be(
+        "the name of your account there", "ada", None, min_length=1, v2="username"
+    )
     token: str | None = must_be(
         "the token that your profile page on OpenPAI shows, without blanks",
         "eyJhbGciOi...",
@@ -292,28 +311,30 @@ class PaiConfigV1(Schema):
         pattern=r"^\S+$",
         repr=False,
     )
-    pass_word: str | None = must_be("your password there", "'...'", None, min_length=1, repr=False)
+    pass_word: str | None = must_be(
+        "your password there", "'...'", None, min_length=1, repr=False, v2="password"
+    )
     host: str = must_be(
         "the host of OpenPAI, or local for the cluster that this machine brings along",
         "https://openpai.example.com",
         min_length=1,
         pattern=r"^\S+$",
     )
-    reuse: bool = must_be("true or false", "true", False)
-    gpu_num: int | None = must_be("a whole number from 0 to 99999", "1", None, ge=0, le=99999)
-    cpu_num: int | None = must_be("a whole number from 1 to 99999", "1", None, ge=1, le=99999)
-    memory_mb: SizeFrom100 = must_be(_SIZE_WORDS, "8192", None, alias="memoryMB")
-    max_trial_num_per_gpu: int = must_be("a whole number from 1 to 99999", "1", 1, ge=1, le=99999)
-    use_active_gpu: bool = must_be("true or false", "false", False)
+    reuse: bool = flag("true", False, v2="reuseMode")
+    gpu_num: int | None = whole(0, 99999, "1", None, v2="")
+    cpu_num: int | None = whole(1, 99999, "1", None, v2="")
+    memory_mb: SizeFrom100 = must_be(_SIZE_WORDS, "8192", None, alias="memoryMB", v2="")
+    max_trial_num_per_gpu: int = whole(1, 99999, "1", 1, v2="")
+    use_active_gpu: bool = flag("false", False, v2="")
 
 
 class LocalConfigV1(Schema):
     """`localConfig`."""
 
     gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None)
-    max_trial_num_per_gpu: int = must_be("a whole number from 1 to 99999", "1", 1, ge=1, le=99999)
-    use_active_gpu: bool = must_be("true or false", "false", False)
-    reuse: bool = must_be("true or false", "true", False)
+    max_trial_num_per_gpu: int = whole(1, 99999, "1", 1, v2="maxTrialNumberPerGpu")
+    use_active_gpu: bool = flag("false", False)
+    reuse: bool = flag("true", False, v2="reuseMode")
 
 
 class ExperimentV1(Schema):
@@ -333,35 +354,35 @@ class ExperimentV1(Schema):
         for platform in UNSUPPORTED if platform != "hybrid"
         for section in SECTIONS[platform]
     }  # fmt: skip
-    author_name: str = must_be("a name", "your name", min_length=1)
+    author_name: str = must_be("a name", "your name", min_length=1, v2="")
     experiment_name: str = must_be("a name", "digits", min_length=1)
     description: str | None = must_be("text", "what this searches for", None)
-    trial_concurrency: int = must_be("a whole number from 1 to 99999", "2", ge=1, le=99999)
-    max_exec_duration: Duration = must_be("a whole number and one of s, m, h, d", "1h", None)
-    max_trial_num: int | None = must_be("a whole number from 1 to 99999", "20", None, ge=1, le=99999)
-    max_trial_duration: Duration = must_be("a whole number and one of s, m, h, d", "30m", None)
-    max_trial_retry: int = must_be("a whole number from 0 to 99", "2", 0, ge=0, le=99)
-    training_service_platform: str = must_be("a platform", "local")
+    trial_concurrency: int = whole(1, 99999, "2")
+    max_exec_duration: Duration = _duration("1h", v2="maxExperimentDuration")
+    max_trial_num: int | None = whole(1, 99999, "20", None, v2="maxTrialNumber")
+    max_trial_duration: Duration = _duration("30m")
+    max_trial_retry: int = whole(0, 99, "2", 0)
+    training_service_platform: str = must_be("a platform", "local", v2="trainingService.platform")
     search_space_path: str | None = must_be(
-        "the path of a JSON file", "search_space.json", None, min_length=1
+        "the path of a JSON file", "search_space.json", None, min_length=1, v2="searchSpaceFile"
     )
-    use_annotation: bool = must_be("true or false", "false", False)
-    multi_phase: bool = must_be("true or false", "false", False)
-    multi_thread: bool = must_be("true or false", "false", False)
+    use_annotation: bool = flag("false", False)
+    multi_phase: bool = flag("false", False, v2="")
+    multi_thread: bool = flag("false", False, v2="")
     nni_manager_ip: str | None = must_be("an IPv4 address or a host name", "10.0.0.1", None)
-    log_dir: str = must_be("a folder", "~/nni-experiments", "", min_length=1)
-    debug: bool = must_be("true or false", "false", False)
-    version_check: bool | None = must_be("true or false", "true", None)
+    log_dir: str = must_be("a folder", "~/nni-experiments", "", min_length=1, v2="experimentWorkingDirectory")
+    debug: bool = flag("false", False)
+    version_check: bool | None = flag("true", None)
     log_level: Literal["trace", "debug", "info", "warning", "error", "fatal"] = must_be(
         "one of trace, debug, info, warning, error, fatal", "info", "info"
     )
     log_collection: Literal["none", "http"] = must_be("none or http", "none", "none")
-    tuner: TunerV1 | None = must_be("a mapping", "{builtinTunerName: TPE}", None)
-    assessor: AssessorV1 | None = must_be("a mapping", "{builtinAssessorName: Medianstop}", None)
-    advisor: AdvisorV1 | None = must_be("a mapping", "{builtinAdvisorName: Hyperband}", None)
+    tuner: TunerV1 | None = mapping("{builtinTunerName: TPE}", None)
+    assessor: AssessorV1 | None = mapping("{builtinAssessorName: Medianstop}", None)
+    advisor: AdvisorV1 | None = mapping("{builtinAdvisorName: Hyperband}", None)
     # These three are ours: in NNI a reused job always exits after 600 idle seconds.
-    reuse_idle_timeout: Duration = must_be("a whole number and one of s, m, h, d", "10m", None)
-    max_trials_per_job: int = must_be("a whole number from 0 to 999999999", "0", 0, ge=0, le=999_999_999)
+    reuse_idle_timeout: Duration = _duration("10m")
+    max_trials_per_job: int = whole(0, 999999999, "0", 0)
     warm_imports: list[str] = must_be("a list of module names", "[numpy, sklearn]", [])
 
     @field_validator("training_service_platform", mode="before")
@@ -408,8 +429,8 @@ class ExperimentV1(Schema):
 class LocalExperimentV1(ExperimentV1):
     """The experiment file for this machine."""
 
-    trial: LocalTrialV1 = must_be("a mapping", '{command: "python3 train.py", codeDir: .}')
-    local_config: LocalConfigV1 | None = must_be("a mapping", "{maxTrialNumPerGpu: 1}", None)
+    trial: LocalTrialV1 = mapping('{command: "python3 train.py", codeDir: .}', v2="trainingService")
+    local_config: LocalConfigV1 | None = mapping("{maxTrialNumPerGpu: 1}", None, v2="trainingService")
 
 
 class PaiExperimentV1(ExperimentV1):
@@ -418,5 +439,7 @@ class PaiExperimentV1(ExperimentV1):
     answers: ClassVar[dict[str, str]] = ExperimentV1.answers | {
         "localConfig": "OpenPAI chooses machines and GPUs by itself; remove it, and write reuse into paiConfig"
     }
-    trial: PaiTrialV1 = must_be("a mapping", '{command: "python3 train.py", codeDir: ., image: ...}')
-    pai_config: PaiConfigV1 = must_be("a mapping", "{userName: ada, token: ..., host: openpai.example.com}")
+    trial: PaiTrialV1 = mapping('{command: "python3 train.py", codeDir: ., image: ...}', v2="trainingService")
+    pai_config: PaiConfigV1 = mapping(
+        "{userName: ada, token: ..., host: openpai.example.com}", v2="trainingService"
+    )

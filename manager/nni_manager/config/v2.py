@@ -6,7 +6,7 @@ What v1 cannot express is diagnosed here. Source: NNI v2.10, nni/experiment/conf
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,8 +14,9 @@ from typing import Any
 
 from nni_manager.config.diagnostics import Diagnostic, folded, key_of, remedy_for_unknown, shown
 from nni_manager.config.document import Document, PathInFile
-from nni_manager.config.kubernetes import SECTION
+from nni_manager.config.kubernetes import EXPERIMENTS, SECTION, STORAGE_PARTS
 from nni_manager.config.model import LOCAL_HOST
+from nni_manager.config.schema import V2_NAME, Schema, fields_of, schema_in
 from nni_manager.config.v1 import OWN_ADVISOR
 
 # A path of keys, the same in any file: `*` stands for the index of an item.
@@ -28,134 +29,8 @@ def _places(table: Mapping[str, str]) -> dict[_Place, _Place]:
     return {tuple(v2.split(".")): tuple(v1.split(".")) for v2, v1 in table.items()}
 
 
-_EVERYWHERE = _places(
-    {
-        "experimentName": "experimentName",
-        "description": "description",
-        "experimentWorkingDirectory": "logDir",
-        "searchSpaceFile": "searchSpacePath",
-        "trialCommand": "trial.command",
-        "trialCodeDirectory": "trial.codeDir",
-        "trialConcurrency": "trialConcurrency",
-        "trialGpuNumber": "trial.gpuNum",
-        "maxExperimentDuration": "maxExecDuration",
-        "maxTrialNumber": "maxTrialNum",
-        "maxTrialDuration": "maxTrialDuration",
-        "maxTrialRetry": "maxTrialRetry",
-        "nniManagerIp": "nniManagerIp",
-        "useAnnotation": "useAnnotation",
-        "debug": "debug",
-        "logLevel": "logLevel",
-        "logCollection": "logCollection",
-        "versionCheck": "versionCheck",
-        "tunerGpuIndices": "tuner.gpuIndices",
-        "tuner.name": "tuner.builtinTunerName",
-        "tuner.classArgs": "tuner.classArgs",
-        "tuner.includeIntermediateResults": "tuner.includeIntermediateResults",
-        "tuner.className": "tuner.className",
-        "tuner.codeDirectory": "tuner.codeDir",
-        "tuner.callTimeout": "tuner.callTimeout",
-        "assessor.name": "assessor.builtinAssessorName",
-        "assessor.classArgs": "assessor.classArgs",
-        "assessor.className": "assessor.className",
-        "assessor.codeDirectory": "assessor.codeDir",
-        "assessor.callTimeout": "assessor.callTimeout",
-        "advisor.name": "advisor.builtinAdvisorName",
-        "advisor.classArgs": "advisor.classArgs",
-        "trainingService.platform": "trainingServicePlatform",
-        "reuseIdleTimeout": "reuseIdleTimeout",
-        "maxTrialsPerJob": "maxTrialsPerJob",
-        "warmImports": "warmImports",
-    }
-)
-_LOCAL = _places(
-    {
-        "trainingService.gpuIndices": "localConfig.gpuIndices",
-        "trainingService.maxTrialNumberPerGpu": "localConfig.maxTrialNumPerGpu",
-        "trainingService.useActiveGpu": "localConfig.useActiveGpu",
-        "trainingService.reuseMode": "localConfig.reuse",
-    }
-)
-_OPENPAI = _places(
-    {
-        "trainingService.host": "paiConfig.host",
-        "trainingService.username": "paiConfig.userName",
-        "trainingService.token": "paiConfig.token",
-        "trainingService.password": "paiConfig.passWord",
-        "trainingService.trialCpuNumber": "trial.cpuNum",
-        "trainingService.trialMemorySize": "trial.memoryMB",
-        "trainingService.dockerImage": "trial.image",
-        "trainingService.virtualCluster": "trial.virtualCluster",
-        "trainingService.localStorageMountPoint": "trial.nniManagerNFSMountPath",
-        "trainingService.containerStorageMountPoint": "trial.containerNFSMountPath",
-        "trainingService.storageConfigName": "trial.paiStorageConfigName",
-        "trainingService.openpaiConfigFile": "trial.paiConfigPath",
-        "trainingService.reuseMode": "paiConfig.reuse",
-    }
-)
-
-
-def _kubernetes(section: str, path: str, roles: Mapping[str, str]) -> dict[_Place, _Place]:
-    """The key paths that both platforms share. `path` is the v1 key of the storage's path."""
-    places = {
-        "storage.storageType": f"{section}.storage",
-        "storage.server": f"{section}.nfs.server",
-        "storage.path": f"{section}.{path}",
-        "storage.claimName": f"{section}.pvc.name",
-        "storage.azureAccount": f"{section}.azureStorage.accountName",
-        "storage.azureShare": f"{section}.azureStorage.azureShare",
-        "storage.keyVaultName": f"{section}.keyVault.vaultName",
-        "storage.keyVaultKey": f"{section}.keyVault.name",
-        "storage.uploadRetryCount": f"{section}.uploadRetryCount",
-        "namespace": f"{section}.namespace",
-        "reuseMode": f"{section}.reuse",
-    }
-    of_role = {
-        "command": "command",
-        "gpuNumber": "gpuNum",
-        "cpuNumber": "cpuNum",
-        "memorySize": "memoryMB",
-        "sharedMemorySize": "shmMB",
-        "dockerImage": "image",
-        "privateRegistryAuthPath": "privateRegistryAuthPath",
-    }
-    places |= {f"{v2}.{key}": f"{v1}.{of_role[key]}" for v2, v1 in roles.items() for key in of_role}
-    return _places({f"trainingService.{v2}": v1 for v2, v1 in places.items()})
-
-
 _REPLICAS = ("worker", "ps", "master")
 _ROLES = [(role,) for role in _REPLICAS]
-
-
-def _frameworkcontroller(path: str) -> dict[_Place, _Place]:
-    section = SECTION["frameworkcontroller"]
-    role, policy = "trial.taskRoles.*", "frameworkAttemptCompletionPolicy"
-    return _kubernetes(section, path, {"taskRoles.*": role}) | _places(
-        {
-            "trainingService.serviceAccountName": f"{section}.serviceAccountName",
-            "trainingService.configPath": f"{section}.configPath",
-            "trainingService.taskRoles.*.name": f"{role}.name",
-            "trainingService.taskRoles.*.taskNumber": f"{role}.taskNum",
-            f"trainingService.taskRoles.*.{policy}.minFailedTaskCount": f"{role}.{policy}.minFailedTaskCount",
-            # NNI v2 writes "Succeed", v1 "Succeeded".
-            f"trainingService.taskRoles.*.{policy}.minSucceedTaskCount": f"{role}.{policy}.minSucceededTaskCount",
-        }
-    )
-
-
-def _kubeflow(path: str) -> dict[_Place, _Place]:
-    section = SECTION["kubeflow"]
-    return _kubernetes(section, path, {role: f"trial.{role}" for role in _REPLICAS}) | _places(
-        {
-            "trainingService.operator": f"{section}.operator",
-            "trainingService.apiVersion": f"{section}.apiVersion",
-            "trainingService.runtime": f"{section}.runtime",
-            "trainingService.queueName": f"{section}.queueName",
-        }
-        | {f"trainingService.{role}.replicas": f"trial.{role}.replicas" for role in _REPLICAS}
-    )
-
-
 # Other names of the same keys in some versions of NNI.
 ALIASES = _places(
     {
@@ -245,30 +120,37 @@ DEFAULT_IMAGE = "msranni/nni:latest"
 
 def names_on(platform: str | None, storage: str | None = None) -> dict[_Place, _Place]:
     """The v1 key path of each v2 key path. `platform` is v2's name; None or an unknown one adds no keys."""
-    path = "pvc.path" if storage == "pvc" else "nfs.path"
-    match platform:
-        case "local":
-            return _EVERYWHERE | _LOCAL
-        case "openpai":
-            return _EVERYWHERE | _OPENPAI
-        case "frameworkcontroller" | "kubeflow":
-            here = _frameworkcontroller(path) if platform == "frameworkcontroller" else _kubeflow(path)
-            # Each role has its own command and GPU number.
-            shared = {
-                v2: v1
-                for v2, v1 in _EVERYWHERE.items()
-                if v1 not in (("trial", "command"), ("trial", "gpuNum"))
-            }
-            others = {
-                key
-                for kind, keys in _STORAGE_KEYS.items()
-                if storage in _STORAGE_KEYS and kind != storage
-                for key in keys
-            }
-            others -= set(_STORAGE_KEYS.get(str(storage), ()))
-            return shared | {v2: v1 for v2, v1 in here.items() if v2[1] != "storage" or v2[-1] not in others}
-        case _:
-            return dict(_EVERYWHERE)
+    if platform not in PLATFORMS:
+        platform_key = ("trainingService", "platform")
+        return {
+            v2: v1 for v2, v1 in names_on("local").items() if v2[0] != platform_key[0] or v2 == platform_key
+        }
+    of_others: set[str] = set()
+    if storage in _STORAGE_KEYS:
+        of_others = {part for kind, parts in STORAGE_PARTS.items() if kind != storage for part in parts}
+        of_others |= {"uploadRetryCount"} - {*_STORAGE_KEYS[storage]}
+    found: dict[_Place, _Place] = {}
+    for v2, v1 in _names_in(EXPERIMENTS[PLATFORMS[platform]], (), ()):
+        if of_others.isdisjoint(v1[1:2]):
+            found.setdefault(v2, v1)
+    return found
+
+
+def _names_in(schema: type[Schema], v1: _Place, v2: _Place) -> Iterator[tuple[_Place, _Place]]:
+    """The v2 and the v1 path of each key of the mapping at these paths."""
+    for key, field_ in fields_of(schema).items():
+        extra = field_.json_schema_extra
+        name = str(extra[V2_NAME]) if isinstance(extra, dict) else key
+        if not name:
+            continue
+        steps = tuple(name.strip("/").split("."))
+        there, here = (steps if name.startswith("/") else (*v2, *steps)), (*v1, key)
+        inner = schema_in(field_)
+        if inner is None:
+            yield there, here
+        else:
+            each = (EACH,) if "list" in str(field_.annotation) else ()
+            yield from _names_in(inner, (*here, *each), (*there, *each))
 
 
 def implicit_keys(platform: str) -> dict[_Place, _Place]:
@@ -293,7 +175,7 @@ def v2_hints() -> dict[str, str]:
     """The hint for each v2 key that appears in a v1 file."""
     words = {
         key_of(v2): v1[-1] if v2[0] == v1[0] else key_of(v1)
-        for v2, v1 in _EVERYWHERE.items()
+        for v2, v1 in names_on(None).items()
         if v2[-1] != v1[-1] and v2[0] != "trainingService"
     }
     answers = {v2: f"it is of NNI's second schema; write {v1} here" for v2, v1 in words.items()}
