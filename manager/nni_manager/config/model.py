@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import TypeAdapter
 
 from nni_manager.config.search_space import SearchSpace, parse_search_space
 from nni_manager.errors import InternalError
@@ -188,29 +190,6 @@ class KubernetesConfig:
     runtime: str | None = None
     queue: str | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as JSON values and paths; `from_dict` restores an equal object."""
-        return dataclasses.asdict(self) | {
-            "storage": [type(self.storage).__name__, dataclasses.asdict(self.storage)]
-        }
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> KubernetesConfig:
-        """The object that `to_dict` wrote, after a round trip through JSON."""
-        kind, storage = fields["storage"]
-        made: KubernetesStorage
-        if kind == NfsStorage.__name__:
-            made = NfsStorage(**storage)
-        elif kind == AzureStorage.__name__:
-            made = AzureStorage(**storage)
-        else:
-            made = ClaimStorage(**storage | {"path": Path(storage["path"])})
-        roles = [
-            RoleConfig(**role | {"registry_login": _path(role["registry_login"])}) for role in fields["roles"]
-        ]
-        parts = {"storage": made, "roles": tuple(roles), "template": _path(fields["template"])}
-        return cls(**{**fields, **parts})
-
 
 @dataclass(frozen=True, slots=True)
 class ReuseConfig:
@@ -285,17 +264,9 @@ class ExperimentSpec:
 
     def to_json(self) -> str:
         """The experiment as JSON text; `from_json` restores an equal object."""
-        # Shallow: asdict would deep-copy the search space, which is dropped below.
-        fields: dict[str, Any] = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        fields = _as_json(self)
         del fields["search_space"]
-        fields["tuner"] = dataclasses.asdict(self.tuner)
-        fields["local"] = dataclasses.asdict(self.local)
-        fields["reuse"] = dataclasses.asdict(self.reuse)
-        fields["pai"] = None if self.pai is None else dataclasses.asdict(self.pai)
-        fields["kubernetes"] = None if self.kubernetes is None else self.kubernetes.to_dict()
-        fields["assessor"] = None if self.assessor is None else dataclasses.asdict(self.assessor)
-        fields["expansions"] = [dataclasses.asdict(expansion) for expansion in self.expansions]
-        return json.dumps(fields, default=str)
+        return json.dumps(fields, default=_as_json)
 
     @classmethod
     def from_json(cls, text: str) -> ExperimentSpec:
@@ -306,32 +277,26 @@ class ExperimentSpec:
         """
         try:
             fields = json.loads(text)
-            gpu_indices = fields["local"]["gpu_indices"]
-            reuse = fields.get("reuse", {})  # absent in the first format of the store
-            fields |= {
-                "search_space": parse_search_space(fields["search_space_raw"]),
-                "tuner": TunerConfig(**_with_own(fields["tuner"])),
-                "local": LocalSpec(
-                    **fields["local"] | {"gpu_indices": None if gpu_indices is None else tuple(gpu_indices)}
-                ),
-                "pai": _pai(fields.get("pai")),
-                "kubernetes": None
-                if fields.get("kubernetes") is None
-                else KubernetesConfig.from_dict(fields["kubernetes"]),
-                "assessor": None
-                if fields.get("assessor") is None
-                else AssessorConfig(**_with_own(fields["assessor"])),
-                "reuse": ReuseConfig(**reuse | {"warm_imports": tuple(reuse.get("warm_imports", ()))}),
-                "expansions": tuple(
-                    Expansion(each["key"], each["written"], Path(each["absolute"]))
-                    for each in fields["expansions"]
-                ),
-            }
-            fields["warnings"] = tuple(fields.get("warnings", ()))
-            fields |= {name: Path(fields[name]) for name in ("code_dir", "log_dir", "config_path")}
-            return cls(**fields)
+            if fields.get("kubernetes") is not None:
+                _, fields["kubernetes"]["storage"] = fields["kubernetes"]["storage"]
+            fields.setdefault("reuse", ReuseConfig())  # absent in the first format of the store
+            fields["search_space"] = parse_search_space(fields["search_space_raw"])
+            return _stored_form().validate_python(fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InternalError(f"cannot read the stored experiment: {error!r}; please report it") from error
+
+
+def _as_json(value: Any) -> Any:
+    if not dataclasses.is_dataclass(value):
+        return str(value)
+    fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
+    # A reader distinguishes the kinds of storage by the name.
+    return [type(value).__name__, fields] if isinstance(value, KubernetesStorage) else fields
+
+
+@cache
+def _stored_form() -> TypeAdapter[ExperimentSpec]:
+    return TypeAdapter(ExperimentSpec)
 
 
 HIDDEN = "(hidden)"
@@ -351,18 +316,3 @@ def without_secrets(config: ExperimentSpec) -> ExperimentSpec:
 
 def _hidden(text: str | None) -> str | None:
     return None if text is None else HIDDEN
-
-
-def _with_own(fields: dict[str, Any]) -> dict[str, Any]:
-    own = fields.get("own")
-    return fields | {"own": None if own is None else UserClass(**own)}
-
-
-def _pai(fields: dict[str, Any] | None) -> PaiConfig | None:
-    if fields is None:
-        return None
-    return PaiConfig(**fields | {"storage": Path(fields["storage"]), "job_file": _path(fields["job_file"])})
-
-
-def _path(text: str | None) -> Path | None:
-    return None if text is None else Path(text)
