@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
-from nni_manager.config.diagnostics import key_of
 from nni_manager.config.framework_template import FrameworkTemplate
 from nni_manager.config.model import (
     AzureStorage,
@@ -223,7 +222,8 @@ EXPERIMENTS: dict[str, type[AnyExperimentV1]] = {
 # ---- checks across several keys
 
 Place: TypeAlias = tuple[str | int, ...]
-Refuse: TypeAlias = Callable[[Place, str], None]
+Refuse: TypeAlias = Callable[..., None]
+"""Record an error: the place, the reason with the remedy, and what one cannot do with the key ("use")."""
 SECTION = {"frameworkcontroller": "frameworkcontrollerConfig", "kubeflow": "kubeflowConfig"}
 STORAGE_PARTS: dict[str, tuple[str, ...]] = {
     "nfs": ("nfs",),
@@ -265,11 +265,8 @@ def refuse_contradictions(
     if platform == "kubeflow":
         _refuse_what_operator_lacks(trial, section, refuse)
     elif trial and trial.get("taskRoles") is None and section.get("configPath") is None:
-        refuse(
-            ("trial", "taskRoles"),
-            "cannot do without trial.taskRoles: it must be a list of roles; write e.g. taskRoles: "
-            f"[{_ROLE}], or name a template in {name}.configPath",
-        )
+        why = f"it must be a list of roles; write e.g. taskRoles: [{_ROLE}], or name a template in {name}.configPath"
+        refuse(("trial", "taskRoles"), why, "do without")
     elif isinstance(trial.get("taskRoles"), list):
         _refuse_repeated_names(trial["taskRoles"], refuse)
 
@@ -280,28 +277,22 @@ def _refuse_storage(name: str, section: Mapping[str, Any], refuse: Refuse) -> No
     if kind is None:
         kind = kind_of_storage(section)
         if kind is None:
-            refuse(
-                (name, "storage"),
-                f"cannot do without {name}.storage: trials need a storage that all machines see; write e.g. storage: nfs and "
-                + _EXAMPLES["nfs"],
+            why = (
+                f"trials need a storage that all machines see; write e.g. storage: nfs and {_EXAMPLES['nfs']}"
             )
+            refuse((name, "storage"), why, "do without")
             return
     if not isinstance(kind, str) or kind not in STORAGE_PARTS:
         return  # the schema reports it
     for part in STORAGE_PARTS[kind]:
         if part not in given:
-            refuse(
-                (name, part),
-                f"cannot do without {name}.{part}: storage {kind} is described there; write e.g. {_EXAMPLES[part]}",
-            )
+            why = f"storage {kind} is described there; write e.g. {_EXAMPLES[part]}"
+            refuse((name, part), why, "do without")
     for part in given:
         if part not in STORAGE_PARTS[kind]:
             inner = section[part]
             place = (name, part, *(list(inner)[:1] if isinstance(inner, Mapping) else ()))
-            refuse(
-                place,
-                f"cannot use {key_of(place)}: the storage is {kind}; remove it, or write another storage",
-            )
+            refuse(place, f"the storage is {kind}; remove it, or write another storage")
 
 
 def kind_of_storage(section: Mapping[str, Any]) -> str | None:
@@ -320,45 +311,31 @@ def _refuse_what_operator_lacks(trial: Mapping[str, Any], section: Mapping[str, 
     roles, versions = _OPERATORS[operator]
     name, version = SECTION["kubeflow"], section.get("apiVersion")
     if isinstance(version, str) and version in _ALL_VERSIONS and version not in versions:
-        refuse(
-            (name, "apiVersion"),
-            f"cannot use {name}.apiVersion: {operator} has {', '.join(versions)}, not {version}; write apiVersion: {versions[0]}",
-        )
+        why = f"{operator} has {', '.join(versions)}, not {version}; write apiVersion: {versions[0]}"
+        refuse((name, "apiVersion"), why)
     if operator != "trainjob" and section.get("runtime") is not None:
-        refuse(
-            (name, "runtime"),
-            f"cannot use {name}.runtime: it is for operator: trainjob; remove it, or write that",
-        )
+        refuse((name, "runtime"), "it is for operator: trainjob; remove it, or write that")
     if not trial:
         return
-    needed, other = roles[0], roles
-    if trial.get(needed) is None:
-        refuse(
-            ("trial", needed),
-            f"cannot do without trial.{needed}: {operator} runs it; write e.g. {needed}: {_REPLICA}",
-        )
+    if trial.get(roles[0]) is None:
+        why = f"{operator} runs it; write e.g. {roles[0]}: {_REPLICA}"
+        refuse(("trial", roles[0]), why, "do without")
     for role in ("worker", "ps", "master"):
-        if trial.get(role) is not None and role not in other:
-            refuse(
-                ("trial", role),
-                f"cannot use trial.{role}: {operator} has {' and '.join(other)} only; remove it, or write another operator",
-            )
+        if trial.get(role) is not None and role not in roles:
+            why = f"{operator} has {' and '.join(roles)} only; remove it, or write another operator"
+            refuse(("trial", role), why)
     master = trial.get("master") if "master" in roles else None
     if isinstance(master, Mapping) and isinstance(count := master.get("replicas"), int) and count > 1:
-        refuse(
-            ("trial", "master", "replicas"),
-            f"cannot use trial.master.replicas: a PyTorchJob has one master, not {count}; write replicas: 1, and more of worker",
-        )
+        why = f"a PyTorchJob has one master, not {count}; write replicas: 1, and more of worker"
+        refuse(("trial", "master", "replicas"), why)
 
 
 def _refuse_repeated_names(roles: list[Any], refuse: Refuse) -> None:
     names = [role.get("name") if isinstance(role, Mapping) else None for role in roles]
     for index, name in enumerate(names):
         if isinstance(name, str) and name in names[:index]:
-            refuse(
-                ("trial", "taskRoles", index, "name"),
-                f"cannot use trial.taskRoles[{index}].name: another role is {name!r}, too; give each its own name",
-            )
+            why = f"another role is {name!r}, too; give each its own name"
+            refuse(("trial", "taskRoles", index, "name"), why)
 
 
 def paths_in(trial: Mapping[str, Any], section: Mapping[str, Any], name: str) -> Iterator[tuple[Place, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,19 +37,27 @@ from nni_manager.config.model import (
     UserClass,
 )
 from nni_manager.config.registered_algorithms import AlgorithmKind
-from nni_manager.config.schema import check, is_placeholder, with_camel_keys
+from nni_manager.config.schema import AnySchema, check, is_placeholder, with_camel_keys
 from nni_manager.config.search_space import SearchSpace, read_search_space
 from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_class
 from nni_manager.config.v1 import (
     SECTIONS,
     UNSUPPORTED,
-    ExperimentV1,
     LocalConfigV1,
     LocalExperimentV1,
-    megabytes,
+    PaiExperimentV1,
 )
 from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, v2_hints
 
+# The keys without which OpenPAI has no job, each with an example.
+_NEEDED_ON_PAI = {
+    "command": "python3 train.py",
+    "image": "registry.example.com/me/train:1",
+    "paiStorageConfigName": "confignfs-data",
+    "gpuNum": "0",
+    "cpuNum": "1",
+    "memoryMB": "8192",
+}
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
 # `_absolute` refuses placeholders in these.
 _PATHS_OF_THIS_MACHINE = (
@@ -147,29 +155,24 @@ class _Reading:
         file, diagnostics = self._check()
         self.diagnostics += diagnostics
         class_args = self._class_args()
-        self._check_args_of_assessor()
+        self._check_assessor()
         uses_annotation = self.raw.get("useAnnotation") is True
         if not uses_annotation:
             search_space_raw, search_space = self._search_space()
         code_dir = self._code_dir()
         log_dir = self._log_dir()
         self._refuse_reuse_keys_without_reuse()
-        pai = self._pai() if self.is_on_pai else None
+        storage, *job_file = self._check_pai() if self.is_on_pai else (None, None, None)
         place_of_jobs = self._check_kubernetes()
         if uses_annotation:
-            excluded = (log_dir, None if pai is None else pai.storage)
-            search_space_raw, search_space = self._annotated_space(
-                code_dir, tuple(each for each in excluded if each is not None)
-            )
+            excluded = tuple(each for each in (log_dir, storage) if each is not None)
+            search_space_raw, search_space = self._annotated_space(code_dir, excluded)
             self._check_paths_of_annotated_code(code_dir, log_dir)
         if class_args is not None and search_space is not None:
             self._check_search_space(search_space)
         if self.diagnostics:
             raise ConfigInvalid(
-                sorted(
-                    self.diagnostics,
-                    key=lambda each: (each.file != str(self.path), each.file, each.line or 0),
-                )
+                sorted(self.diagnostics, key=lambda it: (it.file != str(self.path), it.file, it.line or 0))
             )
         # Without diagnostics every part exists; a missing part is a bug of ours.
         assert file is not None
@@ -178,6 +181,10 @@ class _Reading:
         assert code_dir is not None
         assert log_dir is not None
         local = (isinstance(file, LocalExperimentV1) and file.local_config) or LocalConfigV1()
+        pai: PaiConfig | None = None
+        if isinstance(file, PaiExperimentV1):
+            assert storage is not None
+            pai = _pai_of(file, storage, *job_file)
         kubernetes: KubernetesConfig | None = None
         if isinstance(file, FrameworkControllerExperimentV1 | KubeflowExperimentV1):
             kubernetes = kubernetes_of(file, *place_of_jobs)
@@ -194,10 +201,10 @@ class _Reading:
             search_space=search_space,
             search_space_raw=search_space_raw,
             tuner=TunerConfig(
-                name=self._name_of(*self._proposer),
+                name=self._name_of(self._proposer),
                 optimize_mode=class_args.optimize_mode,
                 seed=class_args.seed,
-                class_args=dict(self._within(self._proposer[0]).get("classArgs") or {}),
+                class_args=dict(self._within(self._proposer).get("classArgs") or {}),
                 include_intermediate_results=file.tuner is not None
                 and file.tuner.include_intermediate_results,
                 own=None if file.tuner is None else self._own("tuner", file.tuner.call_timeout),
@@ -205,7 +212,7 @@ class _Reading:
             assessor=None
             if file.assessor is None
             else AssessorConfig(
-                self._name_of("assessor", "builtinAssessorName"),
+                self._name_of("assessor"),
                 file.assessor.class_args or {},
                 self._own("assessor", file.assessor.call_timeout),
             ),
@@ -223,7 +230,12 @@ class _Reading:
             # A developer's build seldom has the version of the image, so debug turns the check off, as in NNI.
             version_check=not file.debug if file.version_check is None else file.version_check,
             local=LocalSpec(local.gpu_indices, local.max_trial_num_per_gpu, local.use_active_gpu),
-            reuse=self._reuse(file, self._within(SECTIONS[self.platform][0]).get("reuse") is True),
+            reuse=ReuseConfig(
+                self._within(SECTIONS[self.platform][0]).get("reuse") is True,
+                ReuseConfig().idle_timeout_s if file.reuse_idle_timeout is None else file.reuse_idle_timeout,
+                file.max_trials_per_job,
+                tuple(file.warm_imports),
+            ),
             config_path=Path(os.path.abspath(self.path)),
             expansions=tuple(self.expansions),
             pai=pai,
@@ -256,19 +268,8 @@ class _Reading:
             return
         for key in ("reuseIdleTimeout", "maxTrialsPerJob", "warmImports"):
             if self.raw.get(key):
-                self._refuse(
-                    (key,), f"cannot use {key}: only a job that runs many trials in turn has a use for it; "
-                    f"write {section}: {{reuse: true}} as well, or remove it"
-                )  # fmt: skip
-
-    def _reuse(self, file: ExperimentV1, is_on: bool) -> ReuseConfig:
-        timeout_s = file.reuse_idle_timeout
-        return ReuseConfig(
-            is_on,
-            ReuseConfig().idle_timeout_s if timeout_s is None else timeout_s,
-            file.max_trials_per_job,
-            tuple(file.warm_imports),
-        )
+                why = f"only a job that runs many trials in turn has a use for it; write {section}: {{reuse: true}} as well"
+                self._refuse((key,), f"{why}, or remove it")
 
     # ---- Kubernetes
 
@@ -283,7 +284,7 @@ class _Reading:
         self._refuse_placeholders("trial", name)
         paths = {}
         for place, written in paths_in(trial, section, name):
-            path = self._absolute(key_of(place), written, place)
+            path = self._absolute(place, written)
             if path is not None:
                 paths[place] = path
                 self._refuse_absent(place, path)
@@ -299,137 +300,85 @@ class _Reading:
             return paths, None
 
     def _refuse_absent(self, place: Place, path: Path) -> None:
-        is_folder = place[-1] == "path"
+        is_folder = place[-1] in ("path", "codeDir")
         if path.is_dir() if is_folder else path.is_file():
             return
         noun = "folder" if is_folder else "file"
         what = f"{path} is not a {noun}" if path.exists() else f"there is no {noun} {path}"
-        self._refuse(place, f"cannot use {key_of(place)}: {what}; create it or fix the path")
+        self._refuse(place, f"{what}; create it or fix the path")
 
     # ---- OpenPAI
 
-    def _pai(self) -> PaiConfig | None:
-        """The cluster and its jobs; None after an error, which is in `diagnostics`."""
-        before = len(self.diagnostics)
+    def _check_pai(self) -> tuple[Path | None, Path | None, str | None]:
+        """The folder of the storage, and the job file with its text."""
         trial, cluster = self._within("trial"), self._within("paiConfig")
-        self._refuse_missing(trial, cluster)
-        self._refuse_placeholders("trial", *(() if _is_local(cluster) else ("paiConfig",)))
-        self._refuse_login(cluster)
-        storage = self._absolute("trial.nniManagerNFSMountPath", trial.get("nniManagerNFSMountPath"))
+        is_local = str(cluster.get("host")).lower() == LOCAL_HOST
+        if trial.get("paiConfigPath") is None and trial:
+            for key, example in _NEEDED_ON_PAI.items():
+                if trial.get(key) is None and cluster.get(key) is None:
+                    why = f"OpenPAI must know it of each job; write e.g. {key}: {example}, or name a job file in "
+                    self._refuse(("trial", key), why + "trial.paiConfigPath", "do without")
+        self._refuse_placeholders("trial", *(() if is_local else ("paiConfig",)))
+        if cluster and not is_local:  # the local cluster has its own login
+            self._refuse_login(cluster)
+        place = ("trial", "nniManagerNFSMountPath")
+        storage = self._absolute(place, trial.get(place[-1]))
         # The local cluster creates its own storage.
-        is_to_be_made = _is_local(cluster) and storage is not None and not storage.exists()
-        if (
-            storage is not None
-            and not is_to_be_made
-            and not (storage.is_dir() and os.access(storage, os.W_OK | os.X_OK))
-        ):
-            what = (
-                f"there is no folder {storage}"
-                if not storage.is_dir()
-                else f"{storage} cannot be written by you"
-            )
-            self._refuse(
-                ("trial", "nniManagerNFSMountPath"), f"cannot use trial.nniManagerNFSMountPath: {what}; mount the storage "
-                "there, such as `sudo mount -t nfs4 SERVER:/pai/data FOLDER`, or fix the path"
-            )  # fmt: skip
-        job_file, job_text = self._job_file(trial)
-        if len(self.diagnostics) > before or storage is None:
-            return None
-
-        def number(key: str) -> Any:
-            return cluster.get(key) if trial.get(key) is None else trial[key]
-
-        memory_mb = number("memoryMB")
-        if isinstance(memory_mb, str):
-            try:
-                memory_mb = megabytes(memory_mb)
-            except ValueError:
-                return None  # the schema reports it
-
-        return PaiConfig(
-            host=cluster.get("host", ""),
-            user=cluster.get("userName") or "",
-            token=cluster.get("token"),
-            password=cluster.get("passWord"),
-            storage=storage,
-            mount=str(trial.get("containerNFSMountPath", "")).rstrip("/") or "/",
-            image=trial.get("image"),
-            storage_name=trial.get("paiStorageConfigName"),
-            virtual_cluster=trial.get("virtualCluster"),
-            gpu=number("gpuNum"),
-            cpu=number("cpuNum"),
-            memory_mb=memory_mb,
-            job_file=job_file,
-            job_text=job_text,
-        )
-
-    def _refuse_missing(self, trial: Mapping[str, Any], cluster: Mapping[str, Any]) -> None:
-        if trial.get("paiConfigPath") is not None or not trial:
-            return
-        examples = {
-            "command": "python3 train.py",
-            "image": "registry.example.com/me/train:1",
-            "paiStorageConfigName": "confignfs-data",
-            "gpuNum": "0",
-            "cpuNum": "1",
-            "memoryMB": "8192",
-        }
-        for key, example in examples.items():
-            if trial.get(key) is None and cluster.get(key) is None:
-                self._refuse(
-                    ("trial", key), f"cannot do without trial.{key}: OpenPAI must know it of each job; write e.g. "
-                    f"{key}: {example}, or name a job file in trial.paiConfigPath"
-                )  # fmt: skip
+        is_to_be_made = is_local and storage is not None and not storage.exists()
+        if storage is not None and not is_to_be_made:
+            is_folder = storage.is_dir()
+            if not (is_folder and os.access(storage, os.W_OK | os.X_OK)):
+                what = f"{storage} cannot be written by you" if is_folder else f"there is no folder {storage}"
+                remedy = "mount the storage there, such as `sudo mount -t nfs4 SERVER:/pai/data FOLDER`, or fix the path"
+                self._refuse(place, f"{what}; {remedy}")
+        return storage, *self._job_file(trial.get("paiConfigPath"))
 
     def _refuse_placeholders(self, *sections: str) -> None:
         """Refuse each placeholder that the user must replace. Commands are exempt: they may contain similar text."""
-        told = {each.key for each in self.diagnostics}
+        reported = {each.key for each in self.diagnostics}
         for section in sections:
             for place, value in _texts_in(self._within(section), (section,)):
-                if self.document.diagnostic(place, "").key in told:
-                    continue
-                if place[-1] not in ("command", *_PATHS_OF_THIS_MACHINE) and is_placeholder(value):
-                    self._refuse(
-                        place,
-                        f"cannot use {key_of(place)}: {value} is still the placeholder of an example; write your own",
-                    )
+                is_exempt = place[-1] in ("command", *_PATHS_OF_THIS_MACHINE) or not is_placeholder(value)
+                if not is_exempt and self.document.diagnostic(place, "").key not in reported:
+                    self._refuse(place, f"{value} is still the placeholder of an example; write your own")
 
     def _refuse_login(self, cluster: Mapping[str, Any]) -> None:
-        if not cluster or _is_local(cluster):  # the local cluster has its own login
-            return
         if cluster.get("userName") is None:
-            self._refuse(
-                ("paiConfig", "userName"), "cannot do without paiConfig.userName: it must be the name of your account there; "
-                "write e.g. userName: ada"
-            )  # fmt: skip
+            why = "it must be the name of your account there; write e.g. userName: ada"
+            self._refuse(("paiConfig", "userName"), why, "do without")
         given = [key for key in ("token", "passWord") if cluster.get(key) is not None]
         if len(given) == 1:
             return
         what = "there are both token and passWord" if given else "there is neither token nor passWord"
-        self._refuse(
-            ("paiConfig", *given[:1]), f"cannot log in with paiConfig: {what}; write one of them (the profile page on OpenPAI "
-            "shows tokens; one for applications does not expire)"
-        )  # fmt: skip
+        message = (
+            f"cannot log in with paiConfig: {what}; write one of them (the profile page on OpenPAI shows tokens; one for "
+            "applications does not expire)"
+        )
+        self._report(("paiConfig", *given[:1]), message)
 
-    def _job_file(self, trial: Mapping[str, Any]) -> tuple[Path | None, str | None]:
-        path = self._absolute("trial.paiConfigPath", trial.get("paiConfigPath"))
+    def _job_file(self, written: Any) -> tuple[Path | None, str | None]:
+        place = ("trial", "paiConfigPath")
+        path = self._absolute(place, written)
         if path is None:
             return None, None
         try:
             return path, path.read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            self._refuse(
-                ("trial", "paiConfigPath"), f"cannot read trial.paiConfigPath {path}: {why}; name an OpenPAI job file"
-            )  # fmt: skip
+            message = f"cannot read trial.paiConfigPath {path}: {why}; name an OpenPAI job file"
+            self._report(place, message)
             return path, None
 
     def _within(self, section: str) -> Mapping[str, Any]:
         found = self.raw.get(section)
         return found if isinstance(found, Mapping) else {}
 
-    def _refuse(self, path: Place, message: str) -> None:
-        self.diagnostics.append(self.document.diagnostic(path, message))
+    def _refuse(self, place: Place, why: str, cannot: str = "use") -> None:
+        """Record an error of a key; `why` ends with the remedy."""
+        self._report(place, f"cannot {cannot} {key_of(place)}: {why}")
+
+    def _report(self, place: Place, message: str) -> None:
+        self.diagnostics.append(self.document.diagnostic(place, message))
 
     def _without_other_platforms(self, diagnostics: list[Diagnostic]) -> list[Diagnostic]:
         """The diagnostics without those of an unsupported platform's sections: one about the platform is enough."""
@@ -438,54 +387,55 @@ class _Reading:
         return [each for each in diagnostics if not (keys and each.key.split(".")[0] in (*keys, "trial"))]
 
     @property
-    def _proposer(self) -> tuple[str, str]:
-        """The section of the tuner or advisor, and its key with the name."""
-        is_advised = self.raw.get("tuner") is None and self.raw.get("advisor") is not None
-        return ("advisor", "builtinAdvisorName") if is_advised else ("tuner", "builtinTunerName")
+    def _proposer(self) -> Literal["tuner", "advisor"]:
+        """The section of the tuner or advisor."""
+        return "advisor" if self.raw.get("tuner") is None and self.raw.get("advisor") is not None else "tuner"
 
     def _class_args(self) -> RandomArgs | None:
-        section, key = self._proposer
-        if self.raw.get(section) is None:
-            self._refuse(
-                ("tuner",), "cannot do without tuner: nothing else proposes parameters; write e.g. "
-                "tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: maximize}}"
-            )  # fmt: skip
+        proposer = self._proposer
+        if self.raw.get(proposer) is None:
+            example = "tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: maximize}}"
+            self._refuse(("tuner",), f"nothing else proposes parameters; write e.g. {example}", "do without")
         for other in ("tuner", "assessor"):
             if self.raw.get("advisor") is not None and self.raw.get(other) is not None:
-                self._refuse(
-                    (other,), f"cannot use {other} beside advisor: an advisor does the work of both tuner and assessor; "
-                    f"remove {other} or advisor"
-                )  # fmt: skip
-        if section == "tuner":
+                why = "an advisor does the work of both tuner and assessor"
+                self._report((other,), f"cannot use {other} beside advisor: {why}; remove {other} or advisor")
+        if proposer == "tuner":
             self._check_kind("tuner", "TPE")
-        proposer = self._within(section)
-        name, raw = proposer.get(key), proposer.get("classArgs")
-        if section == "tuner" and self._own("tuner") is not None:
-            # Arguments of a user's class are not checked; optimize_mode is read because nearly all classes have it.
-            mode = raw.get("optimize_mode") if isinstance(raw, Mapping) else None
-            return RandomArgs(optimize_mode=mode if mode in ("maximize", "minimize") else "maximize")
-        schema = CLASS_ARGS.get(name) if isinstance(name, str) else None
+            if self._own("tuner") is not None:
+                # Arguments of a user's class are not checked; optimize_mode is read because nearly all classes have it.
+                raw = self._within("tuner").get("classArgs")
+                mode = raw.get("optimize_mode") if isinstance(raw, Mapping) else None
+                return RandomArgs(optimize_mode="minimize" if mode == "minimize" else "maximize")
+        return self._checked_args(proposer, CLASS_ARGS)
+
+    def _check_assessor(self) -> None:
+        self._check_kind("assessor", "Medianstop")
+        self._checked_args("assessor", ASSESSOR_ARGS)
+
+    def _checked_args(self, section: str, schemas: Mapping[str, type[AnySchema]]) -> AnySchema | None:
+        """The arguments of a built-in algorithm; None without it, or if the schema of the file reports them."""
+        name, raw = self._within(section).get(_built_in(section)), self._within(section).get("classArgs")
+        schema = schemas.get(name) if isinstance(name, str) else None
         if schema is None or not (raw is None or isinstance(raw, Mapping)):
-            return None  # the schema of the file reports it
-        class_args, diagnostics = check(schema, raw or {}, self.document, (section, "classArgs"))
+            return None
+        args, diagnostics = check(schema, raw or {}, self.document, (section, "classArgs"))
         self.diagnostics += diagnostics
-        return class_args
+        return args
 
     def _check_kind(self, kind: AlgorithmKind, example: str) -> None:
         """Report missing keys of a built-in algorithm or of the user's own class."""
-        section, built_in = self._within(kind), f"builtin{kind.capitalize()}Name"
-        if (
-            isinstance(self.raw.get(kind), Mapping)
-            and section.get(built_in) is None
-            and not any(section.get(key) for key in OWN_KEYS)
-        ):
-            self._refuse(
-                (kind,), f"cannot do without {kind}.{built_in}: it must be the name of a built-in {kind}; write e.g. "
-                f"{built_in}: {example}, or codeDir, classFileName and className of one of your own"
-            )  # fmt: skip
+        section, built_in = self._within(kind), _built_in(kind)
+        is_there = isinstance(self.raw.get(kind), Mapping)
+        if is_there and not any(section.get(key) for key in OWN_KEYS) and section.get(built_in) is None:
+            message = (
+                f"cannot do without {kind}.{built_in}: it must be the name of a built-in {kind}; write e.g. {built_in}: "
+                f"{example}, or codeDir, classFileName and className of one of your own"
+            )
+            self._report((kind,), message)
         wrong = reason_against_class(kind, section, self._folder_of_class(kind))
         if wrong is not None:
-            self._refuse((kind, wrong[0]), wrong[1])
+            self._report((kind, wrong[0]), wrong[1])
 
     def _folder_of_class(self, kind: AlgorithmKind) -> Path | None:
         """The folder of the user's own class; None if the file names none."""
@@ -495,46 +445,38 @@ class _Reading:
         return Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
 
     def _own(self, kind: AlgorithmKind, call_timeout_s: float | None = None) -> UserClass | None:
-        name = self._within(kind).get(f"builtin{kind.capitalize()}Name")
-        here = Path(os.path.abspath(self.path.parent))
-        return user_class(kind, name, self._within(kind), self._folder_of_class(kind) or here, call_timeout_s)
+        section, here = self._within(kind), Path(os.path.abspath(self.path.parent))
+        name = section.get(_built_in(kind))
+        return user_class(kind, name, section, self._folder_of_class(kind) or here, call_timeout_s)
 
-    def _name_of(self, section: str, key: str) -> str:
-        return str(self._within(section).get(key) or self._within(section)["className"])
-
-    def _check_args_of_assessor(self) -> None:
-        self._check_kind("assessor", "Medianstop")
-        assessor = self._within("assessor")
-        name, raw = assessor.get("builtinAssessorName"), assessor.get("classArgs")
-        schema = ASSESSOR_ARGS.get(name) if isinstance(name, str) else None
-        if schema is not None and (raw is None or isinstance(raw, Mapping)):
-            _, diagnostics = check(schema, raw or {}, self.document, ("assessor", "classArgs"))
-            self.diagnostics += diagnostics
+    def _name_of(self, section: str) -> str:
+        return str(self._within(section).get(_built_in(section)) or self._within(section)["className"])
 
     def _check_search_space(self, space: SearchSpace) -> None:
-        section, key = self._proposer
-        reason = reason_against_space(self._name_of(section, key), space)
+        reason = reason_against_space(self._name_of(self._proposer), space)
         # The space is empty when annotations are not read.
         if reason is not None and space.parameters:
-            self._refuse((section, key), reason)
+            self._report((self._proposer, _built_in(self._proposer)), reason)
 
     def _search_space(self) -> tuple[dict[str, Any], SearchSpace | None]:
         if self.space_here is not None:
-            return self._search_space_here()
+            assert isinstance(self.document, DocumentV2)
+            if self.raw.get("searchSpacePath") is not None:
+                both = "cannot use searchSpace: there is searchSpaceFile, too; keep one of the two"
+                self.diagnostics.append(self.document.said(("searchSpace",), both))
+            return self._checked_space(
+                self.space_here, lambda at, what: self.document.said(("searchSpace", *at), what)
+            )
+        place = ("searchSpacePath",)
         written = self.raw.get("searchSpacePath")
         if written is None:
-            self._refuse(
-                    ("searchSpacePath",), "cannot do without searchSpacePath: it must be the path of a JSON file; "
-                "write e.g. searchSpacePath: search_space.json"
-            )  # fmt: skip
-        path = self._absolute("searchSpacePath", written)
+            why = "it must be the path of a JSON file; write e.g. searchSpacePath: search_space.json"
+            self._refuse(place, why, "do without")
+        path = self._absolute(place, written)
         if path is None:
             return {}, None
         if not path.exists():
-            self._refuse(
-                ("searchSpacePath",),
-                f"cannot use searchSpacePath: there is no {path}; create it or fix the path",
-            )
+            self._refuse(place, f"there is no {path}; create it or fix the path")
             return {}, None
         try:
             # Messages show the path relative to the experiment file's path as the user typed it.
@@ -543,24 +485,15 @@ class _Reading:
         except ConfigInvalid as error:
             self.diagnostics += error.diagnostics
             return {}, None
-        space, problems = read_search_space(document.value)
         self.diagnostics += document.diagnostics
-        self.diagnostics += [
-            document.diagnostic(place, message) for place, message in problems[:MAX_DIAGNOSTICS]
-        ]
-        return document.value, space
+        return self._checked_space(document.value, document.diagnostic)
 
-    def _search_space_here(self) -> tuple[dict[str, Any], SearchSpace | None]:
-        assert isinstance(self.document, DocumentV2)
-        place = ("searchSpace",)
-        if self.raw.get("searchSpacePath") is not None:
-            both = "cannot use searchSpace: there is searchSpaceFile, too; keep one of the two"
-            self.diagnostics.append(self.document.said(place, both))
-        space, problems = read_search_space(self.space_here)
-        self.diagnostics += [
-            self.document.said((*place, *where), message) for where, message in problems[:MAX_DIAGNOSTICS]
-        ]
-        return self.space_here, space
+    def _checked_space(
+        self, raw: Any, diagnostic: Callable[[Place, str], Diagnostic]
+    ) -> tuple[dict[str, Any], SearchSpace | None]:
+        space, problems = read_search_space(raw)
+        self.diagnostics += [diagnostic(at, message) for at, message in problems[:MAX_DIAGNOSTICS]]
+        return raw, space
 
     def _annotated_space(
         self, code_dir: Path | None, excluded: tuple[Path, ...]
@@ -574,29 +507,29 @@ class _Reading:
             shown = self.path.parent / Path(str(self._within("trial")["codeDir"])).expanduser()
             code = read_code(code_dir, shown, excluded)
         except CodeUnusable as error:
-            self._refuse(("trial", "codeDir"), str(error))
+            self._report(("trial", "codeDir"), str(error))
             return {}, None
         self.diagnostics += code.diagnostics
         self.is_annotated = bool(code.generated)
         if code.diagnostics:
             return {}, None
         beside = "searchSpace" if self.space_here is not None else "searchSpacePath"
-        is_beside = self.space_here is not None or self.raw.get("searchSpacePath") is not None
+        is_beside = self.space_here is not None or self.raw.get(beside) is not None
         if code.space:
             if is_beside:
-                self._warn(
-                    f"useAnnotation: true wins over {beside}: the search space is that of the annotations in trial.codeDir"
-                )
+                why = "the search space is that of the annotations in trial.codeDir"
+                self._warn(f"useAnnotation: true wins over {beside}: {why}")
             return dict(code.space), read_search_space(dict(code.space))[0]
+        none = "names a hyper-parameter"
         if is_beside:
-            self._warn(
-                f"useAnnotation: true finds no annotation that names a hyper-parameter: {beside} is the search space"
-            )
+            self._warn(f"useAnnotation: true finds no annotation that {none}: {beside} is the search space")
             return self._search_space()
-        self._refuse(
-            ("useAnnotation",), f"cannot use useAnnotation: true: no annotation in {code_dir} names a hyper-parameter; write "
-            "'''@nni.variable(nni.choice(16, 32), name=size)''' above `size = 16`, or searchSpacePath: search_space.json"
-        )  # fmt: skip
+        example = "'''@nni.variable(nni.choice(16, 32), name=size)''' above `size = 16`"
+        message = (
+            f"cannot use useAnnotation: true: no annotation in {code_dir} {none}; write {example}, or searchSpacePath: "
+            "search_space.json"
+        )
+        self._report(("useAnnotation",), message)
         return {}, None
 
     def _check_paths_of_annotated_code(self, code_dir: Path | None, log_dir: Path | None) -> None:
@@ -604,10 +537,8 @@ class _Reading:
         if not self.is_annotated or code_dir is None or log_dir is None:
             return
         if log_dir.exists() and log_dir.samefile(code_dir):
-            self._refuse(
-                ("logDir",), f"cannot use logDir: {log_dir} is trial.codeDir, too, of which each experiment keeps a copy; name "
-                "another folder, which may lie in it"
-            )  # fmt: skip
+            why = f"{log_dir} is trial.codeDir, too, of which each experiment keeps a copy"
+            self._refuse(("logDir",), f"{why}; name another folder, which may lie in it")
         command = self._within("trial").get("command")
         if isinstance(command, str) and str(code_dir) in command:
             self._warn(
@@ -620,52 +551,71 @@ class _Reading:
         self.warnings.append(self.document.diagnostic((), message).message)
 
     def _code_dir(self) -> Path | None:
-        trial = self.raw.get("trial")
-        path = self._absolute("trial.codeDir", trial.get("codeDir") if isinstance(trial, Mapping) else None)
-        if path is not None and not path.is_dir():
-            what = f"{path} is not a folder" if path.exists() else f"there is no folder {path}"
-            self._refuse(("trial", "codeDir"), f"cannot use trial.codeDir: {what}; create it or fix the path")
+        place = ("trial", "codeDir")
+        path = self._absolute(place, self._within("trial").get("codeDir"))
+        if path is not None:
+            self._refuse_absent(place, path)
         return path
 
     def _log_dir(self) -> Path | None:
-        path = (
-            self._absolute("logDir", self.raw["logDir"])
-            if "logDir" in self.raw
-            else DEFAULT_LOG_DIR.expanduser()
-        )
+        if "logDir" not in self.raw:
+            return DEFAULT_LOG_DIR.expanduser()
+        path = self._absolute(("logDir",), self.raw["logDir"])
         if path is not None and path.exists() and not path.is_dir():
-            self._refuse(("logDir",), f"cannot use logDir: {path} is not a folder; name a folder")
+            self._refuse(("logDir",), f"{path} is not a folder; name a folder")
         return path
 
-    def _absolute(self, key: str, written: Any, place: Place | None = None) -> Path | None:
+    def _absolute(self, place: Place, written: Any) -> Path | None:
         """The absolute path of a path in the file; None when it is not a path, which the schema reports."""
         if not isinstance(written, str) or not written:
             return None
-        place = tuple(key.split(".")) if place is None else place
         if is_placeholder(written):
-            self._refuse(
-                place, f"cannot use {key}: {written} is still the placeholder of an example; write a path"
-            )
+            self._refuse(place, f"{written} is still the placeholder of an example; write a path")
             return None
         if "\0" in written:
-            self._refuse(place, f"cannot use {key}: {shown(written)} holds a NUL character; fix the path")
+            self._refuse(place, f"{shown(written)} holds a NUL character; fix the path")
             return None
         try:
             # Not resolve(): symbolic links stay as the user wrote them.
             absolute = Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
-        except RuntimeError as error:  # ~nobody
-            self._refuse(place, f"cannot use {key}: {shown(written)} names no user; fix the path ({error})")
-            return None
-        try:
             absolute.exists()
+        except RuntimeError as error:  # ~nobody
+            self._refuse(place, f"{shown(written)} names no user; fix the path ({error})")
+            return None
         except OSError as error:  # a path that is too long, or a folder without permission
-            self._refuse(place, f"cannot use {key}: {shown(written)}: {error.strerror}; fix the path")
+            self._refuse(place, f"{shown(written)}: {error.strerror}; fix the path")
             return None
         if str(absolute) != written:
-            if isinstance(self.document, DocumentV2):
-                key = self.document.key(place)
+            is_v2 = isinstance(self.document, DocumentV2)
+            key = self.document.key(place) if is_v2 else key_of(place)
             self.expansions.append(Expansion(key, written, absolute))
         return absolute
+
+
+def _pai_of(file: PaiExperimentV1, storage: Path, job_file: Path | None, job_text: str | None) -> PaiConfig:
+    """The cluster and its jobs, of a file without diagnostics. A trial's own numbers win over those of `paiConfig`."""
+    trial, cluster = file.trial, file.pai_config
+    return PaiConfig(
+        host=cluster.host,
+        user=cluster.user_name or "",
+        token=cluster.token,
+        password=cluster.pass_word,
+        storage=storage,
+        mount=trial.container_nfs_mount_path.rstrip("/") or "/",
+        image=trial.image,
+        storage_name=trial.pai_storage_config_name,
+        virtual_cluster=trial.virtual_cluster,
+        gpu=cluster.gpu_num if trial.gpu_num is None else trial.gpu_num,
+        cpu=cluster.cpu_num if trial.cpu_num is None else trial.cpu_num,
+        memory_mb=cluster.memory_mb if trial.memory_mb is None else trial.memory_mb,
+        job_file=job_file,
+        job_text=job_text,
+    )
+
+
+def _built_in(section: str) -> str:
+    """The key for the name of a built-in tuner, advisor or assessor."""
+    return f"builtin{section.capitalize()}Name"
 
 
 def _texts_in(value: Any, place: Place) -> Iterator[tuple[Place, str]]:
@@ -677,7 +627,3 @@ def _texts_in(value: Any, place: Place) -> Iterator[tuple[Place, str]]:
     elif isinstance(value, list):
         for index, inner in enumerate(value):
             yield from _texts_in(inner, (*place, index))
-
-
-def _is_local(cluster: Mapping[str, Any]) -> bool:
-    return str(cluster.get("host")).lower() == LOCAL_HOST
