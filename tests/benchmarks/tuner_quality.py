@@ -22,7 +22,7 @@ from made_tuner import made_tuner
 from scipy.stats import mannwhitneyu
 from table import Row, render
 
-from nni_manager.config.algorithms import reason_against_tuner
+from nni_manager.config.algorithms import reason_against
 from nni_manager.tuner.hyperband import BUDGET
 
 TRIALS = 100
@@ -154,7 +154,7 @@ def _found(which: str, name: str, function: str, seed: int, trials: int) -> floa
 def tuners_here() -> list[str]:
     """Those whose libraries are installed."""
     names = (*SAMPLERS, *WITHOUT_SAMPLER, *WITH_BUDGET)
-    return [name for name in names if reason_against_tuner(name) is None]
+    return [name for name in names if reason_against("tuner", name) is None]
 
 
 def quality(

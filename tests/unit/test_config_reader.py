@@ -334,12 +334,12 @@ def test_a_tuner_whose_library_is_absent_says_what_to_install(monkeypatch):
     monkeypatch.setitem(
         algorithms.NEEDS, "CmaEs", algorithms.Need("no_such_module_here", "cmaes", "tuners", "TPE")
     )
-    reason = algorithms.reason_against_tuner("CmaEs")
+    reason = algorithms.reason_against("tuner", "CmaEs")
     assert reason is not None
     assert (
         "CmaEs needs cmaes, which is not installed here; run `pip install 'trial-keeper[tuners]'`" in reason
     )
-    assert algorithms.reason_against_tuner("TPE") is None
+    assert algorithms.reason_against("tuner", "TPE") is None
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])

@@ -319,46 +319,22 @@ NEEDS = {
 }
 
 
-def _reason_against_missing(key: str, name: str) -> str | None:
-    need = NEEDS.get(name)
-    if need is None or need.is_met:
-        return None
-    return (
-        f"cannot use {key}: {name} needs {need.library}, which is not installed here; run "
-        f"`pip install 'trial-keeper[{need.extra}]'`, or use {need.instead}"
-    )
-
-
-def reason_against_tuner(name: object) -> str | None:
-    """The reason why this tuner is unavailable, as a sentence; None when it is available."""
+def reason_against(kind: Literal["tuner", "advisor", "assessor"], name: object) -> str | None:
+    """The reason why this algorithm is unavailable, as a sentence; None when it is available."""
+    known = {"tuner": CLASS_ARGS, "advisor": ADVISORS, "assessor": ASSESSOR_ARGS}[kind]
+    key = f"cannot use {kind}.builtin{kind.capitalize()}Name"
     text = name if isinstance(name, str) else ""
-    if text in CLASS_ARGS:
-        return _reason_against_missing("tuner.builtinTunerName", text)
-    if text in _UNSUPPORTED_TUNERS:
-        return f"cannot use tuner.builtinTunerName: {text} is not supported; use TPE or Evolution"
-    if _is_registered("tuner", text):
+    need = NEEDS.get(text)
+    if text in known and need is not None and not need.is_met:
+        return (
+            f"{key}: {name} needs {need.library}, which is not installed here; run `pip install "
+            f"'trial-keeper[{need.extra}]'`, or use {need.instead}"
+        )
+    if text in known or (kind != "advisor" and _is_registered(kind, text)):
         return None
-    remedy = remedy_for_unknown(text, CLASS_ARGS)
-    return f"cannot use tuner.builtinTunerName: {shown(name)} is not a built-in tuner; {remedy}"
-
-
-def reason_against_advisor(name: object) -> str | None:
-    """The reason why this advisor is unavailable, as a sentence; None when it is available."""
-    if name in ADVISORS:
-        return None
-    remedy = remedy_for_unknown(name if isinstance(name, str) else "", ADVISORS)
-    return f"cannot use advisor.builtinAdvisorName: {shown(name)} is not a built-in advisor; {remedy}"
-
-
-def reason_against_assessor(name: object) -> str | None:
-    """The reason why this assessor is unavailable, as a sentence; None when it is available."""
-    text = name if isinstance(name, str) else ""
-    if text in ASSESSOR_ARGS:
-        return _reason_against_missing("assessor.builtinAssessorName", text)
-    if _is_registered("assessor", text):
-        return None
-    remedy = remedy_for_unknown(text, ASSESSOR_ARGS)
-    return f"cannot use assessor.builtinAssessorName: {shown(name)} is not a built-in assessor; {remedy}"
+    if kind == "tuner" and text in _UNSUPPORTED_TUNERS:
+        return f"{key}: {text} is not supported; use TPE or Evolution"
+    return f"{key}: {shown(name)} is not a built-in {kind}; {remedy_for_unknown(text, known)}"
 
 
 def _is_registered(kind: AlgorithmKind, name: str) -> bool:

@@ -11,14 +11,10 @@ import re
 from functools import partial
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import PlainValidator, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import BeforeValidator, PlainValidator, ValidationInfo, WithJsonSchema, field_validator
 from pydantic.alias_generators import to_camel
 
-from nni_manager.config.algorithms import (
-    reason_against_advisor,
-    reason_against_assessor,
-    reason_against_tuner,
-)
+from nni_manager.config.algorithms import reason_against
 from nni_manager.config.diagnostics import remedy_for_unknown, shown
 from nni_manager.config.schema import Schema, flag, is_placeholder, mapping, must_be, refusal, whole
 
@@ -153,6 +149,18 @@ def _duration(example: str, **rules: Any) -> Any:
     return must_be("a whole number and one of s, m, h, d", example, None, **rules)
 
 
+def _available(kind: Literal["tuner", "advisor", "assessor"]) -> BeforeValidator:
+    """Refuses the name of an algorithm that is not available."""
+
+    def checked(name: Any) -> Any:
+        is_set = name is not None or kind == "advisor"
+        if is_set and not is_placeholder(name) and (reason := reason_against(kind, name)) is not None:
+            raise refusal(reason)
+        return name
+
+    return BeforeValidator(checked)
+
+
 class _Algorithm(Schema):
     """A built-in algorithm by name, or the user's own class. The reader reports missing keys of either."""
 
@@ -173,49 +181,31 @@ class _Algorithm(Schema):
 class TunerV1(_Algorithm):
     """`tuner`. `gpuIndices` has no effect: the tuners of this version do not use GPUs."""
 
-    builtin_tuner_name: str | None = must_be("the name of a tuner", "TPE", None, v2="name")
+    builtin_tuner_name: Annotated[str | None, _available("tuner")] = must_be(
+        "the name of a tuner", "TPE", None, v2="name"
+    )
     include_intermediate_results: bool = flag("false", False)
     gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None, v2="/tunerGpuIndices")
-
-    @field_validator("builtin_tuner_name", mode="before")
-    @classmethod
-    def _is_known(cls, name: Any) -> Any:
-        reason = None if name is None else reason_against_tuner(name)
-        if reason is not None and not is_placeholder(name):
-            raise refusal(reason)
-        return name
 
 
 class AdvisorV1(Schema):
     """`advisor`: NNI's name for an algorithm that replaces both tuner and assessor."""
 
     answers: ClassVar[dict[str, str]] = dict.fromkeys(("codeDir", "classFileName", "className"), OWN_ADVISOR)
-    builtin_advisor_name: str = must_be("the name of an advisor", "Hyperband", v2="name")
+    builtin_advisor_name: Annotated[str, _available("advisor")] = must_be(
+        "the name of an advisor", "Hyperband", v2="name"
+    )
     # Checked by the schema of the algorithm once the name is known.
     class_args: dict[str, Any] | None = mapping("{optimize_mode: maximize}", None)
     gpu_indices: GpuIndices = must_be("GPU numbers separated by commas", '"0,1"', None, v2="")
-
-    @field_validator("builtin_advisor_name", mode="before")
-    @classmethod
-    def _is_known(cls, name: Any) -> Any:
-        reason = reason_against_advisor(name)
-        if reason is not None and not is_placeholder(name):
-            raise refusal(reason)
-        return name
 
 
 class AssessorV1(_Algorithm):
     """`assessor`."""
 
-    builtin_assessor_name: str | None = must_be("the name of an assessor", "Medianstop", None, v2="name")
-
-    @field_validator("builtin_assessor_name", mode="before")
-    @classmethod
-    def _is_known(cls, name: Any) -> Any:
-        reason = None if name is None else reason_against_assessor(name)
-        if reason is not None and not is_placeholder(name):
-            raise refusal(reason)
-        return name
+    builtin_assessor_name: Annotated[str | None, _available("assessor")] = must_be(
+        "the name of an assessor", "Medianstop", None, v2="name"
+    )
 
 
 _FOR_CLUSTERS = "it is for jobs on a cluster, and trials on this machine have what the machine has; remove it"
