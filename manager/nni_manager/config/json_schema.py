@@ -15,16 +15,16 @@ from pydantic.json_schema import models_json_schema
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
 from nni_manager.config.kubernetes import EXPERIMENTS
-from nni_manager.config.schema import V2_NAME
+from nni_manager.config.schema import V2_NAME, Schema
 from nni_manager.config.v2 import (
     ALIASES,
     DURATION_PATTERN,
     DURATIONS,
     EACH,
     PLATFORMS,
-    SECTIONS,
+    KeyV2,
     implicit_keys,
-    names_on,
+    keys_on,
 )
 
 Json: TypeAlias = dict[str, Any]
@@ -33,12 +33,11 @@ _Place: TypeAlias = tuple[str, ...]
 _REF = "#/definitions/"
 _PLATFORM = "trainingServicePlatform"
 _NULL: Json = {"type": "null"}
-_NAME_OF_ALGORITHM = {
-    "TunerV1": "builtinTunerName",
-    "AdvisorV1": "builtinAdvisorName",
-    "AssessorV1": "builtinAssessorName",
+_ALGORITHMS: dict[str, Mapping[str, type[Schema]]] = {
+    "tuner": CLASS_ARGS,
+    "advisor": CLASS_ARGS,
+    "assessor": ASSESSOR_ARGS,
 }
-_V2_NAME = {"tuner": "TunerV1", "advisor": "AdvisorV1", "assessor": "AssessorV1"}
 
 
 def json_schema(version: Version | None = None) -> Json:
@@ -69,8 +68,8 @@ def _definitions() -> dict[str, Json]:
     ]
     _, made = models_json_schema(models, by_alias=True, ref_template=_REF + "{model}")  # type: ignore[arg-type]
     found = {name: _tidy(schema) for name, schema in made["$defs"].items()}
-    for name, key in _NAME_OF_ALGORITHM.items():
-        _add_class_args(found[name], key)
+    for section in _ALGORITHMS:
+        _add_class_args(found[f"{section.capitalize()}V1"], section)
     return found
 
 
@@ -114,8 +113,9 @@ def _has(key: str, value: Json | None = None) -> Json:
     return either[0] if len(either) == 1 else {"anyOf": either}
 
 
-def _add_class_args(algorithm: Json, key: str, args_key: str = "classArgs") -> None:
-    known: Mapping[str, type] = ASSESSOR_ARGS if key == _NAME_OF_ALGORITHM["AssessorV1"] else CLASS_ARGS
+def _add_class_args(algorithm: Json, section: str) -> None:
+    """Add the conditions for classArgs to the schema of a tuner, advisor or assessor of either version."""
+    known, key = _ALGORITHMS[section], f"builtin{section.capitalize()}Name"
     name_key = key if key in algorithm["properties"] else "name"
     conditions = algorithm.setdefault("allOf", [])
     if "className" in algorithm["properties"]:
@@ -123,9 +123,9 @@ def _add_class_args(algorithm: Json, key: str, args_key: str = "classArgs") -> N
         conditions.append({"anyOf": [_has(name_key, is_text), _has("className", is_text)]})
     for name, args in known.items():
         either = {"anyOf": [{"$ref": _REF + args.__name__}, _NULL]}
-        then: Json = {"properties": dict.fromkeys(_spellings(args_key), either)}
-        if any(field.is_required() for field in args.model_fields.values()):  # type: ignore[attr-defined]
-            then |= _has(args_key)
+        then: Json = {"properties": dict.fromkeys(_spellings("classArgs"), either)}
+        if any(field.is_required() for field in args.model_fields.values()):
+            then |= _has("classArgs")
         conditions.append({"if": _has(name_key, {"const": name}), "then": then})
     for spelling in _spellings(name_key):
         if spelling in algorithm["properties"]:
@@ -197,9 +197,8 @@ def _proposer_and_space(*spaces: str) -> list[Json]:
 def _root_of_v2(definitions: dict[str, Json]) -> Json:
     services, branches = [], []
     properties: dict[str, Json] = {}
-    for platform, v1 in PLATFORMS.items():
-        made = _V2SchemaBuilder(platform, definitions, definitions[EXPERIMENTS[v1].__name__])
-        own = made.mapping(())
+    for platform in PLATFORMS:
+        own = _V2SchemaBuilder(platform, definitions).mapping(())
         service = own["properties"].pop("trainingService")
         own["properties"].pop("training_service")
         is_this = _has("platform", {"const": platform})
@@ -235,87 +234,72 @@ def _root_of_v2(definitions: dict[str, Json]) -> Json:
 class _V2SchemaBuilder:
     """The schema of v2 files for one platform. Each key has the type of the v1 key that it is translated to."""
 
-    def __init__(self, platform: str, definitions: dict[str, Json], whole: Json) -> None:
+    def __init__(self, platform: str, definitions: dict[str, Json]) -> None:
         self.platform = platform
         self.definitions = definitions
-        self.whole = whole
-        self.table = names_on(platform)
-        # `names_on` needs no storage kind here: a storage's path has the same type in every kind.
-        self.places = self.table | {v2: self.table[to] for v2, to in ALIASES.items() if to in self.table}
-        self.places |= implicit_keys(platform)
+        self.required = {("trainingService",), ("trainingService", "platform")}
+        self.leaves: dict[_Place, Json] = {}
+        for key in keys_on(platform):
+            if key.is_required:
+                self.required.add(key.v2)
+            if not key.is_mapping:
+                self.leaves.setdefault(key.v2, self._leaf(key))
+        for alias, to in ALIASES.items():
+            if to in self.leaves:
+                leaf = self.leaves[to]
+                self.leaves[alias] = {"anyOf": [leaf, _NULL]} if to in self.required else leaf
+        without_effect = {"description": "Accepted, without effect on this platform."}
+        self.leaves |= {place: without_effect for place, v1 in implicit_keys(platform).items() if not v1}
 
     def mapping(self, above: _Place) -> Json:
         """The schema of the mapping at a v2 path."""
         steps = dict.fromkeys(
             place[len(above)]
-            for place in self.places
+            for place in self.leaves
             if len(place) > len(above) and place[: len(above)] == above
         )
         properties = {step: self._value((*above, step)) for step in steps}
-        required = [step for step in steps if self._is_required((*above, step))]
+        required = [step for step in steps if (*above, step) in self.required]
         made = _mapping(properties, [step for step in required if not self._others((*above, step))])
         needs = [self._either((*above, step)) for step in required if self._others((*above, step))]
         if needs:
             made.setdefault("allOf", []).extend(needs)
-        if above and above[0] in _V2_NAME:
-            _add_class_args(made, _NAME_OF_ALGORITHM[_V2_NAME[above[0]]])
+        if above and above[0] in _ALGORITHMS:
+            _add_class_args(made, above[0])
         return made
 
     def _value(self, place: _Place) -> Json:
-        if place in self.places:
-            return self._leaf(place)
-        if (*place, EACH) in {each[: len(place) + 1] for each in self.places}:
-            return self._named((*place, EACH), lambda ref: {"type": "array", "minItems": 1, "items": ref})
-        if len(place) == 1 and place[0] not in _V2_NAME:
+        if place in self.leaves:
+            return self.leaves[place]
+        if any(each[: len(place) + 1] == (*place, EACH) for each in self.leaves):
+            return {"type": "array", "minItems": 1, "items": self._named((*place, EACH))}
+        if place == ("trainingService",):
             return self.mapping(place)
-        return self._named(place, lambda ref: {"anyOf": [ref, _NULL]})
+        return {"anyOf": [self._named(place), _NULL]}
 
-    def _named(self, place: _Place, wrapped: Any) -> Json:
+    def _named(self, place: _Place) -> Json:
         name = ".".join((self.platform, *place))
         if name not in self.definitions:
             self.definitions[name] = self.mapping(place)
-        return dict(wrapped({"$ref": _REF + name}))
+        return {"$ref": _REF + name}
 
-    def _leaf(self, place: _Place) -> Json:
-        if place[-1] == "platform":
+    def _leaf(self, key: KeyV2) -> Json:
+        if key.v2[-1] == "platform":
             return {"const": self.platform}
-        v1 = self.places[place]
-        if not v1:
-            return {"description": "Accepted, without effect on this platform."}
-        if v1[-1] in DURATIONS:
-            either = [
-                {"type": "integer", "exclusiveMinimum": 0},
-                {"type": "string", "pattern": DURATION_PATTERN},
-            ]
+        if key.v1[-1] in DURATIONS:
             return {
-                "anyOf": [*either, _NULL],
+                "anyOf": [
+                    {"type": "integer", "exclusiveMinimum": 0},
+                    {"type": "string", "pattern": DURATION_PATTERN},
+                    _NULL,
+                ],
                 "description": "A number and s, m, h or d, or a number of seconds.",
             }
-        found = self._in_v1(v1)
-        return found if self._is_required(place) else {"anyOf": [found, _NULL]}
-
-    def _is_required(self, place: _Place) -> bool:
-        """True if v1 requires the key and no default replaces it."""
-        if place in (("trainingService",), ("trainingService", "platform")):
-            return True
-        if (v1 := self.table.get(place)) is not None:
-            # Keys inside an optional v1 section are optional, unless v2 has the same section.
-            above = [v1[:length] for length in range(len(v1), 0, -1)]
-            part = next((index for index, each in enumerate(above) if each in SECTIONS.values()), len(above))
-            return all(self._is_needed_in_v1(each) for each in above[:part])
-        within = {
-            v1[: len(v1) - len(v2) + len(place)] for v2, v1 in self.table.items() if v2[: len(place)] == place
-        }
-        return len(within) == 1 and len(place) > 1 and self._is_needed_in_v1(within.pop())
-
-    def _is_needed_in_v1(self, place: _Place) -> bool:
-        if not place or place in implicit_keys(self.platform).values():
-            return False
-        within = self._behind(self._in_v1(place[:-1]))
-        return _has(place[-1]) in within.get("allOf", ())
+        found: Json = self.definitions[key.owner.__name__]["properties"][key.v1[-1]]
+        return found if key.is_required else {"anyOf": [found, _NULL]}
 
     def _others(self, place: _Place) -> list[_Place]:
-        return [alias for alias, to in ALIASES.items() if to == place and alias in self.places]
+        return [alias for alias, to in ALIASES.items() if to == place and alias in self.leaves]
 
     def _either(self, place: _Place) -> Json:
         """The condition that a key is present under any of its names."""
@@ -324,18 +308,3 @@ class _V2SchemaBuilder:
             same = other[: len(place) - 1] == place[:-1]
             either.append(_has(other[-1]) if same else _has(other[0], _has(other[-1])))
         return {"anyOf": either}
-
-    def _in_v1(self, place: _Place) -> Json:
-        """The schema at a v1 path."""
-        found = self.whole
-        for step in place:
-            inside = self._behind(found)
-            found = inside["items"] if step == EACH else inside["properties"][step]
-        return found
-
-    def _behind(self, schema: Json) -> Json:
-        """The schema behind a reference or a nullable part; other schemas unchanged."""
-        if "$ref" in schema:
-            return self.definitions[str(schema["$ref"]).removeprefix(_REF)]
-        parts = [each for each in schema.get("anyOf", ()) if each.keys() & {"$ref", "items"}]
-        return self._behind(parts[0]) if parts else schema

@@ -130,27 +130,47 @@ def names_on(platform: str | None, storage: str | None = None) -> dict[_Place, _
         of_others = {part for kind, parts in STORAGE_PARTS.items() if kind != storage for part in parts}
         of_others |= {"uploadRetryCount"} - {*_STORAGE_KEYS[storage]}
     found: dict[_Place, _Place] = {}
-    for v2, v1 in _names_in(EXPERIMENTS[PLATFORMS[platform]], (), ()):
-        if of_others.isdisjoint(v1[1:2]):
-            found.setdefault(v2, v1)
+    for key in keys_on(platform):
+        if not key.is_mapping and of_others.isdisjoint(key.v1[1:2]):
+            found.setdefault(key.v2, key.v1)
     return found
 
 
-def _names_in(schema: type[Schema], v1: _Place, v2: _Place) -> Iterator[tuple[_Place, _Place]]:
-    """The v2 and the v1 path of each key of the mapping at these paths."""
-    for key, field_ in fields_of(schema).items():
-        extra = field_.json_schema_extra
-        name = str(extra[V2_NAME]) if isinstance(extra, dict) else key
-        if not name:
-            continue
-        steps = tuple(name.strip("/").split("."))
-        there, here = (steps if name.startswith("/") else (*v2, *steps)), (*v1, key)
-        inner = schema_in(field_)
-        if inner is None:
-            yield there, here
-        else:
-            each = (EACH,) if "list" in str(field_.annotation) else ()
-            yield from _names_in(inner, (*here, *each), (*there, *each))
+@dataclass(frozen=True, slots=True)
+class KeyV2:
+    """A key of v2 files with its v1 path. `owner` is the v1 schema of the mapping that has the key.
+
+    `is_required`: v1 requires it, and v2 has no default.
+    """
+
+    v2: _Place
+    v1: _Place
+    owner: type[Schema]
+    is_required: bool
+    is_mapping: bool
+
+
+def keys_on(platform: str) -> Iterator[KeyV2]:
+    """All keys of v2 files for a platform, in the order of the model. Parts of v1 may share a v2 mapping."""
+    optional = {*implicit_keys(platform).values()}
+    sections = {*SECTIONS.values()}
+
+    def keys_in(schema: type[Schema], v1: _Place, v2: _Place, is_needed: bool) -> Iterator[KeyV2]:
+        for key, field_ in fields_of(schema).items():
+            extra = field_.json_schema_extra
+            name = str(extra[V2_NAME]) if isinstance(extra, dict) else key
+            if not name:
+                continue
+            steps = tuple(name.strip("/").split("."))
+            there, here = (steps if name.startswith("/") else (*v2, *steps)), (*v1, key)
+            is_required = is_needed and field_.is_required() and here not in optional
+            inner = schema_in(field_)
+            yield KeyV2(there, here, schema, is_required, inner is not None)
+            if inner is not None:
+                each = (EACH,) if "list" in str(field_.annotation) else ()
+                yield from keys_in(inner, (*here, *each), (*there, *each), is_required or here in sections)
+
+    return keys_in(EXPERIMENTS[PLATFORMS[platform]], (), (), True)
 
 
 def implicit_keys(platform: str) -> dict[_Place, _Place]:
