@@ -11,14 +11,17 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic.alias_generators import to_snake
 
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, key_of
-from nni_manager.config.document import Document, PathInFile
-from nni_manager.config.v2 import ALIASES, EACH, PLATFORMS, DocumentV2, as_v1, names_on, place_of
+from nni_manager.config.document import Document
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.config.reader import read_document
+from nni_manager.config.v2 import ALIASES, EACH, PLATFORMS, as_v1, names_on, place_of
 
 _SPACE = "searchSpace"
 # An example of a value: `write e.g. trialConcurrency: 2`.
@@ -39,37 +42,25 @@ _QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'[^']*'"
 _KEEP_TO = "keep to text, finite numbers, True, False, None, lists and mappings of them"
 
 
-def python_document(value: Mapping[str, Any], name: str) -> PythonDocument:
-    """The document of `value`, whose keys are those of the second schema. `name`: the default experiment name.
+def read_python(value: Mapping[str, Any], name: str) -> ExperimentSpec:
+    """The experiment that `value`, whose keys are those of the second schema, describes. `name`: the default experiment name.
 
     Raises:
-        ConfigInvalid: it contains a value that no file can contain.
+        ConfigInvalid: with every error; each names its field.
     """
     if strangers := [*_strangers(value, ())]:
         raise ConfigInvalid(strangers)
-    read = as_v1(Document("", {"experimentName": name, **value}, None))
-    told = [_in_python(each) for each in read.diagnostics]
-    warnings = tuple(to_python_names(each) for each in read.warnings)
-    return PythonDocument("", read.value, None, tuple(told), read.names, warnings)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class PythonDocument(DocumentV2):
-    """A document of the second schema. Its diagnostics name Python fields and have no lines."""
-
-    def key(self, path: PathInFile) -> str:
-        """The field for a path of the v1 file."""
-        return _in_snake_case(DocumentV2.key(self, path))
-
-    def diagnostic(self, path: PathInFile, message: str) -> Diagnostic:
-        """A diagnostic at this path of the v1 file, translated to the field of the configuration."""
-        return _in_python(DocumentV2.diagnostic(self, path, message))
-
-    def said(self, path: PathInFile, message: str) -> Diagnostic:
-        """A diagnostic at this path of the v2 file, for the configuration."""
-        # `diagnostic` calls this and translates the result; only the search space is translated here.
-        told = DocumentV2.said(self, path, message)
-        return _in_python(told) if path and path[0] == _SPACE else told
+    document = as_v1(Document("", {"experimentName": name, **value}, None))
+    try:
+        spec = read_document(Path.cwd() / CALLED, document)
+    except ConfigInvalid as error:
+        # Diagnostics with a file are those of a search space or of annotated code.
+        raise ConfigInvalid(each if each.file else _in_python(each) for each in error.diagnostics) from None
+    return dataclasses.replace(
+        spec,
+        warnings=tuple(map(to_python_names, spec.warnings)),
+        expansions=tuple(dataclasses.replace(each, key=_in_snake_case(each.key)) for each in spec.expansions),
+    )
 
 
 def _in_python(mistake: Diagnostic) -> Diagnostic:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -460,13 +460,9 @@ class _Reading:
 
     def _search_space(self) -> tuple[dict[str, Any], SearchSpace | None]:
         if self.space_here is not None:
-            assert isinstance(self.document, DocumentV2)
             if self.raw.get("searchSpacePath") is not None:
-                both = "cannot use searchSpace: there is searchSpaceFile, too; keep one of the two"
-                self.diagnostics.append(self.document.said(("searchSpace",), both))
-            return self._checked_space(
-                self.space_here, lambda at, what: self.document.said(("searchSpace", *at), what)
-            )
+                self._refuse(("searchSpace",), "there is searchSpaceFile, too; keep one of the two")
+            return self._checked_space(self.space_here, self.document, ("searchSpace",))
         place = ("searchSpacePath",)
         written = self.raw.get("searchSpacePath")
         if written is None:
@@ -486,13 +482,16 @@ class _Reading:
             self.diagnostics += error.diagnostics
             return {}, None
         self.diagnostics += document.diagnostics
-        return self._checked_space(document.value, document.diagnostic)
+        return self._checked_space(document.value, document)
 
     def _checked_space(
-        self, raw: Any, diagnostic: Callable[[Place, str], Diagnostic]
+        self, raw: Any, document: Document, above: Place = ()
     ) -> tuple[dict[str, Any], SearchSpace | None]:
+        """The search space at a place of a document."""
         space, problems = read_search_space(raw)
-        self.diagnostics += [diagnostic(at, message) for at, message in problems[:MAX_DIAGNOSTICS]]
+        self.diagnostics += [
+            document.diagnostic((*above, *at), message) for at, message in problems[:MAX_DIAGNOSTICS]
+        ]
         return raw, space
 
     def _annotated_space(

@@ -23,6 +23,7 @@ from nni_manager.config.v1 import OWN_ADVISOR
 _Place = tuple[str, ...]
 _PathHere = tuple[str | int, ...]
 EACH = "*"
+_SEARCH_SPACE = ("searchSpace",)
 
 
 def _places(table: Mapping[str, str]) -> dict[_Place, _Place]:
@@ -225,15 +226,16 @@ class DocumentV2(Document):
         return key_of(self._v2(path) or path)
 
     def diagnostic(self, path: PathInFile, message: str) -> Diagnostic:
-        """A diagnostic at this path of the v1 file, translated to the path and keys of this file."""
-        message = _in_words_of_v2(message, self.names)
+        """A diagnostic at this path of the v1 file, or of the file's search space, with the path and keys of this file."""
+        if tuple(path[:1]) != _SEARCH_SPACE:  # its keys are the user's names
+            message = _in_words_of_v2(message, self.names)
         if tuple(path) == ("trainingServicePlatform",):
             message = re.sub(r"\bpai\b", "openpai", message)
         for length in range(len(path), 0, -1):
             if (there := self._v2(path[:length])) is not None:
                 path = (*there, *path[length:])
                 break
-        return self.said(path, message)
+        return Document.diagnostic(self, path, message)
 
     def _v2(self, path: PathInFile) -> _PathHere | None:
         place = place_of(path)
@@ -242,11 +244,6 @@ class DocumentV2(Document):
             # The path may be a whole section.
             there = next((v2 for v2, v1 in SECTIONS.items() if v1 == place), _WHOLES.get(place))
         return None if there is None else with_indices(there, path)
-
-    def said(self, path: PathInFile, message: str) -> Diagnostic:
-        """A diagnostic at this path of this v2 file."""
-        line, column = self._place(path)
-        return Diagnostic(self.file, line, column, key_of(path), message)
 
 
 def as_v1(document: Document) -> DocumentV2:
@@ -275,7 +272,7 @@ class _V2ToV1:
             "trial": {},
         }
         self.names = {v1: v2 for v2, v1 in self.table.items()}
-        self.said_at: dict[_PathHere, _PathHere] = {}
+        self.source_of: dict[_PathHere, _PathHere] = {}
         self.diagnostics: list[Diagnostic] = list(document.diagnostics)
         self.warnings: list[str] = []
         self.code_directories: dict[_PathHere, Any] = {}
@@ -321,7 +318,7 @@ class _V2ToV1:
                 self._put(with_indices(SECTIONS[place], here), {})
             known = {
                 folded(each[len(place)]): each[len(place)]
-                for each in (*self.table, *ALIASES, ("searchSpace",))
+                for each in (*self.table, *ALIASES, _SEARCH_SPACE)
                 if each[: len(place)] == place and len(each) > len(place)
             }
             seen: set[str] = set()
@@ -348,7 +345,7 @@ class _V2ToV1:
     def _take_key(self, item: Any, place: _Place, here: _PathHere) -> None:
         key = key_of(place)
         primary = ALIASES.get(place, place)
-        if place == ("searchSpace",):
+        if place == _SEARCH_SPACE:
             self.search_space = [item]
         elif key in _UNSUPPORTED_YET and place not in self.table:
             self._refuse(here, f"it is not in this version yet; {_UNSUPPORTED_YET[key]}")
@@ -367,8 +364,8 @@ class _V2ToV1:
 
     def _put_value(self, v1: _Place, primary: _Place, place: _Place, here: _PathHere, item: Any) -> None:
         target = with_indices(v1, here)
-        if target in self.said_at:
-            first = key_of(self.said_at[target])
+        if target in self.source_of:
+            first = key_of(self.source_of[target])
             is_inner = place[0] == "trainingService" and primary[0] != "trainingService"
             winner = key_of(here) if is_inner else first
             self.warnings.append(f"{winner} wins over {first if is_inner else key_of(here)}")
@@ -376,7 +373,7 @@ class _V2ToV1:
                 return
         if item is None:
             return  # null means that the key is absent
-        self.said_at[target] = here
+        self.source_of[target] = here
         self.names[v1] = place
         if v1[-1] in DURATIONS:
             item = self._duration(here, item)
@@ -401,8 +398,7 @@ class _V2ToV1:
         put(self.value, path, item)
 
     def _refuse(self, here: PathInFile, why: str) -> None:
-        line_of = DocumentV2(self.document.file, None, self.document.root)
-        self.diagnostics.append(line_of.said(here, f"cannot use {key_of(here)}: {why}"))
+        self.diagnostics.append(self.document.diagnostic(here, f"cannot use {key_of(here)}: {why}"))
 
     def _refuse_unknown(self, place: _Place, here: _PathHere, item: Any) -> None:
         answer = _ANSWERS.get(key_of(place))

@@ -17,8 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic
 from nni_manager.config.model import ExperimentSpec as CheckedConfig
-from nni_manager.config.python_document import CALLED, python_document
-from nni_manager.config.reader import read_document
+from nni_manager.config.python_document import read_python
 from nni_manager.config.v1 import UNSUPPORTED
 from nni_manager.config.v2 import PLATFORMS
 from nni_manager.errors import UserError
@@ -330,18 +329,9 @@ class ExperimentConfig(ConfigBase):
         try:
             described = self.document()
         except RecursionError as error:
-            raise ConfigInvalid(
-                [
-                    Diagnostic(
-                        "",
-                        None,
-                        None,
-                        "config",
-                        "cannot use config: something in it contains itself; make it flatter",
-                    )
-                ]
-            ) from error
-        return read_document(Path.cwd() / CALLED, python_document(described, _name_of_program()))
+            message = "cannot use config: something in it contains itself; make it flatter"
+            raise ConfigInvalid([Diagnostic("", None, None, "config", message)]) from error
+        return read_python(described, _name_of_program())
 
     def validate(self) -> None:
         """Check the configuration without starting anything.
