@@ -78,16 +78,9 @@ class _ChoiceSite:
 
 
 @dataclass(frozen=True, slots=True)
-class _CallSite:
-    """The byte range of an annotation that an SDK call replaces."""
-
-    start: int
-    end: int
-    call: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Edit:
+    """A byte range of the file and the code that replaces it."""
+
     start: int
     end: int
     code: str
@@ -176,7 +169,7 @@ class _Reader:
         self.diagnostics: list[Diagnostic] = []
         self.space: dict[str, Any] = {}
         self.choosing: list[_ChoiceSite] = []
-        self._calling: list[_CallSite] = []
+        self._calling: list[_Edit] = []  # the code is an SDK call without its module
         self._encoding = "utf-8"
         self._text = b""  # in UTF-8: offsets of the syntax tree count its bytes
         self._line_starts = [0]
@@ -292,7 +285,7 @@ class _Reader:
                 wanted = "one value, and no name" if _EXPANDED[kind] else "nothing"
                 raise _Wrong(node.lineno, f"@nni.{kind} so: it takes {wanted}", example)
             values = ", ".join(map(ast.unparse, call.args))
-            self._calling.append(_CallSite(*self._span(node), f"{kind}({values})"))
+            self._calling.append(_Edit(*self._span(node), f"{kind}({values})"))
             return None
         if not call.args:
             raise _Wrong(node.lineno, f"@nni.{kind} without options", example)
@@ -402,7 +395,7 @@ class _Reader:
         while alias.encode() in self._text:
             alias += "_"
         edits = [_Edit(site.start, site.end, _choosing_code(site, alias)) for site in self.choosing]
-        edits += [_Edit(each.start, each.end, f"{alias}.{each.call}") for each in self._calling]
+        edits += [_Edit(each.start, each.end, f"{alias}.{each.code}") for each in self._calling]
         try:
             source = self.rewritten([self._import(alias), *edits])
             _syntax_tree(source.decode(self._encoding))

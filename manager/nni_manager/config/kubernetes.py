@@ -16,6 +16,7 @@ from nni_manager.config.model import (
     KubernetesConfig,
     KubernetesStorage,
     NfsStorage,
+    Platform,
     RoleConfig,
 )
 from nni_manager.config.schema import Schema, flag, mapping, must_be, whole
@@ -211,7 +212,7 @@ class KubeflowExperimentV1(ExperimentV1):
 AnyExperimentV1: TypeAlias = (
     LocalExperimentV1 | PaiExperimentV1 | FrameworkControllerExperimentV1 | KubeflowExperimentV1
 )
-EXPERIMENTS: dict[str, type[AnyExperimentV1]] = {
+EXPERIMENTS: Mapping[Platform, type[AnyExperimentV1]] = {
     "local": LocalExperimentV1,
     "pai": PaiExperimentV1,
     "frameworkcontroller": FrameworkControllerExperimentV1,
@@ -224,6 +225,7 @@ EXPERIMENTS: dict[str, type[AnyExperimentV1]] = {
 Place: TypeAlias = tuple[str | int, ...]
 Refuse: TypeAlias = Callable[..., None]
 """Record an error: the place, the reason with the remedy, and what one cannot do with the key ("use")."""
+REPLICAS = ("worker", "ps", "master")
 SECTION = {"frameworkcontroller": "frameworkcontrollerConfig", "kubeflow": "kubeflowConfig"}
 STORAGE_PARTS: dict[str, tuple[str, ...]] = {
     "nfs": ("nfs",),
@@ -272,16 +274,12 @@ def refuse_contradictions(
 
 
 def _refuse_storage(name: str, section: Mapping[str, Any], refuse: Refuse) -> None:
-    kind = section.get("storage")
     given = [part for parts in STORAGE_PARTS.values() for part in parts if section.get(part) is not None]
+    kind = kind_of_storage(section) if section.get("storage") is None else section["storage"]
     if kind is None:
-        kind = kind_of_storage(section)
-        if kind is None:
-            why = (
-                f"trials need a storage that all machines see; write e.g. storage: nfs and {_EXAMPLES['nfs']}"
-            )
-            refuse((name, "storage"), why, "do without")
-            return
+        why = f"trials need a storage that all machines see; write e.g. storage: nfs and {_EXAMPLES['nfs']}"
+        refuse((name, "storage"), why, "do without")
+        return
     if not isinstance(kind, str) or kind not in STORAGE_PARTS:
         return  # the schema reports it
     for part in STORAGE_PARTS[kind]:
@@ -320,7 +318,7 @@ def _refuse_what_operator_lacks(trial: Mapping[str, Any], section: Mapping[str, 
     if trial.get(roles[0]) is None:
         why = f"{operator} runs it; write e.g. {roles[0]}: {_REPLICA}"
         refuse(("trial", roles[0]), why, "do without")
-    for role in ("worker", "ps", "master"):
+    for role in REPLICAS:
         if trial.get(role) is not None and role not in roles:
             why = f"{operator} has {' and '.join(roles)} only; remove it, or write another operator"
             refuse(("trial", role), why)
@@ -340,16 +338,14 @@ def _refuse_repeated_names(roles: list[Any], refuse: Refuse) -> None:
 
 def paths_in(trial: Mapping[str, Any], section: Mapping[str, Any], name: str) -> Iterator[tuple[Place, Any]]:
     """Key path and value of every path on this machine, except codeDir."""
-    roles = trial.get("taskRoles")
-    for index, role in enumerate(roles if isinstance(roles, list) else ()):
+    listed = trial.get("taskRoles")
+    roles: dict[Place, Any] = {
+        ("taskRoles", i): role for i, role in enumerate(listed if isinstance(listed, list) else ())
+    }
+    roles |= {(key,): trial.get(key) for key in REPLICAS}
+    for place, role in roles.items():
         if isinstance(role, Mapping):
-            yield (
-                ("trial", "taskRoles", index, "privateRegistryAuthPath"),
-                role.get("privateRegistryAuthPath"),
-            )
-    for key in ("worker", "ps", "master"):
-        if isinstance(trial.get(key), Mapping):
-            yield ("trial", key, "privateRegistryAuthPath"), trial[key].get("privateRegistryAuthPath")
+            yield ("trial", *place, "privateRegistryAuthPath"), role.get("privateRegistryAuthPath")
     pvc = section.get("pvc")
     yield (name, "pvc", "path"), pvc.get("path") if isinstance(pvc, Mapping) else None
     yield (name, "configPath"), section.get("configPath")
@@ -361,16 +357,31 @@ def kubernetes_of(
     template: FrameworkTemplate | None,
 ) -> KubernetesConfig:
     """The job description of a file without diagnostics. `paths` are those of `paths_in`, absolute."""
+
+    def role(place: Place, name: str, tasks: int, pod: _PodV1) -> RoleConfig:
+        policy = pod.framework_attempt_completion_policy if isinstance(pod, TaskRoleV1) else None
+        return RoleConfig(
+            name=name,
+            tasks=tasks,
+            command=pod.command,
+            image=pod.image,
+            gpu=pod.gpu_num,
+            cpu=pod.cpu_num,
+            memory_mb=pod.memory_mb,
+            shm_mb=pod.shm_mb,
+            registry_login=paths.get(("trial", *place, "privateRegistryAuthPath")),
+            min_failed=None if policy is None else policy.min_failed_task_count,
+            min_succeeded=None if policy is None else policy.min_succeeded_task_count,
+        )
+
     if isinstance(file, KubeflowExperimentV1):
         kubeflow = file.kubeflow_config
-        by_name = {"worker": file.trial.worker, "ps": file.trial.ps, "master": file.trial.master}
+        replicas = {name: getattr(file.trial, name) for name in REPLICAS}
         return KubernetesConfig(
             kubeflow.operator,
             _storage(kubeflow, paths, SECTION["kubeflow"]),
             tuple(
-                _role(name, role.replicas, role, paths.get(("trial", name, "privateRegistryAuthPath")))
-                for name, role in by_name.items()
-                if role is not None
+                role((name,), name, pod.replicas, pod) for name, pod in replicas.items() if pod is not None
             ),
             api_version=kubeflow.api_version or _OPERATORS[kubeflow.operator].versions[0],
             namespace=kubeflow.namespace,
@@ -379,38 +390,17 @@ def kubernetes_of(
         )
     section = file.frameworkcontroller_config
     name = SECTION["frameworkcontroller"]
-    roles = [] if template is None else [*template.roles]
-    for index, role in enumerate(file.trial.task_roles or () if template is None else ()):
-        policy = role.framework_attempt_completion_policy
-        login = paths.get(("trial", "taskRoles", index, "privateRegistryAuthPath"))
-        ends = (policy.min_failed_task_count, policy.min_succeeded_task_count)
-        roles.append(_role(role.name, role.task_num, role, login, ends))
+    tasks = enumerate(file.trial.task_roles or ())
     return KubernetesConfig(
         "frameworkcontroller",
         _storage(section, paths, name),
-        tuple(roles),
+        tuple(role(("taskRoles", index), pod.name, pod.task_num, pod) for index, pod in tasks)
+        if template is None
+        else template.roles,
         service_account=section.service_account_name,
         namespace=section.namespace,
         template=paths.get((name, "configPath")),
         template_text=None if template is None else template.text,
-    )
-
-
-def _role(
-    name: str, tasks: int, pod: _PodV1, login: Path | None, ends: tuple[int | None, int | None] = (None, None)
-) -> RoleConfig:
-    return RoleConfig(
-        name=name,
-        tasks=tasks,
-        command=pod.command,
-        image=pod.image,
-        gpu=pod.gpu_num,
-        cpu=pod.cpu_num,
-        memory_mb=pod.memory_mb,
-        shm_mb=pod.shm_mb,
-        registry_login=login,
-        min_failed=ends[0],
-        min_succeeded=ends[1],
     )
 
 
@@ -423,5 +413,5 @@ def _storage(section: StorageV1, paths: Mapping[Place, Path], name: str) -> Kube
     assert section.azure_storage is not None
     assert section.key_vault is not None
     azure, vault = section.azure_storage, section.key_vault
-    again = 1 if section.upload_retry_count is None else section.upload_retry_count
-    return AzureStorage(azure.account_name, azure.azure_share, vault.vault_name, vault.name, again)
+    tries_again = 1 if section.upload_retry_count is None else section.upload_retry_count
+    return AzureStorage(azure.account_name, azure.azure_share, vault.vault_name, vault.name, tries_again)

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from nni_manager.config.search_space import SearchSpace, parse_search_space
 from nni_manager.errors import InternalError
 
+Platform = Literal["local", "pai", "frameworkcontroller", "kubeflow"]
 OptimizeMode = Literal["maximize", "minimize"]
 # paiConfig.host of the built-in cluster on this machine (local_openpai).
 LOCAL_HOST = "local"
@@ -223,7 +224,7 @@ class ExperimentSpec:
     trial_concurrency: int
     max_exec_duration_s: float | None
     max_trial_number: int | None
-    training_service: Literal["local", "pai", "frameworkcontroller", "kubeflow"]
+    training_service: Platform
     search_space: SearchSpace
     search_space_raw: dict[str, Any]
     tuner: TunerConfig

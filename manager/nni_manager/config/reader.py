@@ -25,16 +25,23 @@ from nni_manager.config.kubernetes import (
     refuse_contradictions,
 )
 from nni_manager.config.model import (
-    LOCAL_HOST,
     AssessorConfig,
     Expansion,
     ExperimentSpec,
     KubernetesConfig,
     LocalSpec,
     PaiConfig,
+    Platform,
     ReuseConfig,
     TunerConfig,
     UserClass,
+)
+from nni_manager.config.openpai import (
+    is_on_local_openpai,
+    pai_of,
+    reason_against_login,
+    reason_against_storage,
+    refuse_missing,
 )
 from nni_manager.config.registered_algorithms import AlgorithmKind
 from nni_manager.config.schema import AnySchema, check, is_placeholder, with_camel_keys
@@ -49,15 +56,6 @@ from nni_manager.config.v1 import (
 )
 from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, v2_hints
 
-# The keys without which OpenPAI has no job, each with an example.
-_NEEDED_ON_PAI = {
-    "command": "python3 train.py",
-    "image": "registry.example.com/me/train:1",
-    "paiStorageConfigName": "confignfs-data",
-    "gpuNum": "0",
-    "cpuNum": "1",
-    "memoryMB": "8192",
-}
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
 # `_absolute` refuses placeholders in these.
 _PATHS_OF_THIS_MACHINE = (
@@ -112,7 +110,7 @@ def read_first_schema(path: Path) -> dict[str, Any]:
         message = f"cannot convert {path.name}: it is in NNI's second schema; use it as it is"
         raise ConfigInvalid([Diagnostic(str(path), None, None, "", message)])
     reading = _Reading(path, document, reads_code=False)
-    diagnostics = [*document.diagnostics, *reading.schema_diagnostics()]
+    diagnostics = [*document.diagnostics, *reading.checked_keys()[1]]
     if diagnostics:
         raise ConfigInvalid(sorted(diagnostics, key=lambda each: each.line or 0))
     return reading.raw
@@ -129,7 +127,7 @@ def _document(path: Path) -> Document:
 
 
 class _Reading:
-    """One pass over one file: collects diagnostics and the paths that it made absolute."""
+    """One pass over one file: collects diagnostics and absolute paths."""
 
     def __init__(self, path: Path, document: Document, reads_code: bool) -> None:
         self.path = path
@@ -138,10 +136,9 @@ class _Reading:
         platform = document.value.get(
             "trainingServicePlatform", document.value.get("training_service_platform")
         )
-        self.is_on_pai = platform == "pai"
-        self.schema: type[AnyExperimentV1] = (
-            EXPERIMENTS.get(platform, LocalExperimentV1) if isinstance(platform, str) else LocalExperimentV1
-        )
+        # An unknown platform is reported by the schema; the other keys are checked as for this machine.
+        self.platform: Platform = next((name for name in EXPERIMENTS if name == platform), "local")
+        self.schema: type[AnyExperimentV1] = EXPERIMENTS[self.platform]
         self.raw: dict[str, Any] = with_camel_keys(self.schema, document.value)
         # A v2 file may contain the search space itself.
         self.space_here: Any = self.raw.pop("searchSpace", None) if isinstance(document, DocumentV2) else None
@@ -152,7 +149,7 @@ class _Reading:
 
     def experiment(self) -> ExperimentSpec:
         """The experiment. Each step collects diagnostics and continues, so that one pass reports all of them."""
-        file, diagnostics = self._check()
+        file, diagnostics = self.checked_keys()
         self.diagnostics += diagnostics
         class_args = self._class_args()
         self._check_assessor()
@@ -162,7 +159,7 @@ class _Reading:
         code_dir = self._code_dir()
         log_dir = self._log_dir()
         self._refuse_reuse_keys_without_reuse()
-        storage, *job_file = self._check_pai() if self.is_on_pai else (None, None, None)
+        storage, job_file, job_text = self._check_pai() if self.platform == "pai" else (None, None, None)
         place_of_jobs = self._check_kubernetes()
         if uses_annotation:
             excluded = tuple(each for each in (log_dir, storage) if each is not None)
@@ -184,7 +181,7 @@ class _Reading:
         pai: PaiConfig | None = None
         if isinstance(file, PaiExperimentV1):
             assert storage is not None
-            pai = _pai_of(file, storage, *job_file)
+            pai = pai_of(file, storage, job_file, job_text)
         kubernetes: KubernetesConfig | None = None
         if isinstance(file, FrameworkControllerExperimentV1 | KubeflowExperimentV1):
             kubernetes = kubernetes_of(file, *place_of_jobs)
@@ -244,26 +241,14 @@ class _Reading:
             kubernetes=kubernetes,
         )
 
-    def schema_diagnostics(self) -> list[Diagnostic]:
-        """The diagnostics of keys and types only."""
-        return self._check()[1]
-
-    def _check(self) -> tuple[AnyExperimentV1 | None, list[Diagnostic]]:
-        words = {} if isinstance(self.document, DocumentV2) else v2_hints()
-        file, diagnostics = check(self.schema, self.raw, self.document, answers=words)
+    def checked_keys(self) -> tuple[AnyExperimentV1 | None, list[Diagnostic]]:
+        """The file if its keys and types are valid, and their diagnostics."""
+        hints = {} if isinstance(self.document, DocumentV2) else v2_hints()
+        file, diagnostics = check(self.schema, self.raw, self.document, answers=hints)
         return file, self._without_other_platforms(diagnostics)
 
-    @property
-    def platform(self) -> Literal["local", "pai", "frameworkcontroller", "kubeflow"]:
-        """The platform of a file without diagnostics."""
-        found: Literal["local", "pai", "frameworkcontroller", "kubeflow"] = self.raw[
-            "trainingServicePlatform"
-        ]
-        return found
-
     def _refuse_reuse_keys_without_reuse(self) -> None:
-        platform = next(name for name, schema in EXPERIMENTS.items() if schema is self.schema)
-        section = SECTIONS[platform][0]
+        section = SECTIONS[self.platform][0]
         if self._within(section).get("reuse") is True:
             return
         for key in ("reuseIdleTimeout", "maxTrialsPerJob", "warmImports"):
@@ -275,12 +260,11 @@ class _Reading:
 
     def _check_kubernetes(self) -> tuple[dict[Place, Path], FrameworkTemplate | None]:
         """The paths for jobs on Kubernetes, and the Framework template; None without one."""
-        if self.schema not in (FrameworkControllerExperimentV1, KubeflowExperimentV1):
+        if self.platform not in SECTION:
             return {}, None
-        platform = "kubeflow" if self.schema is KubeflowExperimentV1 else "frameworkcontroller"
-        name = SECTION[platform]
+        name = SECTION[self.platform]
         trial, section = self._within("trial"), self._within(name)
-        refuse_contradictions(platform, trial, section, self._refuse)
+        refuse_contradictions(self.platform, trial, section, self._refuse)
         self._refuse_placeholders("trial", name)
         paths = {}
         for place, written in paths_in(trial, section, name):
@@ -312,25 +296,16 @@ class _Reading:
     def _check_pai(self) -> tuple[Path | None, Path | None, str | None]:
         """The folder of the storage, and the job file with its text."""
         trial, cluster = self._within("trial"), self._within("paiConfig")
-        is_local = str(cluster.get("host")).lower() == LOCAL_HOST
-        if trial.get("paiConfigPath") is None and trial:
-            for key, example in _NEEDED_ON_PAI.items():
-                if trial.get(key) is None and cluster.get(key) is None:
-                    why = f"OpenPAI must know it of each job; write e.g. {key}: {example}, or name a job file in "
-                    self._refuse(("trial", key), why + "trial.paiConfigPath", "do without")
+        is_local = is_on_local_openpai(cluster)
+        refuse_missing(trial, cluster, self._refuse)
         self._refuse_placeholders("trial", *(() if is_local else ("paiConfig",)))
-        if cluster and not is_local:  # the local cluster has its own login
-            self._refuse_login(cluster)
+        wrong = None if is_local else reason_against_login(cluster, self._refuse)
+        if wrong is not None:
+            self._report(*wrong)
         place = ("trial", "nniManagerNFSMountPath")
         storage = self._absolute(place, trial.get(place[-1]))
-        # The local cluster creates its own storage.
-        is_to_be_made = is_local and storage is not None and not storage.exists()
-        if storage is not None and not is_to_be_made:
-            is_folder = storage.is_dir()
-            if not (is_folder and os.access(storage, os.W_OK | os.X_OK)):
-                what = f"{storage} cannot be written by you" if is_folder else f"there is no folder {storage}"
-                remedy = "mount the storage there, such as `sudo mount -t nfs4 SERVER:/pai/data FOLDER`, or fix the path"
-                self._refuse(place, f"{what}; {remedy}")
+        if storage is not None and (why := reason_against_storage(storage, is_local)) is not None:
+            self._refuse(place, why)
         return storage, *self._job_file(trial.get("paiConfigPath"))
 
     def _refuse_placeholders(self, *sections: str) -> None:
@@ -341,20 +316,6 @@ class _Reading:
                 is_exempt = place[-1] in ("command", *_PATHS_OF_THIS_MACHINE) or not is_placeholder(value)
                 if not is_exempt and self.document.diagnostic(place, "").key not in reported:
                     self._refuse(place, f"{value} is still the placeholder of an example; write your own")
-
-    def _refuse_login(self, cluster: Mapping[str, Any]) -> None:
-        if cluster.get("userName") is None:
-            why = "it must be the name of your account there; write e.g. userName: ada"
-            self._refuse(("paiConfig", "userName"), why, "do without")
-        given = [key for key in ("token", "passWord") if cluster.get(key) is not None]
-        if len(given) == 1:
-            return
-        what = "there are both token and passWord" if given else "there is neither token nor passWord"
-        message = (
-            f"cannot log in with paiConfig: {what}; write one of them (the profile page on OpenPAI shows tokens; one for "
-            "applications does not expire)"
-        )
-        self._report(("paiConfig", *given[:1]), message)
 
     def _job_file(self, written: Any) -> tuple[Path | None, str | None]:
         place = ("trial", "paiConfigPath")
@@ -585,31 +546,9 @@ class _Reading:
             self._refuse(place, f"{shown(written)}: {error.strerror}; fix the path")
             return None
         if str(absolute) != written:
-            is_v2 = isinstance(self.document, DocumentV2)
-            key = self.document.key(place) if is_v2 else key_of(place)
+            key = self.document.key(place) if isinstance(self.document, DocumentV2) else key_of(place)
             self.expansions.append(Expansion(key, written, absolute))
         return absolute
-
-
-def _pai_of(file: PaiExperimentV1, storage: Path, job_file: Path | None, job_text: str | None) -> PaiConfig:
-    """The cluster and its jobs, of a file without diagnostics. A trial's own numbers win over those of `paiConfig`."""
-    trial, cluster = file.trial, file.pai_config
-    return PaiConfig(
-        host=cluster.host,
-        user=cluster.user_name or "",
-        token=cluster.token,
-        password=cluster.pass_word,
-        storage=storage,
-        mount=trial.container_nfs_mount_path.rstrip("/") or "/",
-        image=trial.image,
-        storage_name=trial.pai_storage_config_name,
-        virtual_cluster=trial.virtual_cluster,
-        gpu=cluster.gpu_num if trial.gpu_num is None else trial.gpu_num,
-        cpu=cluster.cpu_num if trial.cpu_num is None else trial.cpu_num,
-        memory_mb=cluster.memory_mb if trial.memory_mb is None else trial.memory_mb,
-        job_file=job_file,
-        job_text=job_text,
-    )
 
 
 def _built_in(section: str) -> str:

@@ -190,15 +190,14 @@ def _refuse_unless_rows(document: Document, path: Path) -> None:
         rows is None or (isinstance(rows, list) and all(isinstance(row, dict) for row in rows))
         for rows in value.values()
     )
-    diagnostics = list(document.diagnostics)
     if not is_rows:
         message = f"cannot use {path.name}: {shown(value)} is not lists of algorithms"
-        diagnostics.append(Diagnostic(str(path), None, None, "", message))
-    else:
-        for kind in KINDS:
-            for number, row in enumerate(value.get(f"{kind}s") or []):
-                if row.get("source") != "nni":
-                    diagnostics += check(_Row, row, document, (f"{kind}s", cast(str, number)))[1]
+        raise ConfigInvalid([*document.diagnostics, Diagnostic(str(path), None, None, "", message)])
+    diagnostics = list(document.diagnostics)
+    for kind in KINDS:
+        for number, row in enumerate(value.get(f"{kind}s") or []):
+            if row.get("source") != "nni":
+                diagnostics += check(_Row, row, document, (f"{kind}s", cast(str, number)))[1]
     if diagnostics:
         raise ConfigInvalid(diagnostics)
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
+from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
@@ -61,7 +62,7 @@ def must_be(what: str, example: str, default: Any = ..., *, v2: str | None = Non
     `v2` is the key's path in NNI's second schema, below the mapping that contains it, or below the file if it starts
     with /; empty if v2 has no such key; None if the name is the same.
     """
-    extra = None if v2 is None else {V2_NAME: v2}
+    extra: JsonDict | None = None if v2 is None else {V2_NAME: v2}
     return Field(default, description=what, examples=[example], json_schema_extra=extra, **rules)
 
 
@@ -71,7 +72,7 @@ def whole(least: int, most: int | None, example: str, default: Any = ..., **rule
     return must_be(what, example, default, ge=least, le=most, **rules)
 
 
-def flag(example: str, default: bool, **rules: Any) -> Any:
+def flag(example: str, default: bool | None, **rules: Any) -> Any:
     """A field that must be a truth value."""
     return must_be("true or false", example, default, **rules)
 

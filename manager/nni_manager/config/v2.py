@@ -14,8 +14,8 @@ from typing import Any
 
 from nni_manager.config.diagnostics import Diagnostic, folded, key_of, remedy_for_unknown, shown
 from nni_manager.config.document import Document, PathInFile
-from nni_manager.config.kubernetes import EXPERIMENTS, SECTION, STORAGE_PARTS
-from nni_manager.config.model import LOCAL_HOST
+from nni_manager.config.kubernetes import EXPERIMENTS, REPLICAS, SECTION, STORAGE_PARTS
+from nni_manager.config.model import LOCAL_HOST, Platform
 from nni_manager.config.schema import V2_NAME, Schema, fields_of, schema_in
 from nni_manager.config.v1 import OWN_ADVISOR
 
@@ -30,8 +30,6 @@ def _places(table: Mapping[str, str]) -> dict[_Place, _Place]:
     return {tuple(v2.split(".")): tuple(v1.split(".")) for v2, v1 in table.items()}
 
 
-_REPLICAS = ("worker", "ps", "master")
-_ROLES = [(role,) for role in _REPLICAS]
 # Other names of the same keys in some versions of NNI.
 ALIASES = _places(
     {
@@ -47,7 +45,7 @@ ALIASES = _places(
     }
 )
 # The supported platforms: v2's name to v1's name.
-PLATFORMS = {
+PLATFORMS: dict[str, Platform] = {
     "local": "local",
     "openpai": "pai",
     "frameworkcontroller": "frameworkcontroller",
@@ -57,7 +55,7 @@ PLATFORMS = {
 SECTIONS = _places(
     {each: each for each in ("tuner", "advisor", "assessor")}
     | {"trainingService.taskRoles": "trial.taskRoles", "trainingService.taskRoles.*": "trial.taskRoles.*"}
-    | {f"trainingService.{role}": f"trial.{role}" for role in _REPLICAS}
+    | {f"trainingService.{role}": f"trial.{role}" for role in REPLICAS}
 )
 # v1 sections without a counterpart in v2: the v2 section that contains their keys.
 _WHOLES: dict[_Place, _Place] = {
@@ -182,7 +180,7 @@ def implicit_keys(platform: str) -> dict[_Place, _Place]:
     if platform == "frameworkcontroller":
         places |= _places({"trainingService.taskRoles.*.dockerImage": "trial.taskRoles.*.image"})
     if platform == "kubeflow":
-        for role in _REPLICAS:
+        for role in REPLICAS:
             places |= _places({f"trainingService.{role}.dockerImage": f"trial.{role}.image"})
             places |= _places({f"trainingService.{role}.gpuNumber": f"trial.{role}.gpuNum"})
             places["trainingService", role, "codeDirectory"] = ()
@@ -353,7 +351,11 @@ class _V2ToV1:
             self._put_value(self.table[primary], primary, place, here, item)
         elif place in self.sections:
             self._take(item, place, here)
-        elif self.platform == "kubeflow" and place[-2:-1] in _ROLES and folded(place[-1]) == "codedirectory":
+        elif (
+            self.platform == "kubeflow"
+            and place[-2:-1] in [(role,) for role in REPLICAS]
+            and folded(place[-1]) == "codedirectory"
+        ):
             self.code_directories[here] = item
         elif self.platform in SECTION and primary in (("trialCommand",), ("trialGpuNumber",)):
             self.warnings.append(f"{key_of(here)} has no effect on {self.platform}: each role has its own")
@@ -435,7 +437,7 @@ class _V2ToV1:
         section.setdefault("reuse", True)
         roles = trial.get("taskRoles")
         found = {f"taskRoles[{i}]": role for i, role in enumerate(roles if isinstance(roles, list) else ())}
-        found |= {name: trial[name] for name in _REPLICAS if name in trial}
+        found |= {name: trial[name] for name in REPLICAS if name in trial}
         for name, role in found.items():
             if not isinstance(role, dict):
                 continue
