@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,13 @@ from nni_manager.config.document import Document, PathInFile
 from nni_manager.config.kubernetes import EXPERIMENTS, REPLICAS, SECTION, STORAGE_PARTS
 from nni_manager.config.model import LOCAL_HOST, Platform
 from nni_manager.config.schema import V2_NAME, Schema, fields_of, schema_in
-from nni_manager.config.v1 import OWN_ADVISOR
+from nni_manager.config.v1 import OWN_ADVISOR, LocalExperimentV1
 
 # A path of keys, the same in any file: `*` stands for the index of an item.
 _Place = tuple[str, ...]
 _PathHere = tuple[str | int, ...]
 EACH = "*"
+_ALGORITHMS = ("tuner", "advisor", "assessor")
 _SEARCH_SPACE = ("searchSpace",)
 
 
@@ -53,7 +54,7 @@ PLATFORMS: dict[str, Platform] = {
 }
 # Sections that exist in both schemas: v1 diagnoses errors of the section as a whole.
 SECTIONS = _places(
-    {each: each for each in ("tuner", "advisor", "assessor")}
+    {each: each for each in _ALGORITHMS}
     | {"trainingService.taskRoles": "trial.taskRoles", "trainingService.taskRoles.*": "trial.taskRoles.*"}
     | {f"trainingService.{role}": f"trial.{role}" for role in REPLICAS}
 )
@@ -93,23 +94,6 @@ _ANSWERS = {
     "trainingService.maxTrialNumPerGpu": "did you mean maxTrialNumberPerGpu?",
     "trainingService.reuse": "did you mean reuseMode?",
 }
-# Keys that only v2 files have.
-_SIGNS = frozenset(
-    map(
-        folded,
-        (
-            "trainingService",
-            "trialCommand",
-            "trialCodeDirectory",
-            "trialGpuNumber",
-            "searchSpaceFile",
-            "searchSpace",
-            "maxExperimentDuration",
-            "maxTrialNumber",
-            "experimentWorkingDirectory",
-        ),
-    )
-)
 DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout", "callTimeout")
 _SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION_PATTERN = r"^\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhdSMHD])\s*$"
@@ -204,10 +188,17 @@ def v2_hints() -> dict[str, str]:
     }
 
 
+@cache
+def _signs() -> frozenset[str]:
+    """The folded keys that only v2 files have."""
+    tops = {v2[0] for v2 in (*names_on(None), _SEARCH_SPACE)} - fields_of(LocalExperimentV1).keys()
+    return frozenset(map(folded, tops))
+
+
 def is_v2(value: Mapping[Any, Any]) -> bool:
     """True if a file's content is in the v2 schema."""
     keys = {folded(key) for key in value if isinstance(key, str)}
-    return bool(keys & _SIGNS) and folded("trainingServicePlatform") not in keys
+    return bool(keys & _signs()) and folded("trainingServicePlatform") not in keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,8 +248,7 @@ class _V2ToV1:
         service = _get(document.value, "trainingService")
         platform = _get(service, "platform")
         self.platform = platform if isinstance(platform, str) else None
-        self.is_called_pai = self.platform == "pai"
-        if self.is_called_pai:
+        if platform == "pai":
             self.platform = "openpai"
         storage = _get(service, "storage")
         kind = _get(storage, "storageType") or _get(storage, "storage")
@@ -274,31 +264,25 @@ class _V2ToV1:
         self.diagnostics: list[Diagnostic] = list(document.diagnostics)
         self.warnings: list[str] = []
         self.code_directories: dict[_PathHere, Any] = {}
-        self.search_space: list[Any] = []
+        if platform == "pai":
+            why = '"pai" is its name in NNI\'s first schema; write platform: openpai'
+            self._refuse(("trainingService", "platform"), why)
 
     def translated(self) -> DocumentV2:
         self._take(self.document.value, (), ())
-        if self.is_called_pai:
-            self._refuse(
-                ("trainingService", "platform"),
-                '"pai" is its name in NNI\'s first schema; write platform: openpai',
-            )
         service = _get(self.document.value, "trainingService")
-        platform = _get(service, "platform")
+        platform = self.platform or _get(service, "platform")  # other than text: the schema reports it
         if service is not None and not isinstance(service, Mapping):
-            self.value["trainingServicePlatform"] = "local"  # the error is already reported
-        elif self.platform is not None:
-            self.value["trainingServicePlatform"] = PLATFORMS.get(self.platform, self.platform)
-        elif platform is not None:
-            self.value["trainingServicePlatform"] = platform  # not text: the schema reports it
+            platform = "local"  # the error is already reported
+        if platform is not None:
+            is_known = platform == self.platform and platform in PLATFORMS
+            self.value["trainingServicePlatform"] = PLATFORMS[platform] if is_known else platform
         match self.platform:
             case "openpai":
                 self._as_openpai_has_it()
             case "frameworkcontroller" | "kubeflow":
                 self._as_kubernetes_has_it()
         self.value["trial"].setdefault("codeDir", ".")
-        if self.search_space:
-            self.value["searchSpace"] = self.search_space[0]
         made = self.document
         return DocumentV2(
             made.file, self.value, made.root, tuple(self.diagnostics), self.names, tuple(self.warnings)
@@ -344,7 +328,7 @@ class _V2ToV1:
         key = key_of(place)
         primary = ALIASES.get(place, place)
         if place == _SEARCH_SPACE:
-            self.search_space = [item]
+            self.value["searchSpace"] = item
         elif key in _UNSUPPORTED_YET and place not in self.table:
             self._refuse(here, f"it is not in this version yet; {_UNSUPPORTED_YET[key]}")
         elif primary in self.table:
@@ -404,14 +388,12 @@ class _V2ToV1:
 
     def _refuse_unknown(self, place: _Place, here: _PathHere, item: Any) -> None:
         answer = _ANSWERS.get(key_of(place))
-        if answer is None and len(place) == 1 and place in self.names:
-            answer = f"it is of NNI's first schema; write {key_of(self.names[place])} here"
+        if answer is None and place in self.names and (len(place) == 1 or place[0] in _ALGORITHMS):
+            name = key_of(self.names[place]) if len(place) == 1 else self.names[place][-1]
+            answer = f"it is of NNI's first schema; write {name} here"
             self._put(place, item)  # prevents a second diagnostic that the key is missing
-        if answer is None and place[0] in ("tuner", "assessor", "advisor") and place in self.names:
-            answer = f"it is of NNI's first schema; write {self.names[place][-1]} here"
-            self._put(place, item)
-        if answer is None and len(place) == 1:
-            answer = _answer_of_a_section(place[0])
+        if answer is None and len(place) == 1 and (place[0].endswith("Config") or place[0] == "machineList"):
+            answer = "it is of NNI's first schema; write what is in it into trainingService"
         if answer is None:
             known = [v2[-1] for v2 in self.table if v2[:-1] == place[:-1]] or [
                 key_of(v2) for v2 in self.table
@@ -465,13 +447,6 @@ class _V2ToV1:
                 self.warnings.append(
                     f"{key_of(here)} has no effect: every role runs the code of trialCodeDirectory"
                 )
-
-
-def _answer_of_a_section(name: str) -> str | None:
-    """The hint for a v1 section of a platform; None if it is none."""
-    if name.endswith("Config") or name == "machineList":
-        return "it is of NNI's first schema; write what is in it into trainingService"
-    return None
 
 
 def _get(value: Any, name: str) -> Any:
@@ -537,15 +512,9 @@ def _in_words_of_v2(message: str, names: Mapping[_Place, _Place]) -> str:
     tail = tail.replace("codeDir, classFileName and className", "codeDirectory and className")
     if "nfs: {" in tail:
         tail = _STORAGE_EXAMPLE
-    tail = tail.replace("keyVault: {", "storage: {storageType: azureStorage, ")
-    tail = tail.replace("azureStorage: {", "storage: {storageType: azureStorage, ")
-    return (
-        head
-        + example
-        + tail.replace("pvc: {", "storage: {storageType: pvc, ").replace(
-            ", name: storage-key", ", keyVaultKey: storage-key"
-        )
-    )
+    tail = re.sub(r"(?:keyVault|azureStorage): \{", "storage: {storageType: azureStorage, ", tail)
+    tail = tail.replace("pvc: {", "storage: {storageType: pvc, ")
+    return head + example + tail.replace(", name: storage-key", ", keyVaultKey: storage-key")
 
 
 def _pattern(place: _Place) -> str:
