@@ -6,18 +6,17 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from nni_manager.config.diagnostics import key_of
+from nni_manager.config.diagnostics import Place, key_of
 from nni_manager.config.document import as_yaml
 from nni_manager.config.kubernetes import SECTION, kind_of_storage
 from nni_manager.config.model import LOCAL_HOST
 from nni_manager.config.reader import read_first_schema
 from nni_manager.config.schema import is_placeholder
-from nni_manager.config.v1 import SECTIONS, megabytes
+from nni_manager.config.v1 import PATH_KEYS, SECTIONS, megabytes
 from nni_manager.config.v2 import PLATFORMS, names_on, place_of, put, with_indices
 
-_Path: TypeAlias = tuple[str | int, ...]
 _WHY_DROPPED = {
     "authorName": "the second schema has no such key",
     "multiPhase": "NNI gave it up",
@@ -29,16 +28,6 @@ _WHY_DROPPED = {
     "paiConfig.memoryMB": "trial.memoryMB counts",
 }
 _SIZES = ("memoryMB", "shmMB")
-# The keys whose values are paths of this machine, relative to the file.
-_PATHS = (
-    "searchSpacePath",
-    "logDir",
-    "codeDir",
-    "nniManagerNFSMountPath",
-    "paiConfigPath",
-    "configPath",
-    "privateRegistryAuthPath",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +78,8 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
 
 
 def _leaves(
-    value: Any, here: _Path, names: Mapping[tuple[str, ...], tuple[str, ...]]
-) -> Iterator[tuple[_Path, Any]]:
+    value: Any, here: Place, names: Mapping[tuple[str, ...], tuple[str, ...]]
+) -> Iterator[tuple[Place, Any]]:
     """The v1 paths and values that have a v2 name, and all other leaves."""
     place = place_of(here)
     if place in names or not isinstance(value, dict | list) or not value:
@@ -104,8 +93,8 @@ def _leaves(
 
 
 def _target(
-    v1: _Path, raw: Mapping[str, Any], names: Mapping[tuple[str, ...], tuple[str, ...]]
-) -> _Path | None:
+    v1: Place, raw: Mapping[str, Any], names: Mapping[tuple[str, ...], tuple[str, ...]]
+) -> Place | None:
     if (
         v1[0] == "paiConfig"
         and v1[-1] in ("gpuNum", "cpuNum", "memoryMB")
@@ -116,12 +105,12 @@ def _target(
     return None if there is None else with_indices(there, v1)
 
 
-def _value(v1: _Path, value: Any, path: Path, folder: Path | None) -> Any:
+def _value(v1: Place, value: Any, path: Path, folder: Path | None) -> Any:
     if v1[-1] in _SIZES and (isinstance(value, int) or value.strip().isdigit()):
         return f"{megabytes(value)}mb"
     if v1 == ("paiConfig", "host") and "://" not in value and value.lower() != LOCAL_HOST:
         return f"http://{value}"
-    is_path = v1[-1] in _PATHS or v1[-2:] == ("pvc", "path")
+    is_path = v1[-1] in PATH_KEYS or v1[-2:] == ("pvc", "path")
     if is_path and folder is not None and not value.startswith(("/", "~")) and not is_placeholder(value):
         return os.path.relpath(path.parent / value, folder)
     return value

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from nni_manager.errors import UserError
 
+Place: TypeAlias = tuple[str | int, ...]
+"""The path of a value in a file: keys, and indices of items."""
 # A message repeats a value so that the user can find it; the full value is not needed.
 MAX_SHOWN_CHARACTERS = 60
 # The limit for each kind of error in each part of a file. A faulty generator can cause thousands.
@@ -56,6 +58,15 @@ def key_of(path: Sequence[str | int]) -> str:
             continue
         key += f"[{step}]" if isinstance(step, int) else f".{step}" if key else step
     return key
+
+
+def leaves(value: Any, above: Place = ()) -> Iterator[tuple[Place, Any]]:
+    """The values within a value that are neither mappings nor lists, with their places."""
+    if isinstance(value, Mapping | list):
+        for step, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from leaves(inner, (*above, step if isinstance(step, int) else str(step)))
+    else:
+        yield above, value
 
 
 def folded(key: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from nni_manager.config.diagnostics import ConfigInvalid, key_of, shown
+from nni_manager.config.diagnostics import ConfigInvalid, Place, key_of, shown
 from nni_manager.config.document import Document
 from nni_manager.config.model import JOB_LABELS, MOUNT, VOLUME, RoleConfig
 from trial_keeper.settings import PREFIX
@@ -24,7 +24,6 @@ _API_VERSION, _KIND = "frameworkcontroller.microsoft.com/v1", "Framework"
 _NAME = re.compile(r"[a-z0-9]{1,63}")
 _MAX_TASKS = 10_000
 _GPU = "nvidia.com/gpu"
-Place = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def read_template(document: Document, namespace: str | None) -> FrameworkTemplat
     roles: tuple[RoleConfig, ...] = ()
     text = ""
     if reading.is_framework():
-        reading.look_at_whole(namespace)
+        reading.check_framework(namespace)
         roles = tuple(reading.roles())
         try:
             text = json.dumps(document.value, allow_nan=False)
@@ -105,11 +104,11 @@ class _Reading:
 
     # ---- the Framework
 
-    def look_at_whole(self, namespace: str | None) -> None:
+    def check_framework(self, namespace: str | None) -> None:
         """Check the fields of the Framework outside of its roles."""
         value = self.document.value
         meta = self.mapping(("metadata",), value.get("metadata"))
-        self._look_at_labels(("metadata", "labels"), meta.get("labels"))
+        self._check_labels(("metadata", "labels"), meta.get("labels"))
         if meta.get("namespace") not in (None, namespace):
             self.refuse(
                 ("metadata", "namespace"),
@@ -119,14 +118,14 @@ class _Reading:
         spec = value["spec"]
         if spec.get("executionType") not in (None, "Start"):
             self.refuse(("spec", "executionType"), "jobs are to start", "write Start, or remove it")
-        self._look_at_retries(("spec", "retryPolicy"), spec.get("retryPolicy"))
+        self._check_retries(("spec", "retryPolicy"), spec.get("retryPolicy"))
 
-    def _look_at_labels(self, place: Place, labels: Any) -> None:
+    def _check_labels(self, place: Place, labels: Any) -> None:
         for name in self.mapping(place, labels):
             if name in JOB_LABELS:
                 self.refuse((*place, name), "jobs are found by that label", "give yours another name")
 
-    def _look_at_retries(self, place: Place, policy: Any) -> None:
+    def _check_retries(self, place: Place, policy: Any) -> None:
         policy = self.mapping(place, policy)
         if policy.get("fancyRetryPolicy") or policy.get("maxRetryCount"):
             self.refuse(
@@ -157,7 +156,7 @@ class _Reading:
             ends = (*place, "frameworkAttemptCompletionPolicy")
             policy = self.mapping(ends, role.get("frameworkAttemptCompletionPolicy"))
             task = self.mapping((*place, "task"), role.get("task"), needed=True)
-            self._look_at_retries((*place, "task", "retryPolicy"), task.get("retryPolicy"))
+            self._check_retries((*place, "task", "retryPolicy"), task.get("retryPolicy"))
             command, image, gpu = self._pod((*place, "task", "pod"), task)
             yield RoleConfig(
                 *(str(name), tasks, command, image, gpu),
@@ -182,7 +181,7 @@ class _Reading:
         """The command and the image of the pod's container, and the number of GPUs that it requests."""
         pod = self.mapping(place, task.get("pod"), needed=bool(task))
         meta = self.mapping((*place, "metadata"), pod.get("metadata"))
-        self._look_at_labels((*place, "metadata", "labels"), meta.get("labels"))
+        self._check_labels((*place, "metadata", "labels"), meta.get("labels"))
         place = (*place, "spec")
         spec = self.mapping(place, pod.get("spec"), needed=bool(pod))
         if spec.get("restartPolicy") not in (None, "Never"):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
+from nni_manager.config.diagnostics import Place
 from nni_manager.config.framework_template import FrameworkTemplate
 from nni_manager.config.model import (
     AzureStorage,
@@ -222,7 +223,6 @@ EXPERIMENTS: Mapping[Platform, type[AnyExperimentV1]] = {
 
 # ---- checks across several keys
 
-Place: TypeAlias = tuple[str | int, ...]
 Refuse: TypeAlias = Callable[..., None]
 """Record an error: the place, the reason with the remedy, and what one cannot do with the key ("use")."""
 REPLICAS = ("worker", "ps", "master")

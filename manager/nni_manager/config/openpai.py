@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nni_manager.config.kubernetes import Place, Refuse
+from nni_manager.config.diagnostics import Place
+from nni_manager.config.kubernetes import Refuse
 from nni_manager.config.model import LOCAL_HOST, PaiConfig
 from nni_manager.config.v1 import PaiExperimentV1
 

@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from pydantic.alias_generators import to_snake
 
-from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, key_of
+from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, key_of, leaves
 from nni_manager.config.document import Document
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.reader import read_document
@@ -48,7 +48,7 @@ def read_python(value: Mapping[str, Any], name: str) -> ExperimentSpec:
     Raises:
         ConfigInvalid: with every error; each names its field.
     """
-    if strangers := [*_strangers(value, ())]:
+    if strangers := [*_strangers(value)]:
         raise ConfigInvalid(strangers)
     document = as_v1(Document("", {"experimentName": name, **value}, None))
     try:
@@ -91,24 +91,16 @@ def _in_python(mistake: Diagnostic) -> Diagnostic:
     )
 
 
-def _strangers(value: Any, above: tuple[str | int, ...]) -> Iterator[Diagnostic]:
+def _strangers(value: Any) -> Iterator[Diagnostic]:
     """A diagnostic for each value that JSON cannot represent."""
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _strangers(item, (*above, name))
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _strangers(item, (*above, index))
-    elif not isinstance(value, str | int | float | None) or (
-        isinstance(value, float) and not math.isfinite(value)
-    ):
-        first, *steps = above
-        key = key_of(("config", to_snake(str(first)), *steps))
-        what = (
-            "a number that is not finite"
-            if isinstance(value, float)
-            else f"an object of type {type(value).__name__}"
-        )
+    for place, item in leaves(value):
+        if isinstance(item, float) and not math.isfinite(item):
+            what = "a number that is not finite"
+        elif not isinstance(item, str | int | float | None):
+            what = f"an object of type {type(item).__name__}"
+        else:
+            continue
+        key = key_of(("config", to_snake(str(place[0])), *place[1:]))
         yield Diagnostic("", None, None, key, f"cannot use {key}: it is {what}; {_KEEP_TO}")
 
 

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, RandomArgs, reason_against_space
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
-from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, key_of, shown
+from nni_manager.config.diagnostics import (
+    MAX_DIAGNOSTICS,
+    ConfigInvalid,
+    Diagnostic,
+    Place,
+    key_of,
+    leaves,
+    shown,
+)
 from nni_manager.config.document import Document, read_json, read_yaml
 from nni_manager.config.framework_template import FrameworkTemplate, read_template
 from nni_manager.config.kubernetes import (
@@ -19,7 +27,6 @@ from nni_manager.config.kubernetes import (
     AnyExperimentV1,
     FrameworkControllerExperimentV1,
     KubeflowExperimentV1,
-    Place,
     kubernetes_of,
     paths_in,
     refuse_contradictions,
@@ -48,6 +55,7 @@ from nni_manager.config.schema import AnySchema, check, is_placeholder, with_cam
 from nni_manager.config.search_space import SearchSpace, read_search_space
 from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_class
 from nni_manager.config.v1 import (
+    PATH_KEYS,
     SECTIONS,
     UNSUPPORTED,
     LocalConfigV1,
@@ -57,14 +65,6 @@ from nni_manager.config.v1 import (
 from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, v2_hints
 
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
-# `_absolute` refuses placeholders in these.
-_PATHS_OF_THIS_MACHINE = (
-    "codeDir",
-    "nniManagerNFSMountPath",
-    "paiConfigPath",
-    "configPath",
-    "privateRegistryAuthPath",
-)
 
 
 def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentSpec:
@@ -312,8 +312,8 @@ class _Reading:
         """Refuse each placeholder that the user must replace. Commands are exempt: they may contain similar text."""
         reported = {each.key for each in self.diagnostics}
         for section in sections:
-            for place, value in _texts_in(self._within(section), (section,)):
-                is_exempt = place[-1] in ("command", *_PATHS_OF_THIS_MACHINE) or not is_placeholder(value)
+            for place, value in leaves(self._within(section), (section,)):
+                is_exempt = place[-1] in ("command", *PATH_KEYS) or not is_placeholder(value)
                 if not is_exempt and self.document.diagnostic(place, "").key not in reported:
                     self._refuse(place, f"{value} is still the placeholder of an example; write your own")
 
@@ -554,14 +554,3 @@ class _Reading:
 def _built_in(section: str) -> str:
     """The key for the name of a built-in tuner, advisor or assessor."""
     return f"builtin{section.capitalize()}Name"
-
-
-def _texts_in(value: Any, place: Place) -> Iterator[tuple[Place, str]]:
-    if isinstance(value, str):
-        yield place, value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _texts_in(inner, (*place, str(key)))
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _texts_in(inner, (*place, index))

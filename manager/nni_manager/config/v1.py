@@ -32,6 +32,16 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "dlc": ("dlcConfig",),
     "hybrid": ("hybridConfig", "machineList", "remoteConfig", "paiConfig", "amlConfig", "localConfig"),
 }
+# The keys whose values are paths of this machine, relative to the file; `pvc.path` is another.
+PATH_KEYS = (
+    "searchSpacePath",
+    "logDir",
+    "codeDir",
+    "nniManagerNFSMountPath",
+    "paiConfigPath",
+    "configPath",
+    "privateRegistryAuthPath",
+)
 PLATFORMS = ("local", "pai", "frameworkcontroller", "kubeflow")
 _CLUSTERS = "a cluster (pai, frameworkcontroller, kubeflow)"
 # NNI's platforms that are not supported: the reason and the remedy.
@@ -45,7 +55,7 @@ UNSUPPORTED: dict[str, str] = {
     "adl": "AdaptDL is no longer maintained; use trainingServicePlatform: kubeflow",
     "hybrid": f"an experiment runs on one platform; use local or {_CLUSTERS}",
 }
-_SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HOST_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*", re.I | re.A
 )
@@ -63,7 +73,7 @@ def duration_s(text: Any) -> float | None:
     match = _DURATION.match(text) if isinstance(text, str) else None
     if match is None or len(match[1]) > 9:  # nine digits of seconds are thirty years
         raise ValueError(text)
-    return float(int(match[1]) * _SECONDS_OF[match[2]])
+    return float(int(match[1]) * SECONDS_OF[match[2]])
 
 
 def _gpu_indices(value: Any) -> tuple[int, ...] | None:

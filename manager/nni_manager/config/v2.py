@@ -12,22 +12,21 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-from nni_manager.config.diagnostics import Diagnostic, folded, key_of, remedy_for_unknown, shown
+from nni_manager.config.diagnostics import Diagnostic, Place, folded, key_of, remedy_for_unknown, shown
 from nni_manager.config.document import Document, PathInFile
 from nni_manager.config.kubernetes import EXPERIMENTS, REPLICAS, SECTION, STORAGE_PARTS
 from nni_manager.config.model import LOCAL_HOST, Platform
 from nni_manager.config.schema import V2_NAME, Schema, fields_of, schema_in
-from nni_manager.config.v1 import OWN_ADVISOR, LocalExperimentV1
+from nni_manager.config.v1 import OWN_ADVISOR, SECONDS_OF, LocalExperimentV1
 
 # A path of keys, the same in any file: `*` stands for the index of an item.
-_Place = tuple[str, ...]
-_PathHere = tuple[str | int, ...]
+_Keys = tuple[str, ...]
 EACH = "*"
 _ALGORITHMS = ("tuner", "advisor", "assessor")
 _SEARCH_SPACE = ("searchSpace",)
 
 
-def _places(table: Mapping[str, str]) -> dict[_Place, _Place]:
+def _places(table: Mapping[str, str]) -> dict[_Keys, _Keys]:
     return {tuple(v2.split(".")): tuple(v1.split(".")) for v2, v1 in table.items()}
 
 
@@ -59,7 +58,7 @@ SECTIONS = _places(
     | {f"trainingService.{role}": f"trial.{role}" for role in REPLICAS}
 )
 # v1 sections without a counterpart in v2: the v2 section that contains their keys.
-_WHOLES: dict[_Place, _Place] = {
+_WHOLES: dict[_Keys, _Keys] = {
     (section,): ("trainingService",) for section in ("localConfig", "paiConfig", *SECTION.values())
 } | {
     (section, part): ("trainingService", "storage")
@@ -95,13 +94,12 @@ _ANSWERS = {
     "trainingService.reuse": "did you mean reuseMode?",
 }
 DURATIONS = ("maxExecDuration", "maxTrialDuration", "reuseIdleTimeout", "callTimeout")
-_SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 DURATION_PATTERN = r"^\s*([0-9]{1,9}(?:\.[0-9]{1,6})?)\s*([smhdSMHD])\s*$"
 # NNI's default image.
 DEFAULT_IMAGE = "msranni/nni:latest"
 
 
-def names_on(platform: str | None, storage: str | None = None) -> dict[_Place, _Place]:
+def names_on(platform: str | None, storage: str | None = None) -> dict[_Keys, _Keys]:
     """The v1 key path of each v2 key path. `platform` is v2's name; None or an unknown one adds no keys."""
     if platform not in PLATFORMS:
         platform_key = ("trainingService", "platform")
@@ -112,7 +110,7 @@ def names_on(platform: str | None, storage: str | None = None) -> dict[_Place, _
     if storage in _STORAGE_KEYS:
         of_others = {part for kind, parts in STORAGE_PARTS.items() if kind != storage for part in parts}
         of_others |= {"uploadRetryCount"} - {*_STORAGE_KEYS[storage]}
-    found: dict[_Place, _Place] = {}
+    found: dict[_Keys, _Keys] = {}
     for key in keys_on(platform):
         if not key.is_mapping and of_others.isdisjoint(key.v1[1:2]):
             found.setdefault(key.v2, key.v1)
@@ -126,8 +124,8 @@ class KeyV2:
     `is_required`: v1 requires it, and v2 has no default.
     """
 
-    v2: _Place
-    v1: _Place
+    v2: _Keys
+    v1: _Keys
     owner: type[Schema]
     is_required: bool
     is_mapping: bool
@@ -138,7 +136,7 @@ def keys_on(platform: str) -> Iterator[KeyV2]:
     optional = {*implicit_keys(platform).values()}
     sections = {*SECTIONS.values()}
 
-    def keys_in(schema: type[Schema], v1: _Place, v2: _Place, is_needed: bool) -> Iterator[KeyV2]:
+    def keys_in(schema: type[Schema], v1: _Keys, v2: _Keys, is_needed: bool) -> Iterator[KeyV2]:
         for key, field_ in fields_of(schema).items():
             extra = field_.json_schema_extra
             name = str(extra[V2_NAME]) if isinstance(extra, dict) else key
@@ -156,7 +154,7 @@ def keys_on(platform: str) -> Iterator[KeyV2]:
     return keys_in(EXPERIMENTS[PLATFORMS[platform]], (), (), True)
 
 
-def implicit_keys(platform: str) -> dict[_Place, _Place]:
+def implicit_keys(platform: str) -> dict[_Keys, _Keys]:
     """The v2 keys that v1 lacks, or for which only v2 has a default, by their v1 key path; () if v1 has none."""
     places = _places({"experimentName": "experimentName", "trialCodeDirectory": "trial.codeDir"})
     if platform == "openpai":
@@ -205,7 +203,7 @@ def is_v2(value: Mapping[Any, Any]) -> bool:
 class DocumentV2(Document):
     """A v2 file. Its `value` is that of the equivalent v1 file."""
 
-    names: Mapping[_Place, _Place] = field(default_factory=dict)
+    names: Mapping[_Keys, _Keys] = field(default_factory=dict)
     """The v2 key path of each v1 key path."""
     warnings: tuple[str, ...] = ()
     """Warnings for the user that are not errors."""
@@ -226,7 +224,7 @@ class DocumentV2(Document):
                 break
         return Document.diagnostic(self, path, message)
 
-    def _v2(self, path: PathInFile) -> _PathHere | None:
+    def _v2(self, path: PathInFile) -> Place | None:
         place = place_of(path)
         there = self.names.get(place)
         if there is None:
@@ -260,10 +258,10 @@ class _V2ToV1:
             "trial": {},
         }
         self.names = {v1: v2 for v2, v1 in self.table.items()}
-        self.source_of: dict[_PathHere, _PathHere] = {}
+        self.source_of: dict[Place, Place] = {}
         self.diagnostics: list[Diagnostic] = list(document.diagnostics)
         self.warnings: list[str] = []
-        self.code_directories: dict[_PathHere, Any] = {}
+        self.code_directories: dict[Place, Any] = {}
         if platform == "pai":
             why = '"pai" is its name in NNI\'s first schema; write platform: openpai'
             self._refuse(("trainingService", "platform"), why)
@@ -288,7 +286,7 @@ class _V2ToV1:
             made.file, self.value, made.root, tuple(self.diagnostics), self.names, tuple(self.warnings)
         )
 
-    def _take(self, value: Any, place: _Place, here: _PathHere) -> None:
+    def _take(self, value: Any, place: _Keys, here: Place) -> None:
         """Copy the value at `place`; `here` is the same path with the indices of items."""
         if isinstance(value, list) and (*place, EACH) in self.sections:
             for index, item in enumerate(value):
@@ -324,7 +322,7 @@ class _V2ToV1:
             )
             self._refuse(here, f"{shown(value)} is not a mapping; write e.g. {place[-1]}: {example}")
 
-    def _take_key(self, item: Any, place: _Place, here: _PathHere) -> None:
+    def _take_key(self, item: Any, place: _Keys, here: Place) -> None:
         key = key_of(place)
         primary = ALIASES.get(place, place)
         if place == _SEARCH_SPACE:
@@ -348,7 +346,7 @@ class _V2ToV1:
         elif item is not None and (self.platform in PLATFORMS or place[0] != "trainingService"):
             self._refuse_unknown(place, here, item)
 
-    def _put_value(self, v1: _Place, primary: _Place, place: _Place, here: _PathHere, item: Any) -> None:
+    def _put_value(self, v1: _Keys, primary: _Keys, place: _Keys, here: Place, item: Any) -> None:
         target = with_indices(v1, here)
         if target in self.source_of:
             first = key_of(self.source_of[target])
@@ -365,12 +363,12 @@ class _V2ToV1:
             item = self._duration(here, item)
         self._put(target, item)
 
-    def _duration(self, here: _PathHere, item: Any) -> str:
+    def _duration(self, here: Place, item: Any) -> str:
         """The duration in v1's notation."""
         if isinstance(item, int) and not isinstance(item, bool) and 0 < item < 10**9:
             return f"{item}s"
         found = re.match(DURATION_PATTERN, item) if isinstance(item, str) else None
-        seconds = float(found[1]) * _SECONDS_OF[found[2].lower()] if found else 0
+        seconds = float(found[1]) * SECONDS_OF[found[2].lower()] if found else 0
         if not 0 < seconds < 10**9:
             self._refuse(
                 here, f"{shown(item)} is not a number and one of s, m, h, d; write e.g. {here[-1]}: 1h"
@@ -380,13 +378,13 @@ class _V2ToV1:
             return f"{int(found[1])}{found[2].lower()}"
         return f"{max(1, round(seconds))}s"
 
-    def _put(self, path: _PathHere, item: Any) -> None:
+    def _put(self, path: Place, item: Any) -> None:
         put(self.value, path, item)
 
     def _refuse(self, here: PathInFile, why: str) -> None:
         self.diagnostics.append(self.document.diagnostic(here, f"cannot use {key_of(here)}: {why}"))
 
-    def _refuse_unknown(self, place: _Place, here: _PathHere, item: Any) -> None:
+    def _refuse_unknown(self, place: _Keys, here: Place, item: Any) -> None:
         answer = _ANSWERS.get(key_of(place))
         if answer is None and place in self.names and (len(place) == 1 or place[0] in _ALGORITHMS):
             name = key_of(self.names[place]) if len(place) == 1 else self.names[place][-1]
@@ -479,18 +477,18 @@ def _at(inside: Any, step: str | int) -> Any:
     return inside.get(step)
 
 
-def place_of(path: PathInFile) -> _Place:
+def place_of(path: PathInFile) -> _Keys:
     """A path with `*` in place of the indices of items."""
     return tuple(EACH if isinstance(step, int) else step for step in path)
 
 
-def with_indices(place: _Place, path: PathInFile) -> _PathHere:
+def with_indices(place: _Keys, path: PathInFile) -> Place:
     """The path with each `*` replaced by the indices in `path`, in order."""
     indices = iter([step for step in path if isinstance(step, int)])
     return tuple(next(indices, 0) if step == EACH else step for step in place)
 
 
-def _in_words_of_v2(message: str, names: Mapping[_Place, _Place]) -> str:
+def _in_words_of_v2(message: str, names: Mapping[_Keys, _Keys]) -> str:
     words = _WHOLES | {v1: v2 for v1, v2 in names.items() if v1 != v2}
     words |= {v1: v2 for v2, v1 in SECTIONS.items() if v1 != v2 and any(name[:2] == v1[:2] for name in names)}
     head, example, tail = message.partition("write e.g. ")
@@ -517,9 +515,9 @@ def _in_words_of_v2(message: str, names: Mapping[_Place, _Place]) -> str:
     return head + example + tail.replace(", name: storage-key", ", keyVaultKey: storage-key")
 
 
-def _pattern(place: _Place) -> str:
+def _pattern(place: _Keys) -> str:
     return re.escape(key_of(place)).replace(r"\.\*", r"\[(\d+)\]")
 
 
-def _written(place: _Place, found: re.Match[str]) -> str:
+def _written(place: _Keys, found: re.Match[str]) -> str:
     return key_of(with_indices(place, [int(index) for index in found.groups()]))
