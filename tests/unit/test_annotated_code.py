@@ -171,7 +171,7 @@ def test_files_without_annotations_are_copied_byte_for_byte(tmp_path_factory, fi
 
 
 def test_a_folder_that_is_somebodys_home_is_refused(code, monkeypatch):
-    monkeypatch.setattr(code_folder, "_MAX_LOOKED_AT", 5)
+    monkeypatch.setattr(code_folder, "_MAX_ENTRIES", 5)
     write(code, **{f"{number}_dot_py": SIZE for number in range(9)})
     with pytest.raises(
         CodeUnusable, match=r"cannot copy codeDir .*: it holds more than 5 files and folders; name what"

@@ -286,7 +286,7 @@ def test_a_folder_that_is_too_large_is_told_down_to_the_file_that_makes_it_so(pl
 
 
 def test_a_huge_folder_is_not_looked_at_to_its_end(place, monkeypatch):
-    monkeypatch.setattr(code_folder, "_MAX_LOOKED_AT", 50)
+    monkeypatch.setattr(code_folder, "_MAX_ENTRIES", 50)
     for number in range(60):
         (place.code / str(number)).touch()
     with pytest.raises(CodeUnusable, match="it holds more than 50 files"):

@@ -10,6 +10,8 @@ The reader returns the search space of a file and the rewritten text. Only the a
 line numbers stay. Exception: a file that starts with a block statement such as `def` gets one more line for the import. The
 strings of the first two annotations stay, so that a reader of the generated code sees the source of each value.
 
+Reading and rewriting are one file: both depend on the same positions in the syntax tree.
+
 No I/O. Source: NNI v2.0, the annotation tool and its documentation.
 """
 

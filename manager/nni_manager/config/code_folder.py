@@ -12,7 +12,7 @@ from nni_manager.config.ignore_file import IGNORE_FILE, IgnoreRules, is_left_out
 from nni_manager.errors import UserError
 
 # Bounds the scan when the code folder is, for example, a home directory.
-_MAX_LOOKED_AT = 100_000
+_MAX_ENTRIES = 100_000
 # The maximum number of paths in a message.
 _SHOWN = 3
 
@@ -105,10 +105,10 @@ class CodeFolder:
         if IGNORE_FILE in names:
             rules = (*rules, self._read_rules(posixpath.join(source, IGNORE_FILE), folder))
         for name in names:
-            if len(self._entries) >= _MAX_LOOKED_AT:
+            if len(self._entries) >= _MAX_ENTRIES:
                 self.is_cut_short = True
                 return
-            self._look(posixpath.join(source, name), folder + name, rules, (*ancestors, identity))
+            self._visit(posixpath.join(source, name), folder + name, rules, (*ancestors, identity))
 
     def _read_rules(self, source: str, folder: str) -> IgnoreRules:
         try:
@@ -123,7 +123,7 @@ class CodeFolder:
                 f"cannot use {source}: {error}; write a backslash or ! only before a name"
             ) from error
 
-    def _look(
+    def _visit(
         self, source: str, path: str, rules: tuple[IgnoreRules, ...], ancestors: tuple[tuple[int, int], ...]
     ) -> None:
         try:
@@ -155,9 +155,9 @@ class CodeFolder:
                 self._entries.append(Entry(path, source, tarfile.DIRTYPE, 0o755))
                 self._walk(source, path + "/", rules, ancestors)
         elif not is_left_out(rules, path):
-            self._look_at_file(source, path, status)
+            self._add_file(source, path, status)
 
-    def _look_at_file(self, source: str, path: str, status: os.stat_result) -> None:
+    def _add_file(self, source: str, path: str, status: os.stat_result) -> None:
         if (status.st_dev, status.st_ino) in self._secret_files:
             return
         if not stat.S_ISREG(status.st_mode):

@@ -216,8 +216,8 @@ class _Reading:
 
     def _container(self, place: Place, container: Mapping[str, Any]) -> tuple[str, str, int]:
         for key in ("command", "args"):
-            words = container.get(key, [])
-            if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+            texts = container.get(key, [])
+            if not (isinstance(texts, list) and all(isinstance(each, str) for each in texts)):
                 self.refuse((*place, key), "it must be a list of texts", "write e.g. [python3, train.py]")
                 return "", "", 0
         command = [*container.get("command", ()), *container.get("args", ())]

@@ -38,7 +38,7 @@ class IgnoreRules:
     def verdict(self, path: str) -> bool | None:
         """True if the path is excluded, False if it is included; None if no line matches. A folder's path ends with /."""
         below = path.removeprefix(self.folder)
-        return next((is_out for regex, is_out in self._rules if _speaks_of(regex, below)), None)
+        return next((is_out for regex, is_out in self._rules if _matches(regex, below)), None)
 
 
 def is_left_out(rules: Iterable[IgnoreRules], path: str) -> bool:
@@ -47,7 +47,7 @@ def is_left_out(rules: Iterable[IgnoreRules], path: str) -> bool:
     return next((verdict for verdict in verdicts if verdict is not None), False)
 
 
-def _speaks_of(regex: re.Pattern[str], path: str) -> bool:
+def _matches(regex: re.Pattern[str], path: str) -> bool:
     """True if a pattern matches this path itself, and not only a parent folder: parents were checked before.
 
     pathspec's expressions also match everything below a folder. Their one group is the slash after the matched name.

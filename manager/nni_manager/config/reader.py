@@ -1,4 +1,7 @@
-"""Read and check an experiment file and the files that it names; report all diagnostics at once."""
+"""Read and check an experiment file and the files that it names; report all diagnostics at once.
+
+One class reads a file: all checks share the list of diagnostics and the paths that are already absolute.
+"""
 
 from __future__ import annotations
 

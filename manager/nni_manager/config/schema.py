@@ -105,13 +105,15 @@ def check(
         for detail in error.errors(include_url=False)[:MAX_DIAGNOSTICS]:
             path, field, inside = _field_at(schema, detail["loc"])
             # Report only the first error of a field.
-            said = _sentence(detail, (*above, *path), field, inside, answers)
-            found.setdefault(path, document.diagnostic((*above, *path), said))
+            message = _sentence(detail, (*above, *path), field, inside, answers)
+            found.setdefault(path, document.diagnostic((*above, *path), message))
     return None, list(found.values())
 
 
 def with_camel_keys(schema: type[BaseModel], raw: Any) -> Any:
     """`raw` with known snake_case keys, which NNI also accepts, in camelCase."""
+    if isinstance(raw, list):
+        return [with_camel_keys(schema, item) for item in raw]
     if not isinstance(raw, Mapping):
         return raw
     fields = fields_of(schema)
@@ -121,10 +123,7 @@ def with_camel_keys(schema: type[BaseModel], raw: Any) -> Any:
         camel = by_folded.get(folded(key), key) if isinstance(key, str) and "_" in key else key
         name = camel if camel not in raw else key
         inner = schema_in(fields[name]) if name in fields else None
-        if inner is not None and isinstance(value, list):
-            renamed[name] = [with_camel_keys(inner, item) for item in value]
-        else:
-            renamed[name] = value if inner is None else with_camel_keys(inner, value)
+        renamed[name] = value if inner is None else with_camel_keys(inner, value)
     return renamed
 
 

@@ -1,6 +1,7 @@
 """Reads NNI's v2 experiment files: translates them to v1, and translates keys in diagnostics back to v2.
 
-What v1 cannot express is diagnosed here. Source: NNI v2.10, nni/experiment/config.
+What v1 cannot express is diagnosed here. The tables and both translations are one file: a change of a key concerns all of them.
+Source: NNI v2.10, nni/experiment/config.
 """
 
 from __future__ import annotations
@@ -174,12 +175,12 @@ def implicit_keys(platform: str) -> dict[_Keys, _Keys]:
 
 def v2_hints() -> dict[str, str]:
     """The hint for each v2 key that appears in a v1 file."""
-    words = {
+    names = {
         key_of(v2): v1[-1] if v2[0] == v1[0] else key_of(v1)
         for v2, v1 in names_on(None).items()
         if v2[-1] != v1[-1] and v2[0] != "trainingService"
     }
-    answers = {v2: f"it is of NNI's second schema; write {v1} here" for v2, v1 in words.items()}
+    answers = {v2: f"it is of NNI's second schema; write {v1} here" for v2, v1 in names.items()}
     return answers | {
         "trainingService": "it is of NNI's second schema, and trainingServicePlatform of the first; keep to one of them",
         "searchSpace": "it is of NNI's second schema; write it into a JSON file, and name that in searchSpacePath",
@@ -215,7 +216,7 @@ class DocumentV2(Document):
     def diagnostic(self, path: PathInFile, message: str) -> Diagnostic:
         """A diagnostic at this path of the v1 file, or of the file's search space, with the path and keys of this file."""
         if tuple(path[:1]) != _SEARCH_SPACE:  # its keys are the user's names
-            message = _in_words_of_v2(message, self.names)
+            message = _in_keys_of_v2(message, self.names)
         if tuple(path) == ("trainingServicePlatform",):
             message = re.sub(r"\bpai\b", "openpai", message)
         for length in range(len(path), 0, -1):
@@ -488,12 +489,14 @@ def with_indices(place: _Keys, path: PathInFile) -> Place:
     return tuple(next(indices, 0) if step == EACH else step for step in place)
 
 
-def _in_words_of_v2(message: str, names: Mapping[_Keys, _Keys]) -> str:
-    words = _WHOLES | {v1: v2 for v1, v2 in names.items() if v1 != v2}
-    words |= {v1: v2 for v2, v1 in SECTIONS.items() if v1 != v2 and any(name[:2] == v1[:2] for name in names)}
+def _in_keys_of_v2(message: str, names: Mapping[_Keys, _Keys]) -> str:
+    replaced = _WHOLES | {v1: v2 for v1, v2 in names.items() if v1 != v2}
+    replaced |= {
+        v1: v2 for v2, v1 in SECTIONS.items() if v1 != v2 and any(name[:2] == v1[:2] for name in names)
+    }
     head, example, tail = message.partition("write e.g. ")
-    for v1 in sorted(words, key=lambda place: len(key_of(place)), reverse=True):
-        pattern, v2 = rf"(?<![\w.]){_pattern(v1)}(?!\w)", words[v1]
+    for v1 in sorted(replaced, key=lambda place: len(key_of(place)), reverse=True):
+        pattern, v2 = rf"(?<![\w.]){_pattern(v1)}(?!\w)", replaced[v1]
         head = re.sub(pattern, partial(_written, v2), head)
         if len(v1) > 1:
             tail = re.sub(pattern, partial(_written, v2), tail)
