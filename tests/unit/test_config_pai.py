@@ -1,5 +1,6 @@
 """Experiment files for OpenPAI: what is read from them, and one clear sentence for everything that can be wrong."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.reader import read_experiment_file
+from nni_manager.errors import InternalError
 
 # The file of NNI's page "Run an Experiment on OpenPAI".
 PAGE = """\
@@ -221,3 +223,13 @@ def test_a_job_file_makes_the_rest_superfluous_and_is_kept_with_the_experiment(w
     assert config.trial_command == ""
     assert isinstance(config.pai.job_file, Path)
     assert ExperimentSpec.from_json(config.to_json()) == config
+
+
+def test_the_error_of_a_damaged_stored_experiment_shows_no_login(write):
+    fields = json.loads(read_experiment_file(write()).to_json())
+    fields["pai"]["token"] = ["a secret token"]
+    with pytest.raises(InternalError) as caught:
+        ExperimentSpec.from_json(json.dumps(fields))
+    assert "pai.token" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from nni_manager.config.search_space import SearchSpace, parse_search_space
 from nni_manager.errors import InternalError
@@ -283,6 +283,11 @@ class ExperimentSpec:
             fields.setdefault("reuse", ReuseConfig())  # absent in the first format of the store
             fields["search_space"] = parse_search_space(fields["search_space_raw"])
             return _stored_form().validate_python(fields)
+        except ValidationError as error:
+            # Without its cause, whose text contains values, such as logins.
+            wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            why = ", ".join(wrong)
+            raise InternalError(f"cannot read the stored experiment: {why}; please report it") from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise InternalError(f"cannot read the stored experiment: {error!r}; please report it") from error
 
