@@ -21,7 +21,7 @@ from nni_manager.config.model import (
     RoleConfig,
 )
 from nni_manager.config.schema import Schema, flag, mapping, must_be, whole
-from nni_manager.config.v1 import ExperimentV1, LocalExperimentV1, PaiExperimentV1, Size, SizeOrNone, TrialV1
+from nni_manager.config.v1 import ExperimentV1, LocalExperimentV1, PaiExperimentV1, Size, TrialV1
 
 # RFC 1123 label: Kubernetes requires it of names.
 _LABEL = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
@@ -48,7 +48,7 @@ class _PodV1(Schema):
     private_registry_auth_path: str | None = must_be(
         "the path of a Docker login file", "~/.docker/config.json", None, min_length=1
     )
-    shm_mb: SizeOrNone = must_be(
+    shm_mb: Size | None = must_be(
         "a whole number of MB, or a size such as 1gb", "1024", None, alias="shmMB", v2="sharedMemorySize"
     )
 

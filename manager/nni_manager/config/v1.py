@@ -135,20 +135,14 @@ def _size(least_mb: int, value: Any) -> int:
     return size_mb
 
 
-def _size_or_none(least_mb: int, value: Any) -> int | None:
-    return None if value is None else _size(least_mb, value)
-
-
-def _size_schema(least_mb: int, *others: Any) -> WithJsonSchema:
+def _size_schema(least_mb: int) -> WithJsonSchema:
     pattern = r"^\s*[0-9]{1,9}(\.[0-9]{1,6})?\s*[TGMKtgmk]?([Ii]?[Bb])?\s*$"
     number = {"type": "integer", "minimum": least_mb, "maximum": _MAX_MB}
-    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": pattern}, *others]})
+    return WithJsonSchema({"anyOf": [number, {"type": "string", "pattern": pattern}]})
 
 
-_NULL = {"type": "null"}
 Size = Annotated[int, PlainValidator(partial(_size, 1)), _size_schema(1)]
-SizeOrNone = Annotated[int | None, PlainValidator(partial(_size_or_none, 1)), _size_schema(1, _NULL)]
-SizeFrom100 = Annotated[int | None, PlainValidator(partial(_size_or_none, 100)), _size_schema(100, _NULL)]
+SizeFrom100 = Annotated[int, PlainValidator(partial(_size, 100)), _size_schema(100)]
 _SIZE_WORDS = "a whole number of MB from 100 on, or a size such as 8gb"
 
 
@@ -263,7 +257,7 @@ class PaiTrialV1(TrialV1):
         "a shell command", "python3 train.py", None, min_length=1, v2="/trialCommand"
     )
     cpu_num: int | None = whole(1, 99999, "1", None, v2="trialCpuNumber")
-    memory_mb: SizeFrom100 = must_be(_SIZE_WORDS, "8192", None, alias="memoryMB", v2="trialMemorySize")
+    memory_mb: SizeFrom100 | None = must_be(_SIZE_WORDS, "8192", None, alias="memoryMB", v2="trialMemorySize")
     image: str | None = must_be(
         "the name of an image", "registry.example.com/me/train:1", None, min_length=1, v2="dockerImage"
     )
@@ -323,7 +317,7 @@ class PaiConfigV1(Schema):
     reuse: bool = flag("true", False, v2="reuseMode")
     gpu_num: int | None = whole(0, 99999, "1", None, v2="")
     cpu_num: int | None = whole(1, 99999, "1", None, v2="")
-    memory_mb: SizeFrom100 = must_be(_SIZE_WORDS, "8192", None, alias="memoryMB", v2="")
+    memory_mb: SizeFrom100 | None = must_be(_SIZE_WORDS, "8192", None, alias="memoryMB", v2="")
     max_trial_num_per_gpu: int = whole(1, 99999, "1", 1, v2="")
     use_active_gpu: bool = flag("false", False, v2="")
 
