@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
+import yaml
 
 from nni_manager.config.model import PaiConfig
 from nni_manager.domain.completion import Completion, TaskRole
@@ -129,8 +128,8 @@ def render_job(template: JobTemplate, name: str, settings: KeeperSettings) -> st
 def is_of_others(text: str, settings: KeeperSettings) -> bool:
     """True if a job of our name, as OpenPAI shows it, is certainly not from `render_job` for these keepers."""
     try:
-        document = YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError):
         return False
     roles = document.get("taskRoles") if isinstance(document, dict) else None
     found = [role.get("commands") for role in (roles or {}).values() if isinstance(role, dict)]
