@@ -16,6 +16,11 @@ from urllib.parse import urlencode
 from nni_manager.domain.completion import Completion
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from nni_manager.training_services.openpai.connection import (
+    JobAlreadyExists,
+    JobNotOnCluster,
+    RequestRejected,
+)
 from nni_manager.training_services.openpai.job import (
     JobTemplate,
     is_of_others,
@@ -24,13 +29,7 @@ from nni_manager.training_services.openpai.job import (
     render_job,
     render_run_script,
 )
-from nni_manager.training_services.openpai.rest import (
-    JobAlreadyExists,
-    JobNotOnCluster,
-    JobStatus,
-    OpenPai,
-    RequestRejected,
-)
+from nni_manager.training_services.openpai.rest import JobStatus, OpenPai
 from nni_manager.training_services.openpai.states import LIVE, OUT_OF_MEMORY, PaiJobState
 from nni_manager.training_services.openpai.termination import TerminationMessages
 from trial_keeper.settings import KeeperSettings

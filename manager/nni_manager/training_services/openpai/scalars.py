@@ -134,12 +134,9 @@ def javascript_text(value: Any) -> str:
 def _integer(match: re.Match[str]) -> float:
     sign = -1 if match["sign"] == "-" else 1
     digits = {name: part.replace("_", "") for name, part in match.groupdict().items() if part is not None}
-    if "binary" in digits:
-        return sign * int(digits["binary"], 2)
-    if "hex" in digits:
-        return sign * int(digits["hex"], 16)
-    if "octal" in digits:
-        return sign * int(digits["octal"], 8)
+    for name, base in (("binary", 2), ("octal", 8), ("hex", 16)):
+        if name in digits:
+            return sign * int(digits[name], base)
     if "sexagesimal" in digits:
         return sign * _sexagesimal(digits["sexagesimal"])
     # Not int(): Python limits its input to some thousand digits.
@@ -186,22 +183,13 @@ def _moment(parts: Mapping[str, str]) -> datetime:
 
 
 def _number_text(value: float) -> str:
+    """ECMAScript writes the same shortest digits as Python, with an exponent below 1e-6 and from 1e21 on."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
-    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
-    text = "".join(map(str, digits))
-    assert isinstance(exponent, int)  # neither NaN nor infinite
-    point = len(text) + exponent  # position of the decimal point, counted from the first digit
-    minus = "-" if sign and text != "0" else ""
-    if text == "0":
-        return "0"
-    if len(text) <= point <= 21:
-        return minus + text.ljust(point, "0")
-    if 0 < point <= 21:
-        return f"{minus}{text[:point]}.{text[point:]}"
-    if -6 < point <= 0:
-        return f"{minus}0.{'0' * -point}{text}"
-    mantissa = f"{text[0]}.{text[1:]}" if len(text) > 1 else text
-    return f"{minus}{mantissa}e{'-' if point <= 0 else '+'}{abs(point - 1)}"
+    number = Decimal(repr(value)).normalize()
+    if number == 0 or Decimal("1e-6") <= abs(number) < Decimal("1e21"):
+        return f"{abs(number) if number == 0 else number:f}"
+    mantissa, _, exponent = f"{number:e}".partition("e")
+    return f"{mantissa}e{int(exponent):+}"
