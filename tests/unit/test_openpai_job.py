@@ -87,7 +87,7 @@ def test_the_job_of_a_trial_is_the_one_that_nni_makes():
     assert (role.name, role.instances) == ("taskrole", 1)
     assert (role.completion.min_failed, role.completion.min_succeeded) == (1, -1)
     assert (role.resources.gpu, role.resources.cpu, role.resources.memory_mb) == (0, 1, 8196)
-    assert job.prerequisite(role.docker_image).uri == "msranni/nni:latest"
+    assert job.prerequisite(role.docker_image).values["uri"] == "msranni/nni:latest"
     assert [storage.mount_path for storage in job.storages] == [MOUNT]
     assert job.extras["submitFrom"] == "submit-job-v2"
 

@@ -58,7 +58,7 @@ def as_told(path):
     lines += [
         f"===== {protocol.virtual_cluster}, storages {protocol.storages}, retries {protocol.job_retry_count}"
     ]
-    lines += [f"{protocol.notification}"]
+    lines += [f"notify of {', '.join(protocol.notify_of) or 'nothing'}"]
     return "\n".join(lines) + "\n"
 
 

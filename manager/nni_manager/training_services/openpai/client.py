@@ -198,26 +198,12 @@ class OpenPaiService(TrainingService):
             raise RetryableError(str(error)) from error
         except JobAlreadyExists:
             # An earlier try created it, unless the stored job proves to belong to others.
-            if self._is_of_others(name, settings):
+            if is_of_others(_read(self._cluster.config, name) or "", settings):
                 raise
         except UserError:
-            if not self._is_there(name):
+            # An earlier try whose answer was lost may have created the job before this try was refused.
+            if _read(self._cluster.job, name) is None:
                 raise
-
-    def _is_of_others(self, name: str, settings: KeeperSettings) -> bool:
-        try:
-            text = self._cluster.config(name)
-        except UserError:
-            return False
-        return is_of_others(text, settings)
-
-    def _is_there(self, name: str) -> bool:
-        """True if an earlier try whose answer was lost created the job before this try was refused."""
-        try:
-            self._cluster.job(name)
-        except UserError:
-            return False
-        return True
 
     async def stop(self, job_id: str) -> bool:
         """Send OpenPAI a stop request as soon as possible."""
@@ -297,13 +283,8 @@ class OpenPaiService(TrainingService):
         refused: UserError | None = None
         now_s = time.monotonic()
         for job in list(self._jobs.values()):
-            told_s = job.stop_sent_at_s
-            if (
-                not job.stop_is_wanted
-                or job.is_posting
-                or job.is_ending
-                or (told_s is not None and now_s - told_s < _STOP_RETRY_DELAY_S)
-            ):
+            is_sent = job.stop_sent_at_s is not None and now_s - job.stop_sent_at_s < _STOP_RETRY_DELAY_S
+            if not job.stop_is_wanted or job.is_posting or job.is_ending or is_sent:
                 continue
             try:
                 await self._ask(self._cluster.stop, job.name)
@@ -401,6 +382,14 @@ async def _in_thread(
     threads: ThreadPoolExecutor, function: Callable[..., Answer], *arguments: object
 ) -> Answer:
     return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *arguments))
+
+
+def _read(function: Callable[[str], Answer], name: str) -> Answer | None:
+    """Returns what OpenPAI has under this name; None if it refuses."""
+    try:
+        return function(name)
+    except UserError:
+        return None
 
 
 def _mark_seen(job: _Job, state: PaiJobState) -> None:

@@ -61,6 +61,10 @@ class JobDocument:
         at = self.tree.place_of(path) or ((1, 1) if root is None else place(root.start_mark))
         return ProtocolDiagnostic(self.file, *at, key_of(path), message, path, violation)
 
+    def mistake(self, path: Path, problem: str) -> ProtocolDiagnostic:
+        """Returns a diagnostic of the value at this path. `problem` ends with the remedy."""
+        return self.diagnostic(path, f"cannot use {key_of(path)}: {problem}")
+
     def span_with_comments(self, path: Path) -> tuple[int, int] | None:
         """Returns the range of `key: value`: from the end of the key to the line of the next element. None: not in the text.
 

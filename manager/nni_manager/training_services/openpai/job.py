@@ -21,7 +21,7 @@ from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.errors import UserError
 from nni_manager.training_services.openpai.document import read_document
 from nni_manager.training_services.openpai.export import dumped, of_values
-from nni_manager.training_services.openpai.job_checks import Path, ProtocolInvalid
+from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import JobProtocol, ProtocolTaskRole, Storage, parse
 from nni_manager.training_services.openpai.render import render
 from nni_manager.training_services.run_script import keeper_lookup_snippet
@@ -233,7 +233,6 @@ def _idle_keys(pai: PaiConfig, file: str) -> list[str]:
 
 
 def _refuse_without_storage(job: JobProtocol, pai: PaiConfig) -> None:
-    path: Path = ("extras", "storages")
     storages = job.storages
     if storages == () or (storages is None and pai.storage_name is not None):
         return  # the user's default storages, which only the cluster knows, or the experiment file's storage
@@ -243,8 +242,8 @@ def _refuse_without_storage(job: JobProtocol, pai: PaiConfig) -> None:
         return
     mounted = ", ".join(f"{storage.name} at {storage.mount_path}" for storage in storages or ())
     what = f"it mounts {mounted}, not {pai.mount}" if storages else "it mounts no storage"
-    message = (
-        f"cannot use extras.storages: {what}, where containers would find the experiment; write e.g. "
+    problem = (
+        f"{what}, where containers would find the experiment; write e.g. "
         f"storages: [{{name: {pai.storage_name or 'NAME'}, mountPath: {pai.mount}}}], or correct containerNFSMountPath"
     )
-    raise ProtocolInvalid([job.document.diagnostic(path, message)])
+    raise ProtocolInvalid([job.document.mistake(("extras", "storages"), problem)])

@@ -6,6 +6,7 @@ OpenPAI documents `require` ("will be parsed by backend automatically") but neve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 
 
 def in_order(names: Sequence[str], requires: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
@@ -26,19 +27,11 @@ def in_order(names: Sequence[str], requires: Mapping[str, Sequence[str]]) -> tup
 
 
 def cycle_in(requires: Mapping[str, Sequence[str]]) -> list[str]:
-    """Returns the first cycle of names that require each other; empty if there is none."""
-    fine: set[str] = set()
-    for start in requires:
-        way: list[str] = []
-        todo = [(start, 0)]  # a name and its number of predecessors on the path
-        while todo:
-            name, depth = todo.pop()
-            fine.update(way[depth:])  # everything reachable from these is checked
-            del way[depth:]
-            if name in way:
-                return way[way.index(name) :]
-            if name not in fine:
-                way.append(name)
-                todo += [(each, len(way)) for each in reversed(requires.get(name, ()))]
-        fine.update(way)
+    """Returns a cycle of names, each of which requires the next, from the first that `requires` lists; empty if there is none."""
+    try:
+        TopologicalSorter(requires).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1][:0:-1]
+        first = next(cycle.index(name) for name in requires if name in cycle)
+        return cycle[first:] + cycle[:first]
     return []

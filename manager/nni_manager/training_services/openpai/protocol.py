@@ -21,6 +21,7 @@ DEFAULT_VIRTUAL_CLUSTER = "default"
 # Every task gets one port of each of these labels, besides those it requests.
 DEFAULT_PORTS: Mapping[str, int] = {"ssh": 1, "http": 1}
 DEFAULT_SHM_MB = 512
+_CHANGES = ("running", "succeeded", "stopped", "failed", "retried")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,6 @@ class Prerequisite:
 
     name: str
     type: str
-    uri: str | tuple[str, ...] | None
-    auth: Mapping[str, Any] | None
-    require: tuple[str, ...]
     plugin_call: PluginCall | None
     values: Mapping[str, Any]
 
@@ -90,14 +88,6 @@ class ProtocolTaskRole:
 
 
 @dataclass(frozen=True, slots=True)
-class RoleDeployment:
-    """The commands that a deployment adds before and after those of one role."""
-
-    pre_commands: tuple[str, ...]
-    post_commands: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Storage:
     """A storage and its mount path in tasks."""
 
@@ -105,22 +95,12 @@ class Storage:
     mount_path: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatusChangeNotification:
-    """The state changes of which OpenPAI notifies the owner."""
-
-    running: bool = False
-    succeeded: bool = False
-    stopped: bool = False
-    failed: bool = False
-    retried: bool = False
-
-
 @dataclass(frozen=True)
 class JobProtocol:
     """A valid job. Jobs with equal content are equal, regardless of notation.
 
-    `deployment` is the one that `defaults` selects, by role; `deployment_index` is its index in the job.
+    `deployment` is the one that `defaults` selects: its commands by role; `deployment_index` is its index in the job.
+    `notify_of`: the state changes of which OpenPAI notifies the owner.
     `storages`: None mounts nothing; empty mounts the user's default storages.
     `warnings` report parts of the job without the likely intended effect; they never start with "cannot".
     """
@@ -132,12 +112,12 @@ class JobProtocol:
     secrets: Mapping[str, Any]
     prerequisites: tuple[Prerequisite, ...]
     task_roles: tuple[ProtocolTaskRole, ...]
-    deployment: Mapping[str, RoleDeployment]
+    deployment: Mapping[str, Mapping[str, Any]]
     deployment_index: int | None
     gang_allocation: bool
     storages: tuple[Storage, ...] | None
     plugin_calls: tuple[PluginCall, ...]
-    notification: JobStatusChangeNotification
+    notify_of: tuple[str, ...]
     extras: Mapping[str, Any]
     warnings: tuple[ProtocolDiagnostic, ...] = field(compare=False)
     document: JobDocument = field(repr=False, compare=False)
@@ -186,14 +166,12 @@ def _job(document: JobDocument) -> JobProtocol:
             _prerequisite(item, index) for index, item in enumerate(job.get("prerequisites", []))
         ),
         task_roles=tuple(_task_role(name, role) for name, role in job["taskRoles"].items()),
-        deployment={} if chosen is None else _deployment(deployments[chosen]),
+        deployment={} if chosen is None else deployments[chosen]["taskRoles"],
         deployment_index=chosen,
         gang_allocation=extras.get("gangAllocation") is not False,
         storages=_storages(extras, calls),
         plugin_calls=calls,
-        notification=JobStatusChangeNotification(
-            **{change: notification.get(change) is True for change in JobStatusChangeNotification.__slots__}
-        ),
+        notify_of=tuple(change for change in _CHANGES if notification.get(change) is True),
         extras=extras,
         warnings=tuple(warnings_of(document)),
         document=document,
@@ -201,8 +179,7 @@ def _job(document: JobDocument) -> JobProtocol:
 
 
 def _prerequisite(item: Mapping[str, Any], index: int) -> Prerequisite:
-    uri, plugin = item.get("uri"), item.get("plugin", "")
-    call = None
+    plugin, call = item.get("plugin", ""), None
     if plugin.startswith(RUNTIME_PLUGINS):
         # All other keys, including the name, are parameters of the plugin.
         parameters = {
@@ -211,15 +188,7 @@ def _prerequisite(item: Mapping[str, Any], index: int) -> Prerequisite:
         call = _plugin_call(
             plugin.removeprefix(f"{RUNTIME_PLUGINS}."), parameters, item, ("prerequisites", index)
         )
-    return Prerequisite(
-        name=item["name"],
-        type=item["type"],
-        uri=tuple(uri) if isinstance(uri, list) else uri,
-        auth=item.get("auth"),
-        require=tuple(item.get("require", ())),
-        plugin_call=call,
-        values=item,
-    )
+    return Prerequisite(item["name"], item["type"], call, item)
 
 
 def _plugin_call(
@@ -261,13 +230,6 @@ def _task_role(name: str, role: Mapping[str, Any]) -> ProtocolTaskRole:
         ),
         commands=tuple(role["commands"]),
     )
-
-
-def _deployment(deployment: Mapping[str, Any]) -> Mapping[str, RoleDeployment]:
-    return {
-        name: RoleDeployment(tuple(role.get("preCommands", ())), tuple(role.get("postCommands", ())))
-        for name, role in deployment["taskRoles"].items()
-    }
 
 
 def _storages(extras: Mapping[str, Any], calls: tuple[PluginCall, ...]) -> tuple[Storage, ...] | None:

@@ -180,20 +180,14 @@ class _SemanticRules:
         for path, item in self._prerequisites:
             what = (shown(item.get("type")), shown(item.get("name")))
             if "name" in item and seen.setdefault(what, path) != path:
-                yield self._mistake(
-                    (*path, "name"),
-                    f"{key_of(seen[what])} is a prerequisite {what[1]} of type {item.get('type')} already",
-                    "rename one of them",
-                )
+                first = f"{key_of(seen[what])} is a prerequisite {what[1]} of type {item.get('type')}"
+                yield self._document.mistake((*path, "name"), f"{first} already; rename one of them")
         names: dict[str, int] = {}
         for index, item in enumerate(self._deployments):
             name = shown(item.get("name"))
             if "name" in item and names.setdefault(name, index) != index:
-                yield self._mistake(
-                    ("deployments", index, "name"),
-                    f"deployments[{names[name]}] is named {name} already",
-                    "rename one of them",
-                )
+                problem = f"deployments[{names[name]}] is named {name} already; rename one of them"
+                yield self._document.mistake(("deployments", index, "name"), problem)
 
     def _references(self) -> Iterator[ProtocolDiagnostic]:
         names = {
@@ -219,10 +213,9 @@ class _SemanticRules:
                     yield self._unknown((*path, "require", index), name, self._names, "prerequisite")
         cycle = cycle_in(requires)
         if cycle:
-            path = next(path for path, item in self._prerequisites if item.get("name") == cycle[0])
-            yield self._mistake(
-                (*path, "require"), f"{' requires '.join([*cycle, cycle[0]])}", "remove one of these"
-            )
+            path = next(path for path, item in self._prerequisites if str(item.get("name")) == cycle[0])
+            problem = f"{' requires '.join([*cycle, cycle[0]])}; remove one of these"
+            yield self._document.mistake((*path, "require"), problem)
 
     def _role_names(self) -> Iterator[ProtocolDiagnostic]:
         seen: dict[str, str] = {}
@@ -230,12 +223,11 @@ class _SemanticRules:
             short = mangled(name)
             if not 1 <= len(short) <= 63:
                 problem = f"a cluster calls it {shown(short)}, which must be 1 to 63 letters and digits"
-                yield self._mistake(("taskRoles", name), problem, "rename it with letters a to z")
+                yield self._document.mistake(("taskRoles", name), f"{problem}; rename it with letters a to z")
             elif seen.setdefault(short, name) != name:
                 problem = f"a cluster calls both it and {seen[short]} {short}"
-                yield self._mistake(
-                    ("taskRoles", name), problem, "rename one so that they differ in letters or digits"
-                )
+                remedy = "rename one so that they differ in letters or digits"
+                yield self._document.mistake(("taskRoles", name), f"{problem}; {remedy}")
 
     def _default_deployment(self) -> Iterator[ProtocolDiagnostic]:
         name = self._defaults.get("deployment")
@@ -251,15 +243,13 @@ class _SemanticRules:
             is_cmd = call.get("plugin") == ("cmd" if in_extras else f"{RUNTIME_PLUGINS}.cmd")
             if is_cmd and "callbacks" in parameters and others:
                 at: Path = (*path, "parameters", "callbacks") if in_extras else (*path, "callbacks")
-                yield self._mistake(at, f"there is {others[0]} beside it", "keep one of the two forms")
+                problem = f"there is {others[0]} beside it; keep one of the two forms"
+                yield self._document.mistake(at, problem)
 
     def _unknown(self, path: Path, name: Any, known: Iterable[Any], what: str) -> ProtocolDiagnostic:
         known = [each for each in known if isinstance(each, str)][:MAX_NAMES_SHOWN]
         remedy = remedy_for_unknown(str(name), known) if known else f"add a {what} of that name"
-        return self._mistake(path, f"there is no {what} named {shown(name)}", remedy)
-
-    def _mistake(self, path: Path, problem: str, remedy: str) -> ProtocolDiagnostic:
-        return self._document.diagnostic(path, f"cannot use {key_of(path)}: {problem}; {remedy}")
+        return self._document.mistake(path, f"there is no {what} named {shown(name)}; {remedy}")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
