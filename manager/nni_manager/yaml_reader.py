@@ -6,6 +6,7 @@ Depth and aliases are bounded.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -19,7 +20,7 @@ TAGS = "tag:yaml.org,2002:"
 Child = tuple[yaml.ScalarNode | None, yaml.Node]
 """A node and its key; an item of a list has no key."""
 
-NO_COLON = "a line is no `key: value`; give it a colon and a value, or # for a comment"
+_NO_COLON = "a line is no `key: value`; give it a colon and a value, or # for a comment"
 # The parser's problems about its tokens, as problems of the text, each with a remedy.
 _PLAIN_PROBLEMS = {
     "<block end>, but found '<block mapping start>'": (
@@ -31,9 +32,10 @@ _PLAIN_PROBLEMS = {
     "<block end>, but found '-'": (
         "an item of a list stands among keys; write `key: value` here, or indent the item below the key of its list"
     ),
-    "could not find expected ':'": NO_COLON,
+    "could not find expected ':'": _NO_COLON,
     "found character '\\t' that cannot start any token": "a line begins with a tab; indent with spaces",
     "found unexpected end of stream": "a quote is not closed; close it",
+    "found another document": "a second document begins here, after ---; keep one document in a file",
 }
 # The parser detects these some lines later; their position is where the construct starts.
 _DETECTED_LATE = ("could not find expected ':'", "end of stream", "<stream end>")
@@ -212,12 +214,38 @@ def short_tag(node: yaml.Node) -> str:
     return str(node.tag).replace(TAGS, "!!")
 
 
-def explained(error: yaml.MarkedYAMLError) -> tuple[str, yaml.Mark | None]:
-    """Returns the problem with a remedy, and where it is."""
+def explained(
+    text: str, error: yaml.MarkedYAMLError, sections: Mapping[str, str] | None = None
+) -> tuple[str, int, int]:
+    """Returns the problem with a remedy, and its line and column. `sections`: the section of keys that have only one."""
     problem, mark = error.problem or error.context or "this is no YAML", error.problem_mark
-    if isinstance(error, Unreadable):
-        return problem, mark
     if mark is None or (error.context_mark is not None and any(each in problem for each in _DETECTED_LATE)):
         mark = error.context_mark
+    line, column = (1, 1) if mark is None else place(mark)
+    if isinstance(error, Unreadable):
+        return problem, line, column
+    if "mapping values are not allowed" in problem:
+        return _colon_problem(text.splitlines()[:line], column, sections or {})
     plain = (each for found, each in _PLAIN_PROBLEMS.items() if found in problem)
-    return next(plain, f"{problem}; fix the YAML there"), mark
+    return next(plain, f"{problem}; fix the YAML there"), line, column
+
+
+def _colon_problem(lines: Sequence[str], column: int, sections: Mapping[str, str]) -> tuple[str, int, int]:
+    """Explains the colon at `column` of the last line, which the parser does not expect."""
+    *above, line = lines
+    before = above[-1] if above else ""
+    key, has_colon, _ = line[: column - 1].partition(":")
+    if has_colon:
+        problem = "the value in this line has a colon and a blank, which begin another value in YAML"
+        return f"{problem}; put the whole value in single quotes", len(lines), column
+    # The parser joins two lines without a colon into one scalar.
+    if re.fullmatch(r"\s*[\w.-]+\s*", key) and re.fullmatch(r"\s*[^\s#:-][^:]*", before):
+        return _NO_COLON, len(above), len(before) - len(before.lstrip()) + 1
+    problem, section = "mapping values are not allowed here", sections.get(key.strip())
+    remedy = (
+        "what is indented more than the line above lies within it, and that line has a value; fix the indentation"
+        if section is None
+        else f"the line above has a value, so {key.strip()} cannot lie within it; is the line `{section}:` missing "
+        "between the two?"
+    )
+    return f"{problem}; {remedy}", len(lines), column

@@ -17,7 +17,7 @@ from nni_manager.training_services.openpai.protocol import (
     TaskResources,
     parse,
 )
-from nni_manager.training_services.openpai.render import validate
+from nni_manager.training_services.openpai.render import render
 
 
 def diagnostics(job):
@@ -352,7 +352,7 @@ def test_a_job_with_anything_anywhere_is_read_or_refused(path, value):
 
 def read_or_refused_well(text):
     try:
-        validate(text)
+        render(parse(text))
     except ProtocolInvalid as error:
         return error.response_message() and all(is_well_said(mistake) for mistake in error.diagnostics)
     return True

@@ -124,19 +124,7 @@ def read_yaml(path: Path) -> Document:
     try:
         tree = _Loader(text).tree()
     except yaml.MarkedYAMLError as error:
-        problem, mark = explained(error)
-        if "mapping values" in problem and mark is not None:
-            line = text.splitlines()[mark.line]
-            if ":" in line[: mark.column]:
-                problem = (
-                    "the value in this line has a colon and a blank, which begin another value in YAML; "
-                    "put the whole value in single quotes"
-                )
-            else:
-                problem = f"mapping values are not allowed here; {_remedy_for_a_lost_line(line)}"
-        elif "found another document" in problem:
-            problem = "a second document begins here, after ---; keep one experiment in a file"
-        where = (None, None) if mark is None else place(mark)
+        problem, *where = explained(text, error, _SECTION_OF)
         raise _refused(path, f"cannot read {path.name}: {problem}", *where) from error
     except yaml.YAMLError as error:
         raise _refused(path, f"cannot read {path.name}: {_one_line(error)}; fix the YAML there") from error
@@ -188,14 +176,6 @@ _SECTION_OF = {
     "operator": "kubeflowConfig",
     "platform": "trainingService",
 }
-
-
-def _remedy_for_a_lost_line(line: str) -> str:
-    key = line.partition(":")[0].strip()
-    section = _SECTION_OF.get(key)
-    if section is None:
-        return "what is indented more than the line above lies within it, and that line has a value; fix the indentation"
-    return f"the line above has a value, so {key} cannot lie within it; is the line `{section}:` missing between the two?"
 
 
 def _is_too_deep(value: Any) -> bool:

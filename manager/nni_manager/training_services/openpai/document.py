@@ -21,7 +21,6 @@ from nni_manager.training_services.openpai.job_checks import (
 )
 from nni_manager.training_services.openpai.scalars import explicitly, javascript_text, resolved
 from nni_manager.yaml_reader import (
-    NO_COLON,
     TAGS,
     PositionedLoader,
     Tree,
@@ -108,14 +107,12 @@ def read_document(text: str, file: str = "") -> JobDocument:
         # js-yaml terminates the last line too: its line feed is part of a block scalar.
         tree = _Loader(text if text.endswith("\n") else f"{text}\n").tree()
     except yaml.MarkedYAMLError as error:
-        problem, mark = _translate_parser_error(text, error)
-        at = (1, 1) if mark is None else place(mark)
-        raise _refused(file, at, problem) from error
+        raise _refused(file, *explained(text, error)) from error
     except yaml.reader.ReaderError as error:
         index = error.position
-        at = text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index)
+        line, column = text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index)
         problem = f"there is a character (code {error.character}) that no text has; remove it"
-        raise _refused(file, at, problem) from error
+        raise _refused(file, problem, line, column) from error
     diagnostics = tuple(
         ProtocolDiagnostic(
             file,
@@ -149,15 +146,13 @@ class _Loader(PositionedLoader):
         try:
             is_plain = node.tag in (_PLAIN, f"{TAGS}merge")
             return resolved(text) if is_plain else explicitly(node.tag.removeprefix(TAGS), text)
-        except OverflowError as error:
-            problem = f"{shown(text)} is a date too far away; put it in quotes to have the text"
-            raise Unreadable(problem, node.start_mark) from error
-        except ValueError as error:
-            problem = f"{shown(text)} is not of the kind {short_tag(node)}; leave the tag out"
-            raise Unreadable(problem, node.start_mark) from error
-        except KeyError as error:
-            problem = f"there is no use for the tag {short_tag(node)} here; leave it out"
-            raise Unreadable(problem, node.start_mark) from error
+        except (OverflowError, ValueError, KeyError) as error:
+            problems = {
+                OverflowError: f"{shown(text)} is a date too far away; put it in quotes to have the text",
+                ValueError: f"{shown(text)} is not of the kind {short_tag(node)}; leave the tag out",
+                KeyError: f"there is no use for the tag {short_tag(node)} here; leave it out",
+            }
+            raise Unreadable(problems[type(error)], node.start_mark) from error
 
     def key(self, node: yaml.ScalarNode) -> tuple[str, str]:
         """The key as JavaScript has it: always a string."""
@@ -226,21 +221,5 @@ def _whole(text: str) -> str | None:
         return None
 
 
-def _translate_parser_error(text: str, error: yaml.MarkedYAMLError) -> tuple[str, yaml.Mark | None]:
-    problem, mark = explained(error)
-    if "found another document" in problem:
-        return "a second document begins here; keep one, with no --- behind it", mark
-    if "mapping values are not allowed" not in problem or mark is None:
-        return problem, mark
-    # The parser joins two lines without a colon into one scalar, then reports the next colon as one too many.
-    lines = text.split("\n")[: mark.line + 1]
-    before = lines[-2] if len(lines) > 1 else ""
-    is_key = re.fullmatch(r"\s*[\w.-]+\s*", lines[-1][: mark.column])
-    if not is_key or not re.fullmatch(r"\s*[^\s#:-][^:]*", before):
-        return "there is a second colon; put text with a colon and a blank in quotes", mark
-    indent = len(before) - len(before.lstrip())
-    return NO_COLON, yaml.Mark("", 0, mark.line - 1, indent, None, 0)
-
-
-def _refused(file: str, at: tuple[int, int], problem: str) -> ProtocolInvalid:
-    return ProtocolInvalid([ProtocolDiagnostic(file, *at, "", f"cannot read the job: {problem}")])
+def _refused(file: str, problem: str, line: int, column: int) -> ProtocolInvalid:
+    return ProtocolInvalid([ProtocolDiagnostic(file, line, column, "", f"cannot read the job: {problem}")])

@@ -15,7 +15,6 @@ from nni_manager.training_services.openpai.protocol import (
     JobProtocol,
     Prerequisite,
     ProtocolTaskRole,
-    parse,
 )
 from nni_manager.training_services.openpai.scalars import javascript_text
 from nni_manager.training_services.openpai.templates import TemplateInvalid, fill_at_submission, fill_secrets
@@ -51,15 +50,6 @@ class RenderedJob:
     protocol: JobProtocol
     roles: tuple[RenderedRole, ...]
     warnings: tuple[ProtocolDiagnostic, ...]
-
-
-def validate(text: str, file: str = "") -> tuple[ProtocolDiagnostic, ...]:
-    """Returns the warnings for a valid job.
-
-    Raises:
-        ProtocolInvalid: the job is invalid.
-    """
-    return render(parse(text, file)).warnings
 
 
 def render(job: JobProtocol, environment: TaskEnvironment | None = None) -> RenderedJob:

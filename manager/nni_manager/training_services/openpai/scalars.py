@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from email.utils import format_datetime
 from typing import Any
 
 # Doubles above this do not represent every integer.
@@ -41,9 +42,6 @@ _WORDS: dict[str, bool | None] = {
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
 
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
 
 @dataclass(frozen=True, slots=True)
 class Date:
@@ -53,9 +51,8 @@ class Date:
 
     def __str__(self) -> str:
         """JavaScript's text of the date, on a server in UTC."""
-        day = _DAYS[self.at.weekday()]
-        month = _MONTHS[self.at.month - 1]
-        return f"{day} {month} {self.at:%d} {self.at.year:04} {self.at:%H:%M:%S} GMT+0000 (Coordinated Universal Time)"
+        day, date, month, year, time, _ = format_datetime(self.at, usegmt=True).replace(",", "").split()
+        return f"{day} {month} {date} {year} {time} GMT+0000 (Coordinated Universal Time)"
 
 
 def resolved(text: str) -> Any:
