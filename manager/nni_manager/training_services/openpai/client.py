@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -141,14 +142,15 @@ class OpenPaiService(TrainingService):
         """Why the cluster cannot be polled, or which job has been pending longest."""
         if self._problem:
             return self._problem
-        now_s = time.monotonic()
-        waiting = [job for job in self._jobs.values() if job.waits_since_s is not None]
-        longest = min(waiting, key=lambda job: job.waits_since_s or now_s, default=None)
-        if longest is None or now_s - (longest.waits_since_s or now_s) < _MAX_QUEUE_S:
+        waiting = [
+            (job.waits_since_s, job.name) for job in self._jobs.values() if job.waits_since_s is not None
+        ]
+        since_s, name = min(waiting, default=(math.inf, ""))
+        if time.monotonic() - since_s < _MAX_QUEUE_S:
             return ""
         return (
-            f"OpenPAI has not started {len(waiting)} of {len(self._jobs)} jobs, {longest.name} the first of them; free resources "
-            f"in its virtual cluster, or see what it waits for with `nnictl openpai show {longest.name}`"
+            f"OpenPAI has not started {len(waiting)} of {len(self._jobs)} jobs, {name} the first of them; free resources "
+            f"in its virtual cluster, or see what it waits for with `nnictl openpai show {name}`"
         )
 
     def link(self, job_id: str) -> str | None:
@@ -268,7 +270,7 @@ class OpenPaiService(TrainingService):
             self._wake.clear()
             problem = ""
             # A failure of one step must not block the other.
-            for step in (self._send_stops, self._look):
+            for step in (self._send_stops, self._poll_states):
                 try:
                     await step()
                 except NniManagerError as error:
@@ -296,7 +298,7 @@ class OpenPaiService(TrainingService):
         if refused is not None:
             raise refused
 
-    async def _look(self) -> None:
+    async def _poll_states(self) -> None:
         if not self._jobs:
             return
         began_at_s = time.monotonic()
@@ -349,8 +351,11 @@ class OpenPaiService(TrainingService):
                 ending.add_done_callback(self._note_bug)
 
     async def _end_failed(self, job: _Job, detail: JobStatus) -> None:
-        said = f"OpenPAI says of job {job.name}: {detail.reason or detail.state.value}"
-        message = "\n".join(part for part in (said, await self._messages.of(detail)) if part)
+        parts = (
+            f"OpenPAI says of job {job.name}: {detail.reason or detail.state.value}",
+            await self._messages.of(detail),
+        )
+        message = "\n".join(filter(None, parts))
         reason = ExitReason.OUT_OF_MEMORY if detail.exit_code == OUT_OF_MEMORY else ExitReason.KEEPER_LOST
         self._end(job, detail.exit_code, message, reason)
 
@@ -373,7 +378,7 @@ class OpenPaiService(TrainingService):
     def _note_bug(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._problem = (
-                "cannot look at jobs on OpenPAI any more: this is a bug; stop the experiment, and resume it"
+                "cannot poll jobs on OpenPAI any more: this is a bug; stop the experiment, and resume it"
             )
             logger.critical("%s", self._problem, exc_info=error)
 

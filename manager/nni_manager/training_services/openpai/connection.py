@@ -76,6 +76,18 @@ class JobAlreadyExists(UserError):
         self.may_be_ours = may_be_ours
 
 
+# By status and code; None: any code.
+_REFUSALS: dict[tuple[int, str | None], tuple[type[UserError], str]] = {
+    **dict.fromkeys(
+        [(404, code) for code in ("NoJobError", "NoJobConfigError", "NoTaskLogError", "NoTaskError")],
+        (JobNotOnCluster, "`nnictl openpai jobs` shows those there are"),
+    ),
+    (404, "NoStorageError"): (JobRefused, "correct paiStorageConfigName"),
+    (404, "NoVirtualClusterError"): (JobRefused, "correct virtualCluster"),
+    **dict.fromkeys([(code, None) for code in (400, 413, 415, 422)], (JobRefused, "fix what it names")),
+}
+
+
 class _Bearer(AuthBase):
     """Bearer authentication. Passed as `auth`, so that requests does not replace it from the user's .netrc."""
 
@@ -240,8 +252,11 @@ class PaiConnection:
     def _refusal(
         self, what: str, answer: requests.Response, code: str, message: str, may_be_ours: bool
     ) -> Exception:
-        said = f"cannot {what}: OpenPAI says {message}"
-        match answer.status_code:
+        status, refusal = answer.status_code, f"cannot {what}: OpenPAI says {message}"
+        if (known := _REFUSALS.get((status, code)) or _REFUSALS.get((status, None))) is not None:
+            kind, remedy = known
+            return kind(f"{refusal}; {remedy}")
+        match status:
             case 301 | 302 | 303 | 307 | 308:
                 to = urlsplit(answer.headers.get("Location", ""))
                 where = f"{to.scheme}://{to.netloc}" if to.netloc else "another address"
@@ -249,36 +264,26 @@ class PaiConnection:
                     f"cannot {what}: {self.address} redirects to {where}; write that as host"
                 )
             case 401 if self._password:
-                return LoginRejected(f"{said}; correct paiConfig.passWord")
+                return LoginRejected(f"{refusal}; correct paiConfig.passWord")
             case 401:
                 remedy = "get a new token on your profile page there (one for applications does not expire)"
-                return LoginRejected(f"{said}; {remedy}, and write it into the experiment file")
+                return LoginRejected(f"{refusal}; {remedy}, and write it into the experiment file")
             case 403 if "quota" in code.lower() or _EXCEEDS_QUOTA.search(message):
                 return QuotaExceeded(
-                    f"{said}; it is tried again until the quota has room: end other jobs, or ask for more"
+                    f"{refusal}; it is tried again until the quota has room: end other jobs, or ask for more"
                 )
             case 403:
                 return NotAllowed(
-                    f"{said}; ask an administrator of the cluster, or use another account or virtual cluster"
+                    f"{refusal}; ask an administrator of the cluster, or use another account or virtual cluster"
                 )
-            case 404 if code in ("NoJobError", "NoJobConfigError", "NoTaskLogError", "NoTaskError"):
-                return JobNotOnCluster(f"{said}; `nnictl openpai jobs` shows those there are")
-            case 404 if code == "NoStorageError":
-                return JobRefused(f"{said}; correct paiStorageConfigName")
-            case 404 if code == "NoVirtualClusterError":
-                return JobRefused(f"{said}; correct virtualCluster")
             case 404 if code in ("", "NoApiError"):
                 # The gateway's own 404 page, which is not about a job.
                 return RequestRejected(
                     f"cannot {what}: there is no such page at {self.address}; see that OpenPAI is there, and runs"
                 )
             case 409:
-                return JobAlreadyExists(f"{said}; choose another name", may_be_ours)
-            case 400 | 413 | 415 | 422:
-                return JobRefused(f"{said}; fix what it names")
-        return RequestRejected(
-            f"cannot {what}: OpenPAI answers {answer.status_code}: {message}; see to the request"
-        )
+                return JobAlreadyExists(f"{refusal}; choose another name", may_be_ours)
+        return RequestRejected(f"cannot {what}: OpenPAI answers {status}: {message}; see to the request")
 
     def _error_of(self, answer: requests.Response) -> tuple[str, str]:
         """Returns code and message of an error, the message on one line and without our secrets.
@@ -359,8 +364,8 @@ def _of_violations(text: str) -> str:
 
 def why_no_answer(error: requests.RequestException) -> str:
     """Returns the reason of a failed call. The library's message contains the whole address, which may hold a token."""
-    if (stranger := untrusted_listener_in(error)) is not None:
-        return str(stranger)
+    if (untrusted := untrusted_listener_in(error)) is not None:
+        return str(untrusted)
     match error:
         case requests.exceptions.SSLError():
             return "its certificate is not trusted on this machine (REQUESTS_CA_BUNDLE names others to trust)"

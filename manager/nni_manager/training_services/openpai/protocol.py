@@ -7,7 +7,7 @@ Source: microsoft/openpai-protocol schemas/v2/schema.yaml, as microsoft/pai v1.8
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,6 @@ from nni_manager.training_services.openpai.scalars import javascript_text
 from nni_manager.training_services.openpai.schema import RUNTIME_PLUGINS
 from nni_manager.training_services.openpai.validation import diagnostics_of, mangled, warnings_of
 
-DEFAULT_VIRTUAL_CLUSTER = "default"
 # Every task gets one port of each of these labels, besides those it requests.
 DEFAULT_PORTS: Mapping[str, int] = {"ssh": 1, "http": 1}
 DEFAULT_SHM_MB = 512
@@ -31,7 +30,7 @@ class PluginCall:
     plugin: str
     parameters: Mapping[str, Any]
     failure_is_ignored: bool
-    task_roles: tuple[str, ...] | None
+    task_roles: Sequence[str] | None
     path: Path
 
 
@@ -147,7 +146,13 @@ def _job(document: JobDocument) -> JobProtocol:
     defaults, extras = job.get("defaults", {}), job.get("extras", {})
     virtual_cluster = defaults.get("virtualCluster")
     calls = tuple(
-        _plugin_call(call["plugin"], call.get("parameters"), call, ("extras", RUNTIME_PLUGINS, index))
+        PluginCall(
+            call["plugin"],
+            call.get("parameters") or {},
+            _ignores_failure(call),
+            call.get("taskroles"),
+            ("extras", RUNTIME_PLUGINS, index),
+        )
         for index, call in enumerate(extras.get(RUNTIME_PLUGINS, []))
     )
     deployments = job.get("deployments", [])
@@ -157,9 +162,7 @@ def _job(document: JobDocument) -> JobProtocol:
     return JobProtocol(
         name=job["name"],
         job_retry_count=job.get("jobRetryCount", 0),
-        virtual_cluster=DEFAULT_VIRTUAL_CLUSTER
-        if virtual_cluster is None
-        else javascript_text(virtual_cluster),
+        virtual_cluster=javascript_text("default" if virtual_cluster is None else virtual_cluster),
         parameters=job.get("parameters", {}),
         secrets=job.get("secrets", {}),
         prerequisites=tuple(
@@ -179,29 +182,17 @@ def _job(document: JobDocument) -> JobProtocol:
 
 
 def _prerequisite(item: Mapping[str, Any], index: int) -> Prerequisite:
-    plugin, call = item.get("plugin", ""), None
-    if plugin.startswith(RUNTIME_PLUGINS):
-        # All other keys, including the name, are parameters of the plugin.
-        parameters = {
-            key: value for key, value in item.items() if key not in ("type", "plugin", "failurePolicy")
-        }
-        call = _plugin_call(
-            plugin.removeprefix(f"{RUNTIME_PLUGINS}."), parameters, item, ("prerequisites", index)
-        )
+    prefix, _, plugin = item.get("plugin", "").rpartition(".")
+    if prefix != RUNTIME_PLUGINS:
+        return Prerequisite(item["name"], item["type"], None, item)
+    # All other keys, including the name, are parameters of the plugin.
+    parameters = {key: value for key, value in item.items() if key not in ("type", "plugin", "failurePolicy")}
+    call = PluginCall(plugin, parameters, _ignores_failure(item), None, ("prerequisites", index))
     return Prerequisite(item["name"], item["type"], call, item)
 
 
-def _plugin_call(
-    plugin: str, parameters: Mapping[str, Any] | None, item: Mapping[str, Any], path: Path
-) -> PluginCall:
-    roles = item.get("taskroles") if path[0] == "extras" else None
-    return PluginCall(
-        plugin=plugin,
-        parameters=parameters or {},
-        failure_is_ignored=item.get("failurePolicy", "fail").lower() == "ignore",
-        task_roles=None if roles is None else tuple(roles),
-        path=path,
-    )
+def _ignores_failure(item: Mapping[str, Any]) -> bool:
+    return str(item.get("failurePolicy", "fail")).lower() == "ignore"
 
 
 def _task_role(name: str, role: Mapping[str, Any]) -> ProtocolTaskRole:
