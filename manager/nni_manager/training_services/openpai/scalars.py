@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
@@ -81,22 +81,20 @@ def explicitly(tag: str, text: str) -> Any:
         KeyError: unknown scalar tag.
         OverflowError: as `resolved`.
     """
-    is_one = _TAGS[tag]
-    if tag == "str":
-        return text
-    value = resolved(text)
-    if not is_one(value):
+    kind = _TYPES[tag]
+    value = text if tag == "str" else resolved(text)
+    if not isinstance(value, kind) or (isinstance(value, bool) and tag != "bool"):
         raise ValueError(text)
     return value
 
 
-_TAGS: dict[str, Callable[[Any], bool]] = {
-    "str": lambda _: True,
-    "null": lambda value: value is None,
-    "bool": lambda value: isinstance(value, bool),
-    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "timestamp": lambda value: isinstance(value, Date),
+_TYPES: dict[str, Any] = {
+    "str": str,
+    "null": type(None),
+    "bool": bool,
+    "int": int,
+    "float": int | float,
+    "timestamp": Date,
 }
 
 
