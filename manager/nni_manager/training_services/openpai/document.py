@@ -195,9 +195,13 @@ class _Loader(PositionedLoader):
             at -= 1
         return self.buffer[at] not in "[{,:"
 
+    def check_key(self) -> bool:
+        """True if a question mark begins a key. One that begins a word does not, also in brackets."""
+        return self.peek(1) in _BLANKS
+
     def check_plain(self) -> bool:
         """True if a plain scalar begins here."""
-        return bool(super().check_plain()) or (self.flow_level > 0 and self.peek() == ":")
+        return bool(super().check_plain()) or (self.flow_level > 0 and self.peek() in ":?")
 
     def scan_plain(self) -> yaml.ScalarToken:
         """A plain scalar. In brackets, it may contain a question mark."""
