@@ -8,10 +8,10 @@ import pytest
 from openpai_jobs import WORKER, a_job, text_of
 
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
-from nni_manager.training_services.openpai.plugins import TaskEnvironment, calls_of
-from nni_manager.training_services.openpai.prerequisites import cycle_in, in_order
+from nni_manager.training_services.openpai.plugins import TaskEnvironment, calls_of, in_order
 from nni_manager.training_services.openpai.protocol import parse
 from nni_manager.training_services.openpai.render import render
+from nni_manager.training_services.openpai.validation import cycle_in
 
 GOLDEN = Path(__file__).parents[1] / "golden/openpai/jobs"
 PLUGINS = "com.microsoft.pai.runtimeplugin"

@@ -182,7 +182,7 @@ class OpenPaiService(TrainingService):
         job = self._jobs.setdefault(job_id, _Job(job_id, name, time.monotonic()))
         job.is_posting = True
         try:
-            await _in_thread(self._submitters, self._hand_in, name, seen)
+            await self._ask(self._hand_in, name, seen, threads=self._submitters)
             job.is_watched = job.was_taken = True
         except UserError:
             self._jobs.pop(job_id, None)
@@ -372,8 +372,14 @@ class OpenPaiService(TrainingService):
             logger.info("OpenPAI answers again")
         self._problem = problem
 
-    async def _ask(self, function: Callable[..., Answer], *arguments: object) -> Answer:
-        return await _in_thread(self._watcher, function, *arguments)
+    async def _ask(
+        self,
+        function: Callable[..., Answer],
+        *arguments: object,
+        threads: ThreadPoolExecutor | None = None,
+    ) -> Answer:
+        call = partial(function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(threads or self._watcher, call)
 
     def _note_bug(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -381,12 +387,6 @@ class OpenPaiService(TrainingService):
                 "cannot poll jobs on OpenPAI any more: this is a bug; stop the experiment, and resume it"
             )
             logger.critical("%s", self._problem, exc_info=error)
-
-
-async def _in_thread(
-    threads: ThreadPoolExecutor, function: Callable[..., Answer], *arguments: object
-) -> Answer:
-    return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *arguments))
 
 
 def _read(function: Callable[[str], Answer], name: str) -> Answer | None:

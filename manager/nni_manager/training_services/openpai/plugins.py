@@ -15,7 +15,6 @@ from typing import Any
 
 from nni_manager.config.diagnostics import key_of, shown
 from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, ProtocolInvalid
-from nni_manager.training_services.openpai.prerequisites import in_order
 from nni_manager.training_services.openpai.protocol import JobProtocol, PluginCall, ProtocolTaskRole
 from nni_manager.training_services.openpai.scalars import javascript_text
 from nni_manager.training_services.openpai.templates import fill_parameter
@@ -73,6 +72,23 @@ def calls_of(job: JobProtocol, role: ProtocolTaskRole) -> tuple[PluginCall, ...]
     needed = [job.prerequisite(name).plugin_call for name in in_order(role.prerequisites, requires)]
     extra = [call for call in job.plugin_calls if call.task_roles is None or role.name in call.task_roles]
     return (*(call for call in needed if call is not None), *extra)
+
+
+def in_order(names: Sequence[str], requires: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Returns `names` and all they require, each once and after its requirements. Ties keep the order of the lists.
+
+    `requires` has no cycle. OpenPAI documents `require` ("will be parsed by backend automatically") but never reads the key.
+    """
+    done: dict[str, None] = {}
+    todo = list(reversed(names))
+    while todo:
+        name = todo[-1]
+        missing = [each for each in requires.get(name, ()) if each not in done]
+        if missing:
+            todo += reversed(missing)
+        else:
+            done[todo.pop()] = None
+    return tuple(done)
 
 
 def scripts_of(job: JobProtocol, role: ProtocolTaskRole, environment: TaskEnvironment) -> PluginScripts:
