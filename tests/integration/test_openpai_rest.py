@@ -11,20 +11,19 @@ from strangers import give_away
 from nni_manager.errors import UserError
 from nni_manager.training_services.errors import QuotaExceeded
 from nni_manager.training_services.openpai import rest
-from nni_manager.training_services.openpai.rest import (
-    ClientRetryPolicy,
+from nni_manager.training_services.openpai.connection import (
     ClusterUnavailable,
     JobAlreadyExists,
     JobNotOnCluster,
     JobRefused,
     LoginRejected,
-    NodeResources,
     NotAllowed,
-    OpenPai,
     RequestRejected,
     address_of,
 )
+from nni_manager.training_services.openpai.rest import NodeResources, OpenPai
 from nni_manager.training_services.openpai.states import LIVE, PaiJobState
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 TOKEN = "token-of-the-profile-page"
 QUICK = ClientRetryPolicy(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=2.0, answer_within_s=5.0)
@@ -291,7 +290,6 @@ def test_a_log_is_read_from_where_one_stopped(server, cluster):
 
 def test_what_the_cluster_has_is_listed(cluster):
     assert (cluster.storages(), cluster.virtual_clusters()) == ([STORAGE], ["default", "other"])
-    assert cluster.info()["version"] == "v1.8.1"
 
 
 def test_a_users_own_virtual_clusters_are_listed_where_openpai_tells(server, cluster):

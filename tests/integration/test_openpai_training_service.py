@@ -13,9 +13,10 @@ from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
 from nni_manager.training_services.openpai import client, termination
 from nni_manager.training_services.openpai.client import OpenPaiService
+from nni_manager.training_services.openpai.connection import ClusterUnavailable, JobAlreadyExists
 from nni_manager.training_services.openpai.job import template_of
 from nni_manager.training_services.openpai.protocol import parse
-from nni_manager.training_services.openpai.rest import ClusterUnavailable, JobAlreadyExists, OpenPai
+from nni_manager.training_services.openpai.rest import OpenPai
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason

@@ -44,6 +44,14 @@ def read_or_refused(text):
         ("a: {<<: [{x: 1}, {x: 2, y: 3}], y: 4}", {"a": {"x": 1, "y": 4}}),
         ("a: {y: 4, <<: {y: 5}}", {"a": {"y": 4}}),
         ('"<<": 1', {"<<": 1}),
+        ("a: {<<: {x: 1}, <<: {x: 2, y: 3}}", {"a": {"x": 1, "y": 3}}),
+        ("a: &base.image-1 x\nb: *base.image-1", {"a": "x", "b": "x"}),
+        ("a: &x 1\nb: &x 2\nc: *x", {"a": 1, "b": 2, "c": 2}),
+        ("a: [what?, ls *.?y, ?x]", {"a": ["what?", "ls *.?y", "?x"]}),
+        (
+            'a: [:8080, "b":1, c:, d :e]\nf: {g: :9}',
+            {"a": [":8080", {"b": 1}, {"c": None}, "d :e"], "f": {"g": ":9"}},
+        ),
         ("a: x\r\nb: y\r\n", {"a": "x", "b": "y"}),
         ("", None),
         ("# nothing", None),
@@ -63,7 +71,7 @@ def test_a_text_has_the_value_js_yaml_gives_it(text, value):
         ("a: 1\nb: 'x\nc: 2", "line 2, column 4: cannot read the job: a quote is not closed; close it"),
         (
             "a: b: c",
-            "line 1, column 5: cannot read the job: there is a second colon; put text with a colon and a blank in",
+            "line 1, column 5: cannot read the job: the value in this line has a colon and a blank, which",
         ),
         (
             "a:\n  b c\n  d: 1",
@@ -73,7 +81,10 @@ def test_a_text_has_the_value_js_yaml_gives_it(text, value):
             "a: 1\nb\n",
             "line 2, column 1: cannot read the job: a line is no `key: value`; give it a colon and a value",
         ),
-        ("a: 1\n---\nb: 1", "line 2, column 1: cannot read the job: a second document begins here; keep one"),
+        (
+            "a: 1\n---\nb: 1",
+            "line 2, column 1: cannot read the job: a second document begins here, after ---; keep one",
+        ),
         (
             "x: 1\ny: \x07",
             "line 2, column 4: cannot read the job: there is a character (code 7) that no text has",

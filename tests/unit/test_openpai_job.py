@@ -87,7 +87,7 @@ def test_the_job_of_a_trial_is_the_one_that_nni_makes():
     assert (role.name, role.instances) == ("taskrole", 1)
     assert (role.completion.min_failed, role.completion.min_succeeded) == (1, -1)
     assert (role.resources.gpu, role.resources.cpu, role.resources.memory_mb) == (0, 1, 8196)
-    assert job.prerequisite(role.docker_image).uri == "msranni/nni:latest"
+    assert job.prerequisite(role.docker_image).values["uri"] == "msranni/nni:latest"
     assert [storage.mount_path for storage in job.storages] == [MOUNT]
     assert job.extras["submitFrom"] == "submit-job-v2"
 
@@ -101,7 +101,7 @@ def test_the_job_of_a_trial_is_the_one_that_nni_makes():
     ],
 )
 def test_the_storage_is_mounted_where_the_experiment_file_says(mount, storage):
-    assert template_of(pai(mount=mount)).values["extras"]["storages"] == [storage]
+    assert template_of(pai(mount=mount)).job.extras["storages"] == [storage]
 
 
 def test_jobs_are_named_as_nni_names_them():
@@ -235,13 +235,16 @@ def test_the_experiment_file_fills_in_what_a_job_file_leaves_open_and_says_what_
     template = template_of(
         with_job_file(a_job(), storage_name="confignfs-data", virtual_cluster="vc1", image="idle", cpu=3)
     )
-    assert (template.storages, template.virtual_cluster) == ((Storage("confignfs-data", MOUNT),), "vc1")
+    assert (template.job.storages, template.job.virtual_cluster) == (
+        (Storage("confignfs-data", MOUNT),),
+        "vc1",
+    )
     assert [warning.partition(":")[0] for warning in template.warnings] == [
         "trial.image has no effect",
         "trial.cpuNum has no effect",
     ]
     own = a_job(defaults={"virtualCluster": "own"}, extras=STORAGE)
-    assert template_of(with_job_file(own, virtual_cluster="vc1")).virtual_cluster == "own"
+    assert template_of(with_job_file(own, virtual_cluster="vc1")).job.virtual_cluster == "own"
 
 
 def test_a_job_that_openpai_would_not_take_for_its_size_is_refused_at_once():

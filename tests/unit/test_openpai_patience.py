@@ -3,7 +3,7 @@
 import pytest
 import requests
 
-from nni_manager.training_services.openpai.rest import _retry_after_s
+from nni_manager.training_services.openpai.connection import _retry_after_s
 
 THEN, LATER = "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:30 GMT"
 

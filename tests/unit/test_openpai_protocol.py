@@ -13,13 +13,11 @@ from nni_manager.errors import UserError
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import (
     JobCompletion,
-    JobStatusChangeNotification,
-    RoleDeployment,
     Storage,
     TaskResources,
     parse,
 )
-from nni_manager.training_services.openpai.render import validate
+from nni_manager.training_services.openpai.render import render
 
 
 def diagnostics(job):
@@ -161,7 +159,7 @@ def test_a_job_with_nothing_but_the_needed_has_the_defaults():
     assert (job.name, job.job_retry_count, job.virtual_cluster) == ("job", 0, "default")
     assert (job.gang_allocation, job.storages, job.deployment, job.plugin_calls) == (True, None, {}, ())
     assert (job.parameters, job.secrets, job.warnings) == ({}, {}, ())
-    assert job.notification == JobStatusChangeNotification(False, False, False, False, False)
+    assert job.notify_of == ()
     assert (role.instances, role.completion, role.task_retry_count) == (1, JobCompletion(1, 1), 0)
     assert role.resources == TaskResources(0, 1, 1024, None, False, {"ssh": 1, "http": 1})
     assert role.mangled_name == "worker"
@@ -205,9 +203,9 @@ def test_every_key_that_means_something_is_read():
     assert (role.data, role.output, role.script, role.prerequisites) == ("d", "o", "s", ("s",))
     assert role.resources == TaskResources(2, 4, 2048, 64, True, {"ssh": 1, "http": 1, "tcp": 3})
     assert (job.job_retry_count, job.virtual_cluster, job.gang_allocation) == (2, "vc1", False)
-    assert job.deployment == {"worker": RoleDeployment(("p",), ())}
+    assert job.deployment == {"worker": {"preCommands": ["p"]}}
     assert job.storages == (Storage("a", "/mnt/a"), Storage("b", "/b"))
-    assert job.notification == JobStatusChangeNotification(running=True, failed=True)
+    assert job.notify_of == ("running", "failed")
 
 
 @pytest.mark.parametrize(
@@ -250,8 +248,8 @@ def test_storages_come_from_their_key_or_from_the_plugin_of_old(extras, storages
 
 def test_the_last_of_several_prerequisites_of_one_name_counts_unless_a_type_is_asked_for():
     job = parse(text_of(a_job((("prerequisites", 4), {"name": "i", "type": "script", "uri": "u"}))))
-    assert job.prerequisite("i").uri == "u"
-    assert job.prerequisite("i", "dockerimage").uri == "ubuntu:22.04"
+    assert job.prerequisite("i").values["uri"] == "u"
+    assert job.prerequisite("i", "dockerimage").values["uri"] == "ubuntu:22.04"
 
 
 @pytest.mark.parametrize(
@@ -354,7 +352,7 @@ def test_a_job_with_anything_anywhere_is_read_or_refused(path, value):
 
 def read_or_refused_well(text):
     try:
-        validate(text)
+        render(parse(text))
     except ProtocolInvalid as error:
         return error.response_message() and all(is_well_said(mistake) for mistake in error.diagnostics)
     return True

@@ -8,10 +8,10 @@ import pytest
 from openpai_jobs import WORKER, a_job, text_of
 
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
-from nni_manager.training_services.openpai.plugins import TaskEnvironment, calls_of
-from nni_manager.training_services.openpai.prerequisites import cycle_in, in_order
+from nni_manager.training_services.openpai.plugins import TaskEnvironment, calls_of, in_order
 from nni_manager.training_services.openpai.protocol import parse
-from nni_manager.training_services.openpai.render import render, validate
+from nni_manager.training_services.openpai.render import render
+from nni_manager.training_services.openpai.validation import cycle_in
 
 GOLDEN = Path(__file__).parents[1] / "golden/openpai/jobs"
 PLUGINS = "com.microsoft.pai.runtimeplugin"
@@ -58,7 +58,7 @@ def as_told(path):
     lines += [
         f"===== {protocol.virtual_cluster}, storages {protocol.storages}, retries {protocol.job_retry_count}"
     ]
-    lines += [f"{protocol.notification}"]
+    lines += [f"notify of {', '.join(protocol.notify_of) or 'nothing'}"]
     return "\n".join(lines) + "\n"
 
 
@@ -128,7 +128,7 @@ def test_a_reference_to_nothing_stays_and_is_warned_of_once_with_its_place():
     text = text_of(
         a_job(((*WORKER, "commands"), ["echo <% $parameters.x %> <%$parameters.x%>", "<% $secrets.y %>"]))
     )
-    assert [warning.message for warning in validate(text)] == [
+    assert [warning.message for warning in render(parse(text)).warnings] == [
         "taskRoles.worker.commands keeps <% $parameters.x %> as it is: nothing has that name; define it, or take it for text",
         "taskRoles.worker.commands keeps <% $secrets.y %> as it is: nothing has that name; define it, or take it for text",
     ]

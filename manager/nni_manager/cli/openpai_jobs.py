@@ -349,7 +349,7 @@ def logs(access: Access, job: str, task: str | None, stream: str, follow: bool) 
 
 def _log_pieces(cluster: OpenPai, job: str, task: str | None, stream: str, follow: bool) -> Iterator[bytes]:
     """The log from its start, as it grows. A new attempt starts from the start of its own log."""
-    from nni_manager.training_services.openpai.rest import JobNotOnCluster, RequestRejected
+    from nni_manager.training_services.openpai.connection import JobNotOnCluster, RequestRejected
 
     seen: tuple[int, int] | None = None
     printed, deadline_s = 0, time.monotonic() + _LOG_TIMEOUT_S

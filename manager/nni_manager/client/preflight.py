@@ -18,7 +18,8 @@ from nni_manager.errors import NniManagerError, UserError
 
 if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentSpec, KubernetesConfig
-    from nni_manager.training_services.openpai.job import JobTemplate, TaskNeed
+    from nni_manager.training_services.openpai.job import JobTemplate
+    from nni_manager.training_services.openpai.protocol import TaskResources
     from nni_manager.training_services.openpai.rest import NodeResources, OpenPai
 
 HOST = "127.0.0.1"
@@ -157,8 +158,8 @@ def check_cluster(config: ExperimentSpec) -> PlatformCheck:
             f"userName: {owner}, or a token of {cluster.user}"
         )
     wanted = {
-        "storage": tuple(storage.name for storage in template.storages),
-        "virtual cluster": (template.virtual_cluster,),
+        "storage": tuple(storage.name for storage in template.job.storages or ()),
+        "virtual cluster": (template.job.virtual_cluster,),
     }
     own = cluster.virtual_clusters_of_user()
     usable = cluster.virtual_clusters() if own is None else own
@@ -182,7 +183,8 @@ def _check_nodes(config: ExperimentSpec, cluster: OpenPai, template: JobTemplate
         ClusterUnfit: a task would wait for ever.
     """
     nodes = cluster.nodes()
-    for need in template.needs:
+    for role in template.sized_roles:
+        need = role.resources
         asked = {"GPUs": need.gpu, "CPUs": need.cpu, "MB of memory": need.memory_mb}
         fitting = [node for node in nodes if _fits(need, node)]
         if fitting or not nodes:
@@ -193,13 +195,13 @@ def _check_nodes(config: ExperimentSpec, cluster: OpenPai, template: JobTemplate
             f"{max(column)} {unit}" for unit, column in zip(asked, known, strict=True) if column
         )
         raise ClusterUnfit(
-            f"cannot run jobs on OpenPAI at {cluster.address}: a task of role {need.role} asks for "
+            f"cannot run jobs on OpenPAI at {cluster.address}: a task of role {role.name} asks for "
             f"{', '.join(f'{number} {unit}' for unit, number in asked.items())}, and no node has that much (the most that a "
             f"node has: {largest}); ask for less in {config.config_path.name}"
         )
 
 
-def _fits(need: TaskNeed, node: NodeResources) -> bool:
+def _fits(need: TaskResources, node: NodeResources) -> bool:
     pairs = ((need.gpu, node.gpu), (need.cpu, node.cpu), (need.memory_mb, node.memory_mb))
     return all(there is None or asked <= there for asked, there in pairs)
 

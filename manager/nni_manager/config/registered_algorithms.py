@@ -19,10 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
-import yaml
-
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic, shown
-from nni_manager.config.document import Document, read_yaml
+from nni_manager.config.document import Document, as_yaml, read_yaml
 from nni_manager.config.schema import Schema, check, must_be
 from nni_manager.errors import UserError
 from trial_keeper.wire.workspace import replace_file
@@ -216,6 +214,4 @@ def _algorithm(kind: AlgorithmKind, row: Mapping[str, Any]) -> RegisteredAlgorit
 def _write(rows: Mapping[str, Any]) -> None:
     path = registry_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(
-        path, yaml.safe_dump(dict(rows), sort_keys=False, allow_unicode=True).encode(), is_durable=True
-    )
+    replace_file(path, as_yaml(dict(rows)).encode(), is_durable=True)

@@ -61,11 +61,7 @@ def planned(user: str, text: str, default_storages: tuple[str, ...]) -> PlannedJ
         },
         roles=tuple(map(_role, rendered.roles)),
         storages=_storages(protocol, default_storages),
-        tells=tuple(
-            change
-            for change in type(protocol.notification).__slots__
-            if getattr(protocol.notification, change)
-        ),
+        tells=protocol.notify_of,
         secrets=tuple(dict.fromkeys(_texts(protocol.secrets))),
     )
     warnings = [str(warning) for warning in rendered.warnings]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,11 @@ from urllib.parse import urlencode
 from nni_manager.domain.completion import Completion
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from nni_manager.training_services.openpai.connection import (
+    JobAlreadyExists,
+    JobNotOnCluster,
+    RequestRejected,
+)
 from nni_manager.training_services.openpai.job import (
     JobTemplate,
     is_of_others,
@@ -24,13 +30,7 @@ from nni_manager.training_services.openpai.job import (
     render_job,
     render_run_script,
 )
-from nni_manager.training_services.openpai.rest import (
-    JobAlreadyExists,
-    JobNotOnCluster,
-    JobStatus,
-    OpenPai,
-    RequestRejected,
-)
+from nni_manager.training_services.openpai.rest import JobStatus, OpenPai
 from nni_manager.training_services.openpai.states import LIVE, OUT_OF_MEMORY, PaiJobState
 from nni_manager.training_services.openpai.termination import TerminationMessages
 from trial_keeper.settings import KeeperSettings
@@ -142,14 +142,15 @@ class OpenPaiService(TrainingService):
         """Why the cluster cannot be polled, or which job has been pending longest."""
         if self._problem:
             return self._problem
-        now_s = time.monotonic()
-        waiting = [job for job in self._jobs.values() if job.waits_since_s is not None]
-        longest = min(waiting, key=lambda job: job.waits_since_s or now_s, default=None)
-        if longest is None or now_s - (longest.waits_since_s or now_s) < _MAX_QUEUE_S:
+        waiting = [
+            (job.waits_since_s, job.name) for job in self._jobs.values() if job.waits_since_s is not None
+        ]
+        since_s, name = min(waiting, default=(math.inf, ""))
+        if time.monotonic() - since_s < _MAX_QUEUE_S:
             return ""
         return (
-            f"OpenPAI has not started {len(waiting)} of {len(self._jobs)} jobs, {longest.name} the first of them; free resources "
-            f"in its virtual cluster, or see what it waits for with `nnictl openpai show {longest.name}`"
+            f"OpenPAI has not started {len(waiting)} of {len(self._jobs)} jobs, {name} the first of them; free resources "
+            f"in its virtual cluster, or see what it waits for with `nnictl openpai show {name}`"
         )
 
     def link(self, job_id: str) -> str | None:
@@ -181,7 +182,7 @@ class OpenPaiService(TrainingService):
         job = self._jobs.setdefault(job_id, _Job(job_id, name, time.monotonic()))
         job.is_posting = True
         try:
-            await _in_thread(self._submitters, self._hand_in, name, seen)
+            await self._ask(self._hand_in, name, seen, threads=self._submitters)
             job.is_watched = job.was_taken = True
         except UserError:
             self._jobs.pop(job_id, None)
@@ -199,26 +200,12 @@ class OpenPaiService(TrainingService):
             raise RetryableError(str(error)) from error
         except JobAlreadyExists:
             # An earlier try created it, unless the stored job proves to belong to others.
-            if self._is_of_others(name, settings):
+            if is_of_others(_read(self._cluster.config, name) or "", settings):
                 raise
         except UserError:
-            if not self._is_there(name):
+            # An earlier try whose answer was lost may have created the job before this try was refused.
+            if _read(self._cluster.job, name) is None:
                 raise
-
-    def _is_of_others(self, name: str, settings: KeeperSettings) -> bool:
-        try:
-            text = self._cluster.config(name)
-        except UserError:
-            return False
-        return is_of_others(text, settings)
-
-    def _is_there(self, name: str) -> bool:
-        """True if an earlier try whose answer was lost created the job before this try was refused."""
-        try:
-            self._cluster.job(name)
-        except UserError:
-            return False
-        return True
 
     async def stop(self, job_id: str) -> bool:
         """Send OpenPAI a stop request as soon as possible."""
@@ -283,7 +270,7 @@ class OpenPaiService(TrainingService):
             self._wake.clear()
             problem = ""
             # A failure of one step must not block the other.
-            for step in (self._send_stops, self._look):
+            for step in (self._send_stops, self._poll_states):
                 try:
                     await step()
                 except NniManagerError as error:
@@ -298,13 +285,8 @@ class OpenPaiService(TrainingService):
         refused: UserError | None = None
         now_s = time.monotonic()
         for job in list(self._jobs.values()):
-            told_s = job.stop_sent_at_s
-            if (
-                not job.stop_is_wanted
-                or job.is_posting
-                or job.is_ending
-                or (told_s is not None and now_s - told_s < _STOP_RETRY_DELAY_S)
-            ):
+            is_sent = job.stop_sent_at_s is not None and now_s - job.stop_sent_at_s < _STOP_RETRY_DELAY_S
+            if not job.stop_is_wanted or job.is_posting or job.is_ending or is_sent:
                 continue
             try:
                 await self._ask(self._cluster.stop, job.name)
@@ -316,7 +298,7 @@ class OpenPaiService(TrainingService):
         if refused is not None:
             raise refused
 
-    async def _look(self) -> None:
+    async def _poll_states(self) -> None:
         if not self._jobs:
             return
         began_at_s = time.monotonic()
@@ -369,8 +351,11 @@ class OpenPaiService(TrainingService):
                 ending.add_done_callback(self._note_bug)
 
     async def _end_failed(self, job: _Job, detail: JobStatus) -> None:
-        said = f"OpenPAI says of job {job.name}: {detail.reason or detail.state.value}"
-        message = "\n".join(part for part in (said, await self._messages.of(detail)) if part)
+        parts = (
+            f"OpenPAI says of job {job.name}: {detail.reason or detail.state.value}",
+            await self._messages.of(detail),
+        )
+        message = "\n".join(filter(None, parts))
         reason = ExitReason.OUT_OF_MEMORY if detail.exit_code == OUT_OF_MEMORY else ExitReason.KEEPER_LOST
         self._end(job, detail.exit_code, message, reason)
 
@@ -387,21 +372,29 @@ class OpenPaiService(TrainingService):
             logger.info("OpenPAI answers again")
         self._problem = problem
 
-    async def _ask(self, function: Callable[..., Answer], *arguments: object) -> Answer:
-        return await _in_thread(self._watcher, function, *arguments)
+    async def _ask(
+        self,
+        function: Callable[..., Answer],
+        *arguments: object,
+        threads: ThreadPoolExecutor | None = None,
+    ) -> Answer:
+        call = partial(function, *arguments)
+        return await asyncio.get_running_loop().run_in_executor(threads or self._watcher, call)
 
     def _note_bug(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._problem = (
-                "cannot look at jobs on OpenPAI any more: this is a bug; stop the experiment, and resume it"
+                "cannot poll jobs on OpenPAI any more: this is a bug; stop the experiment, and resume it"
             )
             logger.critical("%s", self._problem, exc_info=error)
 
 
-async def _in_thread(
-    threads: ThreadPoolExecutor, function: Callable[..., Answer], *arguments: object
-) -> Answer:
-    return await asyncio.get_running_loop().run_in_executor(threads, partial(function, *arguments))
+def _read(function: Callable[[str], Answer], name: str) -> Answer | None:
+    """Returns what OpenPAI has under this name; None if it refuses."""
+    try:
+        return function(name)
+    except UserError:
+        return None
 
 
 def _mark_seen(job: _Job, state: PaiJobState) -> None:

@@ -12,19 +12,17 @@ import copy
 import hashlib
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
-
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from nni_manager.config.model import PaiConfig
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.errors import UserError
+from nni_manager.training_services.openpai.document import read_document
 from nni_manager.training_services.openpai.export import dumped, of_values
-from nni_manager.training_services.openpai.job_checks import Path, ProtocolInvalid
-from nni_manager.training_services.openpai.protocol import JobProtocol, Storage, parse
+from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
+from nni_manager.training_services.openpai.protocol import JobProtocol, ProtocolTaskRole, Storage, parse
 from nni_manager.training_services.openpai.render import render
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
@@ -34,6 +32,7 @@ TOKEN_SECRET = "trial_keeper_token"
 _IMAGE = "docker_image_0"
 _ROLE = "taskrole"
 _REUSED = "env-"
+_ANY_NAME = "job"
 # Source: the body limit of OpenPAI's REST server, 100 kB.
 MAX_BYTES = 100 * 1024
 # Reserved for what the manager adds to a job file.
@@ -56,35 +55,40 @@ def job_name(experiment_id: str, job_id: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskNeed:
-    """The resources that one task of a role requests."""
-
-    role: str
-    gpu: int
-    cpu: int
-    memory_mb: int
-
-
-@dataclass(frozen=True, slots=True)
 class JobTemplate:
-    """The common part of all jobs of an experiment. `values` is a job without a name, with the user's own commands.
+    """The common part of all jobs of an experiment: a job of any name, with the user's own commands.
 
-    `has_own_commands`: the commands come from a job file, and keepers must run them. `needs`: one per role that requests
-    resources in numbers.
+    `has_own_commands`: the commands come from a job file, and keepers must run them.
     """
 
-    values: Mapping[str, Any]
+    job: JobProtocol
     has_own_commands: bool
-    completion: Completion
-    storages: tuple[Storage, ...]
-    virtual_cluster: str
     warnings: tuple[str, ...] = ()
-    needs: tuple[TaskNeed, ...] = ()
+
+    @property
+    def completion(self) -> Completion:
+        """When a job has ended, and how."""
+        return Completion(
+            tuple(
+                TaskRole(role.name, role.instances, role.completion.min_failed, role.completion.min_succeeded)
+                for role in self.job.task_roles
+            )
+        )
+
+    @property
+    def sized_roles(self) -> list[ProtocolTaskRole]:
+        """The roles whose resources the job says. HiveD derives those of other roles from their cell types."""
+        scheduler = self.job.extras.get("hivedScheduler")
+        by_sku = scheduler.get("taskRoles") if isinstance(scheduler, Mapping) else None
+        skipped = [
+            name for name, each in (by_sku or {}).items() if isinstance(each, Mapping) and each.get("skuType")
+        ]
+        return [role for role in self.job.task_roles if role.name not in skipped]
 
     def storage_at(self, mount: str) -> Storage | None:
         """Returns the storage that containers mount at this path or above it; None if only the cluster knows."""
         path = PurePosixPath(mount)
-        seen = {PurePosixPath(storage.mount_path): storage for storage in self.storages}
+        seen = {PurePosixPath(storage.mount_path): storage for storage in self.job.storages or ()}
         return next((seen[each] for each in (path, *path.parents) if each in seen), None)
 
 
@@ -96,41 +100,40 @@ def template_of(pai: PaiConfig) -> JobTemplate:
         JobTooLarge: it exceeds OpenPAI's size limit.
     """
     if pai.job_text is None:
-        return _template(_values_of(pai), has_own_commands=False)
+        return JobTemplate(of_values(_values_of(pai)), has_own_commands=False)
     file = "the job file" if pai.job_file is None else str(pai.job_file)
     job = parse(pai.job_text, file)
-    warnings = [str(warning) for warning in render(job).warnings]
-    values = copy.deepcopy(dict(job.document.value))
-    del values["name"]
+    warnings = (*map(str, render(job).warnings), *_idle_keys(pai, file))
     _refuse_without_storage(job, pai)
+    values = {**copy.deepcopy(job.document.value), "name": _ANY_NAME}
     _fill_in(values, pai, has_storage=job.storages is not None)
-    warnings += _idle_keys(pai, file)
-    if len(dumped(values).encode()) > MAX_BYTES - _ADDED_BYTES:
+    template = JobTemplate(of_values(values), has_own_commands=True, warnings=warnings)
+    if len(template.job.document.text.encode()) > MAX_BYTES - _ADDED_BYTES:
         raise JobTooLarge(
             f"cannot submit {file}: it is larger than 96 kB, and OpenPAI takes 100 kB at most; put long scripts into codeDir"
         )
-    return replace(_template(values, has_own_commands=True), warnings=tuple(warnings))
+    return template
 
 
 def render_job(template: JobTemplate, name: str, settings: KeeperSettings) -> str:
     """Returns the job as YAML. `settings` are its keepers', with paths as containers see them."""
-    values = copy.deepcopy(dict(template.values))
+    values = copy.deepcopy(template.job.document.value)
     for role in values["taskRoles"].values():
         # A role without commands still has a keeper, which needs a command.
         own = "\n".join(text.strip() for text in role["commands"]) or "true"
         command = own if template.has_own_commands else None
         role["commands"] = [render_command(settings, command)]
+    # The secrets come last: OpenPAI masks the lines from this key to the next one.
     secrets = {**values.pop("secrets", {}), TOKEN_SECRET: settings.token}
-    return dumped(
-        {"protocolVersion": values.pop("protocolVersion"), "name": name, **values, "secrets": secrets}
-    )
+    first = {"protocolVersion": values["protocolVersion"], "name": name}
+    return dumped({**first, **values, **first, "secrets": secrets})
 
 
 def is_of_others(text: str, settings: KeeperSettings) -> bool:
     """True if a job of our name, as OpenPAI shows it, is certainly not from `render_job` for these keepers."""
     try:
-        document = YAML(typ="safe", pure=True).load(text)
-    except YAMLError:
+        document = read_document(text).value
+    except ProtocolInvalid:
         return False
     roles = document.get("taskRoles") if isinstance(document, dict) else None
     found = [role.get("commands") for role in (roles or {}).values() if isinstance(role, dict)]
@@ -183,21 +186,10 @@ exit "$code"
 # ---- parts of a template
 
 
-def _template(values: Mapping[str, Any], *, has_own_commands: bool) -> JobTemplate:
-    job = of_values({"name": "job", **values})
-    return JobTemplate(
-        values,
-        has_own_commands,
-        _completion(job),
-        job.storages or (),
-        job.virtual_cluster,
-        needs=_needs(job),
-    )
-
-
 def _values_of(pai: PaiConfig) -> dict[str, Any]:
     values: dict[str, Any] = {
         "protocolVersion": 2,
+        "name": _ANY_NAME,
         "type": "job",
         "jobRetryCount": 0,
         "prerequisites": [{"protocolVersion": 2, "name": _IMAGE, "type": "dockerimage", "uri": pai.image}],
@@ -224,14 +216,11 @@ def _fill_in(values: dict[str, Any], pai: PaiConfig, *, has_storage: bool) -> No
         values["defaults"] = {"virtualCluster": pai.virtual_cluster} | (values.get("defaults") or {})
     extras = values.setdefault("extras", {})
     if pai.storage_name is not None and not has_storage:
-        extras["storages"] = [_storage(pai.storage_name, pai.mount)]
-
-
-def _storage(name: str, mount: str) -> dict[str, str]:
-    # OpenPAI's default path is /mnt/<name>; containerNFSMountPath may be a folder below it.
-    usual = PurePosixPath("/mnt") / name
-    is_usual = usual in (PurePosixPath(mount), *PurePosixPath(mount).parents)
-    return {"name": name} if is_usual else {"name": name, "mountPath": mount}
+        storage, mount = {"name": pai.storage_name}, PurePosixPath(pai.mount)
+        # OpenPAI's default path is /mnt/<name>; containerNFSMountPath may be a folder below it.
+        if PurePosixPath("/mnt", pai.storage_name) not in (mount, *mount.parents):
+            storage["mountPath"] = pai.mount
+        extras["storages"] = [storage]
 
 
 def _idle_keys(pai: PaiConfig, file: str) -> list[str]:
@@ -244,7 +233,6 @@ def _idle_keys(pai: PaiConfig, file: str) -> list[str]:
 
 
 def _refuse_without_storage(job: JobProtocol, pai: PaiConfig) -> None:
-    path: Path = ("extras", "storages")
     storages = job.storages
     if storages == () or (storages is None and pai.storage_name is not None):
         return  # the user's default storages, which only the cluster knows, or the experiment file's storage
@@ -252,36 +240,10 @@ def _refuse_without_storage(job: JobProtocol, pai: PaiConfig) -> None:
     seen = [PurePosixPath(storage.mount_path) for storage in storages or ()]
     if any(each in (mount, *mount.parents) for each in seen):
         return
-    what = f"it mounts {_listed(storages)}, not {pai.mount}" if storages else "it mounts no storage"
-    message = (
-        f"cannot use extras.storages: {what}, where containers would find the experiment; write e.g. "
+    mounted = ", ".join(f"{storage.name} at {storage.mount_path}" for storage in storages or ())
+    what = f"it mounts {mounted}, not {pai.mount}" if storages else "it mounts no storage"
+    problem = (
+        f"{what}, where containers would find the experiment; write e.g. "
         f"storages: [{{name: {pai.storage_name or 'NAME'}, mountPath: {pai.mount}}}], or correct containerNFSMountPath"
     )
-    raise ProtocolInvalid([job.document.diagnostic(path, message)])
-
-
-def _needs(job: JobProtocol) -> tuple[TaskNeed, ...]:
-    scheduler = job.extras.get("hivedScheduler")
-    by_sku = scheduler.get("taskRoles") if isinstance(scheduler, Mapping) else None
-    # HiveD derives the resources of such a role from its cell type.
-    skipped = [
-        name for name, each in (by_sku or {}).items() if isinstance(each, Mapping) and each.get("skuType")
-    ]
-    return tuple(
-        TaskNeed(role.name, role.resources.gpu, role.resources.cpu, role.resources.memory_mb)
-        for role in job.task_roles
-        if role.name not in skipped
-    )
-
-
-def _listed(storages: tuple[Storage, ...]) -> str:
-    return ", ".join(f"{storage.name} at {storage.mount_path}" for storage in storages)
-
-
-def _completion(job: JobProtocol) -> Completion:
-    return Completion(
-        tuple(
-            TaskRole(role.name, role.instances, role.completion.min_failed, role.completion.min_succeeded)
-            for role in job.task_roles
-        )
-    )
+    raise ProtocolInvalid([job.document.mistake(("extras", "storages"), problem)])

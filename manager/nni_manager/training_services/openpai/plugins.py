@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nni_manager.config.diagnostics import key_of, shown
 from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, ProtocolInvalid
-from nni_manager.training_services.openpai.prerequisites import in_order
 from nni_manager.training_services.openpai.protocol import JobProtocol, PluginCall, ProtocolTaskRole
 from nni_manager.training_services.openpai.scalars import javascript_text
 from nni_manager.training_services.openpai.templates import fill_parameter
@@ -43,11 +42,11 @@ class TaskEnvironment:
 class PluginScripts:
     """The scripts of a role's plugins, each kind in execution order, and the diagnostics for the author."""
 
-    init: tuple[str, ...] = ()
-    pre: tuple[str, ...] = ()
-    post: tuple[str, ...] = ()
-    warnings: tuple[ProtocolDiagnostic, ...] = ()
-    diagnostics: tuple[ProtocolDiagnostic, ...] = ()
+    init: list[str] = field(default_factory=list)
+    pre: list[str] = field(default_factory=list)
+    post: list[str] = field(default_factory=list)
+    warnings: list[ProtocolDiagnostic] = field(default_factory=list)
+    diagnostics: list[ProtocolDiagnostic] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +68,27 @@ class _Task:
 
 def calls_of(job: JobProtocol, role: ProtocolTaskRole) -> tuple[PluginCall, ...]:
     """Returns a role's plugin calls in order: those of its prerequisites (dependencies first), then those of `extras`."""
-    requires = {each.name: each.require for each in job.prerequisites}
+    requires = {each.name: each.values.get("require", ()) for each in job.prerequisites}
     needed = [job.prerequisite(name).plugin_call for name in in_order(role.prerequisites, requires)]
     extra = [call for call in job.plugin_calls if call.task_roles is None or role.name in call.task_roles]
     return (*(call for call in needed if call is not None), *extra)
+
+
+def in_order(names: Sequence[str], requires: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Returns `names` and all they require, each once and after its requirements. Ties keep the order of the lists.
+
+    `requires` has no cycle. OpenPAI documents `require` ("will be parsed by backend automatically") but never reads the key.
+    """
+    done: dict[str, None] = {}
+    todo = list(reversed(names))
+    while todo:
+        name = todo[-1]
+        missing = [each for each in requires.get(name, ()) if each not in done]
+        if missing:
+            todo += reversed(missing)
+        else:
+            done[todo.pop()] = None
+    return tuple(done)
 
 
 def scripts_of(job: JobProtocol, role: ProtocolTaskRole, environment: TaskEnvironment) -> PluginScripts:
@@ -80,25 +96,20 @@ def scripts_of(job: JobProtocol, role: ProtocolTaskRole, environment: TaskEnviro
 
     `diagnostics` report parameters with unresolved references, and those of the wrong type after filling in.
     """
-    task = _Task(job, role, environment)
-    diagnostics: list[ProtocolDiagnostic] = []
-    warnings: list[ProtocolDiagnostic] = []
-    init: list[str] = []
-    pre: list[str] = []
-    post: list[str] = []
+    task, scripts = _Task(job, role, environment), PluginScripts()
     for call in calls_of(job, role):
         try:
             lines = _PLUGINS[call.plugin](_filled(task, call), task, call)
         except ProtocolInvalid as error:
-            diagnostics += error.diagnostics
+            scripts.diagnostics.extend(error.diagnostics)
             continue
-        init += _script(lines.init, call)
-        pre += _script(lines.pre, call)
-        post = [*_script(lines.post, call), *post]
-        warnings += [
-            job.document.diagnostic(call.path, f"{key_of(call.path)} {words}") for words in lines.warnings
-        ]
-    return PluginScripts(tuple(init), tuple(pre), tuple(post), tuple(warnings), tuple(diagnostics))
+        scripts.init.extend(_script(lines.init, call))
+        scripts.pre.extend(_script(lines.pre, call))
+        scripts.post[:0] = _script(lines.post, call)
+        scripts.warnings.extend(
+            job.document.diagnostic(call.path, f"{key_of(call.path)} {text}") for text in lines.warnings
+        )
+    return scripts
 
 
 def _script(lines: Sequence[str], call: PluginCall) -> list[str]:
@@ -122,8 +133,8 @@ def _filled(task: _Task, call: PluginCall) -> Mapping[str, Any]:
             return value
         result = fill_parameter(value, variables)
         for name in result.unknown:
-            message = f"cannot use {key_of(path)}: there is no {name} for task role {task.role.name}; define it in the job"
-            diagnostics.append(task.job.document.diagnostic(path, message))
+            problem = f"there is no {name} for task role {task.role.name}; define it in the job"
+            diagnostics.append(task.job.document.mistake(path, problem))
         return result.text
 
     parameters: Mapping[str, Any] = filled(call.parameters, _place(call))
@@ -149,19 +160,16 @@ def variables_of(job: JobProtocol, role: ProtocolTaskRole) -> dict[str, Any]:
 def _cmd(parameters: Mapping[str, Any], _: _Task, __: PluginCall) -> _Lines:
     callbacks = parameters.get("callbacks")
     if callbacks is None:
-        return _Lines(
-            pre=_text(parameters.get("preCommands", ())), post=_text(parameters.get("postCommands", ()))
-        )
-    known = {"taskStarts", "taskSucceeds"}
-
-    def at(event: str) -> tuple[str, ...]:
-        return _text(line for each in callbacks if each["event"] == event for line in each["commands"])
-
-    others = [each["event"] for each in callbacks if each["event"] not in known]
-    warnings = tuple(
-        f"does nothing on event {shown(event)}; use taskStarts or taskSucceeds" for event in others
-    )
-    return _Lines(pre=at("taskStarts"), post=at("taskSucceeds"), warnings=warnings)
+        before, after = (_text(parameters.get(key, ())) for key in ("preCommands", "postCommands"))
+        return _Lines(pre=before, post=after)
+    lines: dict[str, list[Any]] = {"taskStarts": [], "taskSucceeds": []}
+    warnings = []
+    for each in callbacks:
+        if each["event"] in lines:
+            lines[each["event"]] += each["commands"]
+        else:
+            warnings.append(f"does nothing on event {shown(each['event'])}; use taskStarts or taskSucceeds")
+    return _Lines(pre=_text(lines["taskStarts"]), post=_text(lines["taskSucceeds"]), warnings=tuple(warnings))
 
 
 def _text(lines: Iterable[Any]) -> tuple[str, ...]:
@@ -195,8 +203,8 @@ def _words(text: str, task: _Task, path: Path) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
-        message = f"cannot use {key_of(path)}: {shown(text)} has a quote that is not closed; close it"
-        raise ProtocolInvalid([task.job.document.diagnostic(path, message)]) from error
+        problem = f"{shown(text)} has a quote that is not closed; close it"
+        raise ProtocolInvalid([task.job.document.mistake(path, problem)]) from error
 
 
 def _tensorboard(parameters: Mapping[str, Any], task: _Task, _: PluginCall) -> _Lines:
@@ -218,24 +226,14 @@ def _tensorboard(parameters: Mapping[str, Any], task: _Task, _: PluginCall) -> _
     )
 
 
-def _no_op(_: Mapping[str, Any], __: _Task, ___: PluginCall) -> _Lines:
-    return _Lines()
-
-
 def _ssh(parameters: Mapping[str, Any], task: _Task, call: PluginCall) -> _Lines:
     wanted = _is_on(parameters.get("jobssh"))
-    warnings: tuple[str, ...] = ()
-    if wanted and not task.job.gang_allocation:
-        warnings = (
-            "has no jobssh here: without gangAllocation tasks do not know each other; set it to true",
-        )
     between_tasks = wanted and task.job.gang_allocation
-    user = parameters.get("userssh") or {}
-    keys = (
-        [*task.environment.ssh_public_keys, *filter(None, [user.get("value")])]
-        if user.get("type") in ("custom", "system")
-        else []
-    )
+    problem = "has no jobssh here: without gangAllocation tasks do not know each other; set it to true"
+    warnings = (problem,) if wanted and not between_tasks else ()
+    user, keys = parameters.get("userssh") or {}, []
+    if user.get("type") in ("custom", "system"):
+        keys = [*task.environment.ssh_public_keys, *filter(None, [user.get("value")])]
     if not between_tasks and not keys:
         return _Lines(warnings=warnings)
     pre = [*_SSHD.format(runtime_dir=shlex.quote(task.environment.runtime_dir)).splitlines()]
@@ -263,9 +261,10 @@ def _barrier_tries(minutes: Any, task: _Task, call: PluginCall) -> int:
     try:
         return max(1, int(float(minutes) * 60 / SSH_BARRIER_INTERVAL_S))
     except (ValueError, OverflowError) as error:
-        path: Path = (*_place(call), "sshbarrierTimeout")
-        message = f"cannot use {key_of(path)}: {shown(minutes)} is not a number of minutes; write e.g. 30"
-        raise ProtocolInvalid([task.job.document.diagnostic(path, message)]) from error
+        problem = f"{shown(minutes)} is not a number of minutes; write e.g. 30"
+        raise ProtocolInvalid(
+            [task.job.document.mistake((*_place(call), "sshbarrierTimeout"), problem)]
+        ) from error
 
 
 _SSHD = """\
@@ -314,5 +313,5 @@ _PLUGINS: Mapping[str, Callable[[Mapping[str, Any], _Task, PluginCall], _Lines]]
     "ssh": _ssh,
     "git": _git,
     "tensorboard": _tensorboard,
-    "teamwise_storage": _no_op,  # the protocol parser has turned it into the job's storages
+    "teamwise_storage": lambda *_: _Lines(),  # the protocol parser has turned it into the job's storages
 }

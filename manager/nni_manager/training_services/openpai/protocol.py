@@ -7,7 +7,7 @@ Source: microsoft/openpai-protocol schemas/v2/schema.yaml, as microsoft/pai v1.8
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,10 @@ from nni_manager.training_services.openpai.scalars import javascript_text
 from nni_manager.training_services.openpai.schema import RUNTIME_PLUGINS
 from nni_manager.training_services.openpai.validation import diagnostics_of, mangled, warnings_of
 
-DEFAULT_VIRTUAL_CLUSTER = "default"
 # Every task gets one port of each of these labels, besides those it requests.
 DEFAULT_PORTS: Mapping[str, int] = {"ssh": 1, "http": 1}
 DEFAULT_SHM_MB = 512
+_CHANGES = ("running", "succeeded", "stopped", "failed", "retried")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class PluginCall:
     plugin: str
     parameters: Mapping[str, Any]
     failure_is_ignored: bool
-    task_roles: tuple[str, ...] | None
+    task_roles: Sequence[str] | None
     path: Path
 
 
@@ -40,9 +40,6 @@ class Prerequisite:
 
     name: str
     type: str
-    uri: str | tuple[str, ...] | None
-    auth: Mapping[str, Any] | None
-    require: tuple[str, ...]
     plugin_call: PluginCall | None
     values: Mapping[str, Any]
 
@@ -90,14 +87,6 @@ class ProtocolTaskRole:
 
 
 @dataclass(frozen=True, slots=True)
-class RoleDeployment:
-    """The commands that a deployment adds before and after those of one role."""
-
-    pre_commands: tuple[str, ...]
-    post_commands: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Storage:
     """A storage and its mount path in tasks."""
 
@@ -105,22 +94,12 @@ class Storage:
     mount_path: str
 
 
-@dataclass(frozen=True, slots=True)
-class JobStatusChangeNotification:
-    """The state changes of which OpenPAI notifies the owner."""
-
-    running: bool = False
-    succeeded: bool = False
-    stopped: bool = False
-    failed: bool = False
-    retried: bool = False
-
-
 @dataclass(frozen=True)
 class JobProtocol:
     """A valid job. Jobs with equal content are equal, regardless of notation.
 
-    `deployment` is the one that `defaults` selects, by role; `deployment_index` is its index in the job.
+    `deployment` is the one that `defaults` selects: its commands by role; `deployment_index` is its index in the job.
+    `notify_of`: the state changes of which OpenPAI notifies the owner.
     `storages`: None mounts nothing; empty mounts the user's default storages.
     `warnings` report parts of the job without the likely intended effect; they never start with "cannot".
     """
@@ -132,12 +111,12 @@ class JobProtocol:
     secrets: Mapping[str, Any]
     prerequisites: tuple[Prerequisite, ...]
     task_roles: tuple[ProtocolTaskRole, ...]
-    deployment: Mapping[str, RoleDeployment]
+    deployment: Mapping[str, Mapping[str, Any]]
     deployment_index: int | None
     gang_allocation: bool
     storages: tuple[Storage, ...] | None
     plugin_calls: tuple[PluginCall, ...]
-    notification: JobStatusChangeNotification
+    notify_of: tuple[str, ...]
     extras: Mapping[str, Any]
     warnings: tuple[ProtocolDiagnostic, ...] = field(compare=False)
     document: JobDocument = field(repr=False, compare=False)
@@ -167,7 +146,13 @@ def _job(document: JobDocument) -> JobProtocol:
     defaults, extras = job.get("defaults", {}), job.get("extras", {})
     virtual_cluster = defaults.get("virtualCluster")
     calls = tuple(
-        _plugin_call(call["plugin"], call.get("parameters"), call, ("extras", RUNTIME_PLUGINS, index))
+        PluginCall(
+            call["plugin"],
+            call.get("parameters") or {},
+            _ignores_failure(call),
+            call.get("taskroles"),
+            ("extras", RUNTIME_PLUGINS, index),
+        )
         for index, call in enumerate(extras.get(RUNTIME_PLUGINS, []))
     )
     deployments = job.get("deployments", [])
@@ -177,23 +162,19 @@ def _job(document: JobDocument) -> JobProtocol:
     return JobProtocol(
         name=job["name"],
         job_retry_count=job.get("jobRetryCount", 0),
-        virtual_cluster=DEFAULT_VIRTUAL_CLUSTER
-        if virtual_cluster is None
-        else javascript_text(virtual_cluster),
+        virtual_cluster=javascript_text("default" if virtual_cluster is None else virtual_cluster),
         parameters=job.get("parameters", {}),
         secrets=job.get("secrets", {}),
         prerequisites=tuple(
             _prerequisite(item, index) for index, item in enumerate(job.get("prerequisites", []))
         ),
         task_roles=tuple(_task_role(name, role) for name, role in job["taskRoles"].items()),
-        deployment={} if chosen is None else _deployment(deployments[chosen]),
+        deployment={} if chosen is None else deployments[chosen]["taskRoles"],
         deployment_index=chosen,
         gang_allocation=extras.get("gangAllocation") is not False,
         storages=_storages(extras, calls),
         plugin_calls=calls,
-        notification=JobStatusChangeNotification(
-            **{change: notification.get(change) is True for change in JobStatusChangeNotification.__slots__}
-        ),
+        notify_of=tuple(change for change in _CHANGES if notification.get(change) is True),
         extras=extras,
         warnings=tuple(warnings_of(document)),
         document=document,
@@ -201,38 +182,17 @@ def _job(document: JobDocument) -> JobProtocol:
 
 
 def _prerequisite(item: Mapping[str, Any], index: int) -> Prerequisite:
-    uri, plugin = item.get("uri"), item.get("plugin", "")
-    call = None
-    if plugin.startswith(RUNTIME_PLUGINS):
-        # All other keys, including the name, are parameters of the plugin.
-        parameters = {
-            key: value for key, value in item.items() if key not in ("type", "plugin", "failurePolicy")
-        }
-        call = _plugin_call(
-            plugin.removeprefix(f"{RUNTIME_PLUGINS}."), parameters, item, ("prerequisites", index)
-        )
-    return Prerequisite(
-        name=item["name"],
-        type=item["type"],
-        uri=tuple(uri) if isinstance(uri, list) else uri,
-        auth=item.get("auth"),
-        require=tuple(item.get("require", ())),
-        plugin_call=call,
-        values=item,
-    )
+    prefix, _, plugin = item.get("plugin", "").rpartition(".")
+    if prefix != RUNTIME_PLUGINS:
+        return Prerequisite(item["name"], item["type"], None, item)
+    # All other keys, including the name, are parameters of the plugin.
+    parameters = {key: value for key, value in item.items() if key not in ("type", "plugin", "failurePolicy")}
+    call = PluginCall(plugin, parameters, _ignores_failure(item), None, ("prerequisites", index))
+    return Prerequisite(item["name"], item["type"], call, item)
 
 
-def _plugin_call(
-    plugin: str, parameters: Mapping[str, Any] | None, item: Mapping[str, Any], path: Path
-) -> PluginCall:
-    roles = item.get("taskroles") if path[0] == "extras" else None
-    return PluginCall(
-        plugin=plugin,
-        parameters=parameters or {},
-        failure_is_ignored=item.get("failurePolicy", "fail").lower() == "ignore",
-        task_roles=None if roles is None else tuple(roles),
-        path=path,
-    )
+def _ignores_failure(item: Mapping[str, Any]) -> bool:
+    return str(item.get("failurePolicy", "fail")).lower() == "ignore"
 
 
 def _task_role(name: str, role: Mapping[str, Any]) -> ProtocolTaskRole:
@@ -261,13 +221,6 @@ def _task_role(name: str, role: Mapping[str, Any]) -> ProtocolTaskRole:
         ),
         commands=tuple(role["commands"]),
     )
-
-
-def _deployment(deployment: Mapping[str, Any]) -> Mapping[str, RoleDeployment]:
-    return {
-        name: RoleDeployment(tuple(role.get("preCommands", ())), tuple(role.get("postCommands", ())))
-        for name, role in deployment["taskRoles"].items()
-    }
 
 
 def _storages(extras: Mapping[str, Any], calls: tuple[PluginCall, ...]) -> tuple[Storage, ...] | None:

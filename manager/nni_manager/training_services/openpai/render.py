@@ -15,8 +15,6 @@ from nni_manager.training_services.openpai.protocol import (
     JobProtocol,
     Prerequisite,
     ProtocolTaskRole,
-    RoleDeployment,
-    parse,
 )
 from nni_manager.training_services.openpai.scalars import javascript_text
 from nni_manager.training_services.openpai.templates import TemplateInvalid, fill_at_submission, fill_secrets
@@ -54,15 +52,6 @@ class RenderedJob:
     warnings: tuple[ProtocolDiagnostic, ...]
 
 
-def validate(text: str, file: str = "") -> tuple[ProtocolDiagnostic, ...]:
-    """Returns the warnings for a valid job.
-
-    Raises:
-        ProtocolInvalid: the job is invalid.
-    """
-    return render(parse(text, file)).warnings
-
-
 def render(job: JobProtocol, environment: TaskEnvironment | None = None) -> RenderedJob:
     """Returns the rendered roles of a job.
 
@@ -93,8 +82,9 @@ class _Rendering:
         self.diagnostics += plugins.diagnostics
         self.warnings += plugins.warnings
         image = self._job.prerequisite(role.docker_image, "dockerimage")
-        scripts = TaskScripts(plugins.init, plugins.pre, f"{_HEAD}{commands.text}\n", plugins.post)
-        return RenderedRole(role, str(image.uri), self._auth(image), entry_point, scripts)
+        user = f"{_HEAD}{commands.text}\n"
+        scripts = TaskScripts(tuple(plugins.init), tuple(plugins.pre), user, tuple(plugins.post))
+        return RenderedRole(role, str(image.values["uri"]), self._auth(image), entry_point, scripts)
 
     def _entry_point(self, role: ProtocolTaskRole) -> str:
         """Returns the commands with those of the deployment as one script, so that a failing line ends all of it."""
@@ -104,24 +94,22 @@ class _Rendering:
             filled = fill_at_submission(text, variables_of(self._job, role))
         except TemplateInvalid as error:
             path = _path_at(error.index, commands)
-            message = f"cannot use {key_of(path)}: {error.problem}"
-            self.diagnostics.append(self._job.document.diagnostic(path, message))
+            self.diagnostics.append(self._job.document.mistake(path, error.problem))
             return text
         self._warn_of_unknown(filled.unknown, ("taskRoles", role.name, "commands"))
         return filled.text
 
     def _auth(self, image: Prerequisite) -> Mapping[str, str] | None:
-        if image.auth is None:
+        if "auth" not in image.values:
             return None
         index = self._job.prerequisites.index(image)
         auth: dict[str, str] = {}
-        for key, value in image.auth.items():
+        for key, value in image.values["auth"].items():
             path: Path = ("prerequisites", index, "auth", key)
             try:
                 filled = fill_at_submission(javascript_text(value), {"$secrets": self._job.secrets})
             except TemplateInvalid as error:
-                message = f"cannot use {key_of(path)}: {error.problem}"
-                self.diagnostics.append(self._job.document.diagnostic(path, message))
+                self.diagnostics.append(self._job.document.mistake(path, error.problem))
                 continue
             self._warn_of_unknown(filled.unknown, path)
             auth[key] = filled.text
@@ -135,12 +123,12 @@ class _Rendering:
 
 def _commands_of(job: JobProtocol, role: ProtocolTaskRole) -> Iterator[tuple[Path, str]]:
     """Yields every command of a role with its path, in script order."""
-    added = job.deployment.get(role.name, RoleDeployment((), ()))
+    added = job.deployment.get(role.name, {})
     deployment: Path = ("deployments", job.deployment_index or 0, "taskRoles", role.name)
-    parts: tuple[tuple[Path, tuple[str, ...]], ...] = (
-        ((*deployment, "preCommands"), added.pre_commands),
+    parts: tuple[tuple[Path, Iterable[str]], ...] = (
+        ((*deployment, "preCommands"), added.get("preCommands", ())),
         (("taskRoles", role.name, "commands"), role.commands),
-        ((*deployment, "postCommands"), added.post_commands),
+        ((*deployment, "postCommands"), added.get("postCommands", ())),
     )
     for path, commands in parts:
         yield from (((*path, index), command.strip()) for index, command in enumerate(commands))

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from decimal import Decimal
+from email.utils import format_datetime
 from typing import Any
 
 # Doubles above this do not represent every integer.
@@ -41,9 +42,6 @@ _WORDS: dict[str, bool | None] = {
     **dict.fromkeys(("false", "False", "FALSE"), False),
 }
 
-_DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
-
 
 @dataclass(frozen=True, slots=True)
 class Date:
@@ -53,9 +51,8 @@ class Date:
 
     def __str__(self) -> str:
         """JavaScript's text of the date, on a server in UTC."""
-        day = _DAYS[self.at.weekday()]
-        month = _MONTHS[self.at.month - 1]
-        return f"{day} {month} {self.at:%d} {self.at.year:04} {self.at:%H:%M:%S} GMT+0000 (Coordinated Universal Time)"
+        day, date, month, year, time, _ = format_datetime(self.at, usegmt=True).replace(",", "").split()
+        return f"{day} {month} {date} {year} {time} GMT+0000 (Coordinated Universal Time)"
 
 
 def resolved(text: str) -> Any:
@@ -84,22 +81,20 @@ def explicitly(tag: str, text: str) -> Any:
         KeyError: unknown scalar tag.
         OverflowError: as `resolved`.
     """
-    is_one = _TAGS[tag]
-    if tag == "str":
-        return text
-    value = resolved(text)
-    if not is_one(value):
+    kind = _TYPES[tag]
+    value = text if tag == "str" else resolved(text)
+    if not isinstance(value, kind) or (isinstance(value, bool) and tag != "bool"):
         raise ValueError(text)
     return value
 
 
-_TAGS: dict[str, Callable[[Any], bool]] = {
-    "str": lambda _: True,
-    "null": lambda value: value is None,
-    "bool": lambda value: isinstance(value, bool),
-    "int": lambda value: isinstance(value, int) and not isinstance(value, bool),
-    "float": lambda value: isinstance(value, int | float) and not isinstance(value, bool),
-    "timestamp": lambda value: isinstance(value, Date),
+_TYPES: dict[str, Any] = {
+    "str": str,
+    "null": type(None),
+    "bool": bool,
+    "int": int,
+    "float": int | float,
+    "timestamp": Date,
 }
 
 
@@ -134,12 +129,9 @@ def javascript_text(value: Any) -> str:
 def _integer(match: re.Match[str]) -> float:
     sign = -1 if match["sign"] == "-" else 1
     digits = {name: part.replace("_", "") for name, part in match.groupdict().items() if part is not None}
-    if "binary" in digits:
-        return sign * int(digits["binary"], 2)
-    if "hex" in digits:
-        return sign * int(digits["hex"], 16)
-    if "octal" in digits:
-        return sign * int(digits["octal"], 8)
+    for name, base in (("binary", 2), ("octal", 8), ("hex", 16)):
+        if name in digits:
+            return sign * int(digits[name], base)
     if "sexagesimal" in digits:
         return sign * _sexagesimal(digits["sexagesimal"])
     # Not int(): Python limits its input to some thousand digits.
@@ -186,22 +178,13 @@ def _moment(parts: Mapping[str, str]) -> datetime:
 
 
 def _number_text(value: float) -> str:
+    """ECMAScript writes the same shortest digits as Python, with an exponent below 1e-6 and from 1e21 on."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "Infinity" if value > 0 else "-Infinity"
-    sign, digits, exponent = Decimal(repr(value)).normalize().as_tuple()
-    text = "".join(map(str, digits))
-    assert isinstance(exponent, int)  # neither NaN nor infinite
-    point = len(text) + exponent  # position of the decimal point, counted from the first digit
-    minus = "-" if sign and text != "0" else ""
-    if text == "0":
-        return "0"
-    if len(text) <= point <= 21:
-        return minus + text.ljust(point, "0")
-    if 0 < point <= 21:
-        return f"{minus}{text[:point]}.{text[point:]}"
-    if -6 < point <= 0:
-        return f"{minus}0.{'0' * -point}{text}"
-    mantissa = f"{text[0]}.{text[1:]}" if len(text) > 1 else text
-    return f"{minus}{mantissa}e{'-' if point <= 0 else '+'}{abs(point - 1)}"
+    number = Decimal(repr(value)).normalize()
+    if number == 0 or Decimal("1e-6") <= abs(number) < Decimal("1e21"):
+        return f"{abs(number) if number == 0 else number:f}"
+    mantissa, _, exponent = f"{number:e}".partition("e")
+    return f"{mantissa}e{int(exponent):+}"

@@ -34,7 +34,13 @@ def _whole(what: str, example: int, minimum: int = -MAX_EXACT, maximum: int = MA
     return _must_be(what, example, type="integer", minimum=minimum, maximum=maximum)
 
 
-def _mapping(properties: dict[str, Any], required: tuple[str, ...] = (), **rules: Any) -> dict[str, Any]:
+def _list(what: str, example: str, items: dict[str, Any], **rules: Any) -> dict[str, Any]:
+    return _must_be(what, example, type="array", items=items, **rules)
+
+
+def _mapping(
+    properties: dict[str, Any], required: tuple[str, ...] = (), example: str = "", **rules: Any
+) -> dict[str, Any]:
     """Returns the schema of a mapping with these keys and, unless `rules` say otherwise, no others."""
     return {
         "description": "a mapping",
@@ -42,11 +48,19 @@ def _mapping(properties: dict[str, Any], required: tuple[str, ...] = (), **rules
         "properties": properties,
         "required": list(required),
         "additionalProperties": False,
+        **({"examples": [example]} if example else {}),
         **rules,
     }
 
 
-def _named(what: str, value: dict[str, Any], **rules: Any) -> dict[str, Any]:
+def _open_mapping(
+    properties: dict[str, Any], required: tuple[str, ...] = (), example: str = "", **rules: Any
+) -> dict[str, Any]:
+    """Like `_mapping`, with any other keys."""
+    return _mapping(properties, required, example, additionalProperties=True, **rules)
+
+
+def _named(what: str, value: dict[str, Any], example: str) -> dict[str, Any]:
     """Returns the schema of a mapping whose keys are identifiers."""
     return {
         "description": f"a mapping with at least one {what}",
@@ -54,18 +68,12 @@ def _named(what: str, value: dict[str, Any], **rules: Any) -> dict[str, Any]:
         "patternProperties": {_IDENTIFIER: value},
         "additionalProperties": False,
         "minProperties": 1,
-        **rules,
+        "examples": [example],
     }
 
 
-def _commands() -> dict[str, Any]:
-    command = _must_be("a string", '"echo 1"', type="string")
-    return _must_be(
-        "a list of at least one command", '["echo hello"]', type="array", items=command, minItems=1
-    )
-
-
 _TEXT = _must_be("a string", "some text", type="string")
+_NUMBER = _whole("a whole number", 0)
 _PROTOCOL_VERSION = _must_be("2", 2, enum=["2", 2])
 _NAME = _must_be(
     "a name of 1 to 255 letters, digits, _ and -",
@@ -74,11 +82,11 @@ _NAME = _must_be(
     pattern=f"^[a-zA-Z0-9_-]+{_END}",
     maxLength=255,
 )
-_NAMES = _must_be("a list of names", "[install-git]", type="array", items=_TEXT)
+_NAMES = _list("a list of names", "[install-git]", _TEXT)
 _ANY_MAPPING = _must_be("a mapping", "{key: value}", type="object")
-_COUNT_OR_NULL = _must_be(
-    "a whole number, or nothing", 1, type=["integer", "null"], minimum=-MAX_EXACT, maximum=MAX_EXACT
-)
+_COUNT_OR_NULL = {**_whole("a whole number, or nothing", 1), "type": ["integer", "null"]}
+_COMMAND = _must_be("a string", '"echo 1"', type="string")
+_COMMANDS = _list("a list of at least one command", '["echo hello"]', _COMMAND, minItems=1)
 
 _OF_ANY_PART = {
     "protocolVersion": _PROTOCOL_VERSION,
@@ -88,41 +96,35 @@ _OF_ANY_PART = {
     "description": _TEXT,
 }
 
-
-def _parameters(
-    properties: dict[str, Any], required: tuple[str, ...] = (), kind: Any = ("object", "null")
-) -> dict[str, Any]:
-    """Returns the schema of a plugin's parameters. Numbers may also be text with a template; unlisted parameters are allowed."""
-    kind = kind if isinstance(kind, str) else list(kind)
-    return _mapping(
-        properties,
-        required,
-        additionalProperties=True,
-        type=kind,
-        examples=[f"{{{', '.join(f'{key}: …' for key in required)}}}"],
-    )
-
-
 _SCALAR = _must_be("a string, a number, true or false", "some text", type=["string", "number", "boolean"])
-_LINES = _must_be("a list of commands", '["echo hello"]', type="array", items=_SCALAR)
+_LINES = _list("a list of commands", '["echo hello"]', _SCALAR)
+_CALLBACK = _open_mapping(
+    {"event": _must_be("taskStarts or taskSucceeds", "taskStarts", type="string"), "commands": _LINES},
+    ("event", "commands"),
+    "{event: taskStarts, commands: [echo hello]}",
+)
+_FOLDERS = _must_be(
+    "a mapping of names to folders",
+    "{run: /logs}",
+    type="object",
+    minProperties=1,
+    additionalProperties=_TEXT,
+)
+
+
+def _parameters(properties: dict[str, Any], required: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Returns the schema of a plugin's parameters. Numbers may also be text with a template; unlisted parameters are allowed."""
+    example = f"{{{', '.join(f'{key}: …' for key in required)}}}"
+    return _open_mapping(properties, required, example, type=["object", "null"])
+
+
 _PLUGIN_PARAMETERS = {
     "cmd": _parameters(
         {
             "preCommands": _LINES,
             "postCommands": _LINES,
-            "callbacks": _must_be(
-                "a list of callbacks",
-                "[{event: taskStarts, commands: [echo hello]}]",
-                type="array",
-                items=_mapping(
-                    {
-                        "event": _must_be("taskStarts or taskSucceeds", "taskStarts", type="string"),
-                        "commands": _LINES,
-                    },
-                    required=("event", "commands"),
-                    additionalProperties=True,
-                    examples=["{event: taskStarts, commands: [echo hello]}"],
-                ),
+            "callbacks": _list(
+                "a list of callbacks", "[{event: taskStarts, commands: [echo hello]}]", _CALLBACK
             ),
         }
     ),
@@ -131,34 +133,23 @@ _PLUGIN_PARAMETERS = {
             "jobssh": _SCALAR,
             "sshbarrier": _SCALAR,
             "sshbarrierTimeout": _must_be("a number of minutes", 30, type=["number", "string"]),
-            "userssh": _mapping(
-                {"type": _TEXT, "value": _TEXT},
-                additionalProperties=True,
-                examples=["{type: custom, value: …}"],
-            ),
+            "userssh": _open_mapping({"type": _TEXT, "value": _TEXT}, example="{type: custom, value: …}"),
         }
     ),
-    "git": _parameters(
-        {
-            "repo_uri": _must_be("the address of a repository", "https://host/code.git", type="string"),
-            "options": _must_be("a list of options of git clone", "[--depth=1]", type="array", items=_SCALAR),
-            "clone_dir": _must_be("a folder", "/code", type="string"),
-        },
-        required=("repo_uri",),
-        kind="object",
-    ),
+    "git": {
+        **_parameters(
+            {
+                "repo_uri": _must_be("the address of a repository", "https://host/code.git", type="string"),
+                "options": _list("a list of options of git clone", "[--depth=1]", _SCALAR),
+                "clone_dir": _must_be("a folder", "/code", type="string"),
+            },
+            ("repo_uri",),
+        ),
+        "type": "object",
+    },
     "tensorboard": _parameters(
-        {
-            "port": _must_be("a number", 6006, type=["integer", "string"]),
-            "logdir": _must_be(
-                "a mapping of names to folders",
-                "{run: /logs}",
-                type="object",
-                minProperties=1,
-                additionalProperties=_TEXT,
-            ),
-        },
-        required=("port", "logdir"),
+        {"port": _must_be("a number", 6006, type=["integer", "string"]), "logdir": _FOLDERS},
+        ("port", "logdir"),
     ),
     "teamwise_storage": _parameters({"storageConfigNames": _NAMES}),
 }
@@ -173,31 +164,28 @@ _PLUGIN = _must_be(
 )
 
 
-def _with_plugin(name: str, then: dict[str, Any]) -> dict[str, Any]:
-    return {"if": {"properties": {"plugin": {"const": name}}, "required": ["plugin"]}, "then": then}
+def _if(key: str, value: str, then: dict[str, Any]) -> dict[str, Any]:
+    return {"if": {"properties": {key: {"const": value}}, "required": [key]}, "then": then}
 
 
 PREREQUISITE_TYPES = ("dockerimage", "script", "data", "output")
+_ONE_TYPE = "one of " + ", ".join(PREREQUISITE_TYPES)
 
 
 def _prerequisite(kind: str) -> dict[str, Any]:
-    properties = {**_OF_ANY_PART, "type": _must_be("one of " + ", ".join(PREREQUISITE_TYPES), kind)}
+    properties = {**_OF_ANY_PART, "type": _must_be(_ONE_TYPE, kind)}
     if kind == "dockerimage":
-        auth = _mapping(
-            {"username": _TEXT, "password": _TEXT, "registryuri": _TEXT},
-            additionalProperties=True,
-            examples=["{username: ada}"],
-        )
+        auth = {"username": _TEXT, "password": _TEXT, "registryuri": _TEXT}
         uri = _must_be("the name of an image", "ubuntu:22.04", type="string")
-        return _mapping({**properties, "uri": uri, "auth": auth}, required=("name", "type", "uri"))
-    links = _must_be("a list of strings", "[https://…]", type="array", items=_TEXT)
+        properties |= {"uri": uri, "auth": _open_mapping(auth, example="{username: ada}")}
+        return _mapping(properties, ("name", "type", "uri"))
     properties |= {
-        "uri": links if kind == "data" else _TEXT,
+        "uri": _list("a list of strings", "[https://…]", _TEXT) if kind == "data" else _TEXT,
         "plugin": _PLUGIN,
         "require": _NAMES,
         "failurePolicy": _TEXT,
     }
-    return _mapping(properties, required=("name", "type"), additionalProperties=True)
+    return _open_mapping(properties, ("name", "type"))
 
 
 _PREREQUISITE = {
@@ -205,21 +193,25 @@ _PREREQUISITE = {
     "examples": ["{name: image, type: dockerimage, uri: ubuntu:22.04}"],
     "type": "object",
     "required": ["type"],
-    "properties": {
-        "type": _must_be(
-            "one of " + ", ".join(PREREQUISITE_TYPES), "dockerimage", enum=list(PREREQUISITE_TYPES)
-        )
-    },
-    "allOf": [
-        {"if": {"properties": {"type": {"const": kind}}, "required": ["type"]}, "then": _prerequisite(kind)}
-        for kind in PREREQUISITE_TYPES
-    ]
+    "properties": {"type": _must_be(_ONE_TYPE, "dockerimage", enum=list(PREREQUISITE_TYPES))},
+    "allOf": [_if("type", kind, _prerequisite(kind)) for kind in PREREQUISITE_TYPES]
     # All other keys of the prerequisite are its plugin's parameters.
     + [
-        _with_plugin(f"{RUNTIME_PLUGINS}.{name}", parameters)
+        _if("plugin", f"{RUNTIME_PLUGINS}.{name}", parameters)
         for name, parameters in _PLUGIN_PARAMETERS.items()
     ],
 }
+
+_RESOURCES = _mapping(
+    {
+        "cpu": _whole("a whole number", 1),
+        "memoryMB": _whole("a whole number", 1024),
+        "gpu": _NUMBER,
+        "ports": _named("label, of letters, digits and _", _whole("a whole number", 1), "{http: 1}"),
+    },
+    ("cpu", "memoryMB", "gpu"),
+    "{cpu: 1, memoryMB: 1024, gpu: 0}",
+)
 
 _TASK_ROLE = _mapping(
     {
@@ -228,7 +220,7 @@ _TASK_ROLE = _mapping(
         "completion": _mapping(
             {"minFailedInstances": _COUNT_OR_NULL, "minSucceededInstances": _COUNT_OR_NULL}
         ),
-        "taskRetryCount": _whole("a whole number", 0),
+        "taskRetryCount": _NUMBER,
         "prerequisites": _NAMES,
         "dockerImage": _must_be(
             "the name of a prerequisite of type dockerimage", "docker_image_0", type="string"
@@ -236,78 +228,68 @@ _TASK_ROLE = _mapping(
         "data": _TEXT,
         "output": _TEXT,
         "script": _TEXT,
-        "extraContainerOptions": _mapping(
+        "extraContainerOptions": _open_mapping(
             {
                 "shmMB": _whole("a whole number", 512),
                 "infiniband": _must_be("true or false", "true", type="boolean"),
-            },
-            additionalProperties=True,
+            }
         ),
-        "resourcePerInstance": _mapping(
-            {
-                "cpu": _whole("a whole number", 1),
-                "memoryMB": _whole("a whole number", 1024),
-                "gpu": _whole("a whole number", 0),
-                "ports": _named(
-                    "label, of letters, digits and _", _whole("a whole number", 1), examples=["{http: 1}"]
-                ),
-            },
-            required=("cpu", "memoryMB", "gpu"),
-            examples=["{cpu: 1, memoryMB: 1024, gpu: 0}"],
-        ),
-        "commands": _commands(),
+        "resourcePerInstance": _RESOURCES,
+        "commands": _COMMANDS,
     },
-    required=("dockerImage", "resourcePerInstance", "commands"),
+    ("dockerImage", "resourcePerInstance", "commands"),
 )
 
-_DEPLOYMENT = _mapping(
+_ADDED_COMMANDS = _mapping({"preCommands": _COMMANDS, "postCommands": _COMMANDS})
+_DEPLOYMENT = _open_mapping(
     {
         "protocolVersion": _PROTOCOL_VERSION,
         "name": _NAME,
-        "taskRoles": _named(
-            "task role",
-            _mapping({"preCommands": _commands(), "postCommands": _commands()}),
-            examples=["{worker: {}}"],
-        ),
+        "taskRoles": _named("task role", _ADDED_COMMANDS, "{worker: {}}"),
     },
-    required=("name", "taskRoles"),
-    additionalProperties=True,
+    ("name", "taskRoles"),
 )
 
-_STORAGE = _mapping(
+_STORAGE = _open_mapping(
     {"name": _must_be("the name of a storage", "confignfs-data", type="string"), "mountPath": _TEXT},
-    required=("name",),
-    additionalProperties=True,
-    examples=["{name: confignfs-data}"],
+    ("name",),
+    "{name: confignfs-data}",
 )
 
 _PLUGIN_CALL = {
     "allOf": [
-        _with_plugin(name, {"required": needed, "properties": {"parameters": parameters}})
+        _if("plugin", name, {"required": needed, "properties": {"parameters": parameters}})
         for name, parameters in _PLUGIN_PARAMETERS.items()
         for needed in [["parameters"] if parameters["type"] == "object" else []]
     ]
-} | _mapping(
+} | _open_mapping(
     {
         "plugin": _must_be("one of " + ", ".join(PLUGINS), "ssh", type="string", enum=list(PLUGINS)),
-        "taskroles": _must_be("a list of task roles", "[worker]", type="array", items=_TEXT),
+        "taskroles": _list("a list of task roles", "[worker]", _TEXT),
         "parameters": _must_be("a mapping", "{jobssh: true}", type=["object", "null"]),
         "failurePolicy": _TEXT,
     },
-    required=("plugin",),
-    additionalProperties=True,
-    examples=["{plugin: ssh, parameters: {jobssh: true}}"],
+    ("plugin",),
+    "{plugin: ssh, parameters: {jobssh: true}}",
+)
+
+_EXTRAS = _open_mapping(
+    {
+        "storages": _list("a list of storages", "[{name: confignfs-data}]", _STORAGE),
+        "jobStatusChangeNotification": _must_be("a mapping", "{succeeded: true}", type="object"),
+        RUNTIME_PLUGINS: _list("a list of plugins", "[{plugin: ssh}]", _PLUGIN_CALL),
+    },
+    example="{submitFrom: submit-job-v2}",
 )
 
 JOB_SCHEMA = _mapping(
     {
         **_OF_ANY_PART,
         "type": _must_be("the word job", "job", type="string", enum=["job"]),
-        "prerequisites": _must_be(
+        "prerequisites": _list(
             "a list of at least one prerequisite",
             "[{name: image, type: dockerimage, uri: ubuntu:22.04}]",
-            type="array",
-            items=_PREREQUISITE,
+            _PREREQUISITE,
             minItems=1,
         ),
         "parameters": _ANY_MAPPING,
@@ -316,32 +298,14 @@ JOB_SCHEMA = _mapping(
         "taskRoles": _named(
             "task role; its name is of letters, digits and _, and begins with no digit",
             _TASK_ROLE,
-            examples=["{worker: …}"],
+            "{worker: …}",
         ),
-        "deployments": _must_be(
-            "a list of at least one deployment",
-            "[{name: d, taskRoles: …}]",
-            type="array",
-            items=_DEPLOYMENT,
-            minItems=1,
+        "deployments": _list(
+            "a list of at least one deployment", "[{name: d, taskRoles: …}]", _DEPLOYMENT, minItems=1
         ),
-        "defaults": _mapping(
-            {"deployment": _TEXT}, additionalProperties=True, examples=["{virtualCluster: default}"]
-        ),
-        "extras": _mapping(
-            {
-                "storages": _must_be(
-                    "a list of storages", "[{name: confignfs-data}]", type="array", items=_STORAGE
-                ),
-                "jobStatusChangeNotification": _must_be("a mapping", "{succeeded: true}", type="object"),
-                RUNTIME_PLUGINS: _must_be(
-                    "a list of plugins", "[{plugin: ssh}]", type="array", items=_PLUGIN_CALL
-                ),
-            },
-            additionalProperties=True,
-            examples=["{submitFrom: submit-job-v2}"],
-        ),
+        "defaults": _open_mapping({"deployment": _TEXT}, example="{virtualCluster: default}"),
+        "extras": _EXTRAS,
     },
-    required=("protocolVersion", "name", "type", "taskRoles"),
+    ("protocolVersion", "name", "type", "taskRoles"),
     description="a mapping with protocolVersion, name, type and taskRoles",
 )

@@ -42,11 +42,8 @@ class TemplateInvalid(Exception):
         self.problem = problem
 
 
-class _Missing:
-    """Marks a missing value, since None is a value."""
-
-
-MISSING = _Missing()
+# None is a value.
+MISSING: Any = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +81,9 @@ def fill_at_submission(template: str, variables: Mapping[str, Any]) -> Filled:
         elif piece.kind == "" and not sections:
             name = _INDEX.sub(r".\1", piece.name)
             value = lookup(variables, name)
-            if value is MISSING or value is None:
-                unknown.append(name)
-            text.append(f"<% {name} %>" if value is MISSING or value is None else javascript_text(value))
+            is_unknown = value is MISSING or value is None
+            unknown += [name] if is_unknown else []
+            text.append(f"<% {name} %>" if is_unknown else javascript_text(value))
     if sections:
         raise TemplateInvalid(sections[-1].index, f"<% #{sections[-1].name} %> is not closed; remove it")
     return Filled("".join(text).strip(), tuple(name for name in unknown if not name.startswith("$secrets")))

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import threading
 import time
+from concurrent.futures import Future
 
 from nni_manager.errors import NniManagerError
 from nni_manager.training_services.openpai.rest import JobStatus, OpenPai
@@ -51,38 +52,32 @@ class TerminationMessages:
     async def _fetched(self, job: JobStatus, deadline_s: float) -> str:
         await self._free.acquire()
         loop = asyncio.get_running_loop()
-        answer: asyncio.Future[str] = loop.create_future()
-
-        def settle(text: str, error: Exception | None) -> None:
-            self._free.release()
-            if answer.done():
-                return  # the caller has timed out
-            if error is None:
-                answer.set_result(text)
-            else:
-                answer.set_exception(error)
+        answer: Future[str] = Future()
+        answer.set_running_or_notify_cancel()  # the thread settles it, also after the caller's timeout
 
         def fetch() -> None:
-            text, error = "", None
             try:
-                text = _fetch(self._cluster.within(_ONCE), job, deadline_s)
-            except Exception as raised:  # noqa: BLE001 - raised again by `of`
-                error = raised
+                answer.set_result(_fetch(self._cluster.within(_ONCE), job, deadline_s))
+            except Exception as error:  # noqa: BLE001 - raised again by `of`
+                answer.set_exception(error)
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(settle, text, error)
+                loop.call_soon_threadsafe(self._free.release)
 
         try:
             # A daemon thread: a stalled log server must not delay the manager's exit.
             threading.Thread(target=fetch, name=f"log-of-{job.name}", daemon=True).start()
-        except RuntimeError as error:  # thread limit reached
-            settle("", error)
-        return await answer
+        except RuntimeError:  # thread limit reached
+            self._free.release()
+            raise
+        return await asyncio.wrap_future(answer)
 
 
 def _fetch(cluster: OpenPai, job: JobStatus, deadline_s: float) -> str:
     assert job.trigger is not None
     role, index = job.trigger
-    locations = cluster.log_tails(job.name, job.attempt, role, index, _task_attempt(job, role, index))
+    locations = cluster.log_locations(
+        job.name, job.attempt, role, index, _task_attempt(job, role, index), is_tail=True
+    )
     if "stderr" not in locations:
         return ""
     text = cluster.log_tail(locations["stderr"], _TAIL_BYTES, deadline_s)

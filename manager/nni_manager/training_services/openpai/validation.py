@@ -6,7 +6,8 @@ The rules also run on jobs with form errors, so that one pass reports everything
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, cast
 
 from jsonschema import Draft7Validator
@@ -15,7 +16,6 @@ from jsonschema.exceptions import ValidationError
 from nni_manager.config.diagnostics import key_of, remedy_for_unknown, shown
 from nni_manager.training_services.openpai.document import JobDocument
 from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, Violation
-from nni_manager.training_services.openpai.prerequisites import cycle_in
 from nni_manager.training_services.openpai.schema import JOB_SCHEMA, PREREQUISITE_TYPES, RUNTIME_PLUGINS
 
 # Limits the suggested names: a job may have thousands of them, and as many diagnostics.
@@ -31,6 +31,17 @@ def mangled(role: str) -> str:
     Source: microsoft/pai, src/rest-server/src/models/v2/job/k8s.js.
     """
     return re.sub("[^a-z0-9]", "", role.lower())
+
+
+def cycle_in(requires: Mapping[str, Sequence[str]]) -> list[str]:
+    """Returns a cycle of names, each of which requires the next, from the first that `requires` lists; empty if there is none."""
+    try:
+        TopologicalSorter(requires).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1][:0:-1]
+        first = next(cycle.index(name) for name in requires if name in cycle)
+        return cycle[first:] + cycle[:first]
+    return []
 
 
 def diagnostics_of(document: JobDocument) -> list[ProtocolDiagnostic]:
@@ -129,12 +140,9 @@ class _SemanticRules:
         self._document = document
         job = _mapping(document.value)
         self._roles = {name: _mapping(role) for name, role in _mapping(job.get("taskRoles")).items()}
-        self._prerequisites = [
-            (("prerequisites", index), item)
-            for index, item in enumerate(map(_mapping, _list(job.get("prerequisites"))))
-        ]
+        self._prerequisites = _items(job, ("prerequisites",))
         self._names = [item.get("name") for _, item in self._prerequisites]
-        self._deployments = [_mapping(item) for item in _list(job.get("deployments"))]
+        self._deployments = _items(job, ("deployments",))
         self._defaults = _mapping(job.get("defaults"))
         self._extras = _mapping(job.get("extras"))
 
@@ -158,10 +166,10 @@ class _SemanticRules:
                     f"{key_of(path)} has no effect; set extras.gangAllocation to false to retry single tasks"
                 )
                 yield self._document.diagnostic(path, message)
-        for index, deployment in enumerate(self._deployments):
+        for at, deployment in self._deployments:
             for name in _mapping(deployment.get("taskRoles")):
                 if name not in self._roles:
-                    place: Path = ("deployments", index, "taskRoles", name)
+                    place: Path = (*at, "taskRoles", name)
                     remedy = remedy_for_unknown(name, list(self._roles)[:MAX_NAMES_SHOWN])
                     message = f"{key_of(place)} has no effect: there is no such task role; {remedy}"
                     yield self._document.diagnostic(place, message)
@@ -172,28 +180,20 @@ class _SemanticRules:
 
     def _plugin_calls(self) -> Iterator[tuple[Path, Mapping[str, Any]]]:
         yield from ((path, item) for path, item in self._prerequisites if "plugin" in item)
-        for index, call in enumerate(map(_mapping, _list(self._extras.get(RUNTIME_PLUGINS)))):
-            yield ("extras", RUNTIME_PLUGINS, index), call
+        yield from _items(self._extras, ("extras", RUNTIME_PLUGINS))
 
     def _repeated(self) -> Iterator[ProtocolDiagnostic]:
-        seen: dict[tuple[Any, Any], Path] = {}
+        seen: dict[tuple[str, ...], Path] = {}
         for path, item in self._prerequisites:
-            what = (shown(item.get("type")), shown(item.get("name")))
+            what = (shown(item.get("name")), shown(item.get("type")))
             if "name" in item and seen.setdefault(what, path) != path:
-                yield self._mistake(
-                    (*path, "name"),
-                    f"{key_of(seen[what])} is a prerequisite {what[1]} of type {item.get('type')} already",
-                    "rename one of them",
-                )
-        names: dict[str, int] = {}
-        for index, item in enumerate(self._deployments):
+                first = f"{key_of(seen[what])} is a prerequisite {what[0]} of type {item.get('type')}"
+                yield self._document.mistake((*path, "name"), f"{first} already; rename one of them")
+        for path, item in self._deployments:
             name = shown(item.get("name"))
-            if "name" in item and names.setdefault(name, index) != index:
-                yield self._mistake(
-                    ("deployments", index, "name"),
-                    f"deployments[{names[name]}] is named {name} already",
-                    "rename one of them",
-                )
+            if "name" in item and seen.setdefault((name,), path) != path:
+                problem = f"{key_of(seen[name,])} is named {name} already; rename one of them"
+                yield self._document.mistake((*path, "name"), problem)
 
     def _references(self) -> Iterator[ProtocolDiagnostic]:
         names = {
@@ -219,10 +219,9 @@ class _SemanticRules:
                     yield self._unknown((*path, "require", index), name, self._names, "prerequisite")
         cycle = cycle_in(requires)
         if cycle:
-            path = next(path for path, item in self._prerequisites if item.get("name") == cycle[0])
-            yield self._mistake(
-                (*path, "require"), f"{' requires '.join([*cycle, cycle[0]])}", "remove one of these"
-            )
+            path = next(path for path, item in self._prerequisites if str(item.get("name")) == cycle[0])
+            problem = f"{' requires '.join([*cycle, cycle[0]])}; remove one of these"
+            yield self._document.mistake((*path, "require"), problem)
 
     def _role_names(self) -> Iterator[ProtocolDiagnostic]:
         seen: dict[str, str] = {}
@@ -230,16 +229,15 @@ class _SemanticRules:
             short = mangled(name)
             if not 1 <= len(short) <= 63:
                 problem = f"a cluster calls it {shown(short)}, which must be 1 to 63 letters and digits"
-                yield self._mistake(("taskRoles", name), problem, "rename it with letters a to z")
+                yield self._document.mistake(("taskRoles", name), f"{problem}; rename it with letters a to z")
             elif seen.setdefault(short, name) != name:
                 problem = f"a cluster calls both it and {seen[short]} {short}"
-                yield self._mistake(
-                    ("taskRoles", name), problem, "rename one so that they differ in letters or digits"
-                )
+                remedy = "rename one so that they differ in letters or digits"
+                yield self._document.mistake(("taskRoles", name), f"{problem}; {remedy}")
 
     def _default_deployment(self) -> Iterator[ProtocolDiagnostic]:
         name = self._defaults.get("deployment")
-        names = [item.get("name") for item in self._deployments]
+        names = [item.get("name") for _, item in self._deployments]
         if isinstance(name, str) and name not in names:
             yield self._unknown(("defaults", "deployment"), name, names, "deployment")
 
@@ -251,19 +249,22 @@ class _SemanticRules:
             is_cmd = call.get("plugin") == ("cmd" if in_extras else f"{RUNTIME_PLUGINS}.cmd")
             if is_cmd and "callbacks" in parameters and others:
                 at: Path = (*path, "parameters", "callbacks") if in_extras else (*path, "callbacks")
-                yield self._mistake(at, f"there is {others[0]} beside it", "keep one of the two forms")
+                problem = f"there is {others[0]} beside it; keep one of the two forms"
+                yield self._document.mistake(at, problem)
 
     def _unknown(self, path: Path, name: Any, known: Iterable[Any], what: str) -> ProtocolDiagnostic:
         known = [each for each in known if isinstance(each, str)][:MAX_NAMES_SHOWN]
         remedy = remedy_for_unknown(str(name), known) if known else f"add a {what} of that name"
-        return self._mistake(path, f"there is no {what} named {shown(name)}", remedy)
-
-    def _mistake(self, path: Path, problem: str, remedy: str) -> ProtocolDiagnostic:
-        return self._document.diagnostic(path, f"cannot use {key_of(path)}: {problem}; {remedy}")
+        return self._document.mistake(path, f"there is no {what} named {shown(name)}; {remedy}")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
+
+
+def _items(parent: Mapping[str, Any], path: tuple[str, ...]) -> list[tuple[Path, Mapping[str, Any]]]:
+    """Returns the mappings of the list at the last key of the path, each with its own path."""
+    return [((*path, index), _mapping(item)) for index, item in enumerate(_list(parent.get(path[-1])))]
 
 
 def _list(value: Any) -> list[Any]:

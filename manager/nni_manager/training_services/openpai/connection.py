@@ -1,0 +1,390 @@
+"""HTTP to OpenPAI's REST API: logins, retries, and an error of ours for each failure. Blocking and thread-safe.
+
+Calls are retried with exponential backoff while the cluster is unreachable, overloaded or restarting. Other failures raise an
+error that ends with a remedy. No message, log or repr contains a token or password.
+
+The loop is our own, not urllib3's `Retry`: a retry may need a new token, `close` must end its delay, and the server's own
+clock tells how long `Retry-After` is.
+
+Source: microsoft/pai v1.8.1, src/rest-server (routes, error codes, limits) and docs of its REST API.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+import requests
+from requests.auth import AuthBase
+
+from nni_manager.errors import RetryableError, UserError
+from nni_manager.loopback_auth import untrusted_listener_in, verify_connections
+from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
+
+logger = logging.getLogger(__name__)
+
+# The REST server itself listens on this port, without the gateway's path prefix.
+_REST_SERVER_PORT = 9186
+_MAX_MESSAGE = 300
+# The lookarounds exclude account and virtual cluster names that contain "quota".
+_EXCEEDS_QUOTA = re.compile(
+    r"(exceed|used up|full|reach|insufficient|not enough).*(?<![\w-])quota(?![\w-])|"
+    r"(?<![\w-])quota(?![\w-]).*(exceed|used up|full|reach|insufficient|not enough)",
+    re.IGNORECASE,
+)
+# The server has not handled the request, or not completely. The same applies to every 5xx.
+_RETRYABLE = (requests.codes.request_timeout, requests.codes.too_many_requests)
+
+
+class ClusterUnavailable(RetryableError):
+    """cannot reach OpenPAI now; see that its host is right and its services run"""
+
+
+class LoginRejected(Unauthenticated):
+    """cannot log in to OpenPAI; write a token that is valid into the experiment file"""
+
+
+class NotAllowed(UserError):
+    """cannot do this on OpenPAI with this account; ask an administrator of the cluster"""
+
+
+class JobRefused(UserError):
+    """cannot run this job on OpenPAI; fix what its answer names"""
+
+
+class JobNotOnCluster(UserError):
+    """cannot find the job on OpenPAI; `nnictl openpai jobs` shows those there are"""
+
+
+class RequestRejected(UserError):
+    """cannot do this on OpenPAI; see its answer"""
+
+
+class JobAlreadyExists(UserError):
+    """cannot submit the job: there is one of that name already; choose another name"""
+
+    def __init__(self, message: str, may_be_ours: bool) -> None:
+        """`may_be_ours`: an earlier try of the same call may have created it."""
+        super().__init__(message)
+        self.may_be_ours = may_be_ours
+
+
+# By status and code; None: any code.
+_REFUSALS: dict[tuple[int, str | None], tuple[type[UserError], str]] = {
+    **dict.fromkeys(
+        [(404, code) for code in ("NoJobError", "NoJobConfigError", "NoTaskLogError", "NoTaskError")],
+        (JobNotOnCluster, "`nnictl openpai jobs` shows those there are"),
+    ),
+    (404, "NoStorageError"): (JobRefused, "correct paiStorageConfigName"),
+    (404, "NoVirtualClusterError"): (JobRefused, "correct virtualCluster"),
+    **dict.fromkeys([(code, None) for code in (400, 413, 415, 422)], (JobRefused, "fix what it names")),
+}
+
+
+class _Bearer(AuthBase):
+    """Bearer authentication. Passed as `auth`, so that requests does not replace it from the user's .netrc."""
+
+    def __init__(self, token: str) -> None:
+        self._token = token
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        request.headers["Authorization"] = f"Bearer {self._token}"
+        return request
+
+
+def address_of(host: str) -> str:
+    """Returns the scheme and host of `paiConfig.host`; the default scheme is http, as in NNI. A path is dropped.
+
+    Raises:
+        UserError: `host` is not a valid host.
+    """
+    scheme, separator, rest = host.strip().rpartition("://")
+    scheme = scheme.lower() if separator else "http"
+    parts = urlsplit(f"{scheme}://{rest}")
+    try:
+        has_port = parts.port is not None
+    except ValueError:
+        has_port, parts = False, urlsplit("")
+    if scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+        raise UserError(
+            f"cannot use {host!r} as the host of OpenPAI: it is no address; write e.g. openpai.example.com or "
+            "https://openpai.example.com"
+        )
+    name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{scheme}://{name}:{parts.port}" if has_port else f"{scheme}://{name}"
+
+
+class PaiConnection:
+    """Calls to one cluster for one user.
+
+    Every call raises ClusterUnavailable or LoginRejected if a later call may succeed, and NotAllowed, JobRefused,
+    JobNotOnCluster or RequestRejected if not.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        user: str,
+        *,
+        token: str | None = None,
+        password: str | None = None,
+        newer_token: Callable[[], str | None] = lambda: None,
+        retry_policy: ClientRetryPolicy | None = None,
+        is_own: bool = False,
+    ) -> None:
+        """`host` is given with or without scheme. With a password, a token is fetched when needed.
+
+        `newer_token` is called when a token has expired; it may return a replacement. It may be called from any thread.
+
+        `is_own`: the server belongs to this user on this machine; connections to a listener of another uid are refused.
+
+        Raises:
+            UserError: `host` is not a valid host.
+            LoginRejected: `token` contains characters that no token has.
+        """
+        if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+            raise LoginRejected(
+                "cannot use this token: it holds blanks or letters that no token has; copy it again from your profile page"
+            )
+        self.address = address_of(host)
+        self.user = user
+        self._token = token
+        self._password = password
+        self._newer_token = newer_token
+        self._is_own = is_own
+        self._retry_policy = retry_policy or ClientRetryPolicy()
+        self._login = threading.Lock()
+        self._closed = threading.Event()
+        self._sessions = threading.local()
+        parts = urlsplit(self.address)
+        prefix = "" if parts.port == _REST_SERVER_PORT else "/rest-server"
+        self._api = f"{self.address}{prefix}/api/v2"
+        # A proxy from the environment cannot reach this machine's loopback.
+        self._may_use_proxy = parts.hostname not in ("localhost", "127.0.0.1", "::1")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.address!r}, {self.user!r})"
+
+    def close(self) -> None:
+        """Make calls that wait for a retry fail now."""
+        self._closed.set()
+
+    def _ask(self, verb: str, path: str, what: str, **options: Any) -> Any:
+        """Returns the JSON value of the answer; None if it is empty. `what` completes "cannot" in messages."""
+        answer = self._send(verb, self._api + path, what, **options)
+        if not answer.content:
+            return None
+        try:
+            return answer.json()
+        except requests.JSONDecodeError as error:
+            raise RequestRejected(
+                f"cannot {what}: {self.address} answers with something that is not OpenPAI's; correct paiConfig.host"
+            ) from error
+
+    def _send(
+        self,
+        verb: str,
+        url: str,
+        what: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        data: bytes | None = None,
+        json_body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+        with_token: bool = True,
+        stream: bool = False,
+    ) -> requests.Response:
+        """Returns a successful answer, or the one to a range of bytes that the server does not have."""
+        has_new_token = may_be_done = False
+        failures, problem = 0, ""
+        policy = self._retry_policy
+        while failures < policy.tries:
+            token = self._valid_token() if with_token else None
+            asked_s: float | None = None
+            try:
+                answer = self._session().request(
+                    verb,
+                    url,
+                    params=query,
+                    data=data,
+                    json=json_body,
+                    headers=headers,
+                    auth=None if token is None else _Bearer(token),
+                    timeout=(policy.connect_within_s, policy.answer_within_s),
+                    allow_redirects=False,
+                    stream=stream,
+                )
+            except requests.RequestException as error:
+                problem, may_be_done = why_no_answer(error), True
+            else:
+                status = answer.status_code
+                is_past_end = status == requests.codes.requested_range_not_satisfiable and "Range" in (
+                    headers or ()
+                )
+                if status < 300 or is_past_end:
+                    return answer
+                is_expired = status == requests.codes.unauthorized and token is not None
+                if is_expired and not has_new_token and self._replace(token):
+                    has_new_token = True
+                    continue
+                code, message = self._error_of(answer)
+                problem = f"it answers {status}: {message}"
+                if status not in _RETRYABLE and status < 500:
+                    raise self._refusal(what, answer, code, message, may_be_done)
+                may_be_done = may_be_done or status >= 500
+                asked_s = _retry_after_s(answer)
+            failures += 1
+            if failures < policy.tries:
+                logger.info("cannot %s for now: %s", what, problem)
+                if self._closed.wait(policy.delay_s(failures, asked_s)):
+                    break
+        raise ClusterUnavailable(
+            f"cannot {what}: OpenPAI at {self.address} is out of reach, {problem}; see that it runs, and its host is right"
+        )
+
+    def _refusal(
+        self, what: str, answer: requests.Response, code: str, message: str, may_be_ours: bool
+    ) -> Exception:
+        status, refusal = answer.status_code, f"cannot {what}: OpenPAI says {message}"
+        if (known := _REFUSALS.get((status, code)) or _REFUSALS.get((status, None))) is not None:
+            kind, remedy = known
+            return kind(f"{refusal}; {remedy}")
+        match status:
+            case 301 | 302 | 303 | 307 | 308:
+                to = urlsplit(answer.headers.get("Location", ""))
+                where = f"{to.scheme}://{to.netloc}" if to.netloc else "another address"
+                return RequestRejected(
+                    f"cannot {what}: {self.address} redirects to {where}; write that as host"
+                )
+            case 401 if self._password:
+                return LoginRejected(f"{refusal}; correct paiConfig.passWord")
+            case 401:
+                remedy = "get a new token on your profile page there (one for applications does not expire)"
+                return LoginRejected(f"{refusal}; {remedy}, and write it into the experiment file")
+            case 403 if "quota" in code.lower() or _EXCEEDS_QUOTA.search(message):
+                return QuotaExceeded(
+                    f"{refusal}; it is tried again until the quota has room: end other jobs, or ask for more"
+                )
+            case 403:
+                return NotAllowed(
+                    f"{refusal}; ask an administrator of the cluster, or use another account or virtual cluster"
+                )
+            case 404 if code in ("", "NoApiError"):
+                # The gateway's own 404 page, which is not about a job.
+                return RequestRejected(
+                    f"cannot {what}: there is no such page at {self.address}; see that OpenPAI is there, and runs"
+                )
+            case 409:
+                return JobAlreadyExists(f"{refusal}; choose another name", may_be_ours)
+        return RequestRejected(f"cannot {what}: OpenPAI answers {status}: {message}; see to the request")
+
+    def _error_of(self, answer: requests.Response) -> tuple[str, str]:
+        """Returns code and message of an error, the message on one line and without our secrets.
+
+        Long pages of gateways and rate limiters are truncated.
+        """
+        code, text = "", ""
+        try:
+            document = answer.json()
+        except requests.JSONDecodeError:
+            text = re.sub(r"<[^>]*>", " ", answer.text)
+        else:
+            if isinstance(document, dict):
+                code, text = str(document.get("code", "")), _of_violations(str(document.get("message", "")))
+        text = " ".join(text.split()).rstrip(".") or str(answer.reason)
+        text = text if len(text) <= _MAX_MESSAGE else f"{text[: _MAX_MESSAGE - 1]}…"
+        for secret in filter(None, (self._token, self._password)):
+            text = text.replace(secret, "******")
+        return code, text
+
+    def _session(self) -> requests.Session:
+        session: requests.Session | None = getattr(self._sessions, "session", None)
+        if session is None:
+            session = self._sessions.session = requests.Session()
+            session.trust_env = self._may_use_proxy
+            if self._is_own:
+                verify_connections(session)
+        return session
+
+    # ---- logging in
+
+    def _valid_token(self) -> str:
+        with self._login:
+            if self._token is None:
+                self._token = self._new_token()
+            return self._token
+
+    def _replace(self, token: str | None) -> bool:
+        """True if a token other than the expired `token` is available or can be fetched."""
+        with self._login:
+            if self._token == token:  # else another thread has replaced it
+                newer = None if self._password else self._newer_token()
+                if newer == token or (newer is None and self._password is None):
+                    return False
+                self._token = newer
+            return True
+
+    def _new_token(self) -> str:
+        if self._password is None:
+            raise LoginRejected(
+                f"cannot log in to OpenPAI at {self.address}: there is neither token nor password; give one of them"
+            )
+        body = {"username": self.user, "password": self._password}
+        try:
+            answer = self._ask(
+                "POST", "/authn/basic/login", f"log in as {self.user}", json_body=body, with_token=False
+            )
+        except (JobRefused, NotAllowed) as error:  # 400: no such user, wrong password
+            raise LoginRejected(f"{str(error).rpartition(';')[0]}; correct userName and passWord") from error
+        token = answer.get("token") if isinstance(answer, dict) else None
+        if not isinstance(token, str):
+            raise LoginRejected(
+                f"cannot log in as {self.user}: OpenPAI gave no token; use one of your profile page there"
+            )
+        return token
+
+
+def _of_violations(text: str) -> str:
+    """Returns the joined messages if `text` is a JSON list of schema errors (OpenPAI's answer to an invalid job), else `text`."""
+    try:
+        errors = json.loads(text)
+    except ValueError:
+        return text
+    if not isinstance(errors, list) or not all(isinstance(each, dict) for each in errors):
+        return text
+    return ", ".join(f"{each.get('dataPath', '')} {each.get('message', '')}".strip() for each in errors)
+
+
+def why_no_answer(error: requests.RequestException) -> str:
+    """Returns the reason of a failed call. The library's message contains the whole address, which may hold a token."""
+    if (untrusted := untrusted_listener_in(error)) is not None:
+        return str(untrusted)
+    match error:
+        case requests.exceptions.SSLError():
+            return "its certificate is not trusted on this machine (REQUESTS_CA_BUNDLE names others to trust)"
+        case requests.ConnectTimeout():
+            return "nobody answers there"
+        case requests.Timeout():
+            return "it takes too long to answer"
+        case requests.exceptions.ProxyError():
+            return "the proxy of this machine does not let us through"
+    return "nobody listens there, or the connection broke"
+
+
+def _retry_after_s(answer: requests.Response) -> float | None:
+    text = answer.headers.get("Retry-After", "")
+    if text.isdecimal():
+        return float(text)
+    try:
+        # The delay is computed from the server's own clock; ours may be wrong.
+        asked_at = parsedate_to_datetime(answer.headers.get("Date", ""))
+        return max((parsedate_to_datetime(text) - asked_at).total_seconds(), 0.0)
+    except (ValueError, TypeError):
+        return None

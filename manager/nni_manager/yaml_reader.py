@@ -1,0 +1,251 @@
+"""YAML text as a value with the position of each key and item: the reader of experiment files and of OpenPAI jobs.
+
+PyYAML parses both. `PositionedLoader` has YAML 1.1's scalars; a subclass may resolve and construct scalars by other rules.
+Depth and aliases are bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import yaml
+
+# Aliases expand a short text to a large value. A file of half a MiB has about this many values without aliases.
+MAX_VALUES = 100_000
+TAGS = "tag:yaml.org,2002:"
+
+Child = tuple[yaml.ScalarNode | None, yaml.Node]
+"""A node and its key; an item of a list has no key."""
+
+_NO_COLON = "a line is no `key: value`; give it a colon and a value, or # for a comment"
+# The parser's problems about its tokens, as problems of the text, each with a remedy.
+_PLAIN_PROBLEMS = {
+    "<block end>, but found '<block mapping start>'": (
+        "this line is indented like none above it; give the keys of one section the same indentation"
+    ),
+    "<block end>, but found '<scalar>'": (
+        "text follows a closing quote or bracket; put the whole value in quotes of the other kind"
+    ),
+    "<block end>, but found '-'": (
+        "an item of a list stands among keys; write `key: value` here, or indent the item below the key of its list"
+    ),
+    "could not find expected ':'": _NO_COLON,
+    "found character '\\t' that cannot start any token": "a line begins with a tab; indent with spaces",
+    "found unexpected end of stream": "a quote is not closed; close it",
+    "found another document": "a second document begins here, after ---; keep one document in a file",
+}
+# The parser detects these some lines later; their position is where the construct starts.
+_DETECTED_LATE = ("could not find expected ':'", "end of stream", "<stream end>")
+
+
+class Unreadable(yaml.MarkedYAMLError):
+    """A text that cannot be a value. `problem` ends with the remedy."""
+
+    def __init__(self, problem: str, mark: yaml.Mark | None) -> None:
+        super().__init__(None, None, problem, mark)
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedKey:
+    """A key that its mapping has in line `first_line` already. `mark` is the position of the later one."""
+
+    path: tuple[str | int, ...]
+    mark: yaml.Mark
+    first_line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """The value of a text, and its nodes. `root` None: the text is empty."""
+
+    value: Any
+    root: yaml.Node | None = None
+    repeated_keys: Sequence[RepeatedKey] = ()
+    _children: Mapping[int, Mapping[str | int, Child]] = field(default_factory=dict)
+
+    def steps_to(
+        self, path: Sequence[str | int], spelling: Callable[[str], str] | None = None
+    ) -> Iterator[Child]:
+        """Yields the key and the node of each step of the path, as far as the text has it.
+
+        `spelling` makes keys equal that the reader takes for the same; the exact key wins over others.
+        """
+        node = self.root
+        for step in path:
+            children = self._children.get(id(node), {})
+            name = step
+            if step not in children and isinstance(node, yaml.MappingNode):
+                name = str(step)
+                if name not in children and spelling is not None:
+                    same = (key for key in children if spelling(str(key)) == spelling(name))
+                    name = next(same, name)
+            if name not in children:
+                return
+            key, node = children[name]
+            yield key, node
+
+    def place_of(
+        self, path: Sequence[str | int], spelling: Callable[[str], str] | None = None
+    ) -> tuple[int, int] | None:
+        """Returns the line and column, from 1, of the path's last step that the text has; None: it has none of them."""
+        steps = list(self.steps_to(path, spelling))
+        return place((steps[-1][0] or steps[-1][1]).start_mark) if steps else None
+
+
+def place(mark: yaml.Mark) -> tuple[int, int]:
+    """Returns line and column of a mark, counted from 1."""
+    return mark.line + 1, mark.column + 1
+
+
+class PositionedLoader(yaml.SafeLoader):
+    """Reads one document to a `Tree` in one pass. An aliased node becomes one shared object; its size counts at each use.
+
+    `max_levels`: deeper nesting is refused. `merges_may_repeat`: a mapping may have several keys `<<`.
+    """
+
+    max_levels: ClassVar[int] = 100
+    merges_may_repeat: ClassVar[bool] = False
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._level = 0
+        self._size = 0
+        self._done: dict[int, tuple[Any, int]] = {}
+        self._open: set[int] = set()
+        self._children: dict[int, dict[str | int, Child]] = {}
+        self._repeated: list[RepeatedKey] = []
+
+    def tree(self) -> Tree:
+        """Returns the only document.
+
+        Raises:
+            yaml.YAMLError: the text is not one document, too deep or too large; `explained` says it in plain words.
+        """
+        try:
+            root = self.get_single_node()
+            value = None if root is None else self._value_of(root, ())
+            return Tree(value, root, self._repeated, self._children)
+        finally:
+            self.dispose()
+
+    def scalar(self, node: yaml.ScalarNode) -> Any:
+        """Returns the value of a scalar."""
+        return self.construct_object(node, deep=True)
+
+    def key(self, node: yaml.ScalarNode) -> tuple[str, Any]:
+        """Returns the name of a key, for paths, and its value."""
+        return str(node.value), self.scalar(node)
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Returns the next node; refuses one that is too deep."""
+        self._level += 1
+        if self._level > self.max_levels:
+            problem = f"more than {self.max_levels} levels deep; make it flatter"
+            raise Unreadable(problem, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        return node
+
+    def _value_of(self, node: yaml.Node, path: tuple[str | int, ...]) -> Any:
+        before = self._size
+        if id(node) in self._done:
+            value, size = self._done[id(node)]
+            self._grow(size, node)
+            return value
+        if id(node) in self._open:
+            raise Unreadable("an anchor contains itself; write the value out", node.start_mark)
+        self._open.add(id(node))
+        self._grow(1, node)
+        if isinstance(node, yaml.ScalarNode):
+            value = self.scalar(node)
+        elif isinstance(node, yaml.SequenceNode) and node.tag == f"{TAGS}seq":
+            self._children[id(node)] = {index: (None, item) for index, item in enumerate(node.value)}
+            value = [self._value_of(item, (*path, index)) for index, item in enumerate(node.value)]
+        elif isinstance(node, yaml.MappingNode) and node.tag == f"{TAGS}map":
+            value = self._mapping(node, path)
+        else:
+            problem = f"there is no use for the tag {short_tag(node)} here; leave it out"
+            raise Unreadable(problem, node.start_mark)
+        self._open.remove(id(node))
+        self._done[id(node)] = value, self._size - before
+        return value
+
+    def _grow(self, size: int, node: yaml.Node) -> None:
+        self._size += size
+        if self._size > MAX_VALUES:
+            problem = f"its aliases make more than {MAX_VALUES:,} values of it; write out what is needed"
+            raise Unreadable(problem, node.start_mark)
+
+    def _mapping(self, node: yaml.MappingNode, path: tuple[str | int, ...]) -> dict[Any, Any]:
+        merged: dict[Any, Any] = {}
+        own: dict[Any, Any] = {}
+        children = self._children[id(node)] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                problem = "a list or a mapping cannot be a key here; write a word as the key"
+                raise Unreadable(problem, key_node.start_mark)
+            is_merge = key_node.tag == f"{TAGS}merge"
+            name, key = ("<<", None) if is_merge else self.key(key_node)
+            here = (*path, name)
+            first, _ = children.setdefault(name, (key_node, value_node))
+            if first is not None and first is not key_node and not (is_merge and self.merges_may_repeat):
+                self._repeated.append(RepeatedKey(here, key_node.start_mark, first.start_mark.line + 1))
+            if is_merge:
+                for source in self._sources(value_node, path):
+                    merged = {**source, **merged}
+            else:
+                own[key] = self._value_of(value_node, here)
+        return {**merged, **own} if merged else own
+
+    def _sources(self, node: yaml.Node, path: tuple[str | int, ...]) -> list[dict[Any, Any]]:
+        """Returns the mappings that `<<` merges; the first one takes precedence."""
+        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        values = [self._value_of(each, path) for each in nodes]
+        if not all(isinstance(value, dict) for value in values):
+            raise Unreadable("<< merges mappings only; name an anchor of one", node.start_mark)
+        return values
+
+
+def short_tag(node: yaml.Node) -> str:
+    """Returns a node's tag as one writes it: `!!int`."""
+    return str(node.tag).replace(TAGS, "!!")
+
+
+def explained(
+    text: str, error: yaml.MarkedYAMLError, sections: Mapping[str, str] | None = None
+) -> tuple[str, int, int]:
+    """Returns the problem with a remedy, and its line and column. `sections`: the section of keys that have only one."""
+    problem, mark = error.problem or error.context or "this is no YAML", error.problem_mark
+    if mark is None or (error.context_mark is not None and any(each in problem for each in _DETECTED_LATE)):
+        mark = error.context_mark
+    line, column = (1, 1) if mark is None else place(mark)
+    if isinstance(error, Unreadable):
+        return problem, line, column
+    if "mapping values are not allowed" in problem:
+        return _colon_problem(text.splitlines()[:line], column, sections or {})
+    plain = (each for found, each in _PLAIN_PROBLEMS.items() if found in problem)
+    return next(plain, f"{problem}; fix the YAML there"), line, column
+
+
+def _colon_problem(lines: Sequence[str], column: int, sections: Mapping[str, str]) -> tuple[str, int, int]:
+    """Explains the colon at `column` of the last line, which the parser does not expect."""
+    *above, line = lines
+    before = above[-1] if above else ""
+    key, has_colon, _ = line[: column - 1].partition(":")
+    if has_colon:
+        problem = "the value in this line has a colon and a blank, which begin another value in YAML"
+        return f"{problem}; put the whole value in single quotes", len(lines), column
+    # The parser joins two lines without a colon into one scalar.
+    if re.fullmatch(r"\s*[\w.-]+\s*", key) and re.fullmatch(r"\s*[^\s#:-][^:]*", before):
+        return _NO_COLON, len(above), len(before) - len(before.lstrip()) + 1
+    problem, section = "mapping values are not allowed here", sections.get(key.strip())
+    remedy = (
+        "what is indented more than the line above lies within it, and that line has a value; fix the indentation"
+        if section is None
+        else f"the line above has a value, so {key.strip()} cannot lie within it; is the line `{section}:` missing "
+        "between the two?"
+    )
+    return f"{problem}; {remedy}", len(lines), column
