@@ -13,7 +13,7 @@ from pathlib import Path
 from real_cluster import settings
 
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.jobs import ExecutionType
+from nni_manager.local_openpai.core.states import ExecutionType
 
 
 async def serve(folder):

@@ -12,6 +12,7 @@ from openpai_jobs import ACCEPTED, REJECTED, WORKER, a_job, text_of
 from real_experiment import wait_until
 
 from nni_manager.local_openpai.errors import LogUnknown
+from nni_manager.local_openpai.logs import read_log
 
 
 @pytest.fixture
@@ -338,18 +339,17 @@ def test_no_name_of_a_log_leads_out_of_its_folder_even_if_the_link_were_good(her
     ada.submit(a_job_of("echo hello"))
     known = links(ada, ended(ada)).keys()
 
-    def read(name):
-        reading = here.cluster.read_log("ada", "job", 0, "worker", 0, 0, name)
-        return asyncio.run_coroutine_threadsafe(reading, here.loop).result(10)
+    reading = here.cluster.logs_of("ada", "job", 0, "worker", 0, 0)
+    folder = asyncio.run_coroutine_threadsafe(reading, here.loop).result(10)
 
     @given(st.sampled_from(HOSTILE) | st.text().filter(lambda name: name not in known))
     @settings(suppress_health_check=list(HealthCheck))
     def is_refused(name):
         with pytest.raises(LogUnknown):
-            read(name)
+            read_log(folder, name)
 
     is_refused()
-    assert read("stdout").data == b"hello\n"
+    assert read_log(folder, "stdout").data == b"hello\n"
 
 
 def test_tasks_and_logs_that_are_not_there_are_said_to_be_none(here):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from openpai_pictures import a_summary
 
 from nni_manager.local_openpai.api_errors import ApiError
-from nni_manager.local_openpai.core.states import State
+from nni_manager.local_openpai.core.states import SubState
 from nni_manager.local_openpai.listing import MAX_LIMIT, Listing
 from nni_manager.local_openpai.response_bodies import list_item
 
@@ -14,7 +14,9 @@ JOBS = [
     list_item(job)
     for job in (
         a_summary(name="c", submitted_at_s=3, tags=("x", "y"), completed_at_s=9, total_gpus=2),
-        a_summary(name="b", submitted_at_s=2, user="bob", state=State.RUNNING, priority="prod"),
+        a_summary(
+            name="b", submitted_at_s=2, user="bob", sub_state=SubState.ATTEMPT_RUNNING, priority="prod"
+        ),
         a_summary(name="a", submitted_at_s=1, virtual_cluster="big", tags=("y",), completed_at_s=5),
     )
 ]

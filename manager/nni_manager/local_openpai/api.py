@@ -7,6 +7,7 @@ Source: microsoft/pai, REST server: routes of v0.14 to v1.8.1.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -28,10 +29,11 @@ from nni_manager.local_openpai.api_errors import ApiError, no_job
 from nni_manager.local_openpai.authentication import Authenticator
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.core.states import ExecutionType
-from nni_manager.local_openpai.jobs import EventType
 from nni_manager.local_openpai.listing import Listing
-from nni_manager.local_openpai.log_links import LogLinks, LogPlace
+from nni_manager.local_openpai.log_links import LogAddress, LogLinks
+from nni_manager.local_openpai.logs import log_files
 from nni_manager.local_openpai.request_bodies import BodyTooLarge, fields_of, job_text_of, text_in
+from nni_manager.local_openpai.store import JobStore
 
 # The release of the API, for clients that check it.
 API_VERSION = "v1.8.1"
@@ -160,7 +162,7 @@ class OpenPaiApi:
         if "user" in request.path_params:
             query["username"] = request.path_params["user"]
         listing = Listing.of_query(query)
-        jobs = await self._cluster.jobs()
+        jobs = await self._cluster.read(JobStore.jobs)
         return JSONResponse(listing.answer(map(response_bodies.list_item, jobs)))
 
     async def submit(self, request: Request, caller: Caller) -> Response:
@@ -172,9 +174,9 @@ class OpenPaiApi:
 
     async def job(self, request: Request, _: Caller) -> Response:
         """One job, with its newest attempt or with the requested one."""
-        owner, name = _job_of(request)
-        picture = await self._cluster.job(owner, name, request.path_params.get("attempt"))
-        return JSONResponse(response_bodies.detail(picture))
+        attempt_id = request.path_params.get("attempt")
+        found = await self._cluster.read(JobStore.detail, *_job_of(request), attempt_id)
+        return JSONResponse(response_bodies.detail(found))
 
     async def delete_job(self, request: Request, caller: Caller) -> Response:
         """Delete a terminal job."""
@@ -184,13 +186,13 @@ class OpenPaiApi:
 
     async def config(self, request: Request, _: Caller) -> Response:
         """A job's text as submitted, without its secrets."""
-        owner, name = _job_of(request)
-        return Response(await self._cluster.config_text(owner, name), media_type="text/yaml")
+        text = await self._cluster.read(JobStore.config, *_job_of(request))
+        return Response(text, media_type="text/yaml")
 
     async def ssh(self, request: Request, _: Caller) -> Response:
         """NoJobSshInfoError: no job has ssh here."""
         owner, name = _job_of(request)
-        await self._cluster.job(owner, name)
+        await self._cluster.read(JobStore.summary, owner, name)
         raise ApiError("NoJobSshInfoError", f"SSH info of job {owner}~{name} is not found.")
 
     async def execute(self, request: Request, caller: Caller) -> Response:
@@ -227,24 +229,25 @@ class OpenPaiApi:
     async def events(self, request: Request, _: Caller) -> Response:
         """The events of a job."""
         owner, name = _job_of(request)
-        asked = request.query_params.get("type")
-        if asked not in (None, "Normal", "Warning"):
-            raise ApiError("InvalidParametersError", f"cannot use type={asked[:60]}; write Normal or Warning")
-        job = (await self._cluster.job(owner, name)).job
-        pictures = await self._cluster.events(owner, name, None if asked is None else EventType(asked))
+        wanted = request.query_params.get("type")
+        if wanted not in (None, "Normal", "Warning"):
+            raise ApiError(
+                "InvalidParametersError", f"cannot use type={wanted[:60]}; write Normal or Warning"
+            )
+        job = await self._cluster.read(JobStore.summary, owner, name)
+        events = await self._cluster.read(JobStore.events, owner, name, wanted)
         return JSONResponse(
-            {"totalCount": len(pictures), "data": [response_bodies.event(each, job) for each in pictures]}
+            {"totalCount": len(events), "data": [response_bodies.event(each, job) for each in events]}
         )
 
     async def task_attempts(self, request: Request, _: Caller) -> Response:
         """A task with all its attempts."""
         owner, name = _job_of(request)
         at = request.path_params
-        job = (await self._cluster.job(owner, name)).job
-        task, attempts = await self._cluster.task_attempts(
-            owner, name, at["attempt"], at["role"], at["index"]
-        )
-        return JSONResponse(response_bodies.task_history(job, at["attempt"], at["role"], task, attempts))
+        task = (at["attempt"], at["role"], at["index"])
+        job = await self._cluster.read(JobStore.summary, owner, name)
+        attempts = await self._cluster.read(JobStore.task_attempts, owner, name, *task)
+        return JSONResponse(response_bodies.task_history(job, at["attempt"], at["role"], attempts))
 
     # ---- logs
 
@@ -253,10 +256,11 @@ class OpenPaiApi:
         owner, name = _job_of(request)
         at = request.path_params
         task = (owner, name, at["attempt"], at["role"], at["index"], at["task_attempt"])
-        files = await self._cluster.log_files(*task)
-        tail = request.query_params.get("tail-mode") == "true"
+        files = await asyncio.to_thread(log_files, await self._cluster.logs_of(*task))
+        is_tail = request.query_params.get("tail-mode") == "true"
         links = [
-            {"name": file.name, "uri": self._links.link(LogPlace(*task, file.name), tail)} for file in files
+            {"name": file.name, "uri": self._links.link(LogAddress(*task, file.name), is_tail)}
+            for file in files
         ]
         return JSONResponse({"locations": links})
 
@@ -264,18 +268,19 @@ class OpenPaiApi:
 
     async def virtual_clusters(self, request: Request, _: Caller) -> Response:
         """All virtual clusters, or, with `?nodes`, the machine."""
-        views = await self._cluster.virtual_clusters()
+        clusters = self._cluster.virtual_clusters
         if "nodes" in request.query_params:
-            return JSONResponse(response_bodies.node(views))
-        total = response_bodies.total_of(views)
-        return JSONResponse({view.name: response_bodies.virtual_cluster(view, total) for view in views})
+            return JSONResponse(response_bodies.node(clusters))
+        total = response_bodies.total_of(clusters)
+        return JSONResponse({each.name: response_bodies.virtual_cluster(each, total) for each in clusters})
 
     async def virtual_cluster(self, request: Request, _: Caller) -> Response:
         """One virtual cluster."""
-        name, views = request.path_params["name"], await self._cluster.virtual_clusters()
-        for view in views:
-            if view.name == name:
-                return JSONResponse(response_bodies.virtual_cluster(view, response_bodies.total_of(views)))
+        name, clusters = request.path_params["name"], self._cluster.virtual_clusters
+        total = response_bodies.total_of(clusters)
+        for each in clusters:
+            if each.name == name:
+                return JSONResponse(response_bodies.virtual_cluster(each, total))
         raise ApiError("NoVirtualClusterError", f"Virtual cluster {name} is not found.")
 
     async def nodes(self, request: Request, caller: Caller) -> Response:
@@ -285,17 +290,17 @@ class OpenPaiApi:
 
     async def storages(self, request: Request, _: Caller) -> Response:
         """All storages, or only the default ones."""
-        views = await self._cluster.storages()
-        if request.query_params.get("default") == "true":
-            views = [view for view in views if view.is_default]
-        return JSONResponse({"storages": [response_bodies.storage(view) for view in views]})
+        only_default = request.query_params.get("default") == "true"
+        found = [each for each in self._cluster.settings.storages if each.is_default or not only_default]
+        return JSONResponse({"storages": [response_bodies.storage(each) for each in found]})
 
     async def storage(self, request: Request, _: Caller) -> Response:
         """One storage."""
         name = request.path_params["name"]
-        for view in await self._cluster.storages():
-            if view.name == name:
-                return JSONResponse(response_bodies.storage_detail(view))
+        for each in self._cluster.settings.storages:
+            if each.name == name:
+                is_mounted = self._cluster.mounts_work
+                return JSONResponse(response_bodies.storage_detail(each, is_mounted=is_mounted))
         raise ApiError("NoStorageError", f"Storage {name} is not found.")
 
 

@@ -156,11 +156,11 @@ class Authenticator:
     async def users(self, _: Request, caller: Caller) -> Response:
         """All users."""
         self._must_be_admin(caller)
-        return JSONResponse([await self._user_document(user) for user in self._accounts.users()])
+        return JSONResponse([self._user_document(user) for user in self._accounts.users()])
 
     async def user(self, request: Request, _: Caller) -> Response:
         """One user."""
-        return JSONResponse(await self._user_document(self._accounts.user(request.path_params["user"])))
+        return JSONResponse(self._user_document(self._accounts.user(request.path_params["user"])))
 
     async def add_user(self, request: Request, caller: Caller) -> Response:
         """Add a user."""
@@ -182,15 +182,15 @@ class Authenticator:
         log.info("%s removed user %s", caller.name, name)
         return JSONResponse({"message": "user is removed successfully"})
 
-    async def _user_document(self, user: User) -> dict[str, Any]:
+    def _user_document(self, user: User) -> dict[str, Any]:
         return {
             "username": user.name,
             "email": "",
             "grouplist": ["default"],
             "extension": {},
             "admin": user.is_admin,
-            "virtualCluster": [view.name for view in await self._cluster.virtual_clusters()],
-            "storageConfig": [view.name for view in await self._cluster.storages()],
+            "virtualCluster": [each.name for each in self._cluster.virtual_clusters],
+            "storageConfig": [each.name for each in self._cluster.settings.storages],
         }
 
     def _must_be_admin(self, caller: Caller) -> None:

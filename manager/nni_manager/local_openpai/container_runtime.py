@@ -88,17 +88,9 @@ class StatePaths:
         """The logs of all jobs that are not deleted."""
         return self.state_dir / "logs"
 
-    def container(self, container_id: str) -> Path:
-        """The folder of one container."""
-        return self.containers / container_id
-
-    def logs_of_job(self, debug_id: str) -> Path:
-        """The logs of all containers of a job."""
-        return self.logs / debug_id
-
     def logs_of(self, debug_id: str, mangled_role: str, container_id: str) -> Path:
         """The logs of one container."""
-        return self.logs_of_job(debug_id) / mangled_role / container_id
+        return self.logs / debug_id / mangled_role / container_id
 
 
 @dataclass(slots=True)
@@ -157,7 +149,7 @@ class ContainerRuntime:
 
     def forget(self, container_id: str) -> None:
         """Remove the folder of a container whose end is stored."""
-        self._soon(self._in_thread(_remove, self._folders.container(container_id)))
+        self._soon(self._in_thread(_remove, self._folders.containers / container_id))
 
     def remove_others(self, container_ids: Iterable[str]) -> None:
         """Remove the folders of all other containers."""
@@ -192,7 +184,7 @@ class ContainerRuntime:
         self._watch(container_id, process)
 
     def _started(self, plan: JobPlan, effect: StartContainer) -> dict[str, Any]:
-        folder = self._folders.container(effect.task.container_id)
+        folder = self._folders.containers / effect.task.container_id
         runtime, work = folder / "runtime", folder / "work"
         for path in (folder, runtime, work):
             path.mkdir(mode=0o700, parents=True)
@@ -215,7 +207,7 @@ class ContainerRuntime:
         sandbox = None
         mounts = self._mounts(plan)
         if self._tool is not None:
-            gpus = effect.task.place.gpus if effect.task.place is not None else ()
+            gpus = effect.task.allocation.gpus if effect.task.allocation is not None else ()
             made = sandbox_commands(self._tool, effect.task.container_id, role, folder, mounts, gpus)
             sandbox, mounts = made.to_spec(), []
             # The tool reads one variable per line; no variable of OpenPAI contains a newline.
@@ -261,7 +253,7 @@ class ContainerRuntime:
     # ---- watch
 
     async def _adopt(self, container_id: str) -> None:
-        folder = self._folders.container(container_id)
+        folder = self._folders.containers / container_id
         try:
             process = await self._in_thread(_process_of, folder)
         except OSError as error:
@@ -324,7 +316,7 @@ class ContainerRuntime:
 
     async def _finish(self, container_id: str) -> None:
         container = self._containers[container_id]
-        folder = self._folders.container(container_id)
+        folder = self._folders.containers / container_id
         ended = await self._in_thread(_exit_of, container_id, folder, container)
         if self._tool is not None and ended.code in (KILLED, NODE_LOST):
             await self._in_thread(_run_quietly, end_command(self._tool, container_id))

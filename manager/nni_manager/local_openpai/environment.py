@@ -73,19 +73,19 @@ def _of_addresses(plan: JobPlan, tasks: Sequence[Task]) -> Iterator[tuple[str, s
     )
     hosts: dict[str, list[str]] = {}
     for task in tasks:
-        if task.place is None:
+        if task.allocation is None:
             continue
-        role, place = plan.role(task.role), task.place
+        role, allocation = plan.role(task.role), task.allocation
         for name in _both(f"PAI_HOST_IP_{{}}_{task.index}", role):
-            yield name, place.host_ip
-        for label, ports in place.ports.items():
+            yield name, allocation.host_ip
+        for label, ports in allocation.ports.items():
             listed = ",".join(map(str, ports))
             for name in (
                 *_both(f"PAI_PORT_LIST_{{}}_{task.index}_{label}", role),
                 *_both(f"PAI_{{}}_{task.index}_{label}_PORT", role),
             ):
                 yield name, listed
-        hosts.setdefault(role.name, []).append(f"{place.host_ip}:{_first(place, 'http')}")
+        hosts.setdefault(role.name, []).append(f"{allocation.host_ip}:{_first(allocation, 'http')}")
     for role in plan.roles:
         if role.name in hosts:
             yield from (
@@ -94,21 +94,21 @@ def _of_addresses(plan: JobPlan, tasks: Sequence[Task]) -> Iterator[tuple[str, s
 
 
 def _of_task(task: Task, role: RolePlan) -> Iterator[tuple[str, str]]:
-    place = task.place
-    assert place is not None
+    allocation = task.allocation
+    assert allocation is not None
     yield "PAI_CURRENT_TASK_ROLE_NAME", role.name
     for name in ("PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX", "PAI_TASK_INDEX"):
         yield name, str(task.index)
     for name in ("PAI_CURRENT_CONTAINER_IP", "PAI_CONTAINER_HOST_IP"):
-        yield name, place.host_ip
+        yield name, allocation.host_ip
     for name in ("PAI_CURRENT_CONTAINER_PORT", "PAI_CONTAINER_HOST_PORT"):
-        yield name, _first(place, "http")
-    yield "PAI_CONTAINER_SSH_PORT", _first(place, "ssh")
-    listed = {label: ",".join(map(str, ports)) for label, ports in place.ports.items()}
+        yield name, _first(allocation, "http")
+    yield "PAI_CONTAINER_SSH_PORT", _first(allocation, "ssh")
+    listed = {label: ",".join(map(str, ports)) for label, ports in allocation.ports.items()}
     for label, ports in listed.items():
         yield f"PAI_CONTAINER_HOST_{label}_PORT_LIST", ports
     yield "PAI_CONTAINER_HOST_PORT_LIST", "".join(f"{label}:{ports};" for label, ports in listed.items())
-    gpus = ",".join(map(str, place.gpus))
+    gpus = ",".join(map(str, allocation.gpus))
     yield "NVIDIA_VISIBLE_DEVICES", gpus or "none"
     # Hides GPUs where no container runtime does; empty hides all.
     yield "CUDA_VISIBLE_DEVICES", gpus
@@ -135,8 +135,8 @@ def _of_framework(
     yield "FC_TASK_ATTEMPT_INSTANCE_UID", f"{task.attempt_id}_{task.container_id}"
 
 
-def _first(place: Allocation, label: str) -> str:
-    ports = place.ports.get(label, ())
+def _first(allocation: Allocation, label: str) -> str:
+    ports = allocation.ports.get(label, ())
     return str(ports[0]) if ports else ""
 
 
