@@ -21,7 +21,7 @@ from nni_manager.local_openpai.core.job import (
     Submitted,
 )
 from nni_manager.local_openpai.core.states import State, SubState
-from nni_manager.local_openpai.errors import JobExists, JobNotFound, StateDirUnusable
+from nni_manager.local_openpai.errors import ApiError, StateDirUnusable
 from nni_manager.local_openpai.store import (
     SCHEMA_VERSION,
     JobStore,
@@ -135,9 +135,9 @@ def test_of_a_job_that_is_over_no_secret_is_left(tmp_path):
 
 def test_a_name_is_stored_once_for_each_user(store):
     store.add_job(a_plan(), "masked", 0.5)
-    with pytest.raises(JobExists, match="alice~job"):
+    with pytest.raises(ApiError, match="alice~job"):
         store.add_job(a_plan(), "masked", 0.6)
-    with pytest.raises(JobNotFound):
+    with pytest.raises(ApiError, match="bob~job is not found"):
         store.summary("bob", "job")
 
 

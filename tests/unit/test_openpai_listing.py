@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openpai_pictures import a_summary
 
-from nni_manager.local_openpai.api_errors import ApiError
 from nni_manager.local_openpai.core.states import SubState
+from nni_manager.local_openpai.errors import ApiError
 from nni_manager.local_openpai.listing import MAX_LIMIT, Listing
 from nni_manager.local_openpai.response_bodies import list_item
 

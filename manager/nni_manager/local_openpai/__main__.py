@@ -17,9 +17,9 @@ from nni_manager.errors import NniManagerError, UserError
 from nni_manager.http_server import OWN_NAMES, HttpServer, listen
 from nni_manager.local_openpai.accounts import Accounts, new_user
 from nni_manager.local_openpai.api import OpenPaiApi
-from nni_manager.local_openpai.api_errors import ApiError
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.daemon import HOST, Credentials, ServiceProcess, StateFolder
+from nni_manager.local_openpai.errors import ApiError
 from nni_manager.local_openpai.options import (
     DEFAULT_PORT,
     DEFAULT_STORAGE,

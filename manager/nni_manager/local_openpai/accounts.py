@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nni_manager.local_openpai.api_errors import ApiError, bad_token
+from nni_manager.local_openpai.errors import ApiError, bad_token
 
 USER_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 MIN_PASSWORD = 6

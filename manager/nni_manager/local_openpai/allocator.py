@@ -10,7 +10,7 @@ from nni_manager.local_openpai.core.job import Allocated, Allocation, Allocation
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.ports import PortsExhausted, chosen_ports
 from nni_manager.local_openpai.core.queue import Grant, Request, VirtualCluster, summed, virtual_clusters
-from nni_manager.local_openpai.errors import JobExceedsCluster, VirtualClusterUnknown
+from nni_manager.local_openpai.errors import ApiError, JobInvalid
 from nni_manager.local_openpai.settings import ClusterSettings
 from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic
 
@@ -27,15 +27,14 @@ class Allocator:
         """Check that the job can run once enough resources are free.
 
         Raises:
-            VirtualClusterUnknown: its virtual cluster does not exist.
-            JobExceedsCluster: it can never fit into its virtual cluster.
+            ApiError: NoVirtualClusterError.
+            JobInvalid: it can never fit into its virtual cluster.
         """
         cluster = self.virtual_clusters.get(plan.virtual_cluster)
         if cluster is None:
             known = ", ".join(self.virtual_clusters)
-            raise VirtualClusterUnknown(
-                f"cannot find virtual cluster {plan.virtual_cluster}; use one of {known}"
-            )
+            message = f"cannot find virtual cluster {plan.virtual_cluster}; use one of {known}"
+            raise ApiError("NoVirtualClusterError", message)
         together = summed(role.need for role in plan.roles for _ in range(role.tasks))
         have = cluster.capacity
         for need in [together] if plan.is_gang else [role.need for role in plan.roles]:
@@ -46,7 +45,7 @@ class Allocator:
                     f"virtual cluster {plan.virtual_cluster} has {have.cpu} CPUs, {have.memory_mb} MB and {have.gpu} GPUs; "
                     "ask for less, or start the cluster with more"
                 )
-                raise JobExceedsCluster([ProtocolDiagnostic("", None, None, "taskRoles", message)])
+                raise JobInvalid([ProtocolDiagnostic("", None, None, "taskRoles", message)])
 
     def request(self, job: PaiJob, request: Request) -> AllocationFailed | None:
         """Queue a request, or fail it if it can never be satisfied: a restarted cluster may have less capacity."""

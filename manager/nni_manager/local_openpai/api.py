@@ -22,13 +22,13 @@ from starlette.routing import Mount, Route
 
 from nni_manager.errors import NniManagerError
 from nni_manager.http_server import LingeringCloseMiddleware
-from nni_manager.local_openpai import errors, response_bodies
+from nni_manager.local_openpai import response_bodies
 from nni_manager.local_openpai.access_log import AccessLog
 from nni_manager.local_openpai.accounts import Accounts, Caller
-from nni_manager.local_openpai.api_errors import ApiError, no_job
 from nni_manager.local_openpai.authentication import Authenticator
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.core.states import ExecutionType
+from nni_manager.local_openpai.errors import ApiError, ClusterClosed, StateBusy, no_job
 from nni_manager.local_openpai.listing import Listing
 from nni_manager.local_openpai.log_links import LogAddress, LogLinks
 from nni_manager.local_openpai.logs import log_files
@@ -37,20 +37,6 @@ from nni_manager.local_openpai.store import JobStore
 
 # The release of the API, for clients that check it.
 API_VERSION = "v1.8.1"
-# The API's error code of each of the cluster's error classes.
-_CODES: dict[type[NniManagerError], str] = {
-    errors.JobInvalid: "InvalidProtocolError",
-    errors.JobExists: "ConflictJobError",
-    errors.JobNotFound: "NoJobError",
-    errors.TagUnknown: "NoTagError",
-    errors.LogUnknown: "NoTaskLogError",
-    errors.JobForbidden: "ForbiddenUserError",
-    errors.StillRunning: "ConflictJobError",
-    errors.VirtualClusterUnknown: "NoVirtualClusterError",
-    errors.StorageUnknown: "NoStorageError",
-    errors.StateBusy: "BusyError",
-    errors.ClusterClosed: "BusyError",
-}
 
 
 class OpenPaiApi:
@@ -331,29 +317,15 @@ async def _tag_of(request: Request) -> str:
 # ---- errors
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    refused = error if isinstance(error, ApiError) else _as_refused(request, error)
-    headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else {}
-    if refused.status in (429, 503):
-        headers["Retry-After"] = "1"
-    return JSONResponse(refused.to_dict(), status_code=refused.status, headers=headers)
-
-
-def _as_refused(request: Request, error: Exception) -> ApiError:
-    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
-    if code is None:
+async def _refuse(_: Request, error: Exception) -> Response:
+    if isinstance(error, StateBusy | ClusterClosed):
+        error = ApiError("BusyError", str(error))
+    if not isinstance(error, ApiError):
         raise error
-    match error:
-        case errors.JobInvalid():
-            return ApiError(code, error.response_message)
-        case errors.JobNotFound() if "attempt" not in request.path_params:
-            return no_job("~".join(_job_of(request)))
-        case errors.JobForbidden():
-            caller: Caller = request.scope["caller"]
-            framework_name = "~".join(_job_of(request))
-            return ApiError(code, f"User {caller.name} is not allowed to execute job {framework_name}.")
-        case _:
-            return ApiError(code, str(error))
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    if error.status in (429, 503):
+        headers["Retry-After"] = "1"
+    return JSONResponse(error.to_dict(), status_code=error.status, headers=headers)
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:

@@ -27,8 +27,8 @@ from nni_manager.local_openpai.accounts import (
     new_user,
     payload_of,
 )
-from nni_manager.local_openpai.api_errors import ApiError, bad_token, guest
 from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.errors import ApiError, bad_token, guest
 from nni_manager.local_openpai.login_throttle import LoginThrottle, source_of
 from nni_manager.local_openpai.request_bodies import fields_of, text_in
 

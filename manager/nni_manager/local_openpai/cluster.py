@@ -20,14 +20,7 @@ from nni_manager.local_openpai.core.job import PaiJob, RecordEvent
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.queue import VirtualCluster
 from nni_manager.local_openpai.core.states import EventType, ExecutionType, SubState
-from nni_manager.local_openpai.errors import (
-    JobForbidden,
-    JobInvalid,
-    StateDirUnusable,
-    StillRunning,
-    StorageUnknown,
-    TagUnknown,
-)
+from nni_manager.local_openpai.errors import ApiError, JobInvalid, StateDirUnusable, forbidden_job
 from nni_manager.local_openpai.job_worker import JobWorker, log_failure
 from nni_manager.local_openpai.jobs import JobSummary
 from nni_manager.local_openpai.notifications import Notifier
@@ -133,10 +126,9 @@ class Cluster:
         """The name of the new job, which is durable and queued.
 
         Raises:
-            JobInvalid: the job is invalid; the error lists all problems.
-            JobExceedsCluster: the job can never fit into its virtual cluster.
-            JobExists: the user already has a job of that name.
-            VirtualClusterUnknown, StorageUnknown: the job names one that does not exist.
+            JobInvalid: the job is invalid, or can never fit into its virtual cluster; the error lists all problems.
+            ApiError: ConflictJobError, the user already has a job of that name; NoVirtualClusterError or NoStorageError, the
+                job names one that does not exist.
             StateBusy: the job could not be stored.
         """
         self._worker.check_open()
@@ -166,7 +158,8 @@ class Cluster:
         for mount in plan.storages:
             if mount.name not in names:
                 known = ", ".join(names) or "none"
-                raise StorageUnknown(f"cannot find storage {mount.name}; there is {known}")
+                message = f"cannot find storage {mount.name}; there is {known}"
+                raise ApiError("NoStorageError", message)
 
     async def set_execution_type(
         self, user: str, owner: str, name: str, wanted: ExecutionType, *, is_admin: bool = False
@@ -176,7 +169,8 @@ class Cluster:
         Returns when the stop is durable, or executed if the disk is full. It does not wait for the processes to end.
 
         Raises:
-            JobNotFound, JobForbidden, StateBusy.
+            ApiError: NoJobError, ForbiddenUserError.
+            StateBusy.
         """
         job = await self._changeable(user, owner, name, is_admin)
         if wanted is ExecutionType.STOP and job.job_id in self._worker:
@@ -186,14 +180,13 @@ class Cluster:
         """Delete a terminal job and its logs; its name becomes available again.
 
         Raises:
-            JobNotFound, JobForbidden, StateBusy.
-            StillRunning: the job is not terminal.
+            ApiError: NoJobError, ForbiddenUserError; or ConflictJobError, the job is not terminal.
+            StateBusy.
         """
         job = await self._changeable(user, owner, name, is_admin)
         if job.sub_state is not SubState.COMPLETED or job.job_id in self._worker:
-            raise StillRunning(
-                f"cannot delete job {job.framework_name}: it is {job.state.value}; stop it first"
-            )
+            message = f"cannot delete job {job.framework_name}: it is {job.state.value}; stop it first"
+            raise ApiError("ConflictJobError", message)
         await self._database.call(JobStore.commit, [Write("remove_job", {"job_id": job.job_id})])
         await asyncio.to_thread(shutil.rmtree, self._paths.logs / job.debug_id, ignore_errors=True)
 
@@ -201,7 +194,8 @@ class Cluster:
         """Add a tag to a job; idempotent.
 
         Raises:
-            JobNotFound, JobForbidden, StateBusy.
+            ApiError: NoJobError, ForbiddenUserError.
+            StateBusy.
         """
         job = await self._changeable(user, owner, name, is_admin)
         await self._database.call(JobStore.commit, [Write("add_tag", {"job_id": job.job_id, "tag": tag})])
@@ -210,23 +204,21 @@ class Cluster:
         """Remove a tag from a job.
 
         Raises:
-            JobNotFound, JobForbidden, StateBusy.
-            TagUnknown: the job has no such tag.
+            ApiError: NoJobError, ForbiddenUserError; or NoTagError, the job has no such tag.
+            StateBusy.
         """
         job = await self._changeable(user, owner, name, is_admin)
         if not await self._database.call(JobStore.remove_tag, job.job_id, tag):
-            raise TagUnknown(
-                f"cannot remove tag {tag!r}: job {job.framework_name} has {', '.join(job.tags) or 'none'}"
-            )
+            known = ", ".join(job.tags) or "none"
+            message = f"cannot remove tag {tag!r}: job {job.framework_name} has {known}"
+            raise ApiError("NoTagError", message)
 
     async def _changeable(self, user: str, owner: str, name: str, is_admin: bool) -> JobSummary:
         """The job, which this user may change."""
         self._worker.check_open()
         job = await self.read(JobStore.summary, owner, name)
         if user != owner and not is_admin:
-            raise JobForbidden(
-                f"cannot change job {job.framework_name}: it is not {user}'s; ask {owner} or an administrator"
-            )
+            raise forbidden_job(user, job.framework_name)
         return job
 
     # ---- queries
@@ -237,7 +229,7 @@ class Cluster:
         """The folder of the logs of a task's attempt. `role` in either spelling.
 
         Raises:
-            JobNotFound: no such job, attempt or task.
+            ApiError: NoJobError, no such job, attempt or task.
         """
         container = await self.read(
             JobStore.container_of, owner, name, attempt_id, role, index, task_attempt_id

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nni_manager.config.diagnostics import remedy_for_unknown, shown
-from nni_manager.local_openpai.api_errors import ApiError
+from nni_manager.local_openpai.errors import ApiError
 
 DEFAULT_LIMIT, MAX_LIMIT = 5_000, 50_000
 

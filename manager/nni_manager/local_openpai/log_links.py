@@ -16,8 +16,8 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from nni_manager.local_openpai.api_errors import bad_token
 from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.errors import bad_token
 from nni_manager.local_openpai.logs import TAIL_BYTES, LogPiece, read_log
 
 # The lifetime of OpenPAI's links.

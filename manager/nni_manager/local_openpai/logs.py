@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nni_manager.local_openpai.errors import LogUnknown
+from nni_manager.local_openpai.errors import ApiError
 from nni_manager.local_openpai.supervisor import CURRENT, LOG_FOLDERS, old_logs
 
 # The size that OpenPAI's log service returns in tail mode.
@@ -41,7 +41,7 @@ def log_files(logs: Path) -> list[LogFile]:
     """The logs that exist.
 
     Raises:
-        LogUnknown: there are none.
+        ApiError: NoTaskLogError, there are none.
     """
     found = []
     for name, path in _files(logs):
@@ -50,7 +50,9 @@ def log_files(logs: Path) -> list[LogFile]:
         except FileNotFoundError:
             continue  # rotated away meanwhile
     if not found:
-        raise LogUnknown("cannot find logs of this task: it has not started; try again in a moment")
+        raise ApiError(
+            "NoTaskLogError", "cannot find logs of this task: it has not started; try again in a moment"
+        )
     return found
 
 
@@ -60,7 +62,7 @@ def read_log(logs: Path, name: str, offset: int | None = None, max_bytes: int = 
     `name` must be one that `log_files` returns, so a caller cannot read outside the task's folder.
 
     Raises:
-        LogUnknown: no log of that name.
+        ApiError: NoTaskLogError, no log of that name.
     """
     path = dict(_files(logs)).get(name, logs / "of no name")
     try:
@@ -71,4 +73,5 @@ def read_log(logs: Path, name: str, offset: int | None = None, max_bytes: int = 
             return LogPiece(file.read(max_bytes), start, size)
     except FileNotFoundError:
         known = ", ".join(name for name, path in _files(logs) if path.exists()) or "none yet"
-        raise LogUnknown(f"cannot find the log {name!r}: there is {known}; use one of these") from None
+        message = f"cannot find the log {name!r}: there is {known}; use one of these"
+        raise ApiError("NoTaskLogError", message) from None

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 
 from nni_manager.errors import UserError
-from nni_manager.local_openpai.api_errors import ApiError
+from nni_manager.local_openpai.errors import ApiError
 
 MAX_BODY_BYTES = 100 * 1024
 

@@ -28,7 +28,7 @@ from nni_manager.local_openpai.core.job import (
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.policies import RetryCounts, TaskEnd, Trigger
 from nni_manager.local_openpai.core.states import EventType, ExecutionType, SubState
-from nni_manager.local_openpai.errors import JobExists, JobNotFound, StateBusy, StateDirUnusable
+from nni_manager.local_openpai.errors import ApiError, StateBusy, StateDirUnusable, no_job
 from nni_manager.local_openpai.jobs import JobDetail, JobEvent, JobSummary
 from nni_manager.store.database_files import OPEN_DATABASES
 
@@ -219,7 +219,7 @@ class JobStore:
         """The id of a new job, stored durably together with its events.
 
         Raises:
-            JobExists: the user has a job of that name.
+            ApiError: ConflictJobError, the user has a job of that name.
             StateBusy: nothing was written.
         """
         names = ("user", "name", "debug_id", "virtual_cluster", "priority", "total_tasks")
@@ -238,9 +238,8 @@ class JobStore:
             try:
                 job_id = int(self._connection.execute(QUERIES["add_job"], values).lastrowid or 0)
             except sqlite3.IntegrityError as error:
-                raise JobExists(
-                    f"cannot submit {plan.framework_name}: a job of that name already exists; choose another name"
-                ) from error
+                message = f"cannot submit {plan.framework_name}: a job of that name already exists; choose another name"
+                raise ApiError("ConflictJobError", message) from error
             for note in notes:
                 self._connection.execute(QUERIES["add_event"], event_write(job_id, note, now_s).values)
         return job_id
@@ -294,7 +293,7 @@ class JobStore:
         """One job.
 
         Raises:
-            JobNotFound: no such job.
+            ApiError: NoJobError, no such job.
         """
         row = self._job(user, name)
         tags = self._rows("get_tags", job_id=row["job_id"])
@@ -304,7 +303,7 @@ class JobStore:
         """The job's text with its secrets masked.
 
         Raises:
-            JobNotFound: no such job.
+            ApiError: NoJobError, no such job.
         """
         return str(self._job(user, name)["config"])
 
@@ -312,14 +311,15 @@ class JobStore:
         """A job with one attempt: the newest if `attempt_id` is None.
 
         Raises:
-            JobNotFound: no such job or attempt.
+            ApiError: NoJobError, no such job or attempt.
         """
         job = self.summary(user, name)
         wanted = job.attempt_id if attempt_id is None else attempt_id
         rows = self._rows("get_attempt", job_id=job.job_id, attempt_id=wanted)
         if not rows and attempt_id is not None:
-            raise JobNotFound(
-                f"cannot find attempt {attempt_id} of job {job.framework_name}; its newest is {job.attempt_id}"
+            raise ApiError(
+                "NoJobError",
+                f"cannot find attempt {attempt_id} of job {job.framework_name}; its newest is {job.attempt_id}",
             )
         # Just after the submission no attempt exists yet.
         attempt = _object(JobAttempt, rows[0]) if rows else JobAttempt(created_at_s=job.submitted_at_s)
@@ -332,7 +332,7 @@ class JobStore:
         """All attempts of a task within one attempt of the job, the newest first. `role` in either spelling.
 
         Raises:
-            JobNotFound: no such job, attempt or task.
+            ApiError: NoJobError, no such job, attempt or task.
         """
         rows = self._rows(
             "get_task_attempts",
@@ -342,9 +342,10 @@ class JobStore:
             task_index=index,
         )
         if not rows:
-            raise JobNotFound(
+            raise ApiError(
+                "NoJobError",
                 f"cannot find task {index} of role {role} in attempt {attempt_id} of job {user}~{name}; "
-                "look at the job to see its tasks"
+                "the job's detail lists its tasks",
             )
         return [_object(Task, row) for row in rows]
 
@@ -354,7 +355,7 @@ class JobStore:
         """The job's debug id, the role's mangled name, and the container id of a task's attempt.
 
         Raises:
-            JobNotFound: no such job, attempt or task.
+            ApiError: NoJobError, no such job, attempt or task.
         """
         job = self._job(user, name)
         found = self._rows(
@@ -366,9 +367,10 @@ class JobStore:
             attempt_id=task_attempt_id,
         )
         if not found:
-            raise JobNotFound(
+            raise ApiError(
+                "NoJobError",
                 f"cannot find attempt {task_attempt_id} of task {index} of role {role} in attempt {attempt_id} "
-                f"of job {user}~{name}; look at the job to see its tasks"
+                f"of job {user}~{name}; the job's detail lists its tasks",
             )
         return job["debug_id"], found[0]["mangled_role"], found[0]["container_id"]
 
@@ -376,7 +378,7 @@ class JobStore:
         """The events of a job, the oldest first; only those of `event_type` if given.
 
         Raises:
-            JobNotFound: no such job.
+            ApiError: NoJobError, no such job.
         """
         rows = self._rows("get_events", job_id=self._job(user, name)["job_id"])
         return [_object(JobEvent, row) for row in rows if event_type in (None, row["type"])]
@@ -407,9 +409,7 @@ class JobStore:
     def _job(self, user: str, name: str) -> sqlite3.Row:
         rows = self._rows("get_job", user=user, name=name)
         if not rows:
-            raise JobNotFound(
-                f"cannot find job {user}~{name}: there is none; list the jobs to see what there is"
-            )
+            raise no_job(f"{user}~{name}")
         return rows[0]
 
     def _rows(self, query: str, **values: Any) -> list[sqlite3.Row]:
