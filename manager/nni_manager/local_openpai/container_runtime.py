@@ -14,7 +14,7 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,31 +62,17 @@ _THREADS = 4
 _SUPERVISOR_DELAY_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
 class StatePaths:
     """The paths in the cluster's state directory."""
 
-    state_dir: Path
-
-    @property
-    def database(self) -> Path:
-        """The database of jobs."""
-        return self.state_dir / "cluster.sqlite"
-
-    @property
-    def lock(self) -> Path:
-        """The lock file of the cluster that uses the folder."""
-        return self.state_dir / "lock"
-
-    @property
-    def containers(self) -> Path:
-        """The parent of one folder for each container that is not terminal."""
-        return self.state_dir / "containers"
-
-    @property
-    def logs(self) -> Path:
-        """The logs of all jobs that are not deleted."""
-        return self.state_dir / "logs"
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self.database = state_dir / "cluster.sqlite"
+        self.lock = state_dir / "lock"
+        # One folder for each container that is not terminal.
+        self.containers = state_dir / "containers"
+        # The logs of all jobs that are not deleted, in one folder for each job.
+        self.logs = state_dir / "logs"
 
     def logs_of(self, debug_id: str, mangled_role: str, container_id: str) -> Path:
         """The logs of one container."""
@@ -119,7 +105,7 @@ class ContainerRuntime:
             SandboxMissing: tasks are to run in containers, and no container tool is installed.
         """
         self._settings = settings
-        self._folders = StatePaths(settings.state_dir)
+        self._paths = StatePaths(settings.state_dir)
         self._on_started = on_started
         self._on_ended = on_ended
         self._containers: dict[str, _Container] = {}
@@ -149,13 +135,13 @@ class ContainerRuntime:
 
     def forget(self, container_id: str) -> None:
         """Remove the folder of a container whose end is stored."""
-        self._soon(self._in_thread(_remove, self._folders.containers / container_id))
+        self._soon(self._in_thread(_remove, self._paths.containers / container_id))
 
     def remove_others(self, container_ids: Iterable[str]) -> None:
         """Remove the folders of all other containers."""
         known = set(container_ids)
         with contextlib.suppress(FileNotFoundError):
-            for folder in self._folders.containers.iterdir():
+            for folder in self._paths.containers.iterdir():
                 if folder.name not in known:
                     _remove(folder)
 
@@ -184,7 +170,7 @@ class ContainerRuntime:
         self._watch(container_id, process)
 
     def _started(self, plan: JobPlan, effect: StartContainer) -> dict[str, Any]:
-        folder = self._folders.containers / effect.task.container_id
+        folder = self._paths.containers / effect.task.container_id
         runtime, work = folder / "runtime", folder / "work"
         for path in (folder, runtime, work):
             path.mkdir(mode=0o700, parents=True)
@@ -208,8 +194,8 @@ class ContainerRuntime:
         mounts = self._mounts(plan)
         if self._tool is not None:
             gpus = effect.task.allocation.gpus if effect.task.allocation is not None else ()
-            made = sandbox_commands(self._tool, effect.task.container_id, role, folder, mounts, gpus)
-            sandbox, mounts = made.to_spec(), []
+            sandbox = sandbox_commands(self._tool, effect.task.container_id, role, folder, mounts, gpus)
+            mounts = []
             # The tool reads one variable per line; no variable of OpenPAI contains a newline.
             lines = "".join(f"{name}={value}\n" for name, value in variables.items())
             (folder / "environ").write_text(lines, encoding="utf-8")
@@ -248,12 +234,12 @@ class ContainerRuntime:
         ]
 
     def _logs(self, plan: JobPlan, task: Task) -> Path:
-        return self._folders.logs_of(plan.debug_id, plan.role(task.role).mangled_name, task.container_id)
+        return self._paths.logs_of(plan.debug_id, plan.role(task.role).mangled_name, task.container_id)
 
     # ---- watch
 
     async def _adopt(self, container_id: str) -> None:
-        folder = self._folders.containers / container_id
+        folder = self._paths.containers / container_id
         try:
             process = await self._in_thread(_process_of, folder)
         except OSError as error:
@@ -316,8 +302,8 @@ class ContainerRuntime:
 
     async def _finish(self, container_id: str) -> None:
         container = self._containers[container_id]
-        folder = self._folders.containers / container_id
-        ended = await self._in_thread(_exit_of, container_id, folder, container)
+        folder = self._paths.containers / container_id
+        ended = await self._in_thread(_exit_of, container_id, folder, container.logs)
         if self._tool is not None and ended.code in (KILLED, NODE_LOST):
             await self._in_thread(_run_quietly, end_command(self._tool, container_id))
         self._ended(container_id, ended)
@@ -359,7 +345,7 @@ def _process_of(folder: Path) -> dict[str, Any] | None:
     return None if document == nobody else document
 
 
-def _exit_of(container_id: str, folder: Path, container: _Container) -> TaskExit:
+def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
     """The exit of a container whose supervisor has ended. Ends all remaining processes of the container."""
     path = folder / supervisor.EXIT
     try:
@@ -369,34 +355,22 @@ def _exit_of(container_id: str, folder: Path, container: _Container) -> TaskExit
         return _lost(container_id, folder)
     except NOT_WHOLE as error:
         _end_leftovers(container_id)
-        torn = f"{path} is torn ({error!r}), as by a power cut or a full disk: nobody can tell how the container ended"
+        torn = f"{path} is torn ({error!r}), as by a power cut or a full disk: it is unknown how the container ended"
         return TaskExit(NODE_LOST, diagnostics=torn)
     if code == 0:
-        return TaskExit(0, container_exit_code=0, origin_user_exit_code=0)
+        return container_exit(0, "")
     if stage == supervisor.BEGIN:
-        return _not_made(container.logs)
+        return _not_made(logs)
     if stage == "init":
         kept = code if code > 128 else _INIT_FAILED
-        said = f"an init script of a plugin failed with exit code {code}; see runtime.log"
-        return TaskExit(kept, container_exit_code=kept, diagnostics=said)
+        problem = f"an init script of a plugin failed with exit code {code}; see runtime.log"
+        return TaskExit(kept, container_exit_code=kept, diagnostics=problem)
     if stage == "user":
-        found = container_exit(code, _tail(container.logs / supervisor.LOG_FOLDERS["all"], SEARCHED_BYTES))
-        return TaskExit(
-            found.code,
-            container_exit_code=found.code,
-            origin_user_exit_code=code,
-            diagnostics=_said(f"the commands ended with exit code {code}", container.logs),
-            matched_log=found.matched_log,
-        )
-    found = container_exit(code, "")
-    when = "before" if stage == "pre" else "after"
-    said = f"what runs {when} the commands failed with exit code {code}; see runtime.log"
-    return TaskExit(
-        found.code,
-        container_exit_code=found.code,
-        origin_user_exit_code=None if stage == "pre" else 0,
-        diagnostics=said,
-    )
+        ended = container_exit(code, _tail(logs / supervisor.LOG_FOLDERS["all"], SEARCHED_BYTES))
+        return replace(ended, diagnostics=_last_output(f"the commands ended with exit code {code}", logs))
+    when, origin = ("before", None) if stage == "pre" else ("after", 0)
+    problem = f"what runs {when} the commands failed with exit code {code}; see runtime.log"
+    return replace(container_exit(code, ""), origin_user_exit_code=origin, diagnostics=problem)
 
 
 def _not_made(logs: Path) -> TaskExit:
@@ -428,7 +402,7 @@ def _lost(container_id: str, folder: Path) -> TaskExit:
     return TaskExit(NODE_LOST, diagnostics="this machine was restarted while it ran")
 
 
-def _said(what: str, logs: Path) -> str:
+def _last_output(what: str, logs: Path) -> str:
     lines = _tail(logs / supervisor.LOG_FOLDERS["all"], _LAST_BYTES).splitlines()[-_LAST_LINES:]
     return "\n".join([f"{what}; its last words:", *lines]) if lines else f"{what} and said nothing"
 
