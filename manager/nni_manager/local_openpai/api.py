@@ -29,7 +29,7 @@ from nni_manager.local_openpai.authentication import Authenticator
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.core.states import ExecutionType
 from nni_manager.local_openpai.errors import ApiError, ClusterClosed, StateBusy, no_job
-from nni_manager.local_openpai.listing import Listing
+from nni_manager.local_openpai.listing import listed
 from nni_manager.local_openpai.log_links import LogAddress, LogLinks
 from nni_manager.local_openpai.logs import log_files
 from nni_manager.local_openpai.request_bodies import BodyTooLarge, fields_of, job_text_of, text_in
@@ -147,9 +147,8 @@ class OpenPaiApi:
         query = dict(request.query_params)
         if "user" in request.path_params:
             query["username"] = request.path_params["user"]
-        listing = Listing.of_query(query)
         jobs = await self._cluster.read(JobStore.jobs)
-        return JSONResponse(listing.answer(map(response_bodies.list_item, jobs)))
+        return JSONResponse(listed(query, map(response_bodies.list_item, jobs)))
 
     async def submit(self, request: Request, caller: Caller) -> Response:
         """Submit a job; it is queued."""
