@@ -6,11 +6,22 @@ import os
 
 import pytest
 from openpai_jobs import text_of
-from real_cluster import commands, end_processes_of, log, over, processes_of, run, running, settings, until
+from real_cluster import (
+    commands,
+    end_processes_of,
+    log,
+    over,
+    processes_of,
+    run,
+    running,
+    settings,
+    stop,
+    until,
+)
 
 from nni_manager.local_openpai.container_runtime import _not_made
 from nni_manager.local_openpai.core.policies import RetryCounts
-from nni_manager.local_openpai.core.states import ExecutionType, State
+from nni_manager.local_openpai.core.states import State
 from nni_manager.local_openpai.errors import ApiError
 from nni_manager.local_openpai.sandbox import CLUSTER_LABEL, SandboxMissing, registry_logins
 from nni_manager.local_openpai.settings import Sandbox, StorageSettings
@@ -100,7 +111,7 @@ def test_an_image_may_have_a_user_of_its_own(play, podman, tmp_path):
                 return False
 
         await until(is_on)
-        await cluster.set_execution_type("alice", "alice", "endless", ExecutionType.STOP)
+        await stop(cluster, "endless")
         assert (await over(cluster, "endless")).job.state is State.STOPPED
 
     play(scenario)
@@ -123,7 +134,7 @@ def test_a_stopped_container_has_its_grace_and_leaves_nothing(play, tmp_path):
                 return False
 
         await until(is_ready)
-        await cluster.set_execution_type("alice", "alice", "job", ExecutionType.STOP)
+        await stop(cluster)
         detail = await over(cluster)
         assert detail.job.state is State.STOPPED
         assert await log(cluster) == "ready\nsaved\n"

@@ -64,6 +64,16 @@ async def run(cluster, text, user="alice"):
     return await over(cluster, await cluster.submit(user, text), user)
 
 
+async def summary(cluster, name="job", user="alice"):
+    """The job as in a list."""
+    return await cluster.read(JobStore.summary, user, name)
+
+
+async def stop(cluster, name="job"):
+    """Ask for the end of a job."""
+    await cluster.stop(await summary(cluster, name))
+
+
 async def until(is_true):
     """Return once it is."""
     while not await is_true():

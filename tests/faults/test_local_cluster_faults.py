@@ -11,13 +11,24 @@ import time
 import psutil
 import pytest
 from cluster_process import ClusterProcess
-from real_cluster import commands, end_processes_of, log, over, processes_of, roles, running, settings, until
+from real_cluster import (
+    commands,
+    end_processes_of,
+    log,
+    over,
+    processes_of,
+    roles,
+    running,
+    settings,
+    stop,
+    until,
+)
 
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.core.job import PaiJob
 from nni_manager.local_openpai.core.policies import RetryCounts
 from nni_manager.local_openpai.core.queue import ResourceCounts
-from nni_manager.local_openpai.core.states import ExecutionType, State
+from nni_manager.local_openpai.core.states import State
 from nni_manager.local_openpai.errors import ClusterClosed, StateBusy
 from nni_manager.local_openpai.store import JobStore
 
@@ -272,8 +283,7 @@ def test_a_full_disk_keeps_no_job_from_being_stopped_and_each_is_stopped_once(fo
             (folder / "go").touch()
             await asyncio.to_thread(wait_for, lambda: len(exits()) == 1)
             for name in ("first", "second", "first"):
-                stop = cluster.set_execution_type("alice", "alice", name, ExecutionType.STOP)
-                await asyncio.wait_for(stop, 30)
+                await asyncio.wait_for(stop(cluster, name), 30)
             await asyncio.to_thread(wait_for, lambda: len(exits()) == 3)
             assert sorted(lines_of(folder / "saved")) == ["alice~first", "alice~second"]
             is_full = False

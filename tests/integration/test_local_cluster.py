@@ -22,6 +22,7 @@ from real_cluster import (
     running,
     settings,
     states,
+    summary,
     until,
 )
 
@@ -36,7 +37,6 @@ from nni_manager.local_openpai.store import JobStore
 
 GOLDEN = Path(__file__).parents[1] / "golden/openpai/jobs"
 PLUGINS = "com.microsoft.pai.runtimeplugin"
-STOP = ExecutionType.STOP
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ async def runs(cluster, name="job"):
 
 
 async def stop(cluster, name="job"):
-    await cluster.set_execution_type("alice", "alice", name, STOP)
+    await cluster.stop(await summary(cluster, name))
     return await over(cluster, name)
 
 
@@ -364,11 +364,8 @@ def test_a_stopped_job_leaves_no_process_however_it_hides(play, tmp_path):
 
         await until(are_there)
         detail = await stop(cluster)
-        assert (detail.job.state, detail.job.exit_code, detail.job.execution_type) == (
-            State.STOPPED,
-            -210,
-            STOP,
-        )
+        assert (detail.job.state, detail.job.exit_code) == (State.STOPPED, -210)
+        assert detail.job.execution_type is ExecutionType.STOP
         assert processes_of(tmp_path) == []
 
     play(scenario, grace_s=0.3)
@@ -685,31 +682,13 @@ def test_a_name_is_taken_once_for_each_user_until_its_job_is_deleted(play):
             await cluster.submit("alice", commands("true"))
         await run(cluster, commands("true"), "bob")
         with an_api_error("ConflictJobError", "stop it first"):
-            await cluster.delete("alice", "alice", "job")
+            await cluster.delete(await summary(cluster))
         await stop(cluster)
-        await cluster.delete("alice", "alice", "job")
+        await cluster.delete(await summary(cluster))
         with an_api_error("NoJobError"):
             await cluster.read(JobStore.detail, "alice", "job")
         assert [job.user for job in await cluster.read(JobStore.jobs)] == ["bob"]
         assert (await run(cluster, commands("true"))).job.state is State.SUCCEEDED
-
-    play(scenario)
-
-
-def test_jobs_of_others_are_for_looking_at(play):
-    async def scenario(cluster):
-        await cluster.submit("alice", commands(FOR_EVER))
-        for change in (
-            cluster.set_execution_type("bob", "alice", "job", STOP),
-            cluster.delete("bob", "alice", "job"),
-            cluster.add_tag("bob", "alice", "job", "t"),
-            cluster.remove_tag("bob", "alice", "job", "t"),
-        ):
-            with an_api_error("ForbiddenUserError", "alice~job"):
-                await change
-        assert (await cluster.read(JobStore.detail, "alice", "job")).job.user == "alice"
-        await cluster.set_execution_type("root", "alice", "job", STOP, is_admin=True)
-        assert (await over(cluster)).job.state is State.STOPPED
 
     play(scenario)
 
@@ -724,7 +703,7 @@ def test_what_is_not_there_is_unknown(play):
             cluster.read(JobStore.events, "alice", "nothing"),
             cluster.read(JobStore.task_attempts, "alice", "job", 0, "worker", 5),
             cluster.logs_of("alice", "job", 0, "nobody", 0, 0),
-            cluster.set_execution_type("alice", "alice", "nothing", STOP),
+            cluster.read(JobStore.summary, "alice", "nothing"),
         ):
             with an_api_error("NoJobError", "not found|cannot find"):
                 await question
@@ -735,23 +714,13 @@ def test_what_is_not_there_is_unknown(play):
 def test_tags_come_and_go(play):
     async def scenario(cluster):
         await run(cluster, commands("true"))
+        job_id = (await summary(cluster)).job_id
         for tag in ("b", "a", "b"):
-            await cluster.add_tag("alice", "alice", "job", tag)
-        await cluster.remove_tag("alice", "alice", "job", "b")
-        with an_api_error("NoTagError", "has a"):
-            await cluster.remove_tag("alice", "alice", "job", "b")
+            await cluster.write(JobStore.add_tag, job_id, tag)
+        assert await cluster.write(JobStore.remove_tag, job_id, "b")
+        assert not await cluster.write(JobStore.remove_tag, job_id, "b")
         (job,) = await cluster.read(JobStore.jobs)
         assert job.tags == (await cluster.read(JobStore.detail, "alice", "job")).job.tags == ("a",)
-
-    play(scenario)
-
-
-def test_start_does_not_bring_a_stopped_job_back(play):
-    async def scenario(cluster):
-        await cluster.submit("alice", commands(FOR_EVER))
-        await stop(cluster)
-        await cluster.set_execution_type("alice", "alice", "job", ExecutionType.START)
-        assert (await cluster.read(JobStore.detail, "alice", "job")).job.state is State.STOPPED
 
     play(scenario)
 

@@ -128,7 +128,17 @@ def test_tags_are_put_on_filtered_by_and_taken_off(here):
     assert [each["name"] for each in ada.get(JOBS, params={"tagsNotContain": "best so far"}).json()] == ["b"]
     assert ada.get(f"{JOBS}/ada~a").json()["tags"] == ["best so far"]
     assert ada.delete(f"{JOBS}/ada~a/tag", json={"value": "best so far"}).status_code == 200
-    refused(ada.delete(f"{JOBS}/ada~a/tag", json={"value": "best so far"}), 404, "NoTagError")
+    ada.put(f"{JOBS}/ada~a/tag", json={"value": "other"})
+    missing = ada.delete(f"{JOBS}/ada~a/tag", json={"value": "best so far"})
+    assert "has other" in refused(missing, 404, "NoTagError")
+
+
+def test_start_does_not_bring_a_stopped_job_back(here):
+    ada = here.client()
+    ada.submit(a_job_of("sleep 600"))
+    for value in ("START", "STOP", "START"):
+        assert ada.put(f"{JOBS}/ada~job/executionType", json={"value": value}).status_code == 202
+    assert ended(ada)["jobStatus"]["state"] == "STOPPED"
 
 
 def test_a_query_over_http_filters_orders_and_pages(here):

@@ -27,8 +27,8 @@ from nni_manager.local_openpai.access_log import AccessLog
 from nni_manager.local_openpai.accounts import Accounts, Caller
 from nni_manager.local_openpai.authentication import Authenticator
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.core.states import ExecutionType
 from nni_manager.local_openpai.errors import ApiError, ClusterClosed, StateBusy, no_job
+from nni_manager.local_openpai.jobs import JobSummary
 from nni_manager.local_openpai.listing import listed
 from nni_manager.local_openpai.log_links import LogAddress, LogLinks
 from nni_manager.local_openpai.logs import log_files
@@ -165,9 +165,18 @@ class OpenPaiApi:
 
     async def delete_job(self, request: Request, caller: Caller) -> Response:
         """Delete a terminal job."""
+        job = await self._changeable(request, caller)
+        await self._cluster.delete(job)
+        return JSONResponse({"status": 200, "message": f"Delete job {job.framework_name} successfully."})
+
+    async def _changeable(self, request: Request, caller: Caller) -> JobSummary:
+        """The job in the path, which this caller may change."""
         owner, name = _job_of(request)
-        await self._cluster.delete(caller.name, owner, name, is_admin=caller.user.is_admin)
-        return JSONResponse({"status": 200, "message": f"Delete job {owner}~{name} successfully."})
+        job = await self._cluster.read(JobStore.summary, owner, name)
+        if not caller.may_change(owner):
+            message = f"User {caller.name} is not allowed to execute job {job.framework_name}."
+            raise ApiError("ForbiddenUserError", message)
+        return job
 
     async def config(self, request: Request, _: Caller) -> Response:
         """A job's text as submitted, without its secrets."""
@@ -182,34 +191,37 @@ class OpenPaiApi:
 
     async def execute(self, request: Request, caller: Caller) -> Response:
         """Stop a job."""
-        owner, name = _job_of(request)
         value = (await fields_of(request)).get("value")
         if value not in ("START", "STOP"):
             raise ApiError(
                 "InvalidParametersError",
                 'cannot use this body: write {"value": "STOP"} or {"value": "START"}',
             )
-        await self._cluster.set_execution_type(
-            caller.name, owner, name, ExecutionType(value), is_admin=caller.user.is_admin
-        )
-        message = f"Execute job {owner}~{name} successfully."
+        job = await self._changeable(request, caller)
+        # START has no effect, neither on an active job nor on a stopped one.
+        if value == "STOP":
+            await self._cluster.stop(job)
+        message = f"Execute job {job.framework_name} successfully."
         return JSONResponse({"status": 202, "message": message}, status_code=202)
 
     async def add_tag(self, request: Request, caller: Caller) -> Response:
         """Add a tag to a job."""
-        owner, name = _job_of(request)
         tag = await _tag_of(request)
-        await self._cluster.add_tag(caller.name, owner, name, tag, is_admin=caller.user.is_admin)
-        return JSONResponse({"status": 200, "message": f"Add tag {tag} for job {owner}~{name} successfully."})
+        job = await self._changeable(request, caller)
+        await self._cluster.write(JobStore.add_tag, job.job_id, tag)
+        message = f"Add tag {tag} for job {job.framework_name} successfully."
+        return JSONResponse({"status": 200, "message": message})
 
     async def remove_tag(self, request: Request, caller: Caller) -> Response:
         """Remove a tag from a job."""
-        owner, name = _job_of(request)
         tag = await _tag_of(request)
-        await self._cluster.remove_tag(caller.name, owner, name, tag, is_admin=caller.user.is_admin)
-        return JSONResponse(
-            {"status": 200, "message": f"Delete tag {tag} from job {owner}~{name} successfully."}
-        )
+        job = await self._changeable(request, caller)
+        if not await self._cluster.write(JobStore.remove_tag, job.job_id, tag):
+            known = ", ".join(job.tags) or "none"
+            problem = f"cannot remove tag {tag!r}: job {job.framework_name} has {known}"
+            raise ApiError("NoTagError", problem)
+        message = f"Delete tag {tag} from job {job.framework_name} successfully."
+        return JSONResponse({"status": 200, "message": message})
 
     async def events(self, request: Request, _: Caller) -> Response:
         """The events of a job."""

@@ -1,7 +1,7 @@
 """The cluster: the interface that the HTTP layer calls. One object, used from one event loop; blocking calls run in threads.
 
-A job is identified by its owner and its name. `user` is the caller; every caller may read every job. Reads use the database,
-so lists and details agree; `JobWorker` processes the events of jobs.
+A job is identified by its owner and its name. Reads use the database, so lists and details agree; `JobWorker` processes the
+events of jobs. The caller checks permissions.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from nni_manager.local_openpai.container_runtime import StatePaths, mounts_work
 from nni_manager.local_openpai.core.job import PaiJob, RecordEvent
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.queue import VirtualCluster
-from nni_manager.local_openpai.core.states import EventType, ExecutionType, SubState
-from nni_manager.local_openpai.errors import ApiError, JobInvalid, StateDirUnusable, forbidden_job
+from nni_manager.local_openpai.core.states import EventType, SubState
+from nni_manager.local_openpai.errors import ApiError, JobInvalid, StateDirUnusable
 from nni_manager.local_openpai.job_worker import JobWorker, log_failure
 from nni_manager.local_openpai.jobs import JobSummary
 from nni_manager.local_openpai.notifications import Notifier
@@ -53,6 +53,8 @@ class Cluster:
         self._reader = StoreThread(self._paths.database, "cluster-reading")
         self.read = self._reader.call
         """Calls a method of `JobStore` that reads, such as `read(JobStore.detail, owner, name)`."""
+        self.write = self._database.call
+        """Calls a method of `JobStore` that writes, such as `write(JobStore.add_tag, job_id, tag)`."""
         self._parsers = ThreadPoolExecutor(_PARSER_THREADS, thread_name_prefix="cluster-jobs")
         self._notifier = Notifier(settings.notification_url, settings.notification_file, self._database)
         self._allocator = Allocator(settings)
@@ -73,7 +75,7 @@ class Cluster:
             await self._reader.open()
             self.mounts_work = bool(self.settings.storages) and await asyncio.to_thread(mounts_work)
             retries = self.settings.most_platform_retries
-            await self._worker.start(await self._database.call(JobStore.unfinished, _new_id, retries))
+            await self._worker.start(await self.write(JobStore.unfinished, _new_id, retries))
         except BaseException:
             await self.close()
             raise
@@ -149,7 +151,7 @@ class Cluster:
         self._check_storages(plan)
         now_s = monotonic_epoch_s()
         events = [RecordEvent(EventType.WARNING, "Unclear", warning, 0) for warning in made.warnings]
-        job_id = await self._database.call(JobStore.add_job, plan, made.masked_text, now_s, events)
+        job_id = await self.write(JobStore.add_job, plan, made.masked_text, now_s, events)
         self._worker.add(PaiJob(job_id, plan, now_s, _new_id, self.settings.most_platform_retries))
         return plan.name
 
@@ -161,65 +163,31 @@ class Cluster:
                 message = f"cannot find storage {mount.name}; there is {known}"
                 raise ApiError("NoStorageError", message)
 
-    async def set_execution_type(
-        self, user: str, owner: str, name: str, wanted: ExecutionType, *, is_admin: bool = False
-    ) -> None:
-        """Stop a job. START has no effect, neither on an active job nor on a stopped one.
+    async def stop(self, job: JobSummary) -> None:
+        """Stop a job; no-op if it is terminal.
 
         Returns when the stop is durable, or executed if the disk is full. It does not wait for the processes to end.
 
         Raises:
-            ApiError: NoJobError, ForbiddenUserError.
             StateBusy.
         """
-        job = await self._changeable(user, owner, name, is_admin)
-        if wanted is ExecutionType.STOP and job.job_id in self._worker:
+        self._worker.check_open()
+        if job.job_id in self._worker:
             await self._worker.stop(job.job_id)
 
-    async def delete(self, user: str, owner: str, name: str, *, is_admin: bool = False) -> None:
+    async def delete(self, job: JobSummary) -> None:
         """Delete a terminal job and its logs; its name becomes available again.
 
         Raises:
-            ApiError: NoJobError, ForbiddenUserError; or ConflictJobError, the job is not terminal.
+            ApiError: ConflictJobError, the job is not terminal.
             StateBusy.
         """
-        job = await self._changeable(user, owner, name, is_admin)
+        self._worker.check_open()
         if job.sub_state is not SubState.COMPLETED or job.job_id in self._worker:
             message = f"cannot delete job {job.framework_name}: it is {job.state.value}; stop it first"
             raise ApiError("ConflictJobError", message)
-        await self._database.call(JobStore.commit, [Write("remove_job", {"job_id": job.job_id})])
+        await self.write(JobStore.commit, [Write("remove_job", {"job_id": job.job_id})])
         await asyncio.to_thread(shutil.rmtree, self._paths.logs / job.debug_id, ignore_errors=True)
-
-    async def add_tag(self, user: str, owner: str, name: str, tag: str, *, is_admin: bool = False) -> None:
-        """Add a tag to a job; idempotent.
-
-        Raises:
-            ApiError: NoJobError, ForbiddenUserError.
-            StateBusy.
-        """
-        job = await self._changeable(user, owner, name, is_admin)
-        await self._database.call(JobStore.commit, [Write("add_tag", {"job_id": job.job_id, "tag": tag})])
-
-    async def remove_tag(self, user: str, owner: str, name: str, tag: str, *, is_admin: bool = False) -> None:
-        """Remove a tag from a job.
-
-        Raises:
-            ApiError: NoJobError, ForbiddenUserError; or NoTagError, the job has no such tag.
-            StateBusy.
-        """
-        job = await self._changeable(user, owner, name, is_admin)
-        if not await self._database.call(JobStore.remove_tag, job.job_id, tag):
-            known = ", ".join(job.tags) or "none"
-            message = f"cannot remove tag {tag!r}: job {job.framework_name} has {known}"
-            raise ApiError("NoTagError", message)
-
-    async def _changeable(self, user: str, owner: str, name: str, is_admin: bool) -> JobSummary:
-        """The job, which this user may change."""
-        self._worker.check_open()
-        job = await self.read(JobStore.summary, owner, name)
-        if user != owner and not is_admin:
-            raise forbidden_job(user, job.framework_name)
-        return job
 
     # ---- queries
 

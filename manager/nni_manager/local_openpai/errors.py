@@ -66,11 +66,6 @@ def bad_token() -> ApiError:
     return ApiError("UnauthorizedUserError", "Your token is invalid.")
 
 
-def forbidden_job(user: str, framework_name: str) -> ApiError:
-    """Error: only the owner of a job and administrators may change it."""
-    return ApiError("ForbiddenUserError", f"User {user} is not allowed to execute job {framework_name}.")
-
-
 class JobInvalid(ApiError):
     """cannot run this job; fix the mistakes listed with it"""
 

@@ -266,6 +266,14 @@ class JobStore:
                     self._connection.execute("ROLLBACK")
                 raise
 
+    def add_tag(self, job_id: int, tag: str) -> None:
+        """Add a tag to a job; idempotent.
+
+        Raises:
+            StateBusy.
+        """
+        self.commit([Write("add_tag", {"job_id": job_id, "tag": tag})])
+
     def remove_tag(self, job_id: int, tag: str) -> bool:
         """Remove a tag; True if the job had it."""
         with _own_errors(self._path):
