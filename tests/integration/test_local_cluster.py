@@ -31,7 +31,7 @@ from nni_manager.local_openpai.core.policies import RetryCounts
 from nni_manager.local_openpai.core.queue import ResourceCounts
 from nni_manager.local_openpai.core.states import ExecutionType, State
 from nni_manager.local_openpai.errors import ApiError, ClusterClosed, JobInvalid, StateDirUnusable
-from nni_manager.local_openpai.logs import log_files, read_log
+from nni_manager.local_openpai.logs import log_sizes, read_log
 from nni_manager.local_openpai.settings import StorageSettings
 from nni_manager.local_openpai.store import JobStore
 
@@ -533,7 +533,7 @@ def test_logs_are_read_by_their_names_and_in_pieces(play):
         lines = ["for i in $(seq 1000 1300); do echo line $i; done", "echo bad >&2"]
         await run(cluster, commands(*lines))
         logs = await cluster.logs_of("alice", "job", 0, "worker", 0, 0)
-        found = {each.name: each.size_bytes for each in log_files(logs)}
+        found = log_sizes(logs)
         assert found["stdout"] <= 1000 == found["stdout.1"] == found["stdout.2"]
         assert {"stderr", "all", "all.1", "runtime.log"} <= set(found)
         assert "stdout.3" not in found

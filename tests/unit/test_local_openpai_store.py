@@ -1,5 +1,6 @@
 """What the local OpenPAI cluster stores of its jobs is what it knows of them, at any moment."""
 
+import contextlib
 import sqlite3
 from dataclasses import replace
 
@@ -70,7 +71,7 @@ ACTIONS = st.sampled_from(["place", "start", "end 0", "end 255", "end 137", "sto
 @given(st.booleans(), st.integers(0, 1), st.lists(st.tuples(ACTIONS, st.integers(0, 2)), max_size=25))
 def test_a_job_is_restored_as_it_was_at_any_moment(is_gang, retries, actions):
     store = JobStore.__new__(JobStore)
-    store._path = None
+    store._path, store._resources = None, contextlib.ExitStack()
     store._connection = sqlite3.connect(":memory:", isolation_level=None)
     store._connection.row_factory = sqlite3.Row
     store._make_or_check()

@@ -125,7 +125,7 @@ def _accounts(state: StateFolder) -> Accounts:
         name = credentials.user if credentials else _name_of_owner()
         if name not in {user.name for user in accounts.users()}:
             # A random password: the owner logs in with the token, so no password has to be stored.
-            accounts.put_user(new_user(name, secrets.token_urlsafe(32), is_admin=True))
+            accounts.add_user(new_user(name, secrets.token_urlsafe(32), is_admin=True))
         credentials = Credentials(name, accounts.issue(name, now_s, None))
         log.info("%s, the owner, has a new token", name)
     accounts.make_owners(credentials.token)

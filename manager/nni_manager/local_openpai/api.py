@@ -27,11 +27,11 @@ from nni_manager.local_openpai.access_log import AccessLog
 from nni_manager.local_openpai.accounts import Accounts, Caller
 from nni_manager.local_openpai.authentication import Authenticator
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.errors import ApiError, ClusterClosed, StateBusy, no_job
+from nni_manager.local_openpai.errors import ApiError, ClusterClosed, StateBusy, invalid_parameters, no_job
 from nni_manager.local_openpai.jobs import JobSummary
 from nni_manager.local_openpai.listing import listed
 from nni_manager.local_openpai.log_links import LogAddress, LogLinks
-from nni_manager.local_openpai.logs import log_files
+from nni_manager.local_openpai.logs import log_sizes
 from nni_manager.local_openpai.request_bodies import BodyTooLarge, fields_of, job_text_of, text_in
 from nni_manager.local_openpai.store import JobStore
 
@@ -154,8 +154,7 @@ class OpenPaiApi:
         """Submit a job; it is queued."""
         text = await job_text_of(request)
         name = await self._cluster.submit(caller.name, text)
-        message = f"Update job {name} for user {caller.name} successfully."
-        return JSONResponse({"status": 202, "message": message}, status_code=202)
+        return _done(202, f"Update job {name} for user {caller.name} successfully.")
 
     async def job(self, request: Request, _: Caller) -> Response:
         """One job, with its newest attempt or with the requested one."""
@@ -167,7 +166,7 @@ class OpenPaiApi:
         """Delete a terminal job."""
         job = await self._changeable(request, caller)
         await self._cluster.delete(job)
-        return JSONResponse({"status": 200, "message": f"Delete job {job.framework_name} successfully."})
+        return _done(200, f"Delete job {job.framework_name} successfully.")
 
     async def _changeable(self, request: Request, caller: Caller) -> JobSummary:
         """The job in the path, which this caller may change."""
@@ -193,24 +192,19 @@ class OpenPaiApi:
         """Stop a job."""
         value = (await fields_of(request)).get("value")
         if value not in ("START", "STOP"):
-            raise ApiError(
-                "InvalidParametersError",
-                'cannot use this body: write {"value": "STOP"} or {"value": "START"}',
-            )
+            raise invalid_parameters('cannot use this body: write {"value": "STOP"} or {"value": "START"}')
         job = await self._changeable(request, caller)
         # START has no effect, neither on an active job nor on a stopped one.
         if value == "STOP":
             await self._cluster.stop(job)
-        message = f"Execute job {job.framework_name} successfully."
-        return JSONResponse({"status": 202, "message": message}, status_code=202)
+        return _done(202, f"Execute job {job.framework_name} successfully.")
 
     async def add_tag(self, request: Request, caller: Caller) -> Response:
         """Add a tag to a job."""
         tag = await _tag_of(request)
         job = await self._changeable(request, caller)
         await self._cluster.write(JobStore.add_tag, job.job_id, tag)
-        message = f"Add tag {tag} for job {job.framework_name} successfully."
-        return JSONResponse({"status": 200, "message": message})
+        return _done(200, f"Add tag {tag} for job {job.framework_name} successfully.")
 
     async def remove_tag(self, request: Request, caller: Caller) -> Response:
         """Remove a tag from a job."""
@@ -220,17 +214,14 @@ class OpenPaiApi:
             known = ", ".join(job.tags) or "none"
             problem = f"cannot remove tag {tag!r}: job {job.framework_name} has {known}"
             raise ApiError("NoTagError", problem)
-        message = f"Delete tag {tag} from job {job.framework_name} successfully."
-        return JSONResponse({"status": 200, "message": message})
+        return _done(200, f"Delete tag {tag} from job {job.framework_name} successfully.")
 
     async def events(self, request: Request, _: Caller) -> Response:
         """The events of a job."""
         owner, name = _job_of(request)
         wanted = request.query_params.get("type")
         if wanted not in (None, "Normal", "Warning"):
-            raise ApiError(
-                "InvalidParametersError", f"cannot use type={wanted[:60]}; write Normal or Warning"
-            )
+            raise invalid_parameters(f"cannot use type={wanted[:60]}; write Normal or Warning")
         job = await self._cluster.read(JobStore.summary, owner, name)
         events = await self._cluster.read(JobStore.events, owner, name, wanted)
         return JSONResponse(
@@ -253,12 +244,9 @@ class OpenPaiApi:
         owner, name = _job_of(request)
         at = request.path_params
         task = (owner, name, at["attempt"], at["role"], at["index"], at["task_attempt"])
-        files = await asyncio.to_thread(log_files, await self._cluster.logs_of(*task))
+        names = await asyncio.to_thread(log_sizes, await self._cluster.logs_of(*task))
         is_tail = request.query_params.get("tail-mode") == "true"
-        links = [
-            {"name": file.name, "uri": self._links.link(LogAddress(*task, file.name), is_tail)}
-            for file in files
-        ]
+        links = [{"name": name, "uri": self._links.link(LogAddress(*task, name), is_tail)} for name in names]
         return JSONResponse({"locations": links})
 
     # ---- resources of the cluster
@@ -318,11 +306,12 @@ def _job_of(request: Request) -> tuple[str, str]:
 async def _tag_of(request: Request) -> str:
     tag = text_in(await fields_of(request), "value")
     if not re.fullmatch(r"[^,\s](?:[^,\n]{0,62}[^,\s])?", tag):
-        raise ApiError(
-            "InvalidParametersError",
-            f"cannot use the tag {tag[:64]!r}: write 1 to 64 characters without a comma",
-        )
+        raise invalid_parameters(f"cannot use the tag {tag[:64]!r}: write 1 to 64 characters without a comma")
     return tag
+
+
+def _done(status: int, message: str) -> Response:
+    return JSONResponse({"status": status, "message": message}, status_code=status)
 
 
 # ---- errors

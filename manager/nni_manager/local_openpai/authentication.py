@@ -28,7 +28,7 @@ from nni_manager.local_openpai.accounts import (
     payload_of,
 )
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.errors import ApiError, bad_token, guest
+from nni_manager.local_openpai.errors import ApiError, bad_token, invalid_parameters
 from nni_manager.local_openpai.login_throttle import LoginThrottle, source_of
 from nni_manager.local_openpai.request_bodies import fields_of, text_in
 
@@ -86,7 +86,7 @@ class Authenticator:
         kind, _, value = request.headers.get("authorization", "").partition(" ")
         match kind.lower():
             case "":
-                raise guest()
+                raise ApiError("UnauthorizedUserError", "Guest is not allowed to do this operation.")
             case "bearer":
                 return self._accounts.caller(value.strip(), self._clock())
             case "basic":
@@ -203,8 +203,7 @@ class Authenticator:
 def _expiration(value: Any) -> int:
     text = str(value)
     if not re.fullmatch("[0-9]{1,9}", text) or not MIN_EXPIRATION_S <= int(text) <= MAX_EXPIRATION_S:
-        raise ApiError(
-            "InvalidParametersError",
-            f"cannot use expiration {text[:60]!r}: write seconds from {MIN_EXPIRATION_S} to {MAX_EXPIRATION_S}",
+        raise invalid_parameters(
+            f"cannot use expiration {text[:60]!r}: write seconds from {MIN_EXPIRATION_S} to {MAX_EXPIRATION_S}"
         )
     return int(text)

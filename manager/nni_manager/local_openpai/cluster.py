@@ -26,7 +26,7 @@ from nni_manager.local_openpai.jobs import JobSummary
 from nni_manager.local_openpai.notifications import Notifier
 from nni_manager.local_openpai.planning import planned
 from nni_manager.local_openpai.settings import ClusterSettings
-from nni_manager.local_openpai.store import JobStore, Write
+from nni_manager.local_openpai.store import JobStore
 from nni_manager.local_openpai.store_thread import StoreThread
 from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic, ProtocolInvalid
@@ -186,7 +186,7 @@ class Cluster:
         if job.sub_state is not SubState.COMPLETED or job.job_id in self._worker:
             message = f"cannot delete job {job.framework_name}: it is {job.state.value}; stop it first"
             raise ApiError("ConflictJobError", message)
-        await self.write(JobStore.commit, [Write("remove_job", {"job_id": job.job_id})])
+        await self.write(JobStore.commit, [("remove_job", {"job_id": job.job_id})])
         await asyncio.to_thread(shutil.rmtree, self._paths.logs / job.debug_id, ignore_errors=True)
 
     # ---- queries

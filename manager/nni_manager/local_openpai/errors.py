@@ -51,14 +51,14 @@ class ApiError(UserError):
         return {"code": self.code, "message": str(self)}
 
 
+def invalid_parameters(message: str) -> ApiError:
+    """Error: a value in the request is invalid."""
+    return ApiError("InvalidParametersError", message)
+
+
 def no_job(framework_name: str) -> ApiError:
     """Error: no such job."""
     return ApiError("NoJobError", f"Job {framework_name} is not found.")
-
-
-def guest() -> ApiError:
-    """Error: the request has no token."""
-    return ApiError("UnauthorizedUserError", "Guest is not allowed to do this operation.")
 
 
 def bad_token() -> ApiError:

@@ -213,7 +213,7 @@ class JobWorker:
                 logger.info("%s: %s", job.plan.framework_name, effect.change.value)
                 if effect.change.value in job.plan.tells and self._notifier.is_wanted:
                     body = json.dumps(_notification(job, effect, batch.now_s))
-                    batch.writes.append(Write("add_notification", {"body": body}))
+                    batch.writes.append(("add_notification", {"body": body}))
 
     def _request(self, job: PaiJob, request: Request) -> None:
         if (failure := self._allocator.request(job, request)) is not None:
@@ -252,14 +252,10 @@ class JobWorker:
         unstarted = {
             effect.task.container_id for _, effect in batch.effects if isinstance(effect, StartContainer)
         }
-        stops = [
-            (job, effect)
-            for job, effect in batch.effects
-            if isinstance(effect, StopContainer) and effect.container_id not in unstarted
-        ]
-        for each in stops:
-            batch.effects.remove(each)
-            self._execute(*each)
+        for job, effect in list(batch.effects):
+            if isinstance(effect, StopContainer) and effect.container_id not in unstarted:
+                batch.effects.remove((job, effect))
+                self._execute(job, effect)
         batch.confirm()
 
     def _execute(self, job: PaiJob, effect: StartContainer | StopContainer | ReleaseAllocation) -> None:

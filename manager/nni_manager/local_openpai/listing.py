@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nni_manager.config.diagnostics import remedy_for_unknown, shown
-from nni_manager.local_openpai.errors import ApiError
+from nni_manager.local_openpai.errors import invalid_parameters
 
 DEFAULT_LIMIT, MAX_LIMIT = 5_000, 50_000
 
@@ -53,7 +53,7 @@ def listed(query: Mapping[str, str], items: Iterable[Item]) -> list[Item] | dict
         for name, default in (("offset", 0), ("limit", DEFAULT_LIMIT))
     )
     if limit > MAX_LIMIT:
-        raise ApiError("InvalidParametersError", f"Limit exceeds max number {MAX_LIMIT}.")
+        raise invalid_parameters(f"Limit exceeds max number {MAX_LIMIT}.")
     # None sorts as greater than any value.
     chosen = sorted(
         _matching(query, items),
@@ -91,14 +91,12 @@ def _split(text: str) -> frozenset[str]:
 def _order(text: str) -> tuple[str, bool]:
     field, _, direction = text.partition(",")
     if field not in _ORDER_FIELDS:
-        raise ApiError(
-            "InvalidParametersError",
-            f"cannot order by {shown(field)}; {remedy_for_unknown(field, _ORDER_FIELDS)}",
+        raise invalid_parameters(
+            f"cannot order by {shown(field)}; {remedy_for_unknown(field, _ORDER_FIELDS)}"
         )
     if direction not in _DIRECTIONS:
-        raise ApiError(
-            "InvalidParametersError",
-            f"cannot use order={field},{direction[:60]}; write {field},ASC or {field},DESC",
+        raise invalid_parameters(
+            f"cannot use order={field},{direction[:60]}; write {field},ASC or {field},DESC"
         )
     return _ORDER_FIELDS[field], _DIRECTIONS[direction]
 
@@ -106,7 +104,5 @@ def _order(text: str) -> tuple[str, bool]:
 def _count(name: str, text: str) -> int:
     # No count has more than 15 digits, and int() rejects thousands of them.
     if not (text.isascii() and text.isdecimal()) or len(text) > 15:
-        raise ApiError(
-            "InvalidParametersError", f"cannot use {name}={text[:60]}; write a whole number from 0 on"
-        )
+        raise invalid_parameters(f"cannot use {name}={text[:60]}; write a whole number from 0 on")
     return int(text)

@@ -15,14 +15,6 @@ TAIL_BYTES = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class LogFile:
-    """A log of a task's attempt: `stdout`, `stderr`, `all`, `runtime.log`, and rotated files: `stdout.1` (newest)."""
-
-    name: str
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class LogPiece:
     """Bytes of a log, starting at `offset`. `size_bytes` is the size of the whole log."""
 
@@ -37,16 +29,16 @@ def _files(logs: Path) -> Iterator[tuple[str, Path]]:
             yield (f"{name}.{number}" if number else name), path
 
 
-def log_files(logs: Path) -> list[LogFile]:
-    """The logs that exist.
+def log_sizes(logs: Path) -> dict[str, int]:
+    """The sizes in bytes of the logs that exist, by name; rotated files are `stdout.1` (the newest), `stdout.2`.
 
     Raises:
         ApiError: NoTaskLogError, there are none.
     """
-    found = []
+    found = {}
     for name, path in _files(logs):
         try:
-            found.append(LogFile(name, path.stat().st_size))
+            found[name] = path.stat().st_size
         except FileNotFoundError:
             continue  # rotated away meanwhile
     if not found:
@@ -59,7 +51,7 @@ def log_files(logs: Path) -> list[LogFile]:
 def read_log(logs: Path, name: str, offset: int | None = None, max_bytes: int = TAIL_BYTES) -> LogPiece:
     """At most `max_bytes` bytes, starting at `offset`; without an offset, the end of the log.
 
-    `name` must be one that `log_files` returns, so a caller cannot read outside the task's folder.
+    `name` must be one that `log_sizes` returns, so a caller cannot read outside the task's folder.
 
     Raises:
         ApiError: NoTaskLogError, no log of that name.

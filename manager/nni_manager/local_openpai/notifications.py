@@ -10,7 +10,7 @@ from pathlib import Path
 import requests
 
 from nni_manager.local_openpai.errors import StateBusy
-from nni_manager.local_openpai.store import JobStore, Write
+from nni_manager.local_openpai.store import JobStore
 from nni_manager.local_openpai.store_thread import StoreThread
 
 logger = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class Notifier:
             if time.monotonic() - first_tried_s < _MAX_RETRY_S:
                 return False
             logger.warning("cannot notify %s: no delivery within an hour; dropped: %s", self._url, body)
-        write = Write("remove_notification", {"notification_id": number})
+        write = ("remove_notification", {"notification_id": number})
         await self._database.call(JobStore.commit, [write])
         self._in_file.discard(number)
         self._first_tried_s.pop(number, None)

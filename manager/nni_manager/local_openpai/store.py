@@ -6,8 +6,8 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from functools import lru_cache
 from importlib import resources
@@ -95,24 +95,20 @@ def _object(kind: Callable[..., _T], row: sqlite3.Row, **others: Any) -> _T:
     return kind(**others)
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
-    """One statement with its values, captured at creation."""
-
-    query: str
-    values: Mapping[str, Any]
+Write = tuple[str, Mapping[str, Any]]
+"""The name of a statement and its values."""
 
 
 def job_write(job: PaiJob) -> Write:
     """The write that stores the job's current state."""
     names = ("job_id", "sub_state", "execution_type", "retries", "launched_at_s", "completed_at_s", "is_over")
     values = {name: _column(getattr(job, name)) for name in names}
-    return Write("save_job", {**values, "attempt_id": job.attempt.attempt_id, "code": job.attempt.code})
+    return ("save_job", {**values, "attempt_id": job.attempt.attempt_id, "code": job.attempt.code})
 
 
 def attempt_write(job_id: int, effect: SaveAttempt) -> Write:
     """The write that stores an attempt of a job."""
-    return Write("save_attempt", {**_columns(effect.attempt), "job_id": job_id})
+    return ("save_attempt", {**_columns(effect.attempt), "job_id": job_id})
 
 
 def task_write(job: PaiJob, effect: SaveTask) -> Write:
@@ -124,12 +120,12 @@ def task_write(job: PaiJob, effect: SaveTask) -> Write:
         "mangled_role": role.mangled_name,
         "role_order": job.plan.roles.index(role),
     }
-    return Write("save_task", {**_columns(effect.task), **values})
+    return ("save_task", {**_columns(effect.task), **values})
 
 
 def event_write(job_id: int, effect: RecordEvent, at_s: float) -> Write:
     """The write that adds an event of a job."""
-    return Write("add_event", {**_columns(effect), "job_id": job_id, "at_s": at_s})
+    return ("add_event", {**_columns(effect), "job_id": job_id, "at_s": at_s})
 
 
 @contextmanager
@@ -153,8 +149,6 @@ def _own_errors(path: Path) -> Iterator[None]:
 class JobStore:
     """The database of one cluster. Calls may come from any thread, and must not overlap."""
 
-    _is_counted = False
-
     def __init__(self, path: Path) -> None:
         """Open the database, or create it.
 
@@ -171,34 +165,23 @@ class JobStore:
                 f"cannot use the cluster's database: {damage}; restore the file from a copy, or remove {path}* to start without "
                 "any job"
             )
-        self._is_counted = True
-        try:
-            with _own_errors(path):
-                self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        except BaseException:
-            self._is_counted = False
-            OPEN_DATABASES.remove(path)
-            raise
-        try:
-            with _own_errors(path):
-                self._connection.row_factory = sqlite3.Row
-                self._connection.execute("PRAGMA journal_mode = WAL")
-                # A confirmed submission survives a power failure.
-                self._connection.execute("PRAGMA synchronous = FULL")
-                self._connection.execute("PRAGMA foreign_keys = ON")
-                # Deleted rows hold secrets, so their bytes are overwritten.
-                self._connection.execute("PRAGMA secure_delete = ON")
-                self._make_or_check()
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as opened, _own_errors(path):
+            opened.callback(OPEN_DATABASES.remove, path)
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            opened.callback(self._connection.close)
+            self._connection.row_factory = sqlite3.Row
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            # A confirmed submission survives a power failure.
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.execute("PRAGMA foreign_keys = ON")
+            # Deleted rows hold secrets, so their bytes are overwritten.
+            self._connection.execute("PRAGMA secure_delete = ON")
+            self._make_or_check()
+            self._resources = opened.pop_all()
 
     def close(self) -> None:
         """Close the database."""
-        self._connection.close()
-        if self._is_counted:
-            self._is_counted = False
-            OPEN_DATABASES.remove(self._path)
+        self._resources.close()
 
     def _make_or_check(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -241,7 +224,7 @@ class JobStore:
                 message = f"cannot submit {plan.framework_name}: a job of that name already exists; choose another name"
                 raise ApiError("ConflictJobError", message) from error
             for note in notes:
-                self._connection.execute(QUERIES["add_event"], event_write(job_id, note, now_s).values)
+                self._execute(event_write(job_id, note, now_s))
         return job_id
 
     def commit(self, writes: Sequence[Write]) -> None:
@@ -252,7 +235,11 @@ class JobStore:
         """
         with self._transaction():
             for write in writes:
-                self._connection.execute(QUERIES[write.query], write.values)
+                self._execute(write)
+
+    def _execute(self, write: Write) -> None:
+        query, values = write
+        self._connection.execute(QUERIES[query], values)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -272,7 +259,7 @@ class JobStore:
         Raises:
             StateBusy.
         """
-        self.commit([Write("add_tag", {"job_id": job_id, "tag": tag})])
+        self.commit([("add_tag", {"job_id": job_id, "tag": tag})])
 
     def remove_tag(self, job_id: int, tag: str) -> bool:
         """Remove a tag; True if the job had it."""
