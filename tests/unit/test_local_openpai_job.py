@@ -12,7 +12,6 @@ from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.job import (
     Allocated,
     Allocation,
-    AllocationFailed,
     Change,
     ContainerEnded,
     ContainerStarted,
@@ -235,7 +234,8 @@ def test_a_gang_without_ports_ends_with_the_code_for_that_and_is_tried_again():
     played = Played(a_plan())
     played.happens(Submitted())
     waiting = tuple(task.container_id for task in played.job.tasks.values())
-    played.happens(AllocationFailed(waiting, TaskExit(253)))
+    for container_id in waiting:
+        played.happens(ContainerEnded(container_id, TaskExit(253)))
     assert (played.job.attempt.attempt_id, played.job.retries) == (1, RetryCounts(platform=1))
     kept = [effect.task for effect in played.of(SaveTask) if effect.task.exit is not None]
     assert kept[0].exit.code == 253
@@ -287,7 +287,8 @@ class AnyJob(RuleBasedStateMachine):
         ids = self.waiting.pop(key)
         self.placed.update(ids)
         if is_missing:
-            self.send(AllocationFailed(ids, TaskExit(253)))
+            for container_id in ids:
+                self.send(ContainerEnded(container_id, TaskExit(253)))
         else:
             self.send(Allocated({each: Allocation("127.0.0.1", {}, ()) for each in ids}))
 

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Iterable, Iterator, Mapping
 
 from nni_manager.local_openpai.core.exits import ALLOCATION_REFUSED, PORT_CONFLICT, TaskExit
-from nni_manager.local_openpai.core.job import Allocated, Allocation, AllocationFailed, PaiJob, Task
+from nni_manager.local_openpai.core.job import Allocated, Allocation, ContainerEnded, PaiJob, Task
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.ports import PortsExhausted, chosen_ports
 from nni_manager.local_openpai.core.queue import Grant, Request, VirtualCluster, summed, virtual_clusters
@@ -47,18 +47,19 @@ class Allocator:
                 )
                 raise JobInvalid([ProtocolDiagnostic("", None, None, "taskRoles", message)])
 
-    def request(self, job: PaiJob, request: Request) -> AllocationFailed | None:
-        """Queue a request, or fail it if it can never be satisfied: a restarted cluster may have less capacity."""
+    def request(self, job: PaiJob, request: Request) -> list[ContainerEnded]:
+        """Queue a request, or end its containers if it can never be satisfied: a restarted cluster may have less capacity."""
         name = job.plan.virtual_cluster
         cluster = self.virtual_clusters.get(name)
         if cluster is not None and request.total.fits_into(cluster.capacity):
             cluster.enqueue(request)
-            return None
+            return []
         problem = (
             f"virtual cluster {name} {'is gone' if cluster is None else 'has become too small for it'} "
             "since it was submitted; start the cluster as it was, and submit it again"
         )
-        return AllocationFailed(tuple(request.needs), TaskExit(ALLOCATION_REFUSED, diagnostics=problem))
+        ended = TaskExit(ALLOCATION_REFUSED, diagnostics=problem)
+        return [ContainerEnded(container_id, ended) for container_id in request.needs]
 
     def cancel(self, container_ids: Iterable[str]) -> None:
         """Remove the requests of these containers from the queues."""
@@ -83,8 +84,8 @@ class Allocator:
         while granted := [grant for each in self.virtual_clusters.values() for grant in each.grants()]:
             yield from granted
 
-    def allocated(self, job: PaiJob, grant: Grant) -> Allocated | AllocationFailed:
-        """The outcome of a grant, with the ports of its containers."""
+    def allocated(self, job: PaiJob, grant: Grant) -> list[Allocated] | list[ContainerEnded]:
+        """The outcome of a grant: the allocations with their ports, or the end of all its containers."""
         tasks = {task.container_id: task for task in job.tasks.values()}
         allocations: dict[str, Allocation] = {}
         in_use = {port for ports in self._ports.values() for port in ports}
@@ -102,8 +103,9 @@ class Allocator:
                 allocations[container_id] = Allocation(self._settings.host_ip, ports, gpus)
         except PortsExhausted as error:
             problem = f"{error}; free some ports from {first} to {end - 1}"
-            return AllocationFailed(tuple(grant.gpus), TaskExit(PORT_CONFLICT, diagnostics=problem))
-        return Allocated(allocations)
+            ended = TaskExit(PORT_CONFLICT, diagnostics=problem)
+            return [ContainerEnded(container_id, ended) for container_id in grant.gpus]
+        return [Allocated(allocations)]
 
     def _use_ports(self, container_id: str, ports: Mapping[str, Iterable[int]]) -> None:
         self._ports[container_id] = frozenset(port for numbers in ports.values() for port in numbers)

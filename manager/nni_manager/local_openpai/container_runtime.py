@@ -12,9 +12,9 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,7 +83,6 @@ class StatePaths:
 class _Container:
     """A running or starting container. `descriptor` (a pidfd) becomes readable when its process ends, child or not."""
 
-    plan: JobPlan
     logs: Path
     descriptor: int | None = None
     stop_is_wanted: bool = False
@@ -118,20 +117,24 @@ class ContainerRuntime:
 
     def start(self, plan: JobPlan, effect: StartContainer) -> None:
         """Start a container; the callbacks report the outcome."""
-        self._containers[effect.task.container_id] = _Container(plan, self._logs(plan, effect.task))
-        self._soon(self._start(plan, effect), effect.task.container_id)
+        self._add(plan, effect.task, self._start(plan, effect))
 
     def adopt(self, plan: JobPlan, task: Task) -> None:
         """Watch a container of an earlier cluster if it still runs, else report its end."""
-        self._containers[task.container_id] = _Container(plan, self._logs(plan, task))
-        self._soon(self._adopt(task.container_id), task.container_id)
+        self._add(plan, task, self._adopt(task.container_id))
+
+    def _add(self, plan: JobPlan, task: Task, work: Coroutine[Any, Any, None]) -> None:
+        role = plan.role(task.role).mangled_name
+        logs = self._paths.logs_of(plan.debug_id, role, task.container_id)
+        self._containers[task.container_id] = _Container(logs)
+        self._soon(work, task.container_id)
 
     def stop(self, container_id: str) -> None:
         """Stop a container, with a grace period. An unknown one has ended already."""
         container = self._containers.get(container_id)
         if container is not None:
             container.stop_is_wanted = True
-            self._pass_stop_on(container_id, container)
+            self._send_stop(container_id, container)
 
     def forget(self, container_id: str) -> None:
         """Remove the folder of a container whose end is stored."""
@@ -160,16 +163,14 @@ class ContainerRuntime:
     async def _start(self, plan: JobPlan, effect: StartContainer) -> None:
         container_id = effect.task.container_id
         try:
-            process = await self._in_thread(self._started, plan, effect)
+            process = await self._in_thread(self._start_supervisor, plan, effect)
         except (OSError, ProcessNotStarted) as error:
-            problem = (
-                f"cannot start a process for it: {error}; free memory, disk or processes on this machine"
-            )
+            problem = f"cannot start a process for it: {error}; free memory, disk or processes here"
             self._ended(container_id, TaskExit(NOT_CREATED, diagnostics=problem))
             return
         self._watch(container_id, process)
 
-    def _started(self, plan: JobPlan, effect: StartContainer) -> dict[str, Any]:
+    def _start_supervisor(self, plan: JobPlan, effect: StartContainer) -> dict[str, Any]:
         folder = self._paths.containers / effect.task.container_id
         runtime, work = folder / "runtime", folder / "work"
         for path in (folder, runtime, work):
@@ -179,12 +180,8 @@ class ContainerRuntime:
         seen = str(runtime) if self._tool is None else RUNTIME_IN_CONTAINER
         stages = []
         role = plan.role(effect.task.role)
-        for stage, scripts in (
-            ("init", role.init),
-            ("pre", role.pre),
-            ("user", (role.user,)),
-            ("post", role.post),
-        ):
+        scripts_of = {"init": role.init, "pre": role.pre, "user": (role.user,), "post": role.post}
+        for stage, scripts in scripts_of.items():
             for number, script in enumerate(scripts):
                 path = runtime / f"{stage}-{number}.sh"
                 path.write_text(script.replace(RUNTIME_DIR, shlex.quote(seen)), encoding="utf-8")
@@ -218,23 +215,15 @@ class ContainerRuntime:
 
     def _mounts(self, plan: JobPlan) -> list[dict[str, Any]]:
         storages = {storage.name: storage for storage in self._settings.storages}
+        mounts = []
         for mount in plan.storages:
-            if mount.name not in storages:
+            storage = storages.get(mount.name)
+            if storage is None:
                 raise ProcessNotStarted(
                     f"storage {mount.name} is gone since it was submitted; start the cluster with it"
                 )
-        return [
-            {
-                "name": mount.name,
-                "path": str(storages[mount.name].path),
-                "mount_path": mount.mount_path,
-                "is_read_only": storages[mount.name].is_read_only,
-            }
-            for mount in plan.storages
-        ]
-
-    def _logs(self, plan: JobPlan, task: Task) -> Path:
-        return self._paths.logs_of(plan.debug_id, plan.role(task.role).mangled_name, task.container_id)
+            mounts.append({**asdict(mount), "path": str(storage.path), "is_read_only": storage.is_read_only})
+        return mounts
 
     # ---- watch
 
@@ -268,7 +257,7 @@ class ContainerRuntime:
             return
         asyncio.get_running_loop().add_reader(container.descriptor, self._note_end, container_id)
         if container.stop_is_wanted:
-            self._pass_stop_on(container_id, container)
+            self._send_stop(container_id, container)
 
     def _note_end(self, container_id: str) -> None:
         self._unwatch(self._containers[container_id])
@@ -282,7 +271,7 @@ class ContainerRuntime:
             os.close(container.descriptor)
             container.descriptor = None
 
-    def _pass_stop_on(self, container_id: str, container: _Container) -> None:
+    def _send_stop(self, container_id: str, container: _Container) -> None:
         if container.descriptor is None:
             return  # `_watch` sends the signals once the process exists
         with contextlib.suppress(ProcessLookupError):
@@ -305,7 +294,7 @@ class ContainerRuntime:
         folder = self._paths.containers / container_id
         ended = await self._in_thread(_exit_of, container_id, folder, container.logs)
         if self._tool is not None and ended.code in (KILLED, NODE_LOST):
-            await self._in_thread(_run_quietly, end_command(self._tool, container_id))
+            await self._in_thread(_succeeds, end_command(self._tool, container_id), _SUPERVISOR_DELAY_S)
         self._ended(container_id, ended)
 
     def _ended(self, container_id: str, ended: TaskExit) -> None:
@@ -317,7 +306,7 @@ class ContainerRuntime:
     async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
-    def _soon(self, work: Any, container_id: str | None = None) -> None:
+    def _soon(self, work: Coroutine[Any, Any, None], container_id: str | None = None) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, container_id))
@@ -326,11 +315,11 @@ class ContainerRuntime:
         self._tasks.discard(task)
         if task.cancelled() or task.exception() is None:
             return
-        logger.error("cannot look after a container: this is a bug", exc_info=task.exception())
+        logger.error("cannot watch a container: this is a bug", exc_info=task.exception())
         if container_id in self._containers:
             # A bug must not hold the allocation forever.
             self._unwatch(self._containers[container_id])
-            problem = f"cannot look after it, which is a bug of the cluster: {task.exception()!r}; report it"
+            problem = f"cannot watch it, which is a bug of the cluster: {task.exception()!r}; report it"
             self._ended(container_id, TaskExit(NODE_LOST, diagnostics=problem))
 
 
@@ -379,9 +368,11 @@ def _not_made(logs: Path) -> TaskExit:
     return TaskExit(code, diagnostics=f"its container could not be made:\n{said}")
 
 
-def _run_quietly(command: list[str]) -> None:
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(command, capture_output=True, timeout=_SUPERVISOR_DELAY_S, check=False)
+def _succeeds(command: list[str], timeout_s: float) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=timeout_s, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _end_leftovers(container_id: str) -> None:
@@ -422,8 +413,4 @@ def _remove(folder: Path) -> None:
 
 def mounts_work() -> bool:
     """True if storages can be mounted at the paths in jobs."""
-    probe = program(supervisor.MOUNT_PROBE)
-    try:
-        return subprocess.run(probe, capture_output=True, timeout=10, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+    return _succeeds(program(supervisor.MOUNT_PROBE), 10.0)

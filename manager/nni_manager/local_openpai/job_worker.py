@@ -216,14 +216,15 @@ class JobWorker:
                     batch.writes.append(("add_notification", {"body": body}))
 
     def _request(self, job: PaiJob, request: Request) -> None:
-        if (failure := self._allocator.request(job, request)) is not None:
-            self._inbox.put_nowait(_Item(job.job_id, failure))
+        for event in self._allocator.request(job, request):
+            self._inbox.put_nowait(_Item(job.job_id, event))
 
     def _grant(self, batch: _Batch) -> None:
         """Grant allocations until none fits. A task that cannot use its allocation releases it for the next."""
         for grant in self._allocator.grants():
             job = self._jobs[grant.request.job_id]
-            self._handle(job, self._allocator.allocated(job, grant), batch)
+            for event in self._allocator.allocated(job, grant):
+                self._handle(job, event, batch)
 
     async def _commit(self, batch: _Batch) -> bool:
         """Commit the batch, retrying without limit; False if the cluster is closed first.

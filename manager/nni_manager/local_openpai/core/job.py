@@ -120,14 +120,6 @@ class Allocated:
 
 
 @dataclass(frozen=True, slots=True)
-class AllocationFailed:
-    """These containers get no allocation and end with `exit`."""
-
-    container_ids: tuple[str, ...]
-    exit: TaskExit
-
-
-@dataclass(frozen=True, slots=True)
 class ContainerStarted:
     """A container's process is running."""
 
@@ -136,7 +128,7 @@ class ContainerStarted:
 
 @dataclass(frozen=True, slots=True)
 class ContainerEnded:
-    """A container's process and all its descendants have ended."""
+    """A container's process and all its descendants have ended, or the container gets no allocation."""
 
     container_id: str
     exit: TaskExit
@@ -147,7 +139,7 @@ class StopAsked:
     """The owner or an administrator stops the job."""
 
 
-Event = Submitted | Allocated | AllocationFailed | ContainerStarted | ContainerEnded | StopAsked
+Event = Submitted | Allocated | ContainerStarted | ContainerEnded | StopAsked
 
 
 # ---- effects
@@ -292,9 +284,6 @@ class PaiJob:
                 yield from self._begin_attempt(self.attempt.attempt_id, now_s)
             case Allocated():
                 yield from self._allocate(event.allocations, now_s)
-            case AllocationFailed():
-                for container_id in event.container_ids:
-                    yield from self._end(container_id, event.exit, now_s)
             case ContainerStarted():
                 yield from self._start(event.container_id, now_s)
             case ContainerEnded():
