@@ -315,7 +315,7 @@ def test_a_bug_breaks_the_cluster_and_the_next_one_goes_on(folder, monkeypatch, 
             assert await log(cluster) == "ran\n"
 
     asyncio.run(asyncio.wait_for(broken(), 90))
-    assert "the cluster stands still" in caplog.text
+    assert "the cluster has stopped" in caplog.text
     asyncio.run(asyncio.wait_for(go_on(), 90))
 
 

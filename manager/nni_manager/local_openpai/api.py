@@ -54,7 +54,7 @@ class OpenPaiApi:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
-        self._entrance = Authenticator(cluster, accounts, store, clock)
+        self._authenticator = Authenticator(cluster, accounts, store, clock)
         self._links = LogLinks(cluster, address, clock)
 
     def app(self, host_names: Sequence[str]) -> Starlette:
@@ -82,51 +82,51 @@ class OpenPaiApi:
     def _v2(self) -> list[Route]:
         job = "/jobs/{framework}"
         task = job + "/attempts/{attempt:int}/taskRoles/{role}/taskIndex/{index:int}/attempts"
-        known = self._entrance.known
+        authenticated = self._authenticator.authenticated
         return [
             Route("/info", self.info),
-            *self._entrance.routes(),
-            Route("/jobs", known(self.jobs), methods=["GET"]),
-            Route("/jobs", known(self.submit), methods=["POST"]),
-            Route(job, known(self.job), methods=["GET"]),
-            Route(job, known(self.delete_job), methods=["DELETE"]),
-            Route(job + "/config", known(self.config)),
-            Route(job + "/ssh", known(self.ssh)),
-            Route(job + "/executionType", known(self.execute), methods=["PUT"]),
-            Route(job + "/tag", known(self.add_tag), methods=["PUT"]),
-            Route(job + "/tag", known(self.remove_tag), methods=["DELETE"]),
-            Route(job + "/events", known(self.events)),
-            Route(job + "/attempts/{attempt:int}", known(self.job)),
-            Route(task, known(self.task_attempts)),
-            Route(task + "/{task_attempt:int}/logs", known(self.logs)),
+            *self._authenticator.routes(),
+            Route("/jobs", authenticated(self.jobs), methods=["GET"]),
+            Route("/jobs", authenticated(self.submit), methods=["POST"]),
+            Route(job, authenticated(self.job), methods=["GET"]),
+            Route(job, authenticated(self.delete_job), methods=["DELETE"]),
+            Route(job + "/config", authenticated(self.config)),
+            Route(job + "/ssh", authenticated(self.ssh)),
+            Route(job + "/executionType", authenticated(self.execute), methods=["PUT"]),
+            Route(job + "/tag", authenticated(self.add_tag), methods=["PUT"]),
+            Route(job + "/tag", authenticated(self.remove_tag), methods=["DELETE"]),
+            Route(job + "/events", authenticated(self.events)),
+            Route(job + "/attempts/{attempt:int}", authenticated(self.job)),
+            Route(task, authenticated(self.task_attempts)),
+            Route(task + "/{task_attempt:int}/logs", authenticated(self.logs)),
             # The path in the first releases with this part of the API.
-            Route("/user/{user}/jobs/{job}/config", known(self.config)),
+            Route("/user/{user}/jobs/{job}/config", authenticated(self.config)),
             *self._clusters(),
         ]
 
     def _v1(self) -> list[Route]:
         job = "/user/{user}/jobs/{job}"
-        known = self._entrance.known
+        authenticated = self._authenticator.authenticated
         return [
-            Route("/token", self._entrance.log_in, methods=["POST"]),
-            Route("/authn/basic/login", self._entrance.log_in, methods=["POST"]),
-            Route("/jobs", known(self.jobs)),
-            Route("/user/{user}", known(self._entrance.user)),
-            Route("/user/{user}/jobs", known(self.jobs)),
-            Route(job, known(self.job)),
-            Route(job + "/config", known(self.config)),
-            Route(job + "/ssh", known(self.ssh)),
-            Route(job + "/executionType", known(self.execute), methods=["PUT"]),
+            Route("/token", self._authenticator.log_in, methods=["POST"]),
+            Route("/authn/basic/login", self._authenticator.log_in, methods=["POST"]),
+            Route("/jobs", authenticated(self.jobs)),
+            Route("/user/{user}", authenticated(self._authenticator.user)),
+            Route("/user/{user}/jobs", authenticated(self.jobs)),
+            Route(job, authenticated(self.job)),
+            Route(job + "/config", authenticated(self.config)),
+            Route(job + "/ssh", authenticated(self.ssh)),
+            Route(job + "/executionType", authenticated(self.execute), methods=["PUT"]),
             *self._clusters(),
         ]
 
     def _clusters(self) -> list[Route]:
         return [
-            Route("/virtual-clusters", self._entrance.known(self.virtual_clusters)),
-            Route("/virtual-clusters/{name}", self._entrance.known(self.virtual_cluster)),
-            Route("/virtual-clusters/{name}/nodes", self._entrance.known(self.nodes)),
-            Route("/storages", self._entrance.known(self.storages)),
-            Route("/storages/{name}", self._entrance.known(self.storage)),
+            Route("/virtual-clusters", self._authenticator.authenticated(self.virtual_clusters)),
+            Route("/virtual-clusters/{name}", self._authenticator.authenticated(self.virtual_cluster)),
+            Route("/virtual-clusters/{name}/nodes", self._authenticator.authenticated(self.nodes)),
+            Route("/storages", self._authenticator.authenticated(self.storages)),
+            Route("/storages/{name}", self._authenticator.authenticated(self.storage)),
         ]
 
     async def info(self, _: Request) -> Response:

@@ -1,4 +1,4 @@
-"""Authentication over HTTP: login, tokens, users. `Authenticator.known` protects all other routes.
+"""Authentication over HTTP: login, tokens, users. `Authenticator.authenticated` protects all other routes.
 
 Source: microsoft/pai v1.8.1, REST server: controllers/v2/basic-login, token, user; middlewares/token.
 """
@@ -55,23 +55,23 @@ class Authenticator:
 
     def routes(self) -> list[Route]:
         """The routes below /v2."""
-        known = self.known
+        authenticated = self.authenticated
         return [
             Route("/authn/info", self.login_info),
             Route("/authn/basic/login", self.log_in, methods=["POST"]),
-            Route("/authn/basic/logout", known(self.log_out), methods=["DELETE"]),
+            Route("/authn/basic/logout", authenticated(self.log_out), methods=["DELETE"]),
             Route("/tokens", self.log_in, methods=["POST"]),
-            Route("/tokens", known(self.tokens)),
-            Route("/tokens/application", known(self.new_application_token), methods=["POST"]),
-            Route("/tokens/check", known(self.check_token)),
-            Route("/tokens/{token}", known(self.revoke_token), methods=["DELETE"]),
-            Route("/users", known(self.users), methods=["GET"]),
-            Route("/users", known(self.add_user), methods=["POST"]),
-            Route("/users/{user}", known(self.user), methods=["GET"]),
-            Route("/users/{user}", known(self.remove_user), methods=["DELETE"]),
+            Route("/tokens", authenticated(self.tokens)),
+            Route("/tokens/application", authenticated(self.new_application_token), methods=["POST"]),
+            Route("/tokens/check", authenticated(self.check_token)),
+            Route("/tokens/{token}", authenticated(self.revoke_token), methods=["DELETE"]),
+            Route("/users", authenticated(self.users), methods=["GET"]),
+            Route("/users", authenticated(self.add_user), methods=["POST"]),
+            Route("/users/{user}", authenticated(self.user), methods=["GET"]),
+            Route("/users/{user}", authenticated(self.remove_user), methods=["DELETE"]),
         ]
 
-    def known(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    def authenticated(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """Wrap a handler so that it requires a valid token."""
 
         async def endpoint(request: Request) -> Response:

@@ -363,9 +363,9 @@ def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
 
 
 def _not_made(logs: Path) -> TaskExit:
-    said = _tail(logs / supervisor.LOG_FOLDERS["runtime.log"], _LAST_BYTES)
-    code = IMAGE_NOT_FOUND if _NO_IMAGE.search(said) else CONTAINER_NOT_MADE
-    return TaskExit(code, diagnostics=f"its container could not be made:\n{said}")
+    output = _tail(logs / supervisor.LOG_FOLDERS["runtime.log"], _LAST_BYTES)
+    code = IMAGE_NOT_FOUND if _NO_IMAGE.search(output) else CONTAINER_NOT_MADE
+    return TaskExit(code, diagnostics=f"its container could not be made:\n{output}")
 
 
 def _succeeds(command: list[str], timeout_s: float) -> bool:
@@ -395,7 +395,7 @@ def _lost(container_id: str, folder: Path) -> TaskExit:
 
 def _last_output(what: str, logs: Path) -> str:
     lines = _tail(logs / supervisor.LOG_FOLDERS["all"], _LAST_BYTES).splitlines()[-_LAST_LINES:]
-    return "\n".join([f"{what}; its last words:", *lines]) if lines else f"{what} and said nothing"
+    return "\n".join([f"{what}; its last output:", *lines]) if lines else f"{what} without any output"
 
 
 def _tail(folder: Path, most_bytes: int) -> str:

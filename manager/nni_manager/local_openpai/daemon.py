@@ -41,7 +41,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 class ServiceFailed(UserError):
-    """cannot start the local OpenPAI; its last words say why"""
+    """cannot start the local OpenPAI; its last output has the reason"""
 
 
 class ShutdownTimeout(RetryableError):
@@ -290,7 +290,7 @@ def _wait_until_ready(state: StateFolder, child: subprocess.Popen[bytes]) -> Ser
             if other is not None:
                 return other
             if not state.is_owned():
-                raise ServiceFailed(_last_words(state.stderr, child.returncode))
+                raise ServiceFailed(_last_output(state.stderr, child.returncode))
             # Another process started a daemon first, which is not ready yet.
             time.sleep(_POLL_S)
             continue
@@ -305,9 +305,9 @@ def _wait_until_ready(state: StateFolder, child: subprocess.Popen[bytes]) -> Ser
     )
 
 
-def _last_words(stderr: Path, exit_code: int) -> str:
+def _last_output(stderr: Path, exit_code: int) -> str:
     lines = stderr.read_text(errors="replace").strip().splitlines()
-    last = lines[-1] if lines else "it said nothing"
+    last = lines[-1] if lines else "it wrote no output"
     if last.startswith("cannot"):
         return last
     return (
@@ -332,27 +332,25 @@ def stop(state: StateFolder) -> ServiceProcess | None:
         FolderUnusable: the folder cannot be read.
     """
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
-    while True:
-        if not state.is_owned():
-            return None
+    while state.is_owned():
         process = state.process()
         descriptor = None if process is None else _descriptor_of(process)
         if process is not None and descriptor is not None:
-            break
+            has_ended = terminate(descriptor, _ENDED_TIMEOUT_S)
+            _started[:] = [child for child in _started if child.poll() is None]
+            if has_ended:
+                return process
+            raise ShutdownTimeout(
+                f"cannot end the local OpenPAI in {state.path}: process {process.pid} ignores SIGTERM; "
+                f"end it with `kill -9 {process.pid}`: nothing stored is lost"
+            )
         if time.monotonic() > deadline_s:
             raise ShutdownTimeout(
-                f"cannot end the local OpenPAI in {state.path}: it has not begun to answer; "
+                f"cannot end the local OpenPAI in {state.path}: it is not ready to receive the stop; "
                 f"see {state.log}, and try again"
             )
         time.sleep(_POLL_S)  # still starting or stopping
-    has_ended = terminate(descriptor, _ENDED_TIMEOUT_S)
-    _started[:] = [child for child in _started if child.poll() is None]
-    if not has_ended:
-        raise ShutdownTimeout(
-            f"cannot end the local OpenPAI in {state.path}: process {process.pid} ignores SIGTERM; "
-            f"end it with `kill -9 {process.pid}`: nothing stored is lost"
-        )
-    return process
+    return None
 
 
 def _descriptor_of(process: ServiceProcess) -> int | None:

@@ -296,7 +296,7 @@ class JobWorker:
 def log_failure(task: asyncio.Task[None]) -> None:
     """Log the error that has ended a task."""
     if not task.cancelled() and task.exception() is not None:
-        logger.critical("%s stands still: this is a bug", task.get_name(), exc_info=task.exception())
+        logger.critical("%s has stopped: this is a bug", task.get_name(), exc_info=task.exception())
 
 
 def _notification(job: PaiJob, effect: Notify, now_s: float) -> dict[str, Any]:

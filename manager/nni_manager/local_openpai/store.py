@@ -197,7 +197,7 @@ class JobStore:
     # ---- writing
 
     def add_job(
-        self, plan: JobPlan, masked_text: str, now_s: float, notes: Sequence[RecordEvent] = ()
+        self, plan: JobPlan, masked_text: str, now_s: float, events: Sequence[RecordEvent] = ()
     ) -> int:
         """The id of a new job, stored durably together with its events.
 
@@ -223,8 +223,8 @@ class JobStore:
             except sqlite3.IntegrityError as error:
                 message = f"cannot submit {plan.framework_name}: a job of that name already exists; choose another name"
                 raise ApiError("ConflictJobError", message) from error
-            for note in notes:
-                self._execute(event_write(job_id, note, now_s))
+            for event in events:
+                self._execute(event_write(job_id, event, now_s))
         return job_id
 
     def commit(self, writes: Sequence[Write]) -> None:

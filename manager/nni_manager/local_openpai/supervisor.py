@@ -1,6 +1,8 @@
 """The container supervisor: one process that runs a task's scripts, writes its logs, and records how it ended.
 
-A fork server (`fork_supervisors`) forks it. It needs only the standard library and outlives the cluster that started it.
+A fork server (`fork_supervisors`) forks it. It outlives the cluster that started it. It is one file of more than 500 lines,
+since the isolated interpreter of the fork server imports only this file and the standard library.
+
 Supervisor and cluster communicate through files in the container's folder:
 
 | File | Writer | Content |
@@ -37,7 +39,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-SPEC, PROCESS, EXIT, LAST_WORDS = "spec.json", "process.json", "exit.json", "supervisor.stderr"
+SPEC, PROCESS, EXIT, STDERR = "spec.json", "process.json", "exit.json", "supervisor.stderr"
 LOG_FOLDERS = {"stdout": "user-stdout", "stderr": "user-stderr", "all": "user-all", "runtime.log": "runtime"}
 CURRENT = "current"
 MASK = b"******"
@@ -64,7 +66,7 @@ _REMOVALS = 5
 _REMOVAL_PAUSE_S = 2.0
 # A full disk may be cleared; without this file the cluster reports the task as lost.
 _EXIT_TRIES = 60
-_MAX_BESIDE_A_MOUNT = 500
+_MAX_MOUNT_SIBLINGS = 500
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000  # linux/sched.h
@@ -144,13 +146,13 @@ class Redactor:
         return rest if self._pattern is None else self._pattern.sub(MASK, rest)
 
     def _beginning_at_end(self, data: bytes) -> int:
-        longest = 0
-        for secret in self._secrets:
-            for length in range(min(len(secret) - 1, len(data)), longest, -1):
-                if data.endswith(secret[:length]):
-                    longest = length
-                    break
-        return longest
+        lengths = (
+            length
+            for secret in self._secrets
+            for length in range(1, min(len(secret) - 1, len(data)) + 1)
+            if data.endswith(secret[:length])
+        )
+        return max(lengths, default=0)
 
 
 class RotatedLog:
@@ -218,7 +220,7 @@ class Streams:
         """Make `pump` return also when this descriptor is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ, None)
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Write a line of the supervisor to runtime.log."""
         redactor = Redactor(self._secrets)
         line = f"[{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())}] {text}\n".encode()
@@ -301,17 +303,17 @@ class Supervisor:
         """Run all stages, end all processes and write exit.json."""
         began_at_s, began_s = time.time(), time.monotonic()
         for problem in mount_storages(self._spec["mounts"], self._folder):
-            self._streams.note(problem)
+            self._streams.log(problem)
         stage, code = "", 0
         for stage, script in [*([[BEGIN, ""]] if self._sandbox else []), *self._spec["stages"]]:
             if self._stop_requested:
                 code = 128 + signal.SIGTERM
                 break
-            self._streams.note(f"{stage} begins")
+            self._streams.log(f"{stage} begins")
             code = self._run_script(stage, script)
             if stage == BEGIN:
                 self._container_goes_first = code == 0
-            self._streams.note(f"{stage} has ended with exit code {code}")
+            self._streams.log(f"{stage} has ended with exit code {code}")
             if code != 0:
                 break
         survivors = self._end_everything()
@@ -319,7 +321,7 @@ class Supervisor:
             self._remove_at_last(self._sandbox, was_made=stage != BEGIN or code == 0)
         self._streams.drain()
         if survivors:
-            self._streams.note(f"cannot end the processes {survivors}: they are another user's, or hang")
+            self._streams.log(f"cannot end the processes {survivors}: they are another user's, or hang")
         self._write_exit(
             {
                 "stage": stage,
@@ -353,7 +355,7 @@ class Supervisor:
                 start_new_session=True,
             )
         except OSError as error:
-            self._streams.note(
+            self._streams.log(
                 f"cannot start {command[0]} in {self._spec['work_dir']}: {error.strerror}; install it"
             )
             return 127
@@ -380,9 +382,9 @@ class Supervisor:
     def _pass_stop_on(self, group: int) -> None:
         if self._stop_requested and not self._stop_passed_on:
             self._stop_passed_on = True
-            self._streams.note("asked to stop")
+            self._streams.log("stop requested")
             if self._stops_inside:
-                self._streams.note(_run_tool(self._sandbox["stop"] if self._sandbox else [])[1])
+                self._streams.log(_run_tool(self._sandbox["stop"] if self._sandbox else [])[1])
                 return
             for number in (signal.SIGTERM, signal.SIGCONT):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -425,11 +427,11 @@ class Supervisor:
             until_s = time.monotonic() + _REMOVAL_PAUSE_S
             while (left_s := until_s - time.monotonic()) > 0:
                 self._streams.pump(left_s)
-        self._streams.note(f"a container may be left: remove it with `{' '.join(sandbox['end'])}`")
+        self._streams.log(f"a container may be left: remove it with `{' '.join(sandbox['end'])}`")
 
     def _try_to_remove(self, sandbox: Mapping[str, list[str]], within_s: float) -> None:
         self._is_removed, output = _run_tool(sandbox["end"], within_s)
-        self._streams.note(output)
+        self._streams.log(output)
 
     def _write_exit(self, document: Mapping[str, Any]) -> None:
         temporary = self._folder / f".{EXIT}"
@@ -528,13 +530,13 @@ def _make_mount_point(target: str, folder: Path) -> None:
         os.makedirs(target)
         return
     with os.scandir(above) as found:
-        beside = list(found)
-    if len(beside) > _MAX_BESIDE_A_MOUNT:
-        raise MountFailed(f"{above} has too many entries to make another one beside them")
+        entries = list(found)
+    if len(entries) > _MAX_MOUNT_SIBLINGS:
+        raise MountFailed(f"{above} has too many entries to add a mount point")
     stage = folder / f"mount-{time.time_ns()}"
     stage.mkdir()
     _mount("tmpfs", str(stage), 0, "tmpfs", "mode=0755")
-    for entry in beside:
+    for entry in entries:
         copy = stage / entry.name
         if entry.is_symlink():
             copy.symlink_to(os.readlink(entry.path))
@@ -621,7 +623,7 @@ def _become_supervisor(folder: Path, writer: int) -> None:
     os.dup2(writer, 1)
     os.close(writer)
     _redirect(os.devnull, 0)
-    _redirect(str(folder / LAST_WORDS), 2)
+    _redirect(str(folder / STDERR), 2)
     main(folder)
 
 
