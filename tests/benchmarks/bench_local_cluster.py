@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 from real_cluster import commands, log, run, running, settings, until
 from table import Row, render
 
+from nni_manager.local_openpai.store import JobStore
+
 ALONE = 15
 TOGETHER = 100
 SAYS_WHEN = "date +%s.%N"
@@ -164,7 +166,7 @@ async def _measured(folder: Path) -> tuple[float, float]:
 
         async def all_are_over() -> bool:
             await asyncio.sleep(0.05)  # the list itself costs something
-            return all(job.completed_at_s is not None for job in await cluster.jobs())
+            return all(job.completed_at_s is not None for job in await cluster.read(JobStore.jobs))
 
         await until(all_are_over)
         return 1000 * statistics.median(delays), 1000 * (time.monotonic() - began_at_s) / TOGETHER

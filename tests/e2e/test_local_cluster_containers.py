@@ -6,11 +6,23 @@ import os
 
 import pytest
 from openpai_jobs import text_of
-from real_cluster import commands, end_processes_of, log, over, processes_of, run, running, settings, until
+from real_cluster import (
+    commands,
+    end_processes_of,
+    log,
+    over,
+    processes_of,
+    run,
+    running,
+    settings,
+    stop,
+    until,
+)
 
 from nni_manager.local_openpai.container_runtime import _not_made
-from nni_manager.local_openpai.errors import JobNotFound, LogUnknown
-from nni_manager.local_openpai.jobs import ExecutionType, RetryCounts, State
+from nni_manager.local_openpai.core.policies import RetryCounts
+from nni_manager.local_openpai.core.states import State
+from nni_manager.local_openpai.errors import ApiError
 from nni_manager.local_openpai.sandbox import CLUSTER_LABEL, SandboxMissing, registry_logins
 from nni_manager.local_openpai.settings import Sandbox, StorageSettings
 
@@ -95,11 +107,11 @@ def test_an_image_may_have_a_user_of_its_own(play, podman, tmp_path):
         async def is_on():
             try:
                 return "on" in await log(cluster, "endless")
-            except (LogUnknown, JobNotFound):
+            except ApiError:
                 return False
 
         await until(is_on)
-        await cluster.set_execution_type("alice", "alice", "endless", ExecutionType.STOP)
+        await stop(cluster, "endless")
         assert (await over(cluster, "endless")).job.state is State.STOPPED
 
     play(scenario)
@@ -118,11 +130,11 @@ def test_a_stopped_container_has_its_grace_and_leaves_nothing(play, tmp_path):
         async def is_ready():
             try:
                 return "ready" in await log(cluster)
-            except (LogUnknown, JobNotFound):
+            except ApiError:
                 return False
 
         await until(is_ready)
-        await cluster.set_execution_type("alice", "alice", "job", ExecutionType.STOP)
+        await stop(cluster)
         detail = await over(cluster)
         assert detail.job.state is State.STOPPED
         assert await log(cluster) == "ready\nsaved\n"
@@ -167,7 +179,7 @@ def test_a_container_whose_supervisor_is_killed_is_removed_and_tried_again(play,
         async def is_on():
             try:
                 return "on" in await log(cluster)
-            except (LogUnknown, JobNotFound):
+            except ApiError:
                 return False
 
         await until(is_on)

@@ -10,10 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from real_cluster import settings
+from real_cluster import settings, stop
 
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.jobs import ExecutionType
 
 
 async def serve(folder):
@@ -27,7 +26,7 @@ async def serve(folder):
             name = await cluster.submit("alice", order["submit"].encode())
         else:
             name = order["stop"]
-            await cluster.set_execution_type("alice", "alice", name, ExecutionType.STOP)
+            await stop(cluster, name)
         print(name, flush=True)
 
     orders = set()

@@ -12,7 +12,7 @@ from nni_manager.http_server import OWN_NAMES, HttpServer, listen
 from nni_manager.local_openpai.accounts import Accounts, new_user
 from nni_manager.local_openpai.api import OpenPaiApi
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.jobs import ResourceCounts
+from nni_manager.local_openpai.core.queue import ResourceCounts
 from nni_manager.local_openpai.settings import ClusterSettings, StorageSettings
 
 JOBS = "/rest-server/api/v2/jobs"

@@ -4,12 +4,12 @@ from itertools import count
 
 from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.job import (
+    Allocated,
     Allocation,
     ContainerEnded,
     ContainerStarted,
     Notify,
     PaiJob,
-    Placed,
     Submitted,
 )
 from nni_manager.local_openpai.core.plan import JobPlan, RolePlan, StorageMount
@@ -84,7 +84,9 @@ class Played:
             for task in self.job.tasks.values()
             if task.sub_state is SubState.ATTEMPT_CREATION_PENDING
         ]
-        return self.happens(Placed({each: Allocation("127.0.0.1", {"http": (1,)}, ()) for each in waiting}))
+        return self.happens(
+            Allocated({each: Allocation("127.0.0.1", {"http": (1,)}, ()) for each in waiting})
+        )
 
     def start_all(self):
         for task in list(self.job.tasks.values()):

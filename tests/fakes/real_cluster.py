@@ -9,8 +9,10 @@ from pathlib import Path
 from openpai_jobs import WORKER, a_job, text_of
 
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.jobs import ResourceCounts
+from nni_manager.local_openpai.core.queue import ResourceCounts
+from nni_manager.local_openpai.logs import read_log
 from nni_manager.local_openpai.settings import ClusterSettings
+from nni_manager.local_openpai.store import JobStore
 
 LARGE = {"default": ResourceCounts(cpu=64, memory_mb=1_000_000, gpu=4)}
 
@@ -52,7 +54,7 @@ async def running(cluster_settings):
 
 async def over(cluster, name="job", user="alice"):
     """The job's detail once it is over."""
-    while (detail := await cluster.job(user, name)).job.completed_at_s is None:
+    while (detail := await cluster.read(JobStore.detail, user, name)).job.completed_at_s is None:
         await asyncio.sleep(0.01)
     return detail
 
@@ -60,6 +62,16 @@ async def over(cluster, name="job", user="alice"):
 async def run(cluster, text, user="alice"):
     """Submit a job, and its detail once it is over."""
     return await over(cluster, await cluster.submit(user, text), user)
+
+
+async def summary(cluster, name="job", user="alice"):
+    """The job as in a list."""
+    return await cluster.read(JobStore.summary, user, name)
+
+
+async def stop(cluster, name="job"):
+    """Ask for the end of a job."""
+    await cluster.stop(await summary(cluster, name))
 
 
 async def until(is_true):
@@ -70,15 +82,13 @@ async def until(is_true):
 
 async def log(cluster, name="job", role="worker", index=0, file="stdout", attempt=0, task_attempt=0):
     """All of a log as text."""
-    piece = await cluster.read_log(
-        "alice", name, attempt, role, index, task_attempt, file, offset=0, most_bytes=10**7
-    )
-    return piece.data.decode()
+    logs = await cluster.logs_of("alice", name, attempt, role, index, task_attempt)
+    return read_log(logs, file, 0, 10**7).data.decode()
 
 
 def states(detail):
     """The states of the tasks by role."""
-    return {role.name: [task.state.value for task in role.tasks] for role in detail.task_roles}
+    return {tasks[0].role: [task.state.value for task in tasks] for tasks in detail.tasks.values()}
 
 
 def processes_of(folder):

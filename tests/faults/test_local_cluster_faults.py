@@ -11,13 +11,25 @@ import time
 import psutil
 import pytest
 from cluster_process import ClusterProcess
-from real_cluster import commands, end_processes_of, log, over, processes_of, roles, running, settings, until
+from real_cluster import (
+    commands,
+    end_processes_of,
+    log,
+    over,
+    processes_of,
+    roles,
+    running,
+    settings,
+    stop,
+    until,
+)
 
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.core.job import PaiJob
-from nni_manager.local_openpai.core.states import ExecutionType
+from nni_manager.local_openpai.core.policies import RetryCounts
+from nni_manager.local_openpai.core.queue import ResourceCounts
+from nni_manager.local_openpai.core.states import State
 from nni_manager.local_openpai.errors import ClusterClosed, StateBusy
-from nni_manager.local_openpai.jobs import ResourceCounts, RetryCounts, State
 from nni_manager.local_openpai.store import JobStore
 
 
@@ -95,14 +107,14 @@ def test_what_happened_while_the_cluster_was_killed_is_known_to_the_next(folder)
             for number in range(3):
                 detail = await over(following, f"killed{number}")
                 assert (detail.job.state, detail.job.retries) == (State.SUCCEEDED, RetryCounts(platform=1))
-            going_on = {job.name for job in await following.jobs() if job.state is State.RUNNING}
+            going_on = {job.name for job in await following.read(JobStore.jobs) if job.state is State.RUNNING}
             assert going_on == {name for name in texts if name.startswith(("on", "pair"))}
             (folder / "go").touch()
             for name in going_on:
                 detail = await over(following, name)
                 assert (detail.job.state, detail.job.retries.total) == (State.SUCCEEDED, 0)
             assert await log(following, "on0") == "went\n"
-            assert (await following.virtual_clusters())[0].used == ResourceCounts(0, 0, 0)
+            assert following.virtual_clusters[0].used == ResourceCounts(0, 0, 0)
 
     asyncio.run(asyncio.wait_for(look(), 60))
     counts = collections.Counter(lines_of(begun))
@@ -130,7 +142,7 @@ def test_wherever_it_is_killed_no_confirmed_job_is_lost_and_none_runs_twice_at_a
 
     async def look():
         async with running(settings(folder)) as following:
-            jobs = await following.jobs()
+            jobs = await following.read(JobStore.jobs)
             assert set(confirmed) <= {job.name for job in jobs}
             assert len({job.name for job in jobs}) == len(jobs)
             for job in jobs:
@@ -168,24 +180,24 @@ def test_500_jobs_at_once_are_neither_lost_nor_doubled_and_memory_is_flat(folder
             submitted_s = time.monotonic() - before_s
 
             async def all_over():
-                return all(job.completed_at_s is not None for job in await cluster.jobs())
+                return all(job.completed_at_s is not None for job in await cluster.read(JobStore.jobs))
 
             await until(all_over)
             took_s = time.monotonic() - before_s
-            jobs = await cluster.jobs()
+            jobs = await cluster.read(JobStore.jobs)
             assert collections.Counter(job.name for job in jobs) == collections.Counter(names)
             assert {job.state for job in jobs} == {State.SUCCEEDED}
             for job in jobs[::25]:
-                assert (await cluster.job("alice", job.name)).job == job
+                assert (await cluster.read(JobStore.detail, "alice", job.name)).job == job
             print(
                 f"500 jobs: submitted in {submitted_s:.1f} s, over in {took_s:.1f} s, {after} MB, then {await rss_mb()}"
             )
             # Each job that waits is a few kilobytes; the text of none is kept.
             assert after[-1] - after[0] < 20
             assert await rss_mb() - after[0] < 20
-            assert not cluster._live
-            assert not cluster._containers
-            assert not cluster._ports
+            assert not cluster._worker._jobs
+            assert not cluster._worker._containers
+            assert not cluster._allocator._ports
 
     asyncio.run(asyncio.wait_for(scenario(), 150))
     assert collections.Counter(lines_of(ran)) == collections.Counter(names)
@@ -219,7 +231,7 @@ def test_a_full_disk_is_waited_for_and_nothing_is_forgotten(folder, monkeypatch)
             await cluster.submit("alice", commands(f"until [ -e {folder}/go ]; do sleep 0.02; done"))
 
             async def runs():
-                return (await cluster.job("alice", "job")).job.state is State.RUNNING
+                return (await cluster.read(JobStore.detail, "alice", "job")).job.state is State.RUNNING
 
             await until(runs)
             is_full = True
@@ -227,10 +239,10 @@ def test_a_full_disk_is_waited_for_and_nothing_is_forgotten(folder, monkeypatch)
                 await cluster.submit("alice", commands("true", name="late"))
             (folder / "go").touch()
             await asyncio.to_thread(wait_for, lambda: list((folder / "state/containers").glob("*/exit.json")))
-            assert (await cluster.job("alice", "job")).job.state is State.RUNNING
+            assert (await cluster.read(JobStore.detail, "alice", "job")).job.state is State.RUNNING
             is_full = False
             assert (await over(cluster)).job.state is State.SUCCEEDED
-            assert [job.name for job in await cluster.jobs()] == ["job"]
+            assert [job.name for job in await cluster.read(JobStore.jobs)] == ["job"]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))
 
@@ -264,15 +276,14 @@ def test_a_full_disk_keeps_no_job_from_being_stopped_and_each_is_stopped_once(fo
                 await cluster.submit("alice", commands(saves, name=name))
 
             async def run():
-                return [job.state for job in await cluster.jobs()] == [State.RUNNING] * 3
+                return [job.state for job in await cluster.read(JobStore.jobs)] == [State.RUNNING] * 3
 
             await until(run)
             is_full = True
             (folder / "go").touch()
             await asyncio.to_thread(wait_for, lambda: len(exits()) == 1)
             for name in ("first", "second", "first"):
-                stop = cluster.set_execution_type("alice", "alice", name, ExecutionType.STOP)
-                await asyncio.wait_for(stop, 30)
+                await asyncio.wait_for(stop(cluster, name), 30)
             await asyncio.to_thread(wait_for, lambda: len(exits()) == 3)
             assert sorted(lines_of(folder / "saved")) == ["alice~first", "alice~second"]
             is_full = False
@@ -293,7 +304,7 @@ def test_a_bug_breaks_the_cluster_and_the_next_one_goes_on(folder, monkeypatch, 
             await asyncio.wait_for(cluster.wait_until_broken(), 90)
         with pytest.raises(ClusterClosed):
             await cluster.submit("alice", commands("true", name="late"))
-        assert len(await cluster.jobs()) == 1
+        assert len(await cluster.read(JobStore.jobs)) == 1
         with pytest.raises(ZeroDivisionError):
             await cluster.close()
 
@@ -304,7 +315,7 @@ def test_a_bug_breaks_the_cluster_and_the_next_one_goes_on(folder, monkeypatch, 
             assert await log(cluster) == "ran\n"
 
     asyncio.run(asyncio.wait_for(broken(), 90))
-    assert "the cluster stands still" in caplog.text
+    assert "the cluster has stopped" in caplog.text
     asyncio.run(asyncio.wait_for(go_on(), 90))
 
 
@@ -315,7 +326,7 @@ def test_what_is_written_of_a_killed_tasks_process_is_not_taken_on_trust(folder,
             await cluster.submit("alice", commands('[ "$FC_FRAMEWORK_ATTEMPT_ID" = 1 ] || sleep 1000'))
 
             async def runs():
-                return (await cluster.job("alice", "job")).job.state is State.RUNNING
+                return (await cluster.read(JobStore.detail, "alice", "job")).job.state is State.RUNNING
 
             await until(runs)
 

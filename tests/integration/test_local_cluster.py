@@ -22,30 +22,21 @@ from real_cluster import (
     running,
     settings,
     states,
+    summary,
     until,
 )
 
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.errors import (
-    ClusterClosed,
-    JobExceedsCluster,
-    JobExists,
-    JobForbidden,
-    JobInvalid,
-    JobNotFound,
-    LogUnknown,
-    StateDirUnusable,
-    StillRunning,
-    StorageUnknown,
-    TagUnknown,
-    VirtualClusterUnknown,
-)
-from nni_manager.local_openpai.jobs import EventType, ExecutionType, ResourceCounts, RetryCounts, State
+from nni_manager.local_openpai.core.policies import RetryCounts
+from nni_manager.local_openpai.core.queue import ResourceCounts
+from nni_manager.local_openpai.core.states import ExecutionType, State
+from nni_manager.local_openpai.errors import ApiError, ClusterClosed, JobInvalid, StateDirUnusable
+from nni_manager.local_openpai.logs import log_sizes, read_log
 from nni_manager.local_openpai.settings import StorageSettings
+from nni_manager.local_openpai.store import JobStore
 
 GOLDEN = Path(__file__).parents[1] / "golden/openpai/jobs"
 PLUGINS = "com.microsoft.pai.runtimeplugin"
-STOP = ExecutionType.STOP
 
 
 @pytest.fixture
@@ -67,6 +58,14 @@ def play(tmp_path):
 def finished(play):
     """The detail of a job that has run to its end."""
     return lambda text, **changes: play(lambda cluster: run(cluster, text), **changes)
+
+
+@contextlib.contextmanager
+def an_api_error(code, match=None):
+    """The block ends with an error of this code."""
+    with pytest.raises(ApiError, match=match) as caught:
+        yield
+    assert caught.value.code == code
 
 
 # ---- how jobs end
@@ -157,9 +156,9 @@ def test_when_all_workers_have_succeeded_the_parameter_server_is_ended(finished)
 )
 def test_the_exit_code_is_that_of_openpai_and_the_users_own_is_kept(finished, lines, code, origin):
     detail = finished(commands(*lines))
-    task = detail.task_roles[0].tasks[0]
-    assert (task.attempt.exit.code, detail.job.exit_code) == (code, code)
-    assert task.attempt.exit.origin_user_exit_code == origin
+    (task,) = detail.tasks["worker"]
+    assert (task.exit.code, detail.job.exit_code) == (code, code)
+    assert task.exit.origin_user_exit_code == origin
 
 
 def plugin(**parameters):
@@ -207,11 +206,13 @@ def test_a_job_is_tried_again_as_often_as_it_says(play):
         detail = await run(cluster, commands(ATTEMPTS, once, jobRetryCount=3))
         assert (detail.job.state, detail.job.attempt_id) == (State.SUCCEEDED, 2)
         assert detail.job.retries == RetryCounts(user=2)
-        attempts = await cluster.job_attempts("alice", "job")
-        assert [each.attempt_id for each in attempts] == [2, 1, 0]
-        assert [each.exit.code for each in attempts] == [0, 255, 255]
+        attempts = [
+            (await cluster.read(JobStore.detail, "alice", "job", number)).attempt for number in range(3)
+        ]
+        assert [each.attempt_id for each in attempts] == [0, 1, 2]
+        assert [each.exit.code for each in attempts] == [255, 255, 0]
         assert [await log(cluster, attempt=number) for number in range(3)] == ["0 0\n", "1 0\n", "2 0\n"]
-        assert (await cluster.job("alice", "job", 1)).attempt.state is State.FAILED
+        assert (await cluster.read(JobStore.detail, "alice", "job", 1)).attempt.state is State.FAILED
 
     play(scenario)
 
@@ -247,9 +248,9 @@ def test_without_a_gang_a_task_is_tried_again_by_itself(play):
         }
         detail = await run(cluster, roles(worker=role, top={"extras": {"gangAllocation": False}}))
         assert (detail.job.state, detail.job.retries.total) == (State.SUCCEEDED, 0)
-        task, attempts = await cluster.task_attempts("alice", "job", 0, "worker", 1)
-        assert task.retries == RetryCounts(user=1)
-        assert [(each.attempt_id, each.exit.code, each.state) for each in attempts] == [
+        attempts = await cluster.read(JobStore.task_attempts, "alice", "job", 0, "worker", 1)
+        assert attempts[0].retries == RetryCounts(user=1)
+        assert [(each.attempt_id, each.exit.code, each.attempt_state) for each in attempts] == [
             (1, 0, State.SUCCEEDED),
             (0, 255, State.FAILED),
         ]
@@ -314,13 +315,13 @@ def test_no_two_tasks_have_the_same_port_and_one_that_listens_is_left_alone(play
         role = {"commands": [FOR_EVER], "instances": 6, "resourcePerInstance": ports}
         await cluster.submit("alice", roles(worker=role))
         await until(lambda: runs(cluster))
-        (found,) = (await cluster.job("alice", "job")).task_roles
-        held = [port for task in found.tasks for numbers in task.attempt.ports.values() for port in numbers]
+        tasks = (await cluster.read(JobStore.detail, "alice", "job")).tasks["worker"]
+        held = [port for task in tasks for numbers in task.allocation.ports.values() for port in numbers]
         assert len(set(held)) == len(held) == 6 * 7
         # 45 ports, of which 42 are held; the kernel gives none of them to a process that binds port 0.
         await cluster.submit("alice", roles(name="two", worker={**role, "instances": 1}))
         crowded = await over(cluster, "two")
-        assert crowded.task_roles[0].tasks[0].attempt.exit.code == 253
+        assert crowded.tasks["worker"][0].exit.code == 253
         assert "free some ports" in crowded.attempt.exit.diagnostics
         await stop(cluster)
 
@@ -328,11 +329,11 @@ def test_no_two_tasks_have_the_same_port_and_one_that_listens_is_left_alone(play
 
 
 async def runs(cluster, name="job"):
-    return (await cluster.job("alice", name)).job.state is State.RUNNING
+    return (await cluster.read(JobStore.detail, "alice", name)).job.state is State.RUNNING
 
 
 async def stop(cluster, name="job"):
-    await cluster.set_execution_type("alice", "alice", name, STOP)
+    await cluster.stop(await summary(cluster, name))
     return await over(cluster, name)
 
 
@@ -363,11 +364,8 @@ def test_a_stopped_job_leaves_no_process_however_it_hides(play, tmp_path):
 
         await until(are_there)
         detail = await stop(cluster)
-        assert (detail.job.state, detail.job.exit_code, detail.job.execution_type) == (
-            State.STOPPED,
-            -210,
-            STOP,
-        )
+        assert (detail.job.state, detail.job.exit_code) == (State.STOPPED, -210)
+        assert detail.job.execution_type is ExecutionType.STOP
         assert processes_of(tmp_path) == []
 
     play(scenario, grace_s=0.3)
@@ -380,7 +378,7 @@ def test_a_stopped_task_has_its_grace(play):
         )
 
         async def is_ready():
-            with contextlib.suppress(LogUnknown, JobNotFound):
+            with contextlib.suppress(ApiError):
                 return "ready" in await log(cluster)
 
         await until(is_ready)
@@ -436,12 +434,12 @@ def test_virtual_clusters_say_what_they_have_and_who_waits(play):
         await cluster.submit("alice", commands(FOR_EVER, defaults={"virtualCluster": "small"}))
         await cluster.submit("alice", commands(FOR_EVER, name="b", defaults={"virtualCluster": "small"}))
         await until(lambda: runs(cluster))
-        large, small = await cluster.virtual_clusters()
+        large, small = cluster.virtual_clusters
         assert (large.name, large.used.cpu, large.waiting_jobs) == ("default", 0, 0)
         assert (small.name, small.capacity.cpu, small.used.cpu, small.waiting_jobs) == ("small", 1, 1, 1)
         await stop(cluster, "b")
         await stop(cluster)
-        assert (await cluster.virtual_clusters())[1].used == ResourceCounts(0, 0, 0)
+        assert cluster.virtual_clusters[1].used == ResourceCounts(0, 0, 0)
 
     both = {"default": ResourceCounts(4, 4000, 0), "small": ResourceCounts(1, 1024, 0)}
     play(scenario, virtual_clusters=both)
@@ -463,7 +461,7 @@ def test_a_storage_is_where_the_job_wants_it_and_nowhere_else(play, tmp_path):
     )
 
     async def scenario(cluster):
-        assert [each.is_mounted for each in await cluster.storages()] == [True, True]
+        assert cluster.mounts_work
         wanted = [{"name": "nfs", "mountPath": "/mnt/deep/er"}, {"name": "fixed"}]
         lines = ["cat /mnt/deep/er/hello", "echo new > /mnt/deep/er/new", "! echo x > /mnt/fixed/x"]
         detail = await run(cluster, commands(*lines, extras={"storages": wanted}))
@@ -504,7 +502,7 @@ def test_a_secret_is_used_and_shown_nowhere(play, tmp_path):
         detail = await run(cluster, text)
         assert detail.attempt.exit.origin_user_exit_code == 42
         assert "******" in await log(cluster)
-        assert "correct-horse" not in await cluster.config_text("alice", "job")
+        assert "correct-horse" not in await cluster.read(JobStore.config, "alice", "job")
 
         async def is_tidy():
             return not list((tmp_path / "state/containers").iterdir())
@@ -521,7 +519,7 @@ def test_the_config_is_what_was_submitted_but_for_the_secrets(play):
     async def scenario(cluster):
         text = (GOLDEN / "parameters_and_secrets.yaml").read_text()
         name = await cluster.submit("alice", text.encode())
-        shown = await cluster.config_text("alice", name)
+        shown = await cluster.read(JobStore.config, "alice", name)
         head, _, rest = text.partition("secrets:")
         assert shown.startswith(f'{head}secrets: "******"')
         assert rest.splitlines()[-1] in shown
@@ -534,15 +532,15 @@ def test_logs_are_read_by_their_names_and_in_pieces(play):
     async def scenario(cluster):
         lines = ["for i in $(seq 1000 1300); do echo line $i; done", "echo bad >&2"]
         await run(cluster, commands(*lines))
-        task = ("alice", "job", 0, "worker", 0, 0)
-        found = {each.name: each.size_bytes for each in await cluster.log_files(*task)}
+        logs = await cluster.logs_of("alice", "job", 0, "worker", 0, 0)
+        found = log_sizes(logs)
         assert found["stdout"] <= 1000 == found["stdout.1"] == found["stdout.2"]
         assert {"stderr", "all", "all.1", "runtime.log"} <= set(found)
         assert "stdout.3" not in found
-        end = await cluster.read_log(*task, "stdout", most_bytes=10)
+        end = read_log(logs, "stdout", max_bytes=10)
         assert end.data == b"line 1300\n"
         assert end.offset + 10 == end.size_bytes
-        following = await cluster.read_log(*task, "stdout", offset=end.size_bytes)
+        following = read_log(logs, "stdout", offset=end.size_bytes)
         assert following.data == b""
         everything = "".join([await log(cluster, file=name) for name in ("stdout.2", "stdout.1", "stdout")])
         assert everything.endswith("line 1299\nline 1300\n")
@@ -556,8 +554,9 @@ def test_logs_are_read_by_their_names_and_in_pieces(play):
 def test_a_log_has_no_other_name(play, name):
     async def scenario(cluster):
         await run(cluster, commands("true"))
-        with pytest.raises(LogUnknown, match="cannot find the log"):
-            await cluster.read_log("alice", "job", 0, "worker", 0, 0, name)
+        logs = await cluster.logs_of("alice", "job", 0, "worker", 0, 0)
+        with an_api_error("NoTaskLogError", "cannot find the log"):
+            read_log(logs, name)
 
     play(scenario)
 
@@ -622,7 +621,7 @@ def refused(play, text, error, match, **changes):
     async def scenario(cluster):
         with pytest.raises(error, match=match) as caught:
             await cluster.submit("alice", text)
-        assert await cluster.jobs() == []
+        assert await cluster.read(JobStore.jobs) == []
         return caught.value
 
     return play(scenario, **changes)
@@ -652,9 +651,11 @@ def test_nothing_but_names_and_paths_gets_into_a_command_line(play, tmp_path):
 
 def test_a_job_names_what_is_there(play):
     elsewhere = commands("true", defaults={"virtualCluster": "gpu"})
-    refused(play, elsewhere, VirtualClusterUnknown, "cannot find virtual cluster gpu; use one of default")
+    error = refused(play, elsewhere, ApiError, "cannot find virtual cluster gpu; use one of default")
+    assert error.code == "NoVirtualClusterError"
     unknown = commands("true", extras={"storages": [{"name": "x"}]})
-    refused(play, unknown, StorageUnknown, "cannot find storage x; there is none")
+    error = refused(play, unknown, ApiError, "cannot find storage x; there is none")
+    assert error.code == "NoStorageError"
 
 
 def test_a_job_that_can_never_fit_is_refused_with_what_there_is(play):
@@ -662,7 +663,7 @@ def test_a_job_that_can_never_fit_is_refused_with_what_there_is(play):
     refused(
         play,
         text,
-        JobExceedsCluster,
+        JobInvalid,
         "default has 4 CPUs",
         virtual_clusters={"default": ResourceCounts(4, 9999, 0)},
     )
@@ -677,35 +678,17 @@ def test_a_job_that_can_never_fit_is_refused_with_what_there_is(play):
 def test_a_name_is_taken_once_for_each_user_until_its_job_is_deleted(play):
     async def scenario(cluster):
         await cluster.submit("alice", commands(FOR_EVER))
-        with pytest.raises(JobExists, match="alice~job"):
+        with an_api_error("ConflictJobError", "alice~job"):
             await cluster.submit("alice", commands("true"))
         await run(cluster, commands("true"), "bob")
-        with pytest.raises(StillRunning, match="stop it first"):
-            await cluster.delete("alice", "alice", "job")
+        with an_api_error("ConflictJobError", "stop it first"):
+            await cluster.delete(await summary(cluster))
         await stop(cluster)
-        await cluster.delete("alice", "alice", "job")
-        with pytest.raises(JobNotFound):
-            await cluster.job("alice", "job")
-        assert [job.user for job in await cluster.jobs()] == ["bob"]
+        await cluster.delete(await summary(cluster))
+        with an_api_error("NoJobError"):
+            await cluster.read(JobStore.detail, "alice", "job")
+        assert [job.user for job in await cluster.read(JobStore.jobs)] == ["bob"]
         assert (await run(cluster, commands("true"))).job.state is State.SUCCEEDED
-
-    play(scenario)
-
-
-def test_jobs_of_others_are_for_looking_at(play):
-    async def scenario(cluster):
-        await cluster.submit("alice", commands(FOR_EVER))
-        for change in (
-            cluster.set_execution_type("bob", "alice", "job", STOP),
-            cluster.delete("bob", "alice", "job"),
-            cluster.add_tag("bob", "alice", "job", "t"),
-            cluster.remove_tag("bob", "alice", "job", "t"),
-        ):
-            with pytest.raises(JobForbidden, match="alice~job"):
-                await change
-        assert (await cluster.job("alice", "job")).job.user == "alice"
-        await cluster.set_execution_type("root", "alice", "job", STOP, is_admin=True)
-        assert (await over(cluster)).job.state is State.STOPPED
 
     play(scenario)
 
@@ -714,16 +697,15 @@ def test_what_is_not_there_is_unknown(play):
     async def scenario(cluster):
         await run(cluster, commands("true"))
         for question in (
-            cluster.job("alice", "nothing"),
-            cluster.job("alice", "job", 7),
-            cluster.config_text("bob", "job"),
-            cluster.events("alice", "nothing"),
-            cluster.job_attempts("alice", "nothing"),
-            cluster.task_attempts("alice", "job", 0, "worker", 5),
-            cluster.log_files("alice", "job", 0, "nobody", 0, 0),
-            cluster.set_execution_type("alice", "alice", "nothing", STOP),
+            cluster.read(JobStore.detail, "alice", "nothing"),
+            cluster.read(JobStore.detail, "alice", "job", 7),
+            cluster.read(JobStore.config, "bob", "job"),
+            cluster.read(JobStore.events, "alice", "nothing"),
+            cluster.read(JobStore.task_attempts, "alice", "job", 0, "worker", 5),
+            cluster.logs_of("alice", "job", 0, "nobody", 0, 0),
+            cluster.read(JobStore.summary, "alice", "nothing"),
         ):
-            with pytest.raises(JobNotFound, match="cannot find"):
+            with an_api_error("NoJobError", "not found|cannot find"):
                 await question
 
     play(scenario)
@@ -732,23 +714,13 @@ def test_what_is_not_there_is_unknown(play):
 def test_tags_come_and_go(play):
     async def scenario(cluster):
         await run(cluster, commands("true"))
+        job_id = (await summary(cluster)).job_id
         for tag in ("b", "a", "b"):
-            await cluster.add_tag("alice", "alice", "job", tag)
-        await cluster.remove_tag("alice", "alice", "job", "b")
-        with pytest.raises(TagUnknown, match="has a"):
-            await cluster.remove_tag("alice", "alice", "job", "b")
-        (job,) = await cluster.jobs()
-        assert job.tags == (await cluster.job("alice", "job")).job.tags == ("a",)
-
-    play(scenario)
-
-
-def test_start_does_not_bring_a_stopped_job_back(play):
-    async def scenario(cluster):
-        await cluster.submit("alice", commands(FOR_EVER))
-        await stop(cluster)
-        await cluster.set_execution_type("alice", "alice", "job", ExecutionType.START)
-        assert (await cluster.job("alice", "job")).job.state is State.STOPPED
+            await cluster.write(JobStore.add_tag, job_id, tag)
+        assert await cluster.write(JobStore.remove_tag, job_id, "b")
+        assert not await cluster.write(JobStore.remove_tag, job_id, "b")
+        (job,) = await cluster.read(JobStore.jobs)
+        assert job.tags == (await cluster.read(JobStore.detail, "alice", "job")).job.tags == ("a",)
 
     play(scenario)
 
@@ -756,9 +728,9 @@ def test_start_does_not_bring_a_stopped_job_back(play):
 def test_events_tell_what_happened(play):
     async def scenario(cluster):
         await run(cluster, commands("exit 3", "echo <% $parameters.nobody %>"))
-        reasons = [event.reason for event in await cluster.events("alice", "job")]
+        reasons = [event.reason for event in await cluster.read(JobStore.events, "alice", "job")]
         assert {"Scheduled", "Started", "PAIRuntimeUnknownFailed", "Unclear"} == set(reasons)
-        warnings = await cluster.events("alice", "job", EventType.WARNING)
+        warnings = await cluster.read(JobStore.events, "alice", "job", "Warning")
         assert {event.reason for event in warnings} == {"PAIRuntimeUnknownFailed", "Unclear"}
 
     play(scenario)
@@ -785,7 +757,7 @@ def test_a_cluster_that_is_closed_says_so(tmp_path):
         with pytest.raises(ClusterClosed):
             await cluster.submit("alice", commands("true"))
         with pytest.raises(ClusterClosed):
-            await cluster.jobs()
+            await cluster.read(JobStore.jobs)
 
     asyncio.run(scenario())
 
@@ -843,7 +815,7 @@ def test_closing_leaves_jobs_running_and_the_next_cluster_goes_on_with_them(play
 
     async def go_on(cluster):
         (work,) = (tmp_path / "state/containers").glob("*/work")
-        assert (await cluster.job("alice", "job")).job.state is State.RUNNING
+        assert (await cluster.read(JobStore.detail, "alice", "job")).job.state is State.RUNNING
         (work / "go").touch()
         detail = await over(cluster)
         assert (detail.job.state, detail.job.retries.total) == (State.SUCCEEDED, 0)
@@ -867,7 +839,7 @@ def test_a_task_whose_supervisor_is_killed_is_tried_again_and_leaves_nothing(pla
         os.kill(json.loads(document.read_text())["pid"], 9)
         detail = await over(cluster)
         assert (detail.job.state, detail.job.retries) == (State.SUCCEEDED, RetryCounts(platform=1))
-        first = (await cluster.job("alice", "job", 0)).attempt.exit
+        first = (await cluster.read(JobStore.detail, "alice", "job", 0)).attempt.exit
         assert (first.code, "supervisor was killed" in first.diagnostics) == (137, True)
         assert processes_of(tmp_path) == []
 

@@ -16,8 +16,8 @@ from openpai_here import JOBS, PASSWORDS, OpenPaiHere, an_openpai_here, refused
 from openpai_jobs import a_job, text_of
 from real_experiment import wait_until
 
-from nni_manager.local_openpai import errors
 from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.errors import ApiError, ClusterClosed, StateBusy
 from nni_manager.local_openpai.request_bodies import MAX_BODY_BYTES
 from nni_manager.local_openpai.settings import ClusterSettings
 
@@ -268,10 +268,10 @@ def test_a_path_that_is_not_there_is_said_to_be_none(here, method, path):
 @pytest.mark.parametrize(
     ("error", "status", "code"),
     [
-        (errors.StateBusy("cannot write; wait"), 503, "BusyError"),
-        (errors.ClusterClosed(), 503, "BusyError"),
-        (errors.StorageUnknown("cannot find storage x; use team"), 404, "NoStorageError"),
-        (errors.VirtualClusterUnknown("cannot find it; use default"), 404, "NoVirtualClusterError"),
+        (StateBusy("cannot write; wait"), 503, "BusyError"),
+        (ClusterClosed(), 503, "BusyError"),
+        (ApiError("NoStorageError", "cannot find storage x; use team"), 404, "NoStorageError"),
+        (ApiError("NoVirtualClusterError", "cannot find it; use default"), 404, "NoVirtualClusterError"),
     ],
 )
 def test_what_the_cluster_cannot_do_is_told_in_its_words(failing, error, status, code):

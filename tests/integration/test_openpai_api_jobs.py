@@ -11,7 +11,8 @@ from openpai_here import JOBS, an_openpai_here, refused
 from openpai_jobs import ACCEPTED, REJECTED, WORKER, a_job, text_of
 from real_experiment import wait_until
 
-from nni_manager.local_openpai.errors import LogUnknown
+from nni_manager.local_openpai.errors import ApiError
+from nni_manager.local_openpai.logs import read_log
 
 
 @pytest.fixture
@@ -127,7 +128,17 @@ def test_tags_are_put_on_filtered_by_and_taken_off(here):
     assert [each["name"] for each in ada.get(JOBS, params={"tagsNotContain": "best so far"}).json()] == ["b"]
     assert ada.get(f"{JOBS}/ada~a").json()["tags"] == ["best so far"]
     assert ada.delete(f"{JOBS}/ada~a/tag", json={"value": "best so far"}).status_code == 200
-    refused(ada.delete(f"{JOBS}/ada~a/tag", json={"value": "best so far"}), 404, "NoTagError")
+    ada.put(f"{JOBS}/ada~a/tag", json={"value": "other"})
+    missing = ada.delete(f"{JOBS}/ada~a/tag", json={"value": "best so far"})
+    assert "has other" in refused(missing, 404, "NoTagError")
+
+
+def test_start_does_not_bring_a_stopped_job_back(here):
+    ada = here.client()
+    ada.submit(a_job_of("sleep 600"))
+    for value in ("START", "STOP", "START"):
+        assert ada.put(f"{JOBS}/ada~job/executionType", json={"value": value}).status_code == 202
+    assert ended(ada)["jobStatus"]["state"] == "STOPPED"
 
 
 def test_a_query_over_http_filters_orders_and_pages(here):
@@ -338,18 +349,17 @@ def test_no_name_of_a_log_leads_out_of_its_folder_even_if_the_link_were_good(her
     ada.submit(a_job_of("echo hello"))
     known = links(ada, ended(ada)).keys()
 
-    def read(name):
-        reading = here.cluster.read_log("ada", "job", 0, "worker", 0, 0, name)
-        return asyncio.run_coroutine_threadsafe(reading, here.loop).result(10)
+    reading = here.cluster.logs_of("ada", "job", 0, "worker", 0, 0)
+    folder = asyncio.run_coroutine_threadsafe(reading, here.loop).result(10)
 
     @given(st.sampled_from(HOSTILE) | st.text().filter(lambda name: name not in known))
     @settings(suppress_health_check=list(HealthCheck))
     def is_refused(name):
-        with pytest.raises(LogUnknown):
-            read(name)
+        with pytest.raises(ApiError, match="cannot find the log"):
+            read_log(folder, name)
 
     is_refused()
-    assert read("stdout").data == b"hello\n"
+    assert read_log(folder, "stdout").data == b"hello\n"
 
 
 def test_tasks_and_logs_that_are_not_there_are_said_to_be_none(here):

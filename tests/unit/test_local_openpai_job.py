@@ -10,18 +10,17 @@ from played_jobs import Played, a_plan, a_role
 
 from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.job import (
+    Allocated,
     Allocation,
-    AllocationFailed,
     Change,
     ContainerEnded,
     ContainerStarted,
     LeaveQueue,
-    Placed,
     RecordEvent,
     ReleaseAllocation,
     RequestAllocation,
+    SaveAttempt,
     SaveTask,
-    SaveTaskAttempt,
     StartContainer,
     StopAsked,
     StopContainer,
@@ -68,7 +67,7 @@ def test_no_task_of_a_gang_starts_before_all_have_their_addresses():
     assert len(asked.request.needs) == 3
     played.place_all()
     for start in played.of(StartContainer):
-        assert all(task.place is not None for task in start.tasks)
+        assert all(task.allocation is not None for task in start.tasks)
     assert len(played.of(StartContainer)) == 3
 
 
@@ -76,25 +75,25 @@ def test_without_a_gang_each_task_waits_for_itself_and_sees_holes():
     played = Played(a_plan(is_gang=False))
     played.happens(Submitted())
     assert len(played.of(RequestAllocation)) == 2
-    played.happens(Placed({played.container(0): Allocation("127.0.0.1", {}, ())}))
+    played.happens(Allocated({played.container(0): Allocation("127.0.0.1", {}, ())}))
     (start,) = played.of(StartContainer)
-    assert [task.place is None for task in start.tasks] == [False, True]
+    assert [task.allocation is None for task in start.tasks] == [False, True]
     played.place_all()
     assert len(played.of(StartContainer)) == 2
 
 
 def test_a_job_runs_with_its_first_task_and_says_so_once():
     played = Played(a_plan()).begin()
-    assert played.job.state is State.RUNNING
+    assert played.job.attempt.state is State.RUNNING
     assert played.changes == [Change.RUNNING]
 
 
 def test_all_tasks_succeed_and_so_does_the_job():
     played = Played(a_plan()).begin()
     played.ends(0, 0)
-    assert played.job.state is State.RUNNING
+    assert played.job.attempt.state is State.RUNNING
     played.ends(1, 0)
-    assert (played.job.state, played.job.code) == (State.SUCCEEDED, 0)
+    assert (played.job.attempt.state, played.job.attempt.code) == (State.SUCCEEDED, 0)
     assert played.changes == [Change.RUNNING, Change.SUCCEEDED]
     assert len(played.of(ReleaseAllocation)) == 2
 
@@ -115,10 +114,13 @@ def test_the_first_failure_ends_the_job_once_the_rest_is_stopped():
     assert [effect.container_id for effect in new if isinstance(effect, StopContainer)] == [
         played.container(1)
     ]
-    assert (played.job.sub_state, played.job.state) == (SubState.ATTEMPT_DELETION_REQUESTED, State.RUNNING)
+    assert (played.job.sub_state, played.job.attempt.state) == (
+        SubState.ATTEMPT_DELETION_REQUESTED,
+        State.RUNNING,
+    )
     played.ends(1, 143)
-    assert played.job.state is State.FAILED
-    assert played.job.code == 255
+    assert played.job.attempt.state is State.FAILED
+    assert played.job.attempt.code == 255
     assert played.states() == [State.FAILED, State.STOPPED]
 
 
@@ -126,17 +128,17 @@ def test_a_helper_that_is_killed_in_a_job_that_succeeded_is_stopped():
     played = Played(a_plan(a_role("ps", 1), a_role("worker", 1, min_succeeded=1))).begin()
     played.ends(0, 0)
     played.ends(0, 137, "ps")
-    assert played.job.state is State.SUCCEEDED
+    assert played.job.attempt.state is State.SUCCEEDED
     assert played.states() == [State.STOPPED, State.SUCCEEDED]
 
 
 def test_stopping_is_not_a_failure_whatever_the_processes_make_of_it():
     played = Played(a_plan(job_retries=3)).begin()
     played.happens(StopAsked())
-    assert (played.job.state, played.job.execution_type) == (State.STOPPING, ExecutionType.STOP)
+    assert (played.job.attempt.state, played.job.execution_type) == (State.STOPPING, ExecutionType.STOP)
     played.ends(0, 1)
     played.ends(1, 0)
-    assert (played.job.state, played.job.code) == (State.STOPPED, -210)
+    assert (played.job.attempt.state, played.job.attempt.code) == (State.STOPPED, -210)
     assert played.states() == [State.STOPPED, State.STOPPED]
     assert played.changes[-1] is Change.STOPPED
 
@@ -145,7 +147,7 @@ def test_a_job_that_waits_is_stopped_at_once():
     played = Played(a_plan())
     played.happens(Submitted())
     new = played.happens(StopAsked())
-    assert played.job.state is State.STOPPED
+    assert played.job.attempt.state is State.STOPPED
     (left,) = [effect for effect in new if isinstance(effect, LeaveQueue)]
     assert len(left.container_ids) == 2
     assert not played.of(StopContainer)
@@ -156,7 +158,7 @@ def test_a_job_that_is_stopped_after_it_failed_has_failed():
     played.ends(0, 255)
     played.happens(StopAsked())
     played.ends(1, 143)
-    assert (played.job.state, played.job.code) == (State.FAILED, 255)
+    assert (played.job.attempt.state, played.job.attempt.code) == (State.FAILED, 255)
 
 
 def test_a_job_that_is_stopped_after_it_failed_is_not_tried_again():
@@ -164,7 +166,7 @@ def test_a_job_that_is_stopped_after_it_failed_is_not_tried_again():
     played.ends(0, 255)
     played.happens(StopAsked())
     played.ends(1, 143)
-    assert played.job.attempt_id == 0
+    assert played.job.attempt.attempt_id == 0
 
 
 def test_a_job_is_tried_again_with_new_containers():
@@ -172,7 +174,7 @@ def test_a_job_is_tried_again_with_new_containers():
     before = {task.container_id for task in played.job.tasks.values()}
     played.ends(0, 255)
     played.ends(1, 143)
-    assert (played.job.state, played.job.attempt_id, played.job.counts) == (
+    assert (played.job.attempt.state, played.job.attempt.attempt_id, played.job.retries) == (
         State.WAITING,
         1,
         RetryCounts(user=1),
@@ -180,7 +182,7 @@ def test_a_job_is_tried_again_with_new_containers():
     assert before.isdisjoint(task.container_id for task in played.job.tasks.values())
     (first,) = [
         effect.attempt
-        for effect in played.of(SaveTaskAttempt)
+        for effect in played.of(SaveAttempt)
         if effect.attempt.attempt_id == 0 and effect.attempt.completed_at_s is not None
     ]
     assert (first.sub_state, first.exit.code) == (SubState.COMPLETED, 255)
@@ -188,7 +190,7 @@ def test_a_job_is_tried_again_with_new_containers():
     played.start_all()
     played.ends(0, 0)
     played.ends(1, 0)
-    assert played.job.state is State.SUCCEEDED
+    assert played.job.attempt.state is State.SUCCEEDED
     assert played.changes == [Change.RUNNING, Change.RETRIED, Change.RUNNING, Change.SUCCEEDED]
 
 
@@ -197,15 +199,15 @@ def test_a_task_is_tried_again_without_the_others_when_there_is_no_gang():
     first = played.container(0)
     played.ends(0, 255)
     task = played.job.tasks["worker", 0]
-    assert (task.attempt_id, task.counts) == (1, RetryCounts(user=1))
+    assert (task.attempt_id, task.retries) == (1, RetryCounts(user=1))
     assert task.container_id != first
-    assert played.job.state is State.RUNNING
+    assert played.job.attempt.state is State.RUNNING
     assert not played.of(StopContainer)
     played.place_all()
     played.start_all()
     played.ends(0, 0)
     played.ends(1, 0)
-    assert played.job.state is State.SUCCEEDED
+    assert played.job.attempt.state is State.SUCCEEDED
 
 
 def test_what_is_said_of_an_earlier_container_comes_too_late():
@@ -213,7 +215,7 @@ def test_what_is_said_of_an_earlier_container_comes_too_late():
     first = played.container(0)
     played.ends(0, 255)
     new = played.happens(ContainerEnded(first, TaskExit(0)))
-    assert [type(effect) for effect in new] == [SaveTaskAttempt]
+    assert [type(effect) for effect in new] == [SaveAttempt]
     assert played.job.tasks["worker", 0].sub_state is SubState.ATTEMPT_CREATION_PENDING
 
 
@@ -224,7 +226,7 @@ def test_a_job_that_the_platform_fails_again_and_again_fails_and_says_why():
         played.place_all()
         played.start_all()
     played.ends(0, 137)
-    assert (played.job.state, played.job.counts) == (State.FAILED, RetryCounts(platform=2))
+    assert (played.job.attempt.state, played.job.retries) == (State.FAILED, RetryCounts(platform=2))
     assert [note.reason for note in played.of(RecordEvent)][-1] == "RetriesExhausted"
 
 
@@ -232,8 +234,9 @@ def test_a_gang_without_ports_ends_with_the_code_for_that_and_is_tried_again():
     played = Played(a_plan())
     played.happens(Submitted())
     waiting = tuple(task.container_id for task in played.job.tasks.values())
-    played.happens(AllocationFailed(waiting, TaskExit(253)))
-    assert (played.job.attempt_id, played.job.counts) == (1, RetryCounts(platform=1))
+    for container_id in waiting:
+        played.happens(ContainerEnded(container_id, TaskExit(253)))
+    assert (played.job.attempt.attempt_id, played.job.retries) == (1, RetryCounts(platform=1))
     kept = [effect.task for effect in played.of(SaveTask) if effect.task.exit is not None]
     assert kept[0].exit.code == 253
     # The place they had is free again.
@@ -284,9 +287,10 @@ class AnyJob(RuleBasedStateMachine):
         ids = self.waiting.pop(key)
         self.placed.update(ids)
         if is_missing:
-            self.send(AllocationFailed(ids, TaskExit(253)))
+            for container_id in ids:
+                self.send(ContainerEnded(container_id, TaskExit(253)))
         else:
-            self.send(Placed({each: Allocation("127.0.0.1", {}, ()) for each in ids}))
+            self.send(Allocated({each: Allocation("127.0.0.1", {}, ()) for each in ids}))
 
     @precondition(lambda self: self.running)
     @rule(number=st.integers(0, 9))
@@ -320,8 +324,9 @@ class AnyJob(RuleBasedStateMachine):
     @invariant()
     def a_verdict_stays(self):
         job = self.played.job
-        if job.verdict is not None:
-            assert self.verdicts.setdefault(job.attempt_id, job.verdict) == job.verdict
+        if job.attempt.exit is not None:
+            verdict = (job.attempt.exit, job.attempt.trigger)
+            assert self.verdicts.setdefault(job.attempt.attempt_id, verdict) == verdict
 
     @invariant()
     def who_holds_a_place_is_a_task_that_is_not_over(self):
@@ -347,7 +352,7 @@ class AnyJob(RuleBasedStateMachine):
             assert not self.placed
             assert not self.waiting
             assert not self.running
-            assert self.played.changes[-1].value == job.state.value.lower()
+            assert self.played.changes[-1].value == job.attempt.state.value.lower()
         else:
             assert self.placed or self.waiting
 
@@ -365,8 +370,8 @@ class AnyJob(RuleBasedStateMachine):
                 self.send(ContainerEnded(container_id, TaskExit(0)))
         assert self.played.job.is_over
         self.what_is_over_has_nothing_left()
-        if self.was_stopped and self.played.job.code in (-210,):
-            assert self.played.job.state is State.STOPPED
+        if self.was_stopped and self.played.job.attempt.code in (-210,):
+            assert self.played.job.attempt.state is State.STOPPED
 
 
 TestAnyJob = AnyJob.TestCase

@@ -241,9 +241,9 @@ def granted(cluster):
 
 def test_who_stands_in_front_is_not_overtaken():
     cluster = a_cluster()
-    cluster.ask(a_request(1, a=(3, 1, 0)))
-    cluster.ask(a_request(2, b=(2, 1, 0)))
-    cluster.ask(a_request(3, c=(1, 1, 0)))
+    cluster.enqueue(a_request(1, a=(3, 1, 0)))
+    cluster.enqueue(a_request(2, b=(2, 1, 0)))
+    cluster.enqueue(a_request(3, c=(1, 1, 0)))
     assert granted(cluster) == [1]
     cluster.release("a")
     assert granted(cluster) == [2, 3]
@@ -251,8 +251,8 @@ def test_who_stands_in_front_is_not_overtaken():
 
 def test_what_belongs_together_gets_its_place_together():
     cluster = a_cluster()
-    cluster.ask(a_request(1, a=(1, 1, 0)))
-    cluster.ask(a_request(2, b=(2, 1, 0), c=(2, 1, 0)))
+    cluster.enqueue(a_request(1, a=(1, 1, 0)))
+    cluster.enqueue(a_request(2, b=(2, 1, 0), c=(2, 1, 0)))
     assert granted(cluster) == [1]
     cluster.release("a")
     assert granted(cluster) == [2]
@@ -260,17 +260,17 @@ def test_what_belongs_together_gets_its_place_together():
 
 def test_no_gpu_is_held_twice_and_those_of_another_virtual_cluster_are_not_touched():
     first, second = virtual_clusters({"a": ResourceCounts(9, 9, 2), "b": ResourceCounts(9, 9, 1)}).values()
-    first.ask(a_request(1, a=(0, 0, 1), b=(0, 0, 1)))
-    second.ask(a_request(2, c=(0, 0, 1)))
+    first.enqueue(a_request(1, a=(0, 0, 1), b=(0, 0, 1)))
+    second.enqueue(a_request(2, c=(0, 0, 1)))
     assert first.grants()[0].gpus == {"a": (0,), "b": (1,)}
     assert second.grants()[0].gpus == {"c": (2,)}
 
 
 def test_who_leaves_the_queue_lets_the_next_one_through():
     cluster = a_cluster()
-    cluster.ask(a_request(1, a=(9, 1, 0)))
-    cluster.ask(a_request(2, b=(1, 1, 0)))
-    cluster.forget(["a"])
+    cluster.enqueue(a_request(1, a=(9, 1, 0)))
+    cluster.enqueue(a_request(2, b=(1, 1, 0)))
+    cluster.dequeue(["a"])
     assert granted(cluster) == [2]
 
 
@@ -278,7 +278,7 @@ def test_who_leaves_the_queue_lets_the_next_one_through():
 def test_no_more_is_given_than_there_is_and_everybody_gets_a_turn_in_order(needs, data):
     cluster = a_cluster()
     for number, need in enumerate(needs):
-        cluster.ask(a_request(number, **{f"c{number}": need}))
+        cluster.enqueue(a_request(number, **{f"c{number}": need}))
     order, running = [], []
     while len(order) < len(needs) or running:
         found = granted(cluster)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openpai_jobs import WORKER, a_job, text_of
 
-from nni_manager.local_openpai.core.job import Allocation, PaiJob, Placed, Submitted
+from nni_manager.local_openpai.core.job import Allocated, Allocation, PaiJob, Submitted
 from nni_manager.local_openpai.environment import inherited, task_variables
 from nni_manager.local_openpai.planning import RUNTIME_DIR, planned
 from nni_manager.local_openpai.supervisor import MASK, Redactor, RotatedLog, claim, old_logs, process_identity
@@ -26,16 +26,16 @@ def a_plan(*changes, **top):
 
 
 def placed(plan, *only):
-    """A job whose tasks have their places; without a gang, only those of these indices."""
+    """A job whose tasks have their allocations; without a gang, only those of these indices."""
     numbers = iter(range(1000))
     job = PaiJob(1, plan, 0.0, lambda: f"id{next(numbers)}", 3)
     job.handle(Submitted(), 1.0)
     tasks = [task for task in job.tasks.values() if not only or task.index in only]
-    places = {
+    allocations = {
         task.container_id: Allocation("10.0.0.1", {"ssh": (1000 + n,), "http": (2000 + n, 3000 + n)}, (n,))
         for n, task in enumerate(tasks)
     }
-    job.handle(Placed(places), 2.0)
+    job.handle(Allocated(allocations), 2.0)
     return job
 
 

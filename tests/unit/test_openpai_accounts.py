@@ -16,7 +16,7 @@ from nni_manager.local_openpai.accounts import (
     new_user,
     payload_of,
 )
-from nni_manager.local_openpai.api_errors import ApiError
+from nni_manager.local_openpai.errors import ApiError
 
 ADA, BOB = User("ada", "00:00", True), User("bob", "00:00", False)
 

@@ -1,19 +1,16 @@
 """Jobs as OpenPAI's API tells of them."""
 
+from pathlib import Path
+
 from openpai_pictures import a_failed_job, a_summary
 
 from nni_manager.local_openpai import response_bodies
-from nni_manager.local_openpai.core.states import ExecutionType, State, SubState
-from nni_manager.local_openpai.jobs import (
-    AttemptSummary,
-    EventType,
-    JobDetail,
-    JobEventRecord,
-    ResourceCounts,
-    RetryCounts,
-    StorageView,
-    VirtualClusterView,
-)
+from nni_manager.local_openpai.core.job import JobAttempt
+from nni_manager.local_openpai.core.policies import RetryCounts
+from nni_manager.local_openpai.core.queue import Request, ResourceCounts, VirtualCluster
+from nni_manager.local_openpai.core.states import EventType, ExecutionType
+from nni_manager.local_openpai.jobs import JobDetail, JobEvent
+from nni_manager.local_openpai.settings import StorageSettings
 
 SPEC = {
     "code": 255,
@@ -40,7 +37,7 @@ def test_a_job_in_a_list_has_every_key_and_times_in_milliseconds():
         "retryDetails": {"user": 1, "platform": 2, "resource": 3},
         "retryDelayTime": None,
         "submissionTime": 1000,
-        "createdTime": 1500,
+        "createdTime": 1000,
         "launchedTime": 2500,
         "completedTime": None,
         "tags": [],
@@ -91,7 +88,7 @@ def test_a_job_that_failed_says_why_at_every_level():
         "currentAttemptCompletedTime": 3250,
         "containerId": "pod-0",
         "containerIp": "127.0.0.1",
-        "containerNodeName": "localhost",
+        "containerNodeName": "127.0.0.1",
         "containerPorts": {"ssh": "26055", "nni": "1,2"},
         "containerGpus": 0b101,
         "containerLog": "/api/v2/jobs/ada~job/attempts/0/taskRoles/worker1/taskIndex/0/attempts/0/logs",
@@ -111,8 +108,7 @@ def test_list_and_detail_say_the_same_of_a_job():
 
 def test_a_job_that_has_just_come_has_nothing_of_an_end():
     job = a_summary()
-    attempt = AttemptSummary(0, State.WAITING, SubState.ATTEMPT_CREATION_PENDING, 1.0, None, None, None, None)
-    document = response_bodies.detail(JobDetail(job, attempt, ()))
+    document = response_bodies.detail(JobDetail(job, JobAttempt(0, 1.0), {}))
     ends = {key: value for key, value in document["jobStatus"].items() if key.startswith("appExit")}
     assert len(ends) == 8
     assert set(ends.values()) == {None}
@@ -121,8 +117,7 @@ def test_a_job_that_has_just_come_has_nothing_of_an_end():
 
 def test_a_tasks_history_has_each_attempt_with_its_log():
     picture = a_failed_job()
-    (task,) = picture.task_roles[0].tasks
-    history = response_bodies.task_history(picture.job, 0, "worker1", task, [task.attempt])
+    history = response_bodies.task_history(picture.job, 0, "worker1", picture.tasks["worker1"])
     assert (history["taskRoleName"], history["taskIndex"], history["taskState"]) == ("worker1", 0, "FAILED")
     (attempt,) = history["attempts"]
     assert attempt["containerLog"].endswith("/attempts/0/logs")
@@ -131,7 +126,7 @@ def test_a_tasks_history_has_each_attempt_with_its_log():
 
 def test_an_event_of_a_task_names_it_as_the_cluster_does_and_one_of_the_job_names_none():
     job = a_summary()
-    of_task = JobEventRecord("u1", EventType.WARNING, "Failed", "ended with 3", 2.5, 0, "worker1", 4, "pod-0")
+    of_task = JobEvent(EventType.WARNING, "Failed", "ended with 3", 0, "worker1", 4, "pod-0", 1, 2.5)
     document = response_bodies.event(of_task, job)
     assert (document["taskName"], document["podUid"]) == (f"{job.debug_id}-worker1-4", "pod-0")
     assert (document["type"], document["firstTimestamp"], document["frameworkName"]) == (
@@ -139,19 +134,21 @@ def test_an_event_of_a_task_names_it_as_the_cluster_does_and_one_of_the_job_name
         2500,
         "ada~job",
     )
-    of_job = response_bodies.event(JobEventRecord("u2", EventType.NORMAL, "Submitted", "waits", 1.0, 0), job)
+    of_job = response_bodies.event(JobEvent(EventType.NORMAL, "Submitted", "waits", 0), job)
     assert (of_job["taskName"], of_job["taskroleName"], of_job["taskIndex"]) == (None, None, None)
 
 
 def test_shares_of_virtual_clusters_are_by_gpus_where_there_are_any():
-    half = VirtualClusterView("a", ResourceCounts(1, 10, 2), ResourceCounts(1, 5, 1), 3)
-    rest = VirtualClusterView("b", ResourceCounts(9, 10, 2), ResourceCounts(0, 0, 0), 0)
+    half = VirtualCluster("a", ResourceCounts(1, 10, 2), (0, 1), used=ResourceCounts(1, 5, 1))
+    for job_id in range(3):
+        half.enqueue(Request(job_id, {f"c{job_id}": ResourceCounts(1, 1, 1)}))
+    rest = VirtualCluster("b", ResourceCounts(9, 10, 2), (2, 3))
     total = response_bodies.total_of([half, rest])
     document = response_bodies.virtual_cluster(half, total)
     assert (document["capacity"], document["usedCapacity"], document["waitingJobs"]) == (50.0, 25.0, 3)
     assert document["resourcesTotal"] == {"cpu": 1, "vCores": 1, "memory": 10, "gpu": 2, "GPUs": 2}
     assert response_bodies.virtual_cluster(rest, ResourceCounts(10, 20, 0))["capacity"] == 90.0
-    empty = VirtualClusterView("c", ResourceCounts(0, 0, 0), ResourceCounts(0, 0, 0), 0)
+    empty = VirtualCluster("c", ResourceCounts(0, 0, 0), ())
     assert response_bodies.virtual_cluster(empty, response_bodies.total_of([empty]))["capacity"] == 0.0
     (node,) = response_bodies.node([half, rest]).values()
     assert (node["total"]["gpu"], node["available"]) == (
@@ -161,7 +158,9 @@ def test_shares_of_virtual_clusters_are_by_gpus_where_there_are_any():
 
 
 def test_a_storage_says_where_it_is():
-    document = response_bodies.storage_detail(StorageView("team", "/srv/team", True, True, False))
+    document = response_bodies.storage_detail(
+        StorageSettings("team", Path("/srv/team"), True, True), is_mounted=False
+    )
     assert (document["name"], document["default"], document["readOnly"]) == ("team", True, True)
     assert (document["data"], document["type"], document["mounted"]) == (
         {"path": "/srv/team"},

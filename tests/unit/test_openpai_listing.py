@@ -5,23 +5,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openpai_pictures import a_summary
 
-from nni_manager.local_openpai.api_errors import ApiError
-from nni_manager.local_openpai.core.states import State
-from nni_manager.local_openpai.listing import MAX_LIMIT, Listing
+from nni_manager.local_openpai.core.states import SubState
+from nni_manager.local_openpai.errors import ApiError
+from nni_manager.local_openpai.listing import MAX_LIMIT, listed
 from nni_manager.local_openpai.response_bodies import list_item
 
 JOBS = [
     list_item(job)
     for job in (
         a_summary(name="c", submitted_at_s=3, tags=("x", "y"), completed_at_s=9, total_gpus=2),
-        a_summary(name="b", submitted_at_s=2, user="bob", state=State.RUNNING, priority="prod"),
+        a_summary(
+            name="b", submitted_at_s=2, user="bob", sub_state=SubState.ATTEMPT_RUNNING, priority="prod"
+        ),
         a_summary(name="a", submitted_at_s=1, virtual_cluster="big", tags=("y",), completed_at_s=5),
     )
 ]
 
 
 def names(**query):
-    answer = Listing.of_query(query).answer(JOBS)
+    answer = listed(query, JOBS)
     return "".join(item["name"] for item in answer)
 
 
@@ -66,7 +68,7 @@ def test_a_query_chooses_and_orders(query, found):
 
 
 def test_the_count_is_of_all_pages():
-    answer = Listing.of_query({"withTotalCount": "true", "limit": "1", "username": "ada"}).answer(JOBS)
+    answer = listed({"withTotalCount": "true", "limit": "1", "username": "ada"}, JOBS)
     assert (answer["totalCount"], [item["name"] for item in answer["data"]]) == (2, ["c"])
 
 
@@ -86,7 +88,7 @@ def test_the_count_is_of_all_pages():
 )
 def test_a_query_that_says_nothing_is_refused_with_a_way_out(query, words):
     with pytest.raises(ApiError) as caught:
-        Listing.of_query(query)
+        listed(query, [])
     assert (caught.value.code, caught.value.status) == ("InvalidParametersError", 400)
     assert words in str(caught.value)
     assert len(str(caught.value)) < 400
@@ -121,9 +123,9 @@ ORDERS = st.sampled_from(
 
 @given(ITEMS, ORDERS, st.integers(1, 5))
 def test_pages_put_together_are_the_whole_list_and_nothing_is_on_two(items, order, size):
-    whole = Listing.of_query({"order": order}).answer(items)
+    whole = listed({"order": order}, items)
     pages = [
-        Listing.of_query({"order": order, "offset": str(start), "limit": str(size)}).answer(items)
+        listed({"order": order, "offset": str(start), "limit": str(size)}, items)
         for start in range(0, len(items) + size, size)
     ]
     assert [item for page in pages for item in page] == whole
@@ -133,7 +135,7 @@ def test_pages_put_together_are_the_whole_list_and_nothing_is_on_two(items, orde
 @given(ITEMS, st.sets(st.sampled_from("xyz"), min_size=1))
 def test_every_job_has_one_of_the_tags_or_none_of_them(items, tags):
     words = ",".join(sorted(tags))
-    has = Listing.of_query({"tagsContain": words}).answer(items)
-    has_not = Listing.of_query({"tagsNotContain": words}).answer(items)
+    has = listed({"tagsContain": words}, items)
+    has_not = listed({"tagsNotContain": words}, items)
     assert sorted(item["name"] for item in has + has_not) == sorted(item["name"] for item in items)
     assert all(tags & set(item["tags"]) for item in has)

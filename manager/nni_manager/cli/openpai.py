@@ -173,7 +173,7 @@ def _show(service: Service, as_json: bool, headline: str) -> None:
     output.plain(f"  paiStorageConfigName: {storage}")
     output.plain("paiConfig:")
     output.plain(f"  userName: {credentials.user}")
-    if service.state == _state(None):
+    if service.state.path == _state(None).path:
         # `local` finds the service. Tasks also get this environment's Python, and storages if the kernel cannot mount them.
         output.plain("  host: local")
     else:

@@ -17,9 +17,9 @@ from nni_manager.errors import NniManagerError, UserError
 from nni_manager.http_server import OWN_NAMES, HttpServer, listen
 from nni_manager.local_openpai.accounts import Accounts, new_user
 from nni_manager.local_openpai.api import OpenPaiApi
-from nni_manager.local_openpai.api_errors import ApiError
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.daemon import HOST, Credentials, ServiceProcess, StateFolder
+from nni_manager.local_openpai.errors import ApiError
 from nni_manager.local_openpai.options import (
     DEFAULT_PORT,
     DEFAULT_STORAGE,
@@ -125,7 +125,7 @@ def _accounts(state: StateFolder) -> Accounts:
         name = credentials.user if credentials else _name_of_owner()
         if name not in {user.name for user in accounts.users()}:
             # A random password: the owner logs in with the token, so no password has to be stored.
-            accounts.put_user(new_user(name, secrets.token_urlsafe(32), is_admin=True))
+            accounts.add_user(new_user(name, secrets.token_urlsafe(32), is_admin=True))
         credentials = Credentials(name, accounts.issue(name, now_s, None))
         log.info("%s, the owner, has a new token", name)
     accounts.make_owners(credentials.token)

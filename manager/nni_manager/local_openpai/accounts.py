@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nni_manager.local_openpai.api_errors import ApiError, bad_token
+from nni_manager.local_openpai.errors import ApiError, bad_token, invalid_parameters
 
 USER_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 MIN_PASSWORD = 6
@@ -128,10 +128,6 @@ class Accounts:
         """
         if user.name in self._users:
             raise ApiError("ConflictUserError", f"User name {user.name} already exists.")
-        self.put_user(user)
-
-    def put_user(self, user: User) -> None:
-        """Add or replace a user; existing tokens stay valid."""
         self._users[user.name] = user
 
     def remove_user(self, name: str) -> None:
@@ -223,14 +219,12 @@ def new_user(name: str, password: str, *, is_admin: bool) -> User:
         ApiError: InvalidParametersError, the name or the password is invalid.
     """
     if not USER_NAME.fullmatch(name):
-        raise ApiError(
-            "InvalidParametersError",
-            f"cannot use the user name {name[:64]!r}: write 1 to 64 letters, digits, _ . or -",
+        raise invalid_parameters(
+            f"cannot use the user name {name[:64]!r}: write 1 to 64 letters, digits, _ . or -"
         )
     if len(password) < MIN_PASSWORD:
-        raise ApiError(
-            "InvalidParametersError",
-            f"cannot use a password of {len(password)} characters; write at least {MIN_PASSWORD}",
+        raise invalid_parameters(
+            f"cannot use a password of {len(password)} characters; write at least {MIN_PASSWORD}"
         )
     salt = secrets.token_bytes(16)
     return User(name, f"{salt.hex()}:{_scrypt(password, salt).hex()}", is_admin)

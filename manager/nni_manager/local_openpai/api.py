@@ -7,6 +7,7 @@ Source: microsoft/pai, REST server: routes of v0.14 to v1.8.1.
 
 from __future__ import annotations
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -21,34 +22,21 @@ from starlette.routing import Mount, Route
 
 from nni_manager.errors import NniManagerError
 from nni_manager.http_server import LingeringCloseMiddleware
-from nni_manager.local_openpai import errors, response_bodies
+from nni_manager.local_openpai import response_bodies
 from nni_manager.local_openpai.access_log import AccessLog
 from nni_manager.local_openpai.accounts import Accounts, Caller
-from nni_manager.local_openpai.api_errors import ApiError, no_job
 from nni_manager.local_openpai.authentication import Authenticator
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.core.states import ExecutionType
-from nni_manager.local_openpai.jobs import EventType
-from nni_manager.local_openpai.listing import Listing
-from nni_manager.local_openpai.log_links import LogLinks, LogPlace
+from nni_manager.local_openpai.errors import ApiError, ClusterClosed, StateBusy, invalid_parameters, no_job
+from nni_manager.local_openpai.jobs import JobSummary
+from nni_manager.local_openpai.listing import listed
+from nni_manager.local_openpai.log_links import LogAddress, LogLinks
+from nni_manager.local_openpai.logs import log_sizes
 from nni_manager.local_openpai.request_bodies import BodyTooLarge, fields_of, job_text_of, text_in
+from nni_manager.local_openpai.store import JobStore
 
 # The release of the API, for clients that check it.
 API_VERSION = "v1.8.1"
-# The API's error code of each of the cluster's error classes.
-_CODES: dict[type[NniManagerError], str] = {
-    errors.JobInvalid: "InvalidProtocolError",
-    errors.JobExists: "ConflictJobError",
-    errors.JobNotFound: "NoJobError",
-    errors.TagUnknown: "NoTagError",
-    errors.LogUnknown: "NoTaskLogError",
-    errors.JobForbidden: "ForbiddenUserError",
-    errors.StillRunning: "ConflictJobError",
-    errors.VirtualClusterUnknown: "NoVirtualClusterError",
-    errors.StorageUnknown: "NoStorageError",
-    errors.StateBusy: "BusyError",
-    errors.ClusterClosed: "BusyError",
-}
 
 
 class OpenPaiApi:
@@ -66,7 +54,7 @@ class OpenPaiApi:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._cluster = cluster
-        self._entrance = Authenticator(cluster, accounts, store, clock)
+        self._authenticator = Authenticator(cluster, accounts, store, clock)
         self._links = LogLinks(cluster, address, clock)
 
     def app(self, host_names: Sequence[str]) -> Starlette:
@@ -94,51 +82,51 @@ class OpenPaiApi:
     def _v2(self) -> list[Route]:
         job = "/jobs/{framework}"
         task = job + "/attempts/{attempt:int}/taskRoles/{role}/taskIndex/{index:int}/attempts"
-        known = self._entrance.known
+        authenticated = self._authenticator.authenticated
         return [
             Route("/info", self.info),
-            *self._entrance.routes(),
-            Route("/jobs", known(self.jobs), methods=["GET"]),
-            Route("/jobs", known(self.submit), methods=["POST"]),
-            Route(job, known(self.job), methods=["GET"]),
-            Route(job, known(self.delete_job), methods=["DELETE"]),
-            Route(job + "/config", known(self.config)),
-            Route(job + "/ssh", known(self.ssh)),
-            Route(job + "/executionType", known(self.execute), methods=["PUT"]),
-            Route(job + "/tag", known(self.add_tag), methods=["PUT"]),
-            Route(job + "/tag", known(self.remove_tag), methods=["DELETE"]),
-            Route(job + "/events", known(self.events)),
-            Route(job + "/attempts/{attempt:int}", known(self.job)),
-            Route(task, known(self.task_attempts)),
-            Route(task + "/{task_attempt:int}/logs", known(self.logs)),
+            *self._authenticator.routes(),
+            Route("/jobs", authenticated(self.jobs), methods=["GET"]),
+            Route("/jobs", authenticated(self.submit), methods=["POST"]),
+            Route(job, authenticated(self.job), methods=["GET"]),
+            Route(job, authenticated(self.delete_job), methods=["DELETE"]),
+            Route(job + "/config", authenticated(self.config)),
+            Route(job + "/ssh", authenticated(self.ssh)),
+            Route(job + "/executionType", authenticated(self.execute), methods=["PUT"]),
+            Route(job + "/tag", authenticated(self.add_tag), methods=["PUT"]),
+            Route(job + "/tag", authenticated(self.remove_tag), methods=["DELETE"]),
+            Route(job + "/events", authenticated(self.events)),
+            Route(job + "/attempts/{attempt:int}", authenticated(self.job)),
+            Route(task, authenticated(self.task_attempts)),
+            Route(task + "/{task_attempt:int}/logs", authenticated(self.logs)),
             # The path in the first releases with this part of the API.
-            Route("/user/{user}/jobs/{job}/config", known(self.config)),
+            Route("/user/{user}/jobs/{job}/config", authenticated(self.config)),
             *self._clusters(),
         ]
 
     def _v1(self) -> list[Route]:
         job = "/user/{user}/jobs/{job}"
-        known = self._entrance.known
+        authenticated = self._authenticator.authenticated
         return [
-            Route("/token", self._entrance.log_in, methods=["POST"]),
-            Route("/authn/basic/login", self._entrance.log_in, methods=["POST"]),
-            Route("/jobs", known(self.jobs)),
-            Route("/user/{user}", known(self._entrance.user)),
-            Route("/user/{user}/jobs", known(self.jobs)),
-            Route(job, known(self.job)),
-            Route(job + "/config", known(self.config)),
-            Route(job + "/ssh", known(self.ssh)),
-            Route(job + "/executionType", known(self.execute), methods=["PUT"]),
+            Route("/token", self._authenticator.log_in, methods=["POST"]),
+            Route("/authn/basic/login", self._authenticator.log_in, methods=["POST"]),
+            Route("/jobs", authenticated(self.jobs)),
+            Route("/user/{user}", authenticated(self._authenticator.user)),
+            Route("/user/{user}/jobs", authenticated(self.jobs)),
+            Route(job, authenticated(self.job)),
+            Route(job + "/config", authenticated(self.config)),
+            Route(job + "/ssh", authenticated(self.ssh)),
+            Route(job + "/executionType", authenticated(self.execute), methods=["PUT"]),
             *self._clusters(),
         ]
 
     def _clusters(self) -> list[Route]:
         return [
-            Route("/virtual-clusters", self._entrance.known(self.virtual_clusters)),
-            Route("/virtual-clusters/{name}", self._entrance.known(self.virtual_cluster)),
-            Route("/virtual-clusters/{name}/nodes", self._entrance.known(self.nodes)),
-            Route("/storages", self._entrance.known(self.storages)),
-            Route("/storages/{name}", self._entrance.known(self.storage)),
+            Route("/virtual-clusters", self._authenticator.authenticated(self.virtual_clusters)),
+            Route("/virtual-clusters/{name}", self._authenticator.authenticated(self.virtual_cluster)),
+            Route("/virtual-clusters/{name}/nodes", self._authenticator.authenticated(self.nodes)),
+            Route("/storages", self._authenticator.authenticated(self.storages)),
+            Route("/storages/{name}", self._authenticator.authenticated(self.storage)),
         ]
 
     async def info(self, _: Request) -> Response:
@@ -159,92 +147,95 @@ class OpenPaiApi:
         query = dict(request.query_params)
         if "user" in request.path_params:
             query["username"] = request.path_params["user"]
-        listing = Listing.of_query(query)
-        jobs = await self._cluster.jobs()
-        return JSONResponse(listing.answer(map(response_bodies.list_item, jobs)))
+        jobs = await self._cluster.read(JobStore.jobs)
+        return JSONResponse(listed(query, map(response_bodies.list_item, jobs)))
 
     async def submit(self, request: Request, caller: Caller) -> Response:
         """Submit a job; it is queued."""
         text = await job_text_of(request)
         name = await self._cluster.submit(caller.name, text)
-        message = f"Update job {name} for user {caller.name} successfully."
-        return JSONResponse({"status": 202, "message": message}, status_code=202)
+        return _done(202, f"Update job {name} for user {caller.name} successfully.")
 
     async def job(self, request: Request, _: Caller) -> Response:
         """One job, with its newest attempt or with the requested one."""
-        owner, name = _job_of(request)
-        picture = await self._cluster.job(owner, name, request.path_params.get("attempt"))
-        return JSONResponse(response_bodies.detail(picture))
+        attempt_id = request.path_params.get("attempt")
+        found = await self._cluster.read(JobStore.detail, *_job_of(request), attempt_id)
+        return JSONResponse(response_bodies.detail(found))
 
     async def delete_job(self, request: Request, caller: Caller) -> Response:
         """Delete a terminal job."""
+        job = await self._changeable(request, caller)
+        await self._cluster.delete(job)
+        return _done(200, f"Delete job {job.framework_name} successfully.")
+
+    async def _changeable(self, request: Request, caller: Caller) -> JobSummary:
+        """The job in the path, which this caller may change."""
         owner, name = _job_of(request)
-        await self._cluster.delete(caller.name, owner, name, is_admin=caller.user.is_admin)
-        return JSONResponse({"status": 200, "message": f"Delete job {owner}~{name} successfully."})
+        job = await self._cluster.read(JobStore.summary, owner, name)
+        if not caller.may_change(owner):
+            message = f"User {caller.name} is not allowed to execute job {job.framework_name}."
+            raise ApiError("ForbiddenUserError", message)
+        return job
 
     async def config(self, request: Request, _: Caller) -> Response:
         """A job's text as submitted, without its secrets."""
-        owner, name = _job_of(request)
-        return Response(await self._cluster.config_text(owner, name), media_type="text/yaml")
+        text = await self._cluster.read(JobStore.config, *_job_of(request))
+        return Response(text, media_type="text/yaml")
 
     async def ssh(self, request: Request, _: Caller) -> Response:
         """NoJobSshInfoError: no job has ssh here."""
         owner, name = _job_of(request)
-        await self._cluster.job(owner, name)
+        await self._cluster.read(JobStore.summary, owner, name)
         raise ApiError("NoJobSshInfoError", f"SSH info of job {owner}~{name} is not found.")
 
     async def execute(self, request: Request, caller: Caller) -> Response:
         """Stop a job."""
-        owner, name = _job_of(request)
         value = (await fields_of(request)).get("value")
         if value not in ("START", "STOP"):
-            raise ApiError(
-                "InvalidParametersError",
-                'cannot use this body: write {"value": "STOP"} or {"value": "START"}',
-            )
-        await self._cluster.set_execution_type(
-            caller.name, owner, name, ExecutionType(value), is_admin=caller.user.is_admin
-        )
-        message = f"Execute job {owner}~{name} successfully."
-        return JSONResponse({"status": 202, "message": message}, status_code=202)
+            raise invalid_parameters('cannot use this body: write {"value": "STOP"} or {"value": "START"}')
+        job = await self._changeable(request, caller)
+        # START has no effect, neither on an active job nor on a stopped one.
+        if value == "STOP":
+            await self._cluster.stop(job)
+        return _done(202, f"Execute job {job.framework_name} successfully.")
 
     async def add_tag(self, request: Request, caller: Caller) -> Response:
         """Add a tag to a job."""
-        owner, name = _job_of(request)
         tag = await _tag_of(request)
-        await self._cluster.add_tag(caller.name, owner, name, tag, is_admin=caller.user.is_admin)
-        return JSONResponse({"status": 200, "message": f"Add tag {tag} for job {owner}~{name} successfully."})
+        job = await self._changeable(request, caller)
+        await self._cluster.write(JobStore.add_tag, job.job_id, tag)
+        return _done(200, f"Add tag {tag} for job {job.framework_name} successfully.")
 
     async def remove_tag(self, request: Request, caller: Caller) -> Response:
         """Remove a tag from a job."""
-        owner, name = _job_of(request)
         tag = await _tag_of(request)
-        await self._cluster.remove_tag(caller.name, owner, name, tag, is_admin=caller.user.is_admin)
-        return JSONResponse(
-            {"status": 200, "message": f"Delete tag {tag} from job {owner}~{name} successfully."}
-        )
+        job = await self._changeable(request, caller)
+        if not await self._cluster.write(JobStore.remove_tag, job.job_id, tag):
+            known = ", ".join(job.tags) or "none"
+            problem = f"cannot remove tag {tag!r}: job {job.framework_name} has {known}"
+            raise ApiError("NoTagError", problem)
+        return _done(200, f"Delete tag {tag} from job {job.framework_name} successfully.")
 
     async def events(self, request: Request, _: Caller) -> Response:
         """The events of a job."""
         owner, name = _job_of(request)
-        asked = request.query_params.get("type")
-        if asked not in (None, "Normal", "Warning"):
-            raise ApiError("InvalidParametersError", f"cannot use type={asked[:60]}; write Normal or Warning")
-        job = (await self._cluster.job(owner, name)).job
-        pictures = await self._cluster.events(owner, name, None if asked is None else EventType(asked))
+        wanted = request.query_params.get("type")
+        if wanted not in (None, "Normal", "Warning"):
+            raise invalid_parameters(f"cannot use type={wanted[:60]}; write Normal or Warning")
+        job = await self._cluster.read(JobStore.summary, owner, name)
+        events = await self._cluster.read(JobStore.events, owner, name, wanted)
         return JSONResponse(
-            {"totalCount": len(pictures), "data": [response_bodies.event(each, job) for each in pictures]}
+            {"totalCount": len(events), "data": [response_bodies.event(each, job) for each in events]}
         )
 
     async def task_attempts(self, request: Request, _: Caller) -> Response:
         """A task with all its attempts."""
         owner, name = _job_of(request)
         at = request.path_params
-        job = (await self._cluster.job(owner, name)).job
-        task, attempts = await self._cluster.task_attempts(
-            owner, name, at["attempt"], at["role"], at["index"]
-        )
-        return JSONResponse(response_bodies.task_history(job, at["attempt"], at["role"], task, attempts))
+        task = (at["attempt"], at["role"], at["index"])
+        job = await self._cluster.read(JobStore.summary, owner, name)
+        attempts = await self._cluster.read(JobStore.task_attempts, owner, name, *task)
+        return JSONResponse(response_bodies.task_history(job, at["attempt"], at["role"], attempts))
 
     # ---- logs
 
@@ -253,29 +244,28 @@ class OpenPaiApi:
         owner, name = _job_of(request)
         at = request.path_params
         task = (owner, name, at["attempt"], at["role"], at["index"], at["task_attempt"])
-        files = await self._cluster.log_files(*task)
-        tail = request.query_params.get("tail-mode") == "true"
-        links = [
-            {"name": file.name, "uri": self._links.link(LogPlace(*task, file.name), tail)} for file in files
-        ]
+        names = await asyncio.to_thread(log_sizes, await self._cluster.logs_of(*task))
+        is_tail = request.query_params.get("tail-mode") == "true"
+        links = [{"name": name, "uri": self._links.link(LogAddress(*task, name), is_tail)} for name in names]
         return JSONResponse({"locations": links})
 
     # ---- resources of the cluster
 
     async def virtual_clusters(self, request: Request, _: Caller) -> Response:
         """All virtual clusters, or, with `?nodes`, the machine."""
-        views = await self._cluster.virtual_clusters()
+        clusters = self._cluster.virtual_clusters
         if "nodes" in request.query_params:
-            return JSONResponse(response_bodies.node(views))
-        total = response_bodies.total_of(views)
-        return JSONResponse({view.name: response_bodies.virtual_cluster(view, total) for view in views})
+            return JSONResponse(response_bodies.node(clusters))
+        total = response_bodies.total_of(clusters)
+        return JSONResponse({each.name: response_bodies.virtual_cluster(each, total) for each in clusters})
 
     async def virtual_cluster(self, request: Request, _: Caller) -> Response:
         """One virtual cluster."""
-        name, views = request.path_params["name"], await self._cluster.virtual_clusters()
-        for view in views:
-            if view.name == name:
-                return JSONResponse(response_bodies.virtual_cluster(view, response_bodies.total_of(views)))
+        name, clusters = request.path_params["name"], self._cluster.virtual_clusters
+        total = response_bodies.total_of(clusters)
+        for each in clusters:
+            if each.name == name:
+                return JSONResponse(response_bodies.virtual_cluster(each, total))
         raise ApiError("NoVirtualClusterError", f"Virtual cluster {name} is not found.")
 
     async def nodes(self, request: Request, caller: Caller) -> Response:
@@ -285,17 +275,17 @@ class OpenPaiApi:
 
     async def storages(self, request: Request, _: Caller) -> Response:
         """All storages, or only the default ones."""
-        views = await self._cluster.storages()
-        if request.query_params.get("default") == "true":
-            views = [view for view in views if view.is_default]
-        return JSONResponse({"storages": [response_bodies.storage(view) for view in views]})
+        only_default = request.query_params.get("default") == "true"
+        found = [each for each in self._cluster.settings.storages if each.is_default or not only_default]
+        return JSONResponse({"storages": [response_bodies.storage(each) for each in found]})
 
     async def storage(self, request: Request, _: Caller) -> Response:
         """One storage."""
         name = request.path_params["name"]
-        for view in await self._cluster.storages():
-            if view.name == name:
-                return JSONResponse(response_bodies.storage_detail(view))
+        for each in self._cluster.settings.storages:
+            if each.name == name:
+                is_mounted = self._cluster.mounts_work
+                return JSONResponse(response_bodies.storage_detail(each, is_mounted=is_mounted))
         raise ApiError("NoStorageError", f"Storage {name} is not found.")
 
 
@@ -316,39 +306,26 @@ def _job_of(request: Request) -> tuple[str, str]:
 async def _tag_of(request: Request) -> str:
     tag = text_in(await fields_of(request), "value")
     if not re.fullmatch(r"[^,\s](?:[^,\n]{0,62}[^,\s])?", tag):
-        raise ApiError(
-            "InvalidParametersError",
-            f"cannot use the tag {tag[:64]!r}: write 1 to 64 characters without a comma",
-        )
+        raise invalid_parameters(f"cannot use the tag {tag[:64]!r}: write 1 to 64 characters without a comma")
     return tag
+
+
+def _done(status: int, message: str) -> Response:
+    return JSONResponse({"status": status, "message": message}, status_code=status)
 
 
 # ---- errors
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    refused = error if isinstance(error, ApiError) else _as_refused(request, error)
-    headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else {}
-    if refused.status in (429, 503):
-        headers["Retry-After"] = "1"
-    return JSONResponse(refused.to_dict(), status_code=refused.status, headers=headers)
-
-
-def _as_refused(request: Request, error: Exception) -> ApiError:
-    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
-    if code is None:
+async def _refuse(_: Request, error: Exception) -> Response:
+    if isinstance(error, StateBusy | ClusterClosed):
+        error = ApiError("BusyError", str(error))
+    if not isinstance(error, ApiError):
         raise error
-    match error:
-        case errors.JobInvalid():
-            return ApiError(code, error.response_message)
-        case errors.JobNotFound() if "attempt" not in request.path_params:
-            return no_job("~".join(_job_of(request)))
-        case errors.JobForbidden():
-            caller: Caller = request.scope["caller"]
-            framework_name = "~".join(_job_of(request))
-            return ApiError(code, f"User {caller.name} is not allowed to execute job {framework_name}.")
-        case _:
-            return ApiError(code, str(error))
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+    if error.status in (429, 503):
+        headers["Retry-After"] = "1"
+    return JSONResponse(error.to_dict(), status_code=error.status, headers=headers)
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:

@@ -1,4 +1,4 @@
-"""Authentication over HTTP: login, tokens, users. `Authenticator.known` protects all other routes.
+"""Authentication over HTTP: login, tokens, users. `Authenticator.authenticated` protects all other routes.
 
 Source: microsoft/pai v1.8.1, REST server: controllers/v2/basic-login, token, user; middlewares/token.
 """
@@ -27,8 +27,8 @@ from nni_manager.local_openpai.accounts import (
     new_user,
     payload_of,
 )
-from nni_manager.local_openpai.api_errors import ApiError, bad_token, guest
 from nni_manager.local_openpai.cluster import Cluster
+from nni_manager.local_openpai.errors import ApiError, bad_token, invalid_parameters
 from nni_manager.local_openpai.login_throttle import LoginThrottle, source_of
 from nni_manager.local_openpai.request_bodies import fields_of, text_in
 
@@ -55,23 +55,23 @@ class Authenticator:
 
     def routes(self) -> list[Route]:
         """The routes below /v2."""
-        known = self.known
+        authenticated = self.authenticated
         return [
             Route("/authn/info", self.login_info),
             Route("/authn/basic/login", self.log_in, methods=["POST"]),
-            Route("/authn/basic/logout", known(self.log_out), methods=["DELETE"]),
+            Route("/authn/basic/logout", authenticated(self.log_out), methods=["DELETE"]),
             Route("/tokens", self.log_in, methods=["POST"]),
-            Route("/tokens", known(self.tokens)),
-            Route("/tokens/application", known(self.new_application_token), methods=["POST"]),
-            Route("/tokens/check", known(self.check_token)),
-            Route("/tokens/{token}", known(self.revoke_token), methods=["DELETE"]),
-            Route("/users", known(self.users), methods=["GET"]),
-            Route("/users", known(self.add_user), methods=["POST"]),
-            Route("/users/{user}", known(self.user), methods=["GET"]),
-            Route("/users/{user}", known(self.remove_user), methods=["DELETE"]),
+            Route("/tokens", authenticated(self.tokens)),
+            Route("/tokens/application", authenticated(self.new_application_token), methods=["POST"]),
+            Route("/tokens/check", authenticated(self.check_token)),
+            Route("/tokens/{token}", authenticated(self.revoke_token), methods=["DELETE"]),
+            Route("/users", authenticated(self.users), methods=["GET"]),
+            Route("/users", authenticated(self.add_user), methods=["POST"]),
+            Route("/users/{user}", authenticated(self.user), methods=["GET"]),
+            Route("/users/{user}", authenticated(self.remove_user), methods=["DELETE"]),
         ]
 
-    def known(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+    def authenticated(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """Wrap a handler so that it requires a valid token."""
 
         async def endpoint(request: Request) -> Response:
@@ -86,7 +86,7 @@ class Authenticator:
         kind, _, value = request.headers.get("authorization", "").partition(" ")
         match kind.lower():
             case "":
-                raise guest()
+                raise ApiError("UnauthorizedUserError", "Guest is not allowed to do this operation.")
             case "bearer":
                 return self._accounts.caller(value.strip(), self._clock())
             case "basic":
@@ -156,11 +156,11 @@ class Authenticator:
     async def users(self, _: Request, caller: Caller) -> Response:
         """All users."""
         self._must_be_admin(caller)
-        return JSONResponse([await self._user_document(user) for user in self._accounts.users()])
+        return JSONResponse([self._user_document(user) for user in self._accounts.users()])
 
     async def user(self, request: Request, _: Caller) -> Response:
         """One user."""
-        return JSONResponse(await self._user_document(self._accounts.user(request.path_params["user"])))
+        return JSONResponse(self._user_document(self._accounts.user(request.path_params["user"])))
 
     async def add_user(self, request: Request, caller: Caller) -> Response:
         """Add a user."""
@@ -182,15 +182,15 @@ class Authenticator:
         log.info("%s removed user %s", caller.name, name)
         return JSONResponse({"message": "user is removed successfully"})
 
-    async def _user_document(self, user: User) -> dict[str, Any]:
+    def _user_document(self, user: User) -> dict[str, Any]:
         return {
             "username": user.name,
             "email": "",
             "grouplist": ["default"],
             "extension": {},
             "admin": user.is_admin,
-            "virtualCluster": [view.name for view in await self._cluster.virtual_clusters()],
-            "storageConfig": [view.name for view in await self._cluster.storages()],
+            "virtualCluster": [each.name for each in self._cluster.virtual_clusters],
+            "storageConfig": [each.name for each in self._cluster.settings.storages],
         }
 
     def _must_be_admin(self, caller: Caller) -> None:
@@ -203,8 +203,7 @@ class Authenticator:
 def _expiration(value: Any) -> int:
     text = str(value)
     if not re.fullmatch("[0-9]{1,9}", text) or not MIN_EXPIRATION_S <= int(text) <= MAX_EXPIRATION_S:
-        raise ApiError(
-            "InvalidParametersError",
-            f"cannot use expiration {text[:60]!r}: write seconds from {MIN_EXPIRATION_S} to {MAX_EXPIRATION_S}",
+        raise invalid_parameters(
+            f"cannot use expiration {text[:60]!r}: write seconds from {MIN_EXPIRATION_S} to {MAX_EXPIRATION_S}"
         )
     return int(text)

@@ -12,9 +12,9 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,50 +62,27 @@ _THREADS = 4
 _SUPERVISOR_DELAY_S = 20.0
 
 
-@dataclass(frozen=True, slots=True)
 class StatePaths:
     """The paths in the cluster's state directory."""
 
-    state_dir: Path
-
-    @property
-    def database(self) -> Path:
-        """The database of jobs."""
-        return self.state_dir / "cluster.sqlite"
-
-    @property
-    def lock(self) -> Path:
-        """The lock file of the cluster that uses the folder."""
-        return self.state_dir / "lock"
-
-    @property
-    def containers(self) -> Path:
-        """The parent of one folder for each container that is not terminal."""
-        return self.state_dir / "containers"
-
-    @property
-    def logs(self) -> Path:
-        """The logs of all jobs that are not deleted."""
-        return self.state_dir / "logs"
-
-    def container(self, container_id: str) -> Path:
-        """The folder of one container."""
-        return self.containers / container_id
-
-    def logs_of_job(self, debug_id: str) -> Path:
-        """The logs of all containers of a job."""
-        return self.logs / debug_id
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir
+        self.database = state_dir / "cluster.sqlite"
+        self.lock = state_dir / "lock"
+        # One folder for each container that is not terminal.
+        self.containers = state_dir / "containers"
+        # The logs of all jobs that are not deleted, in one folder for each job.
+        self.logs = state_dir / "logs"
 
     def logs_of(self, debug_id: str, mangled_role: str, container_id: str) -> Path:
         """The logs of one container."""
-        return self.logs_of_job(debug_id) / mangled_role / container_id
+        return self.logs / debug_id / mangled_role / container_id
 
 
 @dataclass(slots=True)
 class _Container:
     """A running or starting container. `descriptor` (a pidfd) becomes readable when its process ends, child or not."""
 
-    plan: JobPlan
     logs: Path
     descriptor: int | None = None
     stop_is_wanted: bool = False
@@ -127,7 +104,7 @@ class ContainerRuntime:
             SandboxMissing: tasks are to run in containers, and no container tool is installed.
         """
         self._settings = settings
-        self._folders = StatePaths(settings.state_dir)
+        self._paths = StatePaths(settings.state_dir)
         self._on_started = on_started
         self._on_ended = on_ended
         self._containers: dict[str, _Container] = {}
@@ -140,30 +117,34 @@ class ContainerRuntime:
 
     def start(self, plan: JobPlan, effect: StartContainer) -> None:
         """Start a container; the callbacks report the outcome."""
-        self._containers[effect.task.container_id] = _Container(plan, self._logs(plan, effect.task))
-        self._soon(self._start(plan, effect), effect.task.container_id)
+        self._add(plan, effect.task, self._start(plan, effect))
 
     def adopt(self, plan: JobPlan, task: Task) -> None:
         """Watch a container of an earlier cluster if it still runs, else report its end."""
-        self._containers[task.container_id] = _Container(plan, self._logs(plan, task))
-        self._soon(self._adopt(task.container_id), task.container_id)
+        self._add(plan, task, self._adopt(task.container_id))
+
+    def _add(self, plan: JobPlan, task: Task, work: Coroutine[Any, Any, None]) -> None:
+        role = plan.role(task.role).mangled_name
+        logs = self._paths.logs_of(plan.debug_id, role, task.container_id)
+        self._containers[task.container_id] = _Container(logs)
+        self._soon(work, task.container_id)
 
     def stop(self, container_id: str) -> None:
         """Stop a container, with a grace period. An unknown one has ended already."""
         container = self._containers.get(container_id)
         if container is not None:
             container.stop_is_wanted = True
-            self._pass_stop_on(container_id, container)
+            self._send_stop(container_id, container)
 
     def forget(self, container_id: str) -> None:
         """Remove the folder of a container whose end is stored."""
-        self._soon(self._in_thread(_remove, self._folders.container(container_id)))
+        self._soon(self._in_thread(_remove, self._paths.containers / container_id))
 
     def remove_others(self, container_ids: Iterable[str]) -> None:
         """Remove the folders of all other containers."""
         known = set(container_ids)
         with contextlib.suppress(FileNotFoundError):
-            for folder in self._folders.containers.iterdir():
+            for folder in self._paths.containers.iterdir():
                 if folder.name not in known:
                     _remove(folder)
 
@@ -182,17 +163,15 @@ class ContainerRuntime:
     async def _start(self, plan: JobPlan, effect: StartContainer) -> None:
         container_id = effect.task.container_id
         try:
-            process = await self._in_thread(self._started, plan, effect)
+            process = await self._in_thread(self._start_supervisor, plan, effect)
         except (OSError, ProcessNotStarted) as error:
-            problem = (
-                f"cannot start a process for it: {error}; free memory, disk or processes on this machine"
-            )
+            problem = f"cannot start a process for it: {error}; free memory, disk or processes here"
             self._ended(container_id, TaskExit(NOT_CREATED, diagnostics=problem))
             return
         self._watch(container_id, process)
 
-    def _started(self, plan: JobPlan, effect: StartContainer) -> dict[str, Any]:
-        folder = self._folders.container(effect.task.container_id)
+    def _start_supervisor(self, plan: JobPlan, effect: StartContainer) -> dict[str, Any]:
+        folder = self._paths.containers / effect.task.container_id
         runtime, work = folder / "runtime", folder / "work"
         for path in (folder, runtime, work):
             path.mkdir(mode=0o700, parents=True)
@@ -201,12 +180,8 @@ class ContainerRuntime:
         seen = str(runtime) if self._tool is None else RUNTIME_IN_CONTAINER
         stages = []
         role = plan.role(effect.task.role)
-        for stage, scripts in (
-            ("init", role.init),
-            ("pre", role.pre),
-            ("user", (role.user,)),
-            ("post", role.post),
-        ):
+        scripts_of = {"init": role.init, "pre": role.pre, "user": (role.user,), "post": role.post}
+        for stage, scripts in scripts_of.items():
             for number, script in enumerate(scripts):
                 path = runtime / f"{stage}-{number}.sh"
                 path.write_text(script.replace(RUNTIME_DIR, shlex.quote(seen)), encoding="utf-8")
@@ -215,9 +190,9 @@ class ContainerRuntime:
         sandbox = None
         mounts = self._mounts(plan)
         if self._tool is not None:
-            gpus = effect.task.place.gpus if effect.task.place is not None else ()
-            made = sandbox_commands(self._tool, effect.task.container_id, role, folder, mounts, gpus)
-            sandbox, mounts = made.to_spec(), []
+            gpus = effect.task.allocation.gpus if effect.task.allocation is not None else ()
+            sandbox = sandbox_commands(self._tool, effect.task.container_id, role, folder, mounts, gpus)
+            mounts = []
             # The tool reads one variable per line; no variable of OpenPAI contains a newline.
             lines = "".join(f"{name}={value}\n" for name, value in variables.items())
             (folder / "environ").write_text(lines, encoding="utf-8")
@@ -240,28 +215,20 @@ class ContainerRuntime:
 
     def _mounts(self, plan: JobPlan) -> list[dict[str, Any]]:
         storages = {storage.name: storage for storage in self._settings.storages}
+        mounts = []
         for mount in plan.storages:
-            if mount.name not in storages:
+            storage = storages.get(mount.name)
+            if storage is None:
                 raise ProcessNotStarted(
                     f"storage {mount.name} is gone since it was submitted; start the cluster with it"
                 )
-        return [
-            {
-                "name": mount.name,
-                "path": str(storages[mount.name].path),
-                "mount_path": mount.mount_path,
-                "is_read_only": storages[mount.name].is_read_only,
-            }
-            for mount in plan.storages
-        ]
-
-    def _logs(self, plan: JobPlan, task: Task) -> Path:
-        return self._folders.logs_of(plan.debug_id, plan.role(task.role).mangled_name, task.container_id)
+            mounts.append({**asdict(mount), "path": str(storage.path), "is_read_only": storage.is_read_only})
+        return mounts
 
     # ---- watch
 
     async def _adopt(self, container_id: str) -> None:
-        folder = self._folders.container(container_id)
+        folder = self._paths.containers / container_id
         try:
             process = await self._in_thread(_process_of, folder)
         except OSError as error:
@@ -290,7 +257,7 @@ class ContainerRuntime:
             return
         asyncio.get_running_loop().add_reader(container.descriptor, self._note_end, container_id)
         if container.stop_is_wanted:
-            self._pass_stop_on(container_id, container)
+            self._send_stop(container_id, container)
 
     def _note_end(self, container_id: str) -> None:
         self._unwatch(self._containers[container_id])
@@ -304,7 +271,7 @@ class ContainerRuntime:
             os.close(container.descriptor)
             container.descriptor = None
 
-    def _pass_stop_on(self, container_id: str, container: _Container) -> None:
+    def _send_stop(self, container_id: str, container: _Container) -> None:
         if container.descriptor is None:
             return  # `_watch` sends the signals once the process exists
         with contextlib.suppress(ProcessLookupError):
@@ -324,10 +291,10 @@ class ContainerRuntime:
 
     async def _finish(self, container_id: str) -> None:
         container = self._containers[container_id]
-        folder = self._folders.container(container_id)
-        ended = await self._in_thread(_exit_of, container_id, folder, container)
+        folder = self._paths.containers / container_id
+        ended = await self._in_thread(_exit_of, container_id, folder, container.logs)
         if self._tool is not None and ended.code in (KILLED, NODE_LOST):
-            await self._in_thread(_run_quietly, end_command(self._tool, container_id))
+            await self._in_thread(_succeeds, end_command(self._tool, container_id), _SUPERVISOR_DELAY_S)
         self._ended(container_id, ended)
 
     def _ended(self, container_id: str, ended: TaskExit) -> None:
@@ -339,7 +306,7 @@ class ContainerRuntime:
     async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
-    def _soon(self, work: Any, container_id: str | None = None) -> None:
+    def _soon(self, work: Coroutine[Any, Any, None], container_id: str | None = None) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, container_id))
@@ -348,11 +315,11 @@ class ContainerRuntime:
         self._tasks.discard(task)
         if task.cancelled() or task.exception() is None:
             return
-        logger.error("cannot look after a container: this is a bug", exc_info=task.exception())
+        logger.error("cannot watch a container: this is a bug", exc_info=task.exception())
         if container_id in self._containers:
             # A bug must not hold the allocation forever.
             self._unwatch(self._containers[container_id])
-            problem = f"cannot look after it, which is a bug of the cluster: {task.exception()!r}; report it"
+            problem = f"cannot watch it, which is a bug of the cluster: {task.exception()!r}; report it"
             self._ended(container_id, TaskExit(NODE_LOST, diagnostics=problem))
 
 
@@ -367,7 +334,7 @@ def _process_of(folder: Path) -> dict[str, Any] | None:
     return None if document == nobody else document
 
 
-def _exit_of(container_id: str, folder: Path, container: _Container) -> TaskExit:
+def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
     """The exit of a container whose supervisor has ended. Ends all remaining processes of the container."""
     path = folder / supervisor.EXIT
     try:
@@ -377,45 +344,35 @@ def _exit_of(container_id: str, folder: Path, container: _Container) -> TaskExit
         return _lost(container_id, folder)
     except NOT_WHOLE as error:
         _end_leftovers(container_id)
-        torn = f"{path} is torn ({error!r}), as by a power cut or a full disk: nobody can tell how the container ended"
+        torn = f"{path} is torn ({error!r}), as by a power cut or a full disk: it is unknown how the container ended"
         return TaskExit(NODE_LOST, diagnostics=torn)
     if code == 0:
-        return TaskExit(0, container_exit_code=0, origin_user_exit_code=0)
+        return container_exit(0, "")
     if stage == supervisor.BEGIN:
-        return _not_made(container.logs)
+        return _not_made(logs)
     if stage == "init":
         kept = code if code > 128 else _INIT_FAILED
-        said = f"an init script of a plugin failed with exit code {code}; see runtime.log"
-        return TaskExit(kept, container_exit_code=kept, diagnostics=said)
+        problem = f"an init script of a plugin failed with exit code {code}; see runtime.log"
+        return TaskExit(kept, container_exit_code=kept, diagnostics=problem)
     if stage == "user":
-        found = container_exit(code, _tail(container.logs / supervisor.LOG_FOLDERS["all"], SEARCHED_BYTES))
-        return TaskExit(
-            found.code,
-            container_exit_code=found.code,
-            origin_user_exit_code=code,
-            diagnostics=_said(f"the commands ended with exit code {code}", container.logs),
-            matched_log=found.matched_log,
-        )
-    found = container_exit(code, "")
-    when = "before" if stage == "pre" else "after"
-    said = f"what runs {when} the commands failed with exit code {code}; see runtime.log"
-    return TaskExit(
-        found.code,
-        container_exit_code=found.code,
-        origin_user_exit_code=None if stage == "pre" else 0,
-        diagnostics=said,
-    )
+        ended = container_exit(code, _tail(logs / supervisor.LOG_FOLDERS["all"], SEARCHED_BYTES))
+        return replace(ended, diagnostics=_last_output(f"the commands ended with exit code {code}", logs))
+    when, origin = ("before", None) if stage == "pre" else ("after", 0)
+    problem = f"what runs {when} the commands failed with exit code {code}; see runtime.log"
+    return replace(container_exit(code, ""), origin_user_exit_code=origin, diagnostics=problem)
 
 
 def _not_made(logs: Path) -> TaskExit:
-    said = _tail(logs / supervisor.LOG_FOLDERS["runtime.log"], _LAST_BYTES)
-    code = IMAGE_NOT_FOUND if _NO_IMAGE.search(said) else CONTAINER_NOT_MADE
-    return TaskExit(code, diagnostics=f"its container could not be made:\n{said}")
+    output = _tail(logs / supervisor.LOG_FOLDERS["runtime.log"], _LAST_BYTES)
+    code = IMAGE_NOT_FOUND if _NO_IMAGE.search(output) else CONTAINER_NOT_MADE
+    return TaskExit(code, diagnostics=f"its container could not be made:\n{output}")
 
 
-def _run_quietly(command: list[str]) -> None:
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        subprocess.run(command, capture_output=True, timeout=_SUPERVISOR_DELAY_S, check=False)
+def _succeeds(command: list[str], timeout_s: float) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=timeout_s, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _end_leftovers(container_id: str) -> None:
@@ -436,9 +393,9 @@ def _lost(container_id: str, folder: Path) -> TaskExit:
     return TaskExit(NODE_LOST, diagnostics="this machine was restarted while it ran")
 
 
-def _said(what: str, logs: Path) -> str:
+def _last_output(what: str, logs: Path) -> str:
     lines = _tail(logs / supervisor.LOG_FOLDERS["all"], _LAST_BYTES).splitlines()[-_LAST_LINES:]
-    return "\n".join([f"{what}; its last words:", *lines]) if lines else f"{what} and said nothing"
+    return "\n".join([f"{what}; its last output:", *lines]) if lines else f"{what} without any output"
 
 
 def _tail(folder: Path, most_bytes: int) -> str:
@@ -456,8 +413,4 @@ def _remove(folder: Path) -> None:
 
 def mounts_work() -> bool:
     """True if storages can be mounted at the paths in jobs."""
-    probe = program(supervisor.MOUNT_PROBE)
-    try:
-        return subprocess.run(probe, capture_output=True, timeout=10, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
+    return _succeeds(program(supervisor.MOUNT_PROBE), 10.0)

@@ -41,11 +41,7 @@ _started: list[subprocess.Popen[bytes]] = []
 
 
 class ServiceFailed(UserError):
-    """cannot start the local OpenPAI; its last words say why"""
-
-
-class AlreadyRunning(UserError):
-    """cannot start the local OpenPAI: it runs already"""
+    """cannot start the local OpenPAI; its last output has the reason"""
 
 
 class ShutdownTimeout(RetryableError):
@@ -97,53 +93,28 @@ class Service:
     credentials: Credentials
 
 
-@dataclass(frozen=True, slots=True)
 class StateFolder:
     """The daemon's state directory; closed to other users of the machine."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        # The cluster's state directory: jobs, tasks and their logs.
+        self.cluster = path / "cluster"
+        # The folder of the default storage.
+        self.storage = path / "storage"
+        # Users and token hashes.
+        self.accounts = path / "accounts.json"
+        self.log = path / "service.log"
+        # Of a daemon in the background.
+        self.stderr = path / "stderr.log"
+        self._process_json = path / "service.json"
+        self._credentials_json = path / "credentials.json"
+        self._lock = OwnerLock(path / "owner.lock")
 
     @classmethod
     def of_user(cls) -> StateFolder:
         """The default folder of the user."""
         return cls(state_of_user() / "openpai")
-
-    @property
-    def cluster(self) -> Path:
-        """The cluster's state directory: jobs, tasks and their logs."""
-        return self.path / "cluster"
-
-    @property
-    def storage(self) -> Path:
-        """The folder of the default storage."""
-        return self.path / "storage"
-
-    @property
-    def accounts(self) -> Path:
-        """The file of users and token hashes."""
-        return self.path / "accounts.json"
-
-    @property
-    def log(self) -> Path:
-        """The daemon's log."""
-        return self.path / "service.log"
-
-    @property
-    def stderr(self) -> Path:
-        """The stderr of a daemon in the background."""
-        return self.path / "stderr.log"
-
-    @property
-    def _process_json(self) -> Path:
-        return self.path / "service.json"
-
-    @property
-    def _credentials_json(self) -> Path:
-        return self.path / "credentials.json"
-
-    @property
-    def _lock(self) -> OwnerLock:
-        return OwnerLock(self.path / "owner.lock")
 
     def make(self) -> None:
         """Create the folder if necessary, check that it is ours, and close it to other users.
@@ -172,20 +143,29 @@ class StateFolder:
         """Hold the lock of the folder: one daemon at a time.
 
         Raises:
-            AlreadyRunning: another daemon holds it.
+            ServiceFailed: another daemon holds it.
         """
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(self._lock.owned())
             except BlockingIOError as error:
-                raise AlreadyRunning(
+                raise ServiceFailed(
                     f"cannot start the local OpenPAI in {self.path}: it runs already; `nnictl openpai status` shows where"
                 ) from error
             yield
 
     def is_owned(self) -> bool:
-        """True if a daemon holds the folder, including one that is starting or stopping."""
-        return self._lock.is_owned()
+        """True if a daemon holds the folder, including one that is starting or stopping.
+
+        Raises:
+            FolderUnusable: the folder cannot be read.
+        """
+        try:
+            return self._lock.is_owned()
+        except OSError as error:
+            raise FolderUnusable(
+                f"cannot read {self.path}: {error.strerror}; name another with --state-dir"
+            ) from error
 
     def process(self) -> ServiceProcess | None:
         """The process of the running or last daemon; None before the first one was ready."""
@@ -232,22 +212,13 @@ def running(state: StateFolder) -> Service | None:
     Raises:
         FolderUnusable: the folder cannot be read.
     """
-    if not _is_owned(state):
+    if not state.is_owned():
         return None
     process, credentials = state.process(), state.credentials()
     if process is None or credentials is None:
         return None  # still starting
     service = Service(state, process, credentials)
     return service if _answers(service) else None
-
-
-def _is_owned(state: StateFolder) -> bool:
-    try:
-        return state.is_owned()
-    except OSError as error:
-        raise FolderUnusable(
-            f"cannot look into {state.path}: {error.strerror}; name another with --state-dir"
-        ) from error
 
 
 def _answers(service: Service) -> bool:
@@ -319,7 +290,7 @@ def _wait_until_ready(state: StateFolder, child: subprocess.Popen[bytes]) -> Ser
             if other is not None:
                 return other
             if not state.is_owned():
-                raise ServiceFailed(_last_words(state.stderr, child.returncode))
+                raise ServiceFailed(_last_output(state.stderr, child.returncode))
             # Another process started a daemon first, which is not ready yet.
             time.sleep(_POLL_S)
             continue
@@ -330,13 +301,13 @@ def _wait_until_ready(state: StateFolder, child: subprocess.Popen[bytes]) -> Ser
                 return service
     raise ServiceFailed(
         f"cannot start the local OpenPAI in {state.path}: it was not ready within {_READY_TIMEOUT_S:.0f} s; "
-        f"free this machine of other work and try again, or look into {state.log}"
+        f"free this machine of other work and try again, or see {state.log}"
     )
 
 
-def _last_words(stderr: Path, exit_code: int) -> str:
+def _last_output(stderr: Path, exit_code: int) -> str:
     lines = stderr.read_text(errors="replace").strip().splitlines()
-    last = lines[-1] if lines else "it said nothing"
+    last = lines[-1] if lines else "it wrote no output"
     if last.startswith("cannot"):
         return last
     return (
@@ -361,27 +332,25 @@ def stop(state: StateFolder) -> ServiceProcess | None:
         FolderUnusable: the folder cannot be read.
     """
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
-    while True:
-        if not _is_owned(state):
-            return None
+    while state.is_owned():
         process = state.process()
         descriptor = None if process is None else _descriptor_of(process)
         if process is not None and descriptor is not None:
-            break
+            has_ended = terminate(descriptor, _ENDED_TIMEOUT_S)
+            _started[:] = [child for child in _started if child.poll() is None]
+            if has_ended:
+                return process
+            raise ShutdownTimeout(
+                f"cannot end the local OpenPAI in {state.path}: process {process.pid} ignores SIGTERM; "
+                f"end it with `kill -9 {process.pid}`: nothing stored is lost"
+            )
         if time.monotonic() > deadline_s:
             raise ShutdownTimeout(
-                f"cannot end the local OpenPAI in {state.path}: it has not begun to answer; "
+                f"cannot end the local OpenPAI in {state.path}: it is not ready to receive the stop; "
                 f"see {state.log}, and try again"
             )
         time.sleep(_POLL_S)  # still starting or stopping
-    has_ended = terminate(descriptor, _ENDED_TIMEOUT_S)
-    _started[:] = [child for child in _started if child.poll() is None]
-    if not has_ended:
-        raise ShutdownTimeout(
-            f"cannot end the local OpenPAI in {state.path}: process {process.pid} ignores SIGTERM; "
-            f"end it with `kill -9 {process.pid}`: nothing stored is lost"
-        )
-    return process
+    return None
 
 
 def _descriptor_of(process: ServiceProcess) -> int | None:

@@ -1,14 +1,72 @@
-"""Errors of the cluster. The HTTP layer maps each class to one response."""
+"""Errors of the cluster and its API, in OpenPAI's terms: its codes, its messages, and the HTTP status of each code.
+
+OpenPAI's messages are used where they exist, since clients show and compare them; the others are ours.
+
+Source: microsoft/pai v1.8.1, REST server (createError of its controllers and models).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic, ProtocolInvalid
 
+STATUS_OF: Mapping[str, int] = {
+    "InvalidProtocolError": 400,
+    "InvalidParametersError": 400,
+    "NoUserError": 400,  # for not found; clients rely on it
+    "IncorrectPasswordError": 400,
+    "UnauthorizedUserError": 401,
+    "ForbiddenUserError": 403,
+    "NoApiError": 404,
+    "NoJobError": 404,
+    "NoJobConfigError": 404,
+    "NoJobSshInfoError": 404,
+    "NoTaskError": 404,
+    "NoTaskLogError": 404,
+    "NoTagError": 404,
+    "NoStorageError": 404,
+    "NoVirtualClusterError": 404,
+    "NoTokenError": 404,
+    "ConflictJobError": 409,
+    "ConflictUserError": 409,
+    "TooManyLoginsError": 429,
+    "UnknownError": 500,
+    "BusyError": 503,
+}
 
-class JobInvalid(UserError):
+
+class ApiError(UserError):
+    """An error response; `code` and the message form its body."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.status = STATUS_OF[code]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The body of the response."""
+        return {"code": self.code, "message": str(self)}
+
+
+def invalid_parameters(message: str) -> ApiError:
+    """Error: a value in the request is invalid."""
+    return ApiError("InvalidParametersError", message)
+
+
+def no_job(framework_name: str) -> ApiError:
+    """Error: no such job."""
+    return ApiError("NoJobError", f"Job {framework_name} is not found.")
+
+
+def bad_token() -> ApiError:
+    """Error: the token is invalid or has expired."""
+    return ApiError("UnauthorizedUserError", "Your token is invalid.")
+
+
+class JobInvalid(ApiError):
     """cannot run this job; fix the mistakes listed with it"""
 
     def __init__(self, mistakes: Iterable[ProtocolDiagnostic]) -> None:
@@ -16,44 +74,11 @@ class JobInvalid(UserError):
         invalid = ProtocolInvalid(mistakes)
         self.diagnostics = invalid.diagnostics
         self.response_message = invalid.response_message()
-        """The `message` of the response, in OpenPAI's form."""
-        super().__init__(str(invalid))
+        super().__init__("InvalidProtocolError", str(invalid))
 
-
-class JobExceedsCluster(JobInvalid):
-    """cannot ever run this job: it needs more than its virtual cluster has; ask for less, or start a larger cluster"""
-
-
-class JobExists(UserError):
-    """cannot submit a job of a name that is taken; choose another name"""
-
-
-class JobNotFound(UserError):
-    """cannot find the job, or this attempt of it; list the jobs to see what there is"""
-
-
-class TagUnknown(UserError):
-    """cannot remove a tag that the job does not have; look at the job's tags"""
-
-
-class LogUnknown(UserError):
-    """cannot find a log of that name; list the task's logs to see what there is"""
-
-
-class JobForbidden(UserError):
-    """cannot change the job of another user; ask its owner or an administrator"""
-
-
-class StillRunning(UserError):
-    """cannot delete a job that has not ended; stop it first"""
-
-
-class VirtualClusterUnknown(UserError):
-    """cannot find the virtual cluster; list the virtual clusters to see what there is"""
-
-
-class StorageUnknown(UserError):
-    """cannot find the storage; list the storages to see what there is"""
+    def to_dict(self) -> dict[str, Any]:
+        """The body of the response; the message is in OpenPAI's form."""
+        return {"code": self.code, "message": self.response_message}
 
 
 class StateDirUnusable(UserError):

@@ -59,9 +59,9 @@ class ForkServer:
         try:
             document: dict[str, Any] = json.loads((folder / supervisor.PROCESS).read_text(encoding="utf-8"))
         except OSError as error:
-            raise ProcessNotStarted(f"it could not be forked; {_last_words(folder)}") from error
+            raise ProcessNotStarted(f"it could not be forked; {_last_output(folder)}") from error
         if not may_run:
-            raise ProcessNotStarted(_last_words(folder))
+            raise ProcessNotStarted(_last_output(folder))
         return document
 
     def close(self) -> None:
@@ -104,8 +104,8 @@ class ForkServer:
             process.wait()
 
 
-def _last_words(folder: Path) -> str:
+def _last_output(folder: Path) -> str:
     with contextlib.suppress(OSError):
-        said = (folder / supervisor.LAST_WORDS).read_text(encoding="utf-8", errors="replace").strip()
-        return f"its last words: {said[-_LAST_BYTES:]}"
-    return "it said nothing"
+        output = (folder / supervisor.STDERR).read_text(encoding="utf-8", errors="replace").strip()
+        return f"its last output: {output[-_LAST_BYTES:]}"
+    return "it wrote no output"

@@ -5,6 +5,7 @@ Source: microsoft/pai v1.8.1, log-manager, and models/v2/job/log of the REST ser
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 import secrets
@@ -15,17 +16,20 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 
-from nni_manager.local_openpai.api_errors import bad_token
 from nni_manager.local_openpai.cluster import Cluster
-from nni_manager.local_openpai.jobs import LogPiece
+from nni_manager.local_openpai.errors import bad_token
+from nni_manager.local_openpai.logs import TAIL_BYTES, LogPiece, read_log
 
 # The lifetime of OpenPAI's links.
 LINK_LIFE_S = 120
 _CHUNK_BYTES = 256 * 1024
 
+# The query parameters of a link, in the order of the fields of `LogAddress`.
+_PARAMETERS = ("username", "jobname", "attempt", "taskrole", "taskindex", "taskattempt")
 
-class LogPlace(NamedTuple):
-    """The location of a log of a task's attempt; the fields are the arguments of `Cluster.read_log`, in their order."""
+
+class LogAddress(NamedTuple):
+    """The address of a log of a task's attempt; but for `file`, the fields are the arguments of `Cluster.logs_of`, in order."""
 
     owner: str
     job: str
@@ -37,14 +41,7 @@ class LogPlace(NamedTuple):
 
     def query(self) -> dict[str, str]:
         """The query parameters of a link, without the file name."""
-        return {
-            "username": self.owner,
-            "jobname": self.job,
-            "attempt": str(self.attempt),
-            "taskrole": self.role,
-            "taskindex": str(self.task_index),
-            "taskattempt": str(self.task_attempt),
-        }
+        return dict(zip(_PARAMETERS, map(str, self), strict=False))
 
 
 class LogLinks:
@@ -59,61 +56,56 @@ class LogLinks:
         # A key per process: links are short-lived and need not outlive it.
         self._key = secrets.token_bytes(32)
 
-    def link(self, place: LogPlace, tail: bool) -> str:
+    def link(self, log: LogAddress, is_tail: bool) -> str:
         """A link to a whole log, or to its end; without the server's address, as in OpenPAI."""
         expires = str(int(self._clock()) + LINK_LIFE_S)
-        query = {**place.query(), "expires": expires, "token": self._signature(place, expires)}
-        if tail:
+        query = {**log.query(), "expires": expires, "token": self._signature(log, expires)}
+        if is_tail:
             query["tail-mode"] = "true"
-        return f"/log-manager/{self._address}/api/v1/logs/{quote(place.file, safe='')}?{urlencode(query)}"
+        return f"/log-manager/{self._address}/api/v1/logs/{quote(log.file, safe='')}?{urlencode(query)}"
 
-    def _signature(self, place: LogPlace, expires: str) -> str:
-        said = urlencode({**place.query(), "file": place.file, "expires": expires})
-        return hmac.digest(self._key, said.encode(), "sha256").hex()
+    def _signature(self, log: LogAddress, expires: str) -> str:
+        signed = urlencode({**log.query(), "file": log.file, "expires": expires})
+        return hmac.digest(self._key, signed.encode(), "sha256").hex()
 
     async def read(self, request: Request) -> Response:
         """Serve a log to the holder of a valid link: the whole log, its end, or the requested byte range."""
-        place = self._place_of(request)
+        log = self._log_of(request)
         is_tail, first = request.query_params.get("tail-mode") == "true", _first_byte(request)
-        if is_tail:
-            piece = await self._cluster.read_log(*place)
-        else:
-            piece = await self._cluster.read_log(*place, offset=first or 0, most_bytes=_CHUNK_BYTES)
+        piece = await (self._piece(log, None, TAIL_BYTES) if is_tail else self._piece(log, first or 0))
         if first is None and not (is_tail and piece.data):
-            return StreamingResponse(self._rest_of(place, piece), media_type="text/plain")
+            return StreamingResponse(self._rest_of(log, piece), media_type="text/plain")
         if not piece.data:
             return Response(status_code=416, headers={"Content-Range": f"bytes */{piece.size_bytes}"})
         last = piece.offset + len(piece.data) - 1
         content_range = f"bytes {piece.offset}-{last}/{piece.size_bytes}"
         return PlainTextResponse(piece.data, status_code=206, headers={"Content-Range": content_range})
 
-    async def _rest_of(self, place: LogPlace, piece: LogPiece) -> AsyncIterator[bytes]:
+    async def _rest_of(self, log: LogAddress, piece: LogPiece) -> AsyncIterator[bytes]:
         """All bytes that the log had at the request, and possibly a few appended since."""
         sent, size_bytes = 0, piece.size_bytes
         while piece.data and sent < size_bytes:
             yield piece.data
             sent += len(piece.data)
-            piece = await self._cluster.read_log(*place, offset=sent, most_bytes=_CHUNK_BYTES)
+            piece = await self._piece(log, sent)
 
-    def _place_of(self, request: Request) -> LogPlace:
+    async def _piece(self, log: LogAddress, offset: int | None, max_bytes: int = _CHUNK_BYTES) -> LogPiece:
+        folder = await self._cluster.logs_of(*log[:-1])
+        return await asyncio.to_thread(read_log, folder, log.file, offset, max_bytes)
+
+    def _log_of(self, request: Request) -> LogAddress:
         query = request.query_params
         try:
-            place = LogPlace(
-                owner=query["username"],
-                job=query["jobname"],
-                attempt=int(query["attempt"]),
-                role=query["taskrole"],
-                task_index=int(query["taskindex"]),
-                task_attempt=int(query["taskattempt"]),
-                file=request.path_params["file"],
-            )
+            owner, job, attempt, role, index, task_attempt = (query[name] for name in _PARAMETERS)
+            file = request.path_params["file"]
+            log = LogAddress(owner, job, int(attempt), role, int(index), int(task_attempt), file)
             expires, token = query["expires"], query["token"]
-            is_ours = hmac.compare_digest(self._signature(place, expires).encode(), token.encode())
+            is_ours = hmac.compare_digest(self._signature(log, expires).encode(), token.encode())
         except (KeyError, ValueError) as error:
             raise bad_token() from error
         if not is_ours or self._clock() >= int(expires):
             raise bad_token()
-        return place
+        return log
 
 
 def _first_byte(request: Request) -> int | None:

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from nni_manager.local_openpai.accounts import User, check_password
-from nni_manager.local_openpai.api_errors import ApiError
+from nni_manager.local_openpai.errors import ApiError
 from trial_keeper.wire.listener_uid import uid_of_peer
 
 # A guess takes 30 ms of CPU: 6 % of a core for each source that guesses continuously.

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from nni_manager.local_openpai.errors import LogUnknown
-from nni_manager.local_openpai.jobs import LogFile, LogPiece
+from nni_manager.local_openpai.errors import ApiError
 from nni_manager.local_openpai.supervisor import CURRENT, LOG_FOLDERS, old_logs
+
+# The size that OpenPAI's log service returns in tail mode.
+TAIL_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class LogPiece:
+    """Bytes of a log, starting at `offset`. `size_bytes` is the size of the whole log."""
+
+    data: bytes
+    offset: int
+    size_bytes: int
 
 
 def _files(logs: Path) -> Iterator[tuple[str, Path]]:
@@ -17,36 +29,41 @@ def _files(logs: Path) -> Iterator[tuple[str, Path]]:
             yield (f"{name}.{number}" if number else name), path
 
 
-def log_files(logs: Path) -> list[LogFile]:
-    """The logs that exist.
+def log_sizes(logs: Path) -> dict[str, int]:
+    """The sizes in bytes of the logs that exist, by name; rotated files are `stdout.1` (the newest), `stdout.2`.
 
     Raises:
-        LogUnknown: there are none.
+        ApiError: NoTaskLogError, there are none.
     """
-    found = []
+    found = {}
     for name, path in _files(logs):
         try:
-            found.append(LogFile(name, path.stat().st_size))
+            found[name] = path.stat().st_size
         except FileNotFoundError:
             continue  # rotated away meanwhile
     if not found:
-        raise LogUnknown("cannot find logs of this task: it has not begun; look again in a moment")
+        raise ApiError(
+            "NoTaskLogError", "cannot find logs of this task: it has not started; try again in a moment"
+        )
     return found
 
 
-def read_log(logs: Path, name: str, offset: int | None, most_bytes: int) -> LogPiece:
-    """At most `most_bytes` bytes, starting at `offset`; without an offset, the end of the log.
+def read_log(logs: Path, name: str, offset: int | None = None, max_bytes: int = TAIL_BYTES) -> LogPiece:
+    """At most `max_bytes` bytes, starting at `offset`; without an offset, the end of the log.
+
+    `name` must be one that `log_sizes` returns, so a caller cannot read outside the task's folder.
 
     Raises:
-        LogUnknown: no log of that name.
+        ApiError: NoTaskLogError, no log of that name.
     """
     path = dict(_files(logs)).get(name, logs / "of no name")
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            start = max(0, size - most_bytes) if offset is None else max(0, offset)
+            start = max(0, size - max_bytes) if offset is None else max(0, offset)
             file.seek(start)
-            return LogPiece(file.read(most_bytes), start, size)
+            return LogPiece(file.read(max_bytes), start, size)
     except FileNotFoundError:
         known = ", ".join(name for name, path in _files(logs) if path.exists()) or "none yet"
-        raise LogUnknown(f"cannot find the log {name!r}: there is {known}; use one of these") from None
+        message = f"cannot find the log {name!r}: there is {known}; use one of these"
+        raise ApiError("NoTaskLogError", message) from None

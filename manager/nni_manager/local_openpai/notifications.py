@@ -5,40 +5,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import requests
 
 from nni_manager.local_openpai.errors import StateBusy
+from nni_manager.local_openpai.store import JobStore
+from nni_manager.local_openpai.store_thread import StoreThread
 
 logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _FIRST_WAIT_S, _MAX_WAIT_S = 1.0, 60.0
 # A webhook that is unavailable for longer does not receive the notification.
-_GIVES_UP_AFTER_S = 3600.0
+_MAX_RETRY_S = 3600.0
 
 
 class Notifier:
     """Delivers the stored notifications in order. A failed delivery to a webhook is retried for an hour."""
 
-    def __init__(
-        self,
-        url: str | None,
-        file: Path | None,
-        pending: Callable[[], Awaitable[list[tuple[int, str]]]],
-        delivered: Callable[[int], Awaitable[None]],
-    ) -> None:
-        """`pending` returns the undelivered notifications, the oldest first; `delivered` removes one."""
+    def __init__(self, url: str | None, file: Path | None, database: StoreThread) -> None:
         self._url = url
         self._file = file
-        self._pending = pending
-        self._delivered = delivered
+        self._database = database
         self._in_file: set[int] = set()
         self._first_tried_s: dict[int, float] = {}
-        self._news = asyncio.Event()
-        self._news.set()  # an earlier cluster may have left undelivered ones
+        self._pending = asyncio.Event()
+        self._pending.set()  # an earlier cluster may have left undelivered ones
 
     @property
     def is_wanted(self) -> bool:
@@ -47,44 +40,45 @@ class Notifier:
 
     def wake(self) -> None:
         """Check for new notifications."""
-        self._news.set()
+        self._pending.set()
 
     async def run(self) -> None:
         """Deliver, until cancelled."""
         wait_s = _FIRST_WAIT_S
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._pending.wait()
+            self._pending.clear()
             try:
                 is_done = await self._deliver()
             except (OSError, StateBusy) as error:
-                logger.warning("cannot tell of changes of jobs now: %s; trying again", error)
+                logger.warning("cannot deliver notifications of job changes: %s; trying again", error)
                 is_done = False
             if is_done:
                 wait_s = _FIRST_WAIT_S
                 continue
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _MAX_WAIT_S)
-            self._news.set()
+            self._pending.set()
 
     async def _deliver(self) -> bool:
         """Deliver pending notifications; True if all were delivered."""
-        while pending := await self._pending():
+        while pending := await self._database.call(JobStore.notifications):
             for number, body in pending:
-                if not await self._tell(number, body):
+                if not await self._send(number, body):
                     return False
         return True
 
-    async def _tell(self, number: int, body: str) -> bool:
+    async def _send(self, number: int, body: str) -> bool:
         if self._file is not None and number not in self._in_file:
             await asyncio.to_thread(_append, self._file, body)
             self._in_file.add(number)
         if self._url is not None and not await asyncio.to_thread(_post, self._url, body):
             first_tried_s = self._first_tried_s.setdefault(number, time.monotonic())
-            if time.monotonic() - first_tried_s < _GIVES_UP_AFTER_S:
+            if time.monotonic() - first_tried_s < _MAX_RETRY_S:
                 return False
-            logger.warning("cannot tell %s: given up after an hour: %s", self._url, body)
-        await self._delivered(number)
+            logger.warning("cannot notify %s: no delivery within an hour; dropped: %s", self._url, body)
+        write = ("remove_notification", {"notification_id": number})
+        await self._database.call(JobStore.commit, [write])
         self._in_file.discard(number)
         self._first_tried_s.pop(number, None)
         return True

@@ -11,7 +11,7 @@ UPDATE job SET sub_state = :sub_state, execution_type = :execution_type, attempt
 WHERE job_id = :job_id;
 
 -- name: save_attempt -- the whole row, new or not
-REPLACE INTO attempt VALUES (:job_id, :attempt_id, :sub_state, :created_at_s, :launched_at_s, :completed_at_s, :exit, :trigger);
+REPLACE INTO attempt VALUES (:job_id, :attempt_id, :sub_state, :created_at_s, :launched_at_s, :completed_at_s, :exit, :trigger_);
 
 -- name: save_task -- the whole row, new or not
 REPLACE INTO task VALUES (:job_id, :job_attempt_id, :role, :task_index, :attempt_id, :mangled_role, :role_order, :task_uid,
@@ -55,9 +55,6 @@ INSERT INTO tag (job_id, tag) VALUES (:job_id, :tag) ON CONFLICT DO NOTHING;
 
 -- name: remove_tag -- no-op if the job does not have it
 DELETE FROM tag WHERE job_id = :job_id AND tag = :tag;
-
--- name: get_attempts -- of a job, the newest first
-SELECT * FROM attempt WHERE job_id = :job_id ORDER BY attempt_id DESC;
 
 -- name: get_attempt -- one attempt of a job
 SELECT * FROM attempt WHERE job_id = :job_id AND attempt_id = :attempt_id;

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 from starlette.requests import Request
 
 from nni_manager.errors import UserError
-from nni_manager.local_openpai.api_errors import ApiError
+from nni_manager.local_openpai.errors import ApiError, invalid_parameters
 
 MAX_BODY_BYTES = 100 * 1024
 
@@ -68,13 +68,11 @@ async def fields_of(request: Request) -> dict[str, Any]:
             return dict(parse_qsl(body.decode(), keep_blank_values=True))
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
-        raise ApiError(
-            "InvalidParametersError", "cannot read the body of this request; send JSON with its Content-Type"
+        raise invalid_parameters(
+            "cannot read the body of this request; send JSON with its Content-Type"
         ) from error
     if not isinstance(fields, dict):
-        raise ApiError(
-            "InvalidParametersError", "cannot use the body of this request: it is no JSON object; send one"
-        )
+        raise invalid_parameters("cannot use the body of this request: it is no JSON object; send one")
     return fields
 
 
@@ -87,5 +85,5 @@ def text_in(fields: dict[str, Any], name: str) -> str:
     value = fields.get(name)
     # JSON escapes can encode lone surrogates, which a response cannot encode.
     if not isinstance(value, str) or (not value.isascii() and re.search("[\ud800-\udfff]", value)):
-        raise ApiError("InvalidParametersError", f"cannot do without {name}: add it to the body, as text")
+        raise invalid_parameters(f"cannot do without {name}: add it to the body, as text")
     return value

@@ -8,25 +8,15 @@ Source: microsoft/pai v1.8.1, REST server: models/v2/job/k8s.js, models/v2/utils
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, astuple
 from typing import Any
 
-from nni_manager.local_openpai.core.exits import ExitSpec
-from nni_manager.local_openpai.core.queue import summed
-from nni_manager.local_openpai.jobs import (
-    AttemptSummary,
-    JobDetail,
-    JobEventRecord,
-    JobSummary,
-    ResourceCounts,
-    RetryCounts,
-    StorageView,
-    TaskAttempt,
-    TaskDetail,
-    TaskExit,
-    TaskRoleDetail,
-    Trigger,
-    VirtualClusterView,
-)
+from nni_manager.local_openpai.core.exits import ExitSpec, TaskExit
+from nni_manager.local_openpai.core.job import JobAttempt, Task
+from nni_manager.local_openpai.core.policies import Trigger
+from nni_manager.local_openpai.core.queue import ResourceCounts, VirtualCluster, summed
+from nni_manager.local_openpai.jobs import JobDetail, JobEvent, JobSummary
+from nni_manager.local_openpai.settings import StorageSettings
 
 Document = dict[str, Any]
 
@@ -43,17 +33,14 @@ def list_item(job: JobSummary) -> Document:
         **_progress(job),
         "tags": list(job.tags),
         "appExitCode": job.exit_code,
-        "virtualCluster": job.virtual_cluster,
-        "totalGpuNumber": job.total_gpus,
-        "totalTaskNumber": job.total_tasks,
-        "totalTaskRoleNumber": job.total_task_roles,
+        **_size(job),
         "jobPriority": job.priority,
     }
 
 
-def detail(picture: JobDetail) -> Document:
+def detail(found: JobDetail) -> Document:
     """A job with one of its attempts."""
-    job, attempt = picture.job, picture.attempt
+    job, attempt = found.job, found.attempt
     return {
         "debugId": job.debug_id,
         "name": job.name,
@@ -66,95 +53,113 @@ def detail(picture: JobDetail) -> Document:
             "appId": job.debug_id,
             "appProgress": 0 if attempt.completed_at_s is None else 1,
             "appTrackingUrl": "",
-            "virtualCluster": job.virtual_cluster,
-            "totalGpuNumber": job.total_gpus,
-            "totalTaskNumber": job.total_tasks,
-            "totalTaskRoleNumber": job.total_task_roles,
+            **_size(job),
         },
         "taskRoles": {
-            role.mangled_name: _task_role(role, job, attempt.attempt_id) for role in picture.task_roles
+            role: {
+                "taskRoleStatus": {"name": role},
+                "taskStatuses": [
+                    {**_task(task), **_task_attempt(task, job, attempt.attempt_id, role)} for task in tasks
+                ],
+            }
+            for role, tasks in found.tasks.items()
         },
     }
 
 
-def task_history(
-    job: JobSummary, attempt_id: int, role: str, task: TaskDetail, attempts: Iterable[TaskAttempt]
-) -> Document:
-    """A task with all its attempts, in the given order."""
+def task_history(job: JobSummary, attempt_id: int, role: str, attempts: list[Task]) -> Document:
+    """A task with all its attempts, the newest first."""
     return {
         "username": job.user,
         "jobName": job.name,
         "debugId": job.debug_id,
         "jobAttemptId": attempt_id,
         "taskRoleName": role,
-        **_task_progress(task),
-        "attempts": [_container(each, job, attempt_id, role, task.index) for each in attempts],
+        **_task(attempts[0]),
+        "attempts": [_task_attempt(each, job, attempt_id, role) for each in attempts],
     }
 
 
-def event(picture: JobEventRecord, job: JobSummary) -> Document:
+def event(stored: JobEvent, job: JobSummary) -> Document:
     """An event of a job."""
-    has_task = picture.role is not None
+    has_task = stored.role is not None
     return {
-        "uid": picture.uid,
+        "uid": str(stored.event_id),
         "frameworkName": job.framework_name,
-        "podUid": picture.container_id,
-        "taskroleName": picture.role,
-        "taskName": f"{job.debug_id}-{picture.role}-{picture.index}" if has_task else None,
-        "taskIndex": picture.index,
-        "type": picture.type.value,
-        "reason": picture.reason,
-        "message": picture.message,
-        "firstTimestamp": _ms(picture.at_s),
-        "lastTimestamp": _ms(picture.at_s),
+        "podUid": stored.container_id,
+        "taskroleName": stored.role,
+        "taskName": f"{job.debug_id}-{stored.role}-{stored.index}" if has_task else None,
+        "taskIndex": stored.index,
+        "type": stored.type.value,
+        "reason": stored.reason,
+        "message": stored.message,
+        "firstTimestamp": _ms(stored.at_s),
+        "lastTimestamp": _ms(stored.at_s),
         "count": 1,
         "sourceComponent": "local-openpai",
         "sourceHost": NODE_NAME,
     }
 
 
-def virtual_cluster(view: VirtualClusterView, total: ResourceCounts) -> Document:
+def virtual_cluster(cluster: VirtualCluster, total: ResourceCounts) -> Document:
     """A virtual cluster; `total` is the capacity of all of them. Shares are in percent."""
-    share, used = _share(view.capacity, total), _share(view.used, total)
+    share, used = _share(cluster.capacity, total), _share(cluster.used, total)
     return {
         "capacity": share,
         "usedCapacity": used,
         "maxCapacity": share,
         "dedicated": False,
-        "resourcesUsed": _resources(view.used),
-        "resourcesGuaranteed": _resources(view.capacity),
-        "resourcesTotal": _resources(view.capacity),
-        "waitingJobs": view.waiting_jobs,
+        "resourcesUsed": _resources(cluster.used),
+        "resourcesGuaranteed": _resources(cluster.capacity),
+        "resourcesTotal": _resources(cluster.capacity),
+        "waitingJobs": cluster.waiting_jobs,
     }
 
 
-def node(views: Iterable[VirtualClusterView]) -> Document:
+def node(clusters: Iterable[VirtualCluster]) -> Document:
     """The only machine, as an item of a list of nodes."""
-    views = list(views)
-    total, used = total_of(views), summed(view.used for view in views)
+    clusters = list(clusters)
+    total, used = total_of(clusters), summed(cluster.used for cluster in clusters)
     return {NODE_NAME: {"total": _resources(total), "available": _resources(total - used)}}
 
 
-def total_of(views: Iterable[VirtualClusterView]) -> ResourceCounts:
+def total_of(clusters: Iterable[VirtualCluster]) -> ResourceCounts:
     """The capacity of all virtual clusters."""
-    return summed(view.capacity for view in views)
+    return summed(cluster.capacity for cluster in clusters)
 
 
-def storage(view: StorageView) -> Document:
+def storage(settings: StorageSettings) -> Document:
     """A storage as an item of a list."""
-    return {"name": view.name, "share": True, "volumeName": view.name, "default": view.is_default}
-
-
-def storage_detail(view: StorageView) -> Document:
-    """One storage. Its type is unknown, since OpenPAI has no type for a folder of the machine."""
     return {
-        **storage(view),
+        "name": settings.name,
+        "share": True,
+        "volumeName": settings.name,
+        "default": settings.is_default,
+    }
+
+
+def storage_detail(settings: StorageSettings, *, is_mounted: bool) -> Document:
+    """One storage. Its type is unknown, since OpenPAI has no type for a folder of the machine.
+
+    `is_mounted` is True if tasks see it at the path that they request, and False if at its own path only.
+    """
+    return {
+        **storage(settings),
         "type": "unknown",
-        "data": {"path": view.path},
-        "readOnly": view.is_read_only,
+        "data": {"path": str(settings.path)},
+        "readOnly": settings.is_read_only,
         "secretName": None,
         "mountOptions": [],
-        "mounted": view.is_mounted,
+        "mounted": is_mounted,
+    }
+
+
+def _size(job: JobSummary) -> Document:
+    return {
+        "virtualCluster": job.virtual_cluster,
+        "totalGpuNumber": job.total_gpus,
+        "totalTaskNumber": job.total_tasks,
+        "totalTaskRoleNumber": job.total_task_roles,
     }
 
 
@@ -164,17 +169,19 @@ def _progress(job: JobSummary) -> Document:
         "subState": job.sub_state.value,
         "executionType": job.execution_type.value,
         "retries": job.retries.total,
-        "retryDetails": _retries(job.retries),
+        "retryDetails": asdict(job.retries),
         "retryDelayTime": None,
         "submissionTime": _ms(job.submitted_at_s),
-        "createdTime": _ms(job.created_at_s),
+        "createdTime": _ms(job.submitted_at_s),
         "launchedTime": _ms(job.launched_at_s),
         "completedTime": _ms(job.completed_at_s),
     }
 
 
-def _attempt(attempt: AttemptSummary) -> Document:
-    end, trigger = attempt.exit, attempt.trigger or Trigger("")
+def _attempt(attempt: JobAttempt) -> Document:
+    # The exit may be decided before the attempt has completed.
+    end, trigger = (None, None) if attempt.completed_at_s is None else (attempt.exit, attempt.trigger)
+    trigger = trigger or Trigger("")
     return {
         "attemptId": attempt.attempt_id,
         "attemptState": attempt.state.value,
@@ -203,20 +210,7 @@ def _messages(end: TaskExit) -> Document:
     return {"container": end.diagnostics or None, "runtime": runtime, "launcher": None}
 
 
-def _task_role(role: TaskRoleDetail, job: JobSummary, attempt_id: int) -> Document:
-    return {
-        "taskRoleStatus": {"name": role.mangled_name},
-        "taskStatuses": [
-            {
-                **_task_progress(task),
-                **_container(task.attempt, job, attempt_id, role.mangled_name, task.index),
-            }
-            for task in role.tasks
-        ],
-    }
-
-
-def _task_progress(task: TaskDetail) -> Document:
+def _task(task: Task) -> Document:
     return {
         "taskIndex": task.index,
         "taskUid": task.task_uid,
@@ -229,22 +223,23 @@ def _task_progress(task: TaskDetail) -> Document:
     }
 
 
-def _container(attempt: TaskAttempt, job: JobSummary, attempt_id: int, role: str, index: int) -> Document:
-    end = attempt.exit
+def _task_attempt(task: Task, job: JobSummary, job_attempt_id: int, role: str) -> Document:
+    end = task.exit
+    host_ip, ports, gpus = astuple(task.allocation) if task.allocation else (None, {}, ())
     return {
-        "attemptId": attempt.attempt_id,
-        "attemptState": attempt.state.value,
-        "currentAttemptCreatedTime": _ms(attempt.created_at_s),
-        "currentAttemptLaunchedTime": _ms(attempt.launched_at_s),
-        "currentAttemptCompletedTime": _ms(attempt.completed_at_s),
-        "containerId": attempt.container_id,
-        "containerIp": attempt.container_ip,
-        "containerNodeName": attempt.node_name,
-        "containerPorts": {label: ",".join(map(str, ports)) for label, ports in attempt.ports.items()},
+        "attemptId": task.attempt_id,
+        "attemptState": task.attempt_state.value,
+        "currentAttemptCreatedTime": _ms(task.attempt_created_at_s),
+        "currentAttemptLaunchedTime": _ms(task.attempt_launched_at_s),
+        "currentAttemptCompletedTime": _ms(task.attempt_completed_at_s),
+        "containerId": task.container_id,
+        "containerIp": host_ip,
+        "containerNodeName": host_ip,
+        "containerPorts": {label: ",".join(map(str, numbers)) for label, numbers in ports.items()},
         # A bit mask of the GPUs.
-        "containerGpus": sum(1 << gpu for gpu in attempt.gpus) if attempt.gpus else None,
-        "containerLog": f"/api/v2/jobs/{job.framework_name}/attempts/{attempt_id}/taskRoles/{role}"
-        f"/taskIndex/{index}/attempts/{attempt.attempt_id}/logs",
+        "containerGpus": sum(1 << gpu for gpu in gpus) if gpus else None,
+        "containerLog": f"/api/v2/jobs/{job.framework_name}/attempts/{job_attempt_id}/taskRoles/{role}"
+        f"/taskIndex/{task.index}/attempts/{task.attempt_id}/logs",
         "containerExitCode": end and end.code,
         "containerExitSpec": end and _spec(end.spec),
         "containerExitDiagnostics": end and end.diagnostics,
@@ -252,20 +247,7 @@ def _container(attempt: TaskAttempt, job: JobSummary, attempt_id: int, role: str
 
 
 def _spec(spec: ExitSpec) -> Document:
-    return {
-        "code": spec.code,
-        "phrase": spec.phrase,
-        "issuer": spec.issuer,
-        "causer": spec.causer,
-        "type": spec.type,
-        "stage": spec.stage,
-        "behavior": spec.behavior.value,
-        "reaction": spec.reaction,
-    }
-
-
-def _retries(retries: RetryCounts) -> Document:
-    return {"user": retries.user, "platform": retries.platform, "resource": retries.resource}
+    return {**asdict(spec), "behavior": spec.behavior.value, "reaction": spec.reaction}
 
 
 def _resources(counts: ResourceCounts) -> Mapping[str, int]:

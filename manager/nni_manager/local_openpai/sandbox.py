@@ -10,7 +10,6 @@ import base64
 import json
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,20 +28,6 @@ _DEFAULT_REGISTRY = "https://index.docker.io/v1/"
 
 class SandboxMissing(UserError):
     """cannot run tasks in containers: there is neither podman nor docker here; install one, or run tasks as processes"""
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxCommands:
-    """The commands of one container. Append the script's path inside the container to `run`."""
-
-    begin: list[str]
-    run: list[str]
-    stop: list[str]
-    end: list[str]
-
-    def to_spec(self) -> dict[str, Any]:
-        """The commands as JSON values for the supervisor's spec.json."""
-        return asdict(self)
 
 
 CLUSTER_LABEL = "trial-keeper.cluster"
@@ -73,34 +58,33 @@ def sandbox_commands(
     folder: Path,
     mounts: Iterable[Mapping[str, Any]],
     gpus: tuple[int, ...],
-) -> SandboxCommands:
-    """The commands for a container with its scripts in `folder`/runtime and its variables in `folder`/environ."""
+) -> dict[str, list[str]]:
+    """The commands for a container with its scripts in `folder`/runtime and its variables in `folder`/environ, by name.
+
+    `begin` creates the container, `end` removes it, `run` takes the path of a script inside the container, and `stop` stops
+    that script.
+    """
     volumes = [f"{folder / 'runtime'}:{RUNTIME_IN_CONTAINER}"]
     volumes += [
         f"{mount['path']}:{mount['mount_path']}{':ro' if mount['is_read_only'] else ''}" for mount in mounts
     ]
-    begin = [tool]
-    if role.image_auth is not None:
-        begin += ["--config", str(folder)] if tool == "docker" else []
+    has_login = role.image_auth is not None
+    begin = [tool, *(["--config", str(folder)] if has_login and tool == "docker" else [])]
     # As in OpenPAI, the image's entry point does not run.
     begin += ["run", "--detach", "--name", _name(container_id), "--network", "host", "--entrypoint", ""]
     begin += ["--label", f"{CLUSTER_LABEL}={folder.parent}"]
     begin += ["--stop-timeout", "0"]  # its first process ignores SIGTERM; scripts have had their grace period
-    begin += (
-        ["--authfile", str(folder / "config.json")]
-        if role.image_auth is not None and tool == "podman"
-        else []
-    )
+    begin += ["--authfile", str(folder / "config.json")] if has_login and tool == "podman" else []
     begin += ["--env-file", str(folder / "environ"), "--shm-size", f"{role.shm_mb or DEFAULT_SHM_MB}m"]
     begin += [argument for volume in volumes for argument in ("--volume", volume)]
     begin += [argument for gpu in gpus for argument in ("--device", f"nvidia.com/gpu={gpu}")]
     inside = [tool, "exec", _name(container_id), "bash", "-c"]
-    return SandboxCommands(
-        begin=[*begin, role.image, *_WAITS],
-        run=[*inside, _RUNS],
-        stop=[*inside, _STOPS],
-        end=end_command(tool, container_id),
-    )
+    return {
+        "begin": [*begin, role.image, *_WAITS],
+        "run": [*inside, _RUNS],
+        "stop": [*inside, _STOPS],
+        "end": end_command(tool, container_id),
+    }
 
 
 def registry_logins(auth: Mapping[str, str]) -> str:

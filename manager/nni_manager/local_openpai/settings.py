@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 
-from nni_manager.local_openpai.jobs import ResourceCounts
+from nni_manager.local_openpai.core.queue import ResourceCounts
 
 # Kubernetes' default grace period after SIGTERM.
 GRACE_S = 30.0

@@ -6,45 +6,35 @@ import json
 import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, fields, is_dataclass
+from enum import Enum
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nni_manager.errors import InternalError
 from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.job import (
     Allocation,
+    JobAttempt,
     PaiJob,
     RecordEvent,
+    SaveAttempt,
     SaveTask,
-    SaveTaskAttempt,
     Task,
 )
 from nni_manager.local_openpai.core.plan import JobPlan
-from nni_manager.local_openpai.core.policies import RetryCounts, TaskEnd, Trigger, Verdict
-from nni_manager.local_openpai.core.states import (
-    EventType,
-    ExecutionType,
-    SubState,
-    state_of,
-)
-from nni_manager.local_openpai.errors import JobExists, JobNotFound, StateBusy, StateDirUnusable
-from nni_manager.local_openpai.jobs import (
-    AttemptSummary,
-    JobDetail,
-    JobEventRecord,
-    JobSummary,
-    TaskAttempt,
-    TaskDetail,
-    TaskRoleDetail,
-)
+from nni_manager.local_openpai.core.policies import RetryCounts, TaskEnd, Trigger
+from nni_manager.local_openpai.core.states import EventType, ExecutionType, SubState
+from nni_manager.local_openpai.errors import ApiError, StateBusy, StateDirUnusable, no_job
+from nni_manager.local_openpai.jobs import JobDetail, JobEvent, JobSummary
 from nni_manager.store.database_files import OPEN_DATABASES
 
 SCHEMA_VERSION = 1
 _QUERY = re.compile(r"^-- name: (\w+) -- .+\n((?:(?!^-- name:).*\n?)*)", re.MULTILINE)
+_T = TypeVar("_T")
 
 
 def _text_of(name: str) -> str:
@@ -54,97 +44,88 @@ def _text_of(name: str) -> str:
 QUERIES = {name: statement.strip() for name, statement in _QUERY.findall(_text_of("queries.sql"))}
 
 
-@dataclass(frozen=True, slots=True)
-class Write:
-    """One statement with its values, captured at creation."""
+# ---- rows
 
-    query: str
-    values: Mapping[str, Any]
+
+def _allocation(text: str) -> Allocation:
+    values = json.loads(text)
+    ports = {label: tuple(numbers) for label, numbers in values["ports"].items()}
+    return Allocation(values["host_ip"], ports, tuple(values["gpus"]))
+
+
+# The columns that do not have the name of their field.
+_COLUMNS = {"index": "task_index", "allocation": "place", "trigger": "trigger_"}
+# The fields that are stored as text: an enum's value, or JSON.
+_DECODERS: dict[str, Callable[[str], Any]] = {
+    "type": EventType,
+    "sub_state": SubState,
+    "execution_type": ExecutionType,
+    # Cached: a list has thousands of jobs, and most have no retries.
+    "retries": lru_cache(maxsize=256)(lambda text: RetryCounts(**json.loads(text))),
+    "exit": lambda text: TaskExit(**json.loads(text)),
+    "trigger": lambda text: Trigger(**json.loads(text)),
+    "allocation": _allocation,
+}
+
+
+def _column(value: Any) -> Any:
+    if isinstance(value, Enum):
+        return value.value
+    return json.dumps(asdict(value)) if is_dataclass(value) and not isinstance(value, type) else value
+
+
+def _columns(stored: Any) -> dict[str, Any]:
+    """The values of a dataclass's fields by the names of their columns."""
+    names = (field.name for field in fields(stored))
+    return {_COLUMNS.get(name, name): _column(getattr(stored, name)) for name in names}
+
+
+@lru_cache
+def _stored_fields(kind: Any, columns: tuple[str, ...]) -> list[tuple[str, str, Callable[[str], Any] | None]]:
+    """The fields of a dataclass that have a column: name, column and decoder."""
+    found = ((field.name, _COLUMNS.get(field.name, field.name)) for field in fields(kind))
+    return [(name, column, _DECODERS.get(name)) for name, column in found if column in columns]
+
+
+def _object(kind: Callable[..., _T], row: sqlite3.Row, **others: Any) -> _T:
+    """The object stored in a row, and fields that have no column."""
+    for name, column, decoder in _stored_fields(kind, tuple(row.keys())):
+        value = row[column]
+        others.setdefault(name, value if decoder is None or value is None else decoder(value))
+    return kind(**others)
+
+
+Write = tuple[str, Mapping[str, Any]]
+"""The name of a statement and its values."""
 
 
 def job_write(job: PaiJob) -> Write:
     """The write that stores the job's current state."""
-    return Write(
-        "save_job",
-        {
-            "job_id": job.job_id,
-            "sub_state": job.sub_state.value,
-            "execution_type": job.execution_type.value,
-            "attempt_id": job.attempt_id,
-            "retries": json.dumps(asdict(job.counts)),
-            "launched_at_s": job.launched_at_s,
-            "completed_at_s": job.completed_at_s,
-            "code": job.code,
-            "is_over": job.is_over,
-        },
-    )
+    names = ("job_id", "sub_state", "execution_type", "retries", "launched_at_s", "completed_at_s", "is_over")
+    values = {name: _column(getattr(job, name)) for name in names}
+    return ("save_job", {**values, "attempt_id": job.attempt.attempt_id, "code": job.attempt.code})
 
 
-def attempt_write(job_id: int, kept: SaveTaskAttempt) -> Write:
+def attempt_write(job_id: int, effect: SaveAttempt) -> Write:
     """The write that stores an attempt of a job."""
-    attempt = kept.attempt
-    return Write(
-        "save_attempt",
-        {
-            "job_id": job_id,
-            "attempt_id": attempt.attempt_id,
-            "sub_state": attempt.sub_state.value,
-            "created_at_s": attempt.created_at_s,
-            "launched_at_s": attempt.launched_at_s,
-            "completed_at_s": attempt.completed_at_s,
-            "exit": _json(attempt.exit),
-            "trigger": _json(attempt.trigger),
-        },
-    )
+    return ("save_attempt", {**_columns(effect.attempt), "job_id": job_id})
 
 
-def task_write(job: PaiJob, kept: SaveTask) -> Write:
+def task_write(job: PaiJob, effect: SaveTask) -> Write:
     """The write that stores an attempt of a task."""
-    task = kept.task
-    names = [role.name for role in job.plan.roles]
-    return Write(
-        "save_task",
-        {
-            "job_id": job.job_id,
-            "job_attempt_id": kept.job_attempt_id,
-            "role": task.role,
-            "task_index": task.index,
-            "attempt_id": task.attempt_id,
-            "mangled_role": job.plan.role(task.role).mangled_name,
-            "role_order": names.index(task.role),
-            "task_uid": task.task_uid,
-            "container_id": task.container_id,
-            "sub_state": task.sub_state.value,
-            "retries": json.dumps(asdict(task.counts)),
-            "created_at_s": task.created_at_s,
-            "launched_at_s": task.launched_at_s,
-            "completed_at_s": task.completed_at_s,
-            "attempt_created_at_s": task.attempt_created_at_s,
-            "attempt_launched_at_s": task.attempt_launched_at_s,
-            "attempt_completed_at_s": task.attempt_completed_at_s,
-            "place": _json(task.place),
-            "stop_code": task.stop_code,
-            "exit": _json(task.exit),
-        },
-    )
+    role = job.plan.role(effect.task.role)
+    values = {
+        "job_id": job.job_id,
+        "job_attempt_id": effect.job_attempt_id,
+        "mangled_role": role.mangled_name,
+        "role_order": job.plan.roles.index(role),
+    }
+    return ("save_task", {**_columns(effect.task), **values})
 
 
-def event_write(job_id: int, note: RecordEvent, at_s: float) -> Write:
+def event_write(job_id: int, effect: RecordEvent, at_s: float) -> Write:
     """The write that adds an event of a job."""
-    return Write(
-        "add_event",
-        {
-            "job_id": job_id,
-            "type": note.type.value,
-            "reason": note.reason,
-            "message": note.message,
-            "at_s": at_s,
-            "attempt_id": note.attempt_id,
-            "role": note.role,
-            "task_index": note.index,
-            "container_id": note.container_id,
-        },
-    )
+    return ("add_event", {**_columns(effect), "job_id": job_id, "at_s": at_s})
 
 
 @contextmanager
@@ -168,8 +149,6 @@ def _own_errors(path: Path) -> Iterator[None]:
 class JobStore:
     """The database of one cluster. Calls may come from any thread, and must not overlap."""
 
-    _is_counted = False
-
     def __init__(self, path: Path) -> None:
         """Open the database, or create it.
 
@@ -186,34 +165,23 @@ class JobStore:
                 f"cannot use the cluster's database: {damage}; restore the file from a copy, or remove {path}* to start without "
                 "any job"
             )
-        self._is_counted = True
-        try:
-            with _own_errors(path):
-                self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        except BaseException:
-            self._is_counted = False
-            OPEN_DATABASES.remove(path)
-            raise
-        try:
-            with _own_errors(path):
-                self._connection.row_factory = sqlite3.Row
-                self._connection.execute("PRAGMA journal_mode = WAL")
-                # A confirmed submission survives a power failure.
-                self._connection.execute("PRAGMA synchronous = FULL")
-                self._connection.execute("PRAGMA foreign_keys = ON")
-                # Deleted rows hold secrets, so their bytes are overwritten.
-                self._connection.execute("PRAGMA secure_delete = ON")
-                self._make_or_check()
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as opened, _own_errors(path):
+            opened.callback(OPEN_DATABASES.remove, path)
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+            opened.callback(self._connection.close)
+            self._connection.row_factory = sqlite3.Row
+            self._connection.execute("PRAGMA journal_mode = WAL")
+            # A confirmed submission survives a power failure.
+            self._connection.execute("PRAGMA synchronous = FULL")
+            self._connection.execute("PRAGMA foreign_keys = ON")
+            # Deleted rows hold secrets, so their bytes are overwritten.
+            self._connection.execute("PRAGMA secure_delete = ON")
+            self._make_or_check()
+            self._resources = opened.pop_all()
 
     def close(self) -> None:
         """Close the database."""
-        self._connection.close()
-        if self._is_counted:
-            self._is_counted = False
-            OPEN_DATABASES.remove(self._path)
+        self._resources.close()
 
     def _make_or_check(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -229,39 +197,34 @@ class JobStore:
     # ---- writing
 
     def add_job(
-        self, plan: JobPlan, masked_text: str, now_s: float, notes: Sequence[RecordEvent] = ()
+        self, plan: JobPlan, masked_text: str, now_s: float, events: Sequence[RecordEvent] = ()
     ) -> int:
         """The id of a new job, stored durably together with its events.
 
         Raises:
-            JobExists: the user has a job of that name.
+            ApiError: ConflictJobError, the user has a job of that name.
             StateBusy: nothing was written.
         """
+        names = ("user", "name", "debug_id", "virtual_cluster", "priority", "total_tasks")
         values = {
-            "user": plan.user,
-            "name": plan.name,
-            "debug_id": plan.debug_id,
-            "virtual_cluster": plan.virtual_cluster,
-            "priority": plan.priority,
+            **{name: getattr(plan, name) for name in names},
             "total_gpus": sum(role.tasks * role.need.gpu for role in plan.roles),
-            "total_tasks": plan.total_tasks,
             "total_task_roles": len(plan.roles),
             "submitted_at_s": now_s,
             "config": masked_text,
             "plan": plan.to_json(),
             "sub_state": SubState.ATTEMPT_CREATION_PENDING.value,
             "execution_type": ExecutionType.START.value,
-            "retries": json.dumps(asdict(RetryCounts())),
+            "retries": _column(RetryCounts()),
         }
         with self._transaction():
             try:
                 job_id = int(self._connection.execute(QUERIES["add_job"], values).lastrowid or 0)
             except sqlite3.IntegrityError as error:
-                raise JobExists(
-                    f"cannot submit {plan.framework_name}: a job of that name already exists; choose another name"
-                ) from error
-            for note in notes:
-                self._connection.execute(QUERIES["add_event"], event_write(job_id, note, now_s).values)
+                message = f"cannot submit {plan.framework_name}: a job of that name already exists; choose another name"
+                raise ApiError("ConflictJobError", message) from error
+            for event in events:
+                self._execute(event_write(job_id, event, now_s))
         return job_id
 
     def commit(self, writes: Sequence[Write]) -> None:
@@ -272,7 +235,11 @@ class JobStore:
         """
         with self._transaction():
             for write in writes:
-                self._connection.execute(QUERIES[write.query], write.values)
+                self._execute(write)
+
+    def _execute(self, write: Write) -> None:
+        query, values = write
+        self._connection.execute(QUERIES[query], values)
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -285,6 +252,14 @@ class JobStore:
                 if self._connection.in_transaction:
                     self._connection.execute("ROLLBACK")
                 raise
+
+    def add_tag(self, job_id: int, tag: str) -> None:
+        """Add a tag to a job; idempotent.
+
+        Raises:
+            StateBusy.
+        """
+        self.commit([("add_tag", {"job_id": job_id, "tag": tag})])
 
     def remove_tag(self, job_id: int, tag: str) -> bool:
         """Remove a tag; True if the job had it."""
@@ -304,91 +279,70 @@ class JobStore:
         tags: dict[int, list[str]] = {}
         for row in self._rows("get_all_tags"):
             tags.setdefault(row["job_id"], []).append(row["tag"])
-        return [_summary(row, tags.get(row["job_id"], ())) for row in self._rows("get_jobs")]
-
-    def job_id(self, user: str, name: str) -> int:
-        """The id of a job.
-
-        Raises:
-            JobNotFound: no such job.
-        """
-        return int(self._job(user, name)["job_id"])
+        return [
+            _object(JobSummary, row, tags=tuple(tags.get(row["job_id"], ())))
+            for row in self._rows("get_jobs")
+        ]
 
     def summary(self, user: str, name: str) -> JobSummary:
         """One job.
 
         Raises:
-            JobNotFound: no such job.
+            ApiError: NoJobError, no such job.
         """
         row = self._job(user, name)
-        return _summary(row, [tag["tag"] for tag in self._rows("get_tags", job_id=row["job_id"])])
+        tags = self._rows("get_tags", job_id=row["job_id"])
+        return _object(JobSummary, row, tags=tuple(tag["tag"] for tag in tags))
 
     def config(self, user: str, name: str) -> str:
         """The job's text with its secrets masked.
 
         Raises:
-            JobNotFound: no such job.
+            ApiError: NoJobError, no such job.
         """
         return str(self._job(user, name)["config"])
 
-    def detail(self, user: str, name: str, attempt_id: int | None) -> JobDetail:
+    def detail(self, user: str, name: str, attempt_id: int | None = None) -> JobDetail:
         """A job with one attempt: the newest if `attempt_id` is None.
 
         Raises:
-            JobNotFound: no such job or attempt.
+            ApiError: NoJobError, no such job or attempt.
         """
-        summary = self.summary(user, name)
-        job_id = self.job_id(user, name)
-        wanted = summary.attempt_id if attempt_id is None else attempt_id
-        rows = self._rows("get_attempt", job_id=job_id, attempt_id=wanted)
+        job = self.summary(user, name)
+        wanted = job.attempt_id if attempt_id is None else attempt_id
+        rows = self._rows("get_attempt", job_id=job.job_id, attempt_id=wanted)
         if not rows and attempt_id is not None:
-            raise JobNotFound(
-                f"cannot find attempt {attempt_id} of job {summary.framework_name}; its newest is {summary.attempt_id}"
+            raise ApiError(
+                "NoJobError",
+                f"cannot find attempt {attempt_id} of job {job.framework_name}; its newest is {job.attempt_id}",
             )
-        tasks = self._rows("get_tasks", job_id=job_id, job_attempt_id=wanted)
-        roles: dict[tuple[str, str], list[TaskDetail]] = {}
-        for row in tasks:
-            roles.setdefault((row["role"], row["mangled_role"]), []).append(_task_detail(row))
-        attempt = (
-            _attempt(rows[0])
-            if rows
-            # Just after the submission no attempt exists yet.
-            else AttemptSummary(
-                0, summary.state, summary.sub_state, summary.created_at_s, None, None, None, None
-            )
-        )
-        details = tuple(TaskRoleDetail(*names, tuple(found)) for names, found in roles.items())
-        return JobDetail(summary, attempt, details)
+        # Just after the submission no attempt exists yet.
+        attempt = _object(JobAttempt, rows[0]) if rows else JobAttempt(created_at_s=job.submitted_at_s)
+        tasks: dict[str, list[Task]] = {}
+        for row in self._rows("get_tasks", job_id=job.job_id, job_attempt_id=wanted):
+            tasks.setdefault(row["mangled_role"], []).append(_object(Task, row))
+        return JobDetail(job, attempt, tasks)
 
-    def attempts(self, user: str, name: str) -> list[AttemptSummary]:
-        """All attempts of a job, the newest first.
+    def task_attempts(self, user: str, name: str, attempt_id: int, role: str, index: int) -> list[Task]:
+        """All attempts of a task within one attempt of the job, the newest first. `role` in either spelling.
 
         Raises:
-            JobNotFound: no such job.
-        """
-        return [_attempt(row) for row in self._rows("get_attempts", job_id=self.job_id(user, name))]
-
-    def task_attempts(
-        self, user: str, name: str, attempt_id: int, role: str, index: int
-    ) -> tuple[TaskDetail, list[TaskAttempt]]:
-        """A task and all its attempts, the newest first.
-
-        Raises:
-            JobNotFound: no such job, attempt or task.
+            ApiError: NoJobError, no such job, attempt or task.
         """
         rows = self._rows(
             "get_task_attempts",
-            job_id=self.job_id(user, name),
+            job_id=self._job(user, name)["job_id"],
             job_attempt_id=attempt_id,
             role=role,
             task_index=index,
         )
         if not rows:
-            raise JobNotFound(
+            raise ApiError(
+                "NoJobError",
                 f"cannot find task {index} of role {role} in attempt {attempt_id} of job {user}~{name}; "
-                "look at the job to see its tasks"
+                "the job's detail lists its tasks",
             )
-        return _task_detail(rows[0]), [_task_attempt(row) for row in rows]
+        return [_object(Task, row) for row in rows]
 
     def container_of(
         self, user: str, name: str, attempt_id: int, role: str, index: int, task_attempt_id: int
@@ -396,7 +350,7 @@ class JobStore:
         """The job's debug id, the role's mangled name, and the container id of a task's attempt.
 
         Raises:
-            JobNotFound: no such job, attempt or task.
+            ApiError: NoJobError, no such job, attempt or task.
         """
         job = self._job(user, name)
         found = self._rows(
@@ -408,74 +362,38 @@ class JobStore:
             attempt_id=task_attempt_id,
         )
         if not found:
-            raise JobNotFound(
+            raise ApiError(
+                "NoJobError",
                 f"cannot find attempt {task_attempt_id} of task {index} of role {role} in attempt {attempt_id} "
-                f"of job {user}~{name}; look at the job to see its tasks"
+                f"of job {user}~{name}; the job's detail lists its tasks",
             )
         return job["debug_id"], found[0]["mangled_role"], found[0]["container_id"]
 
-    def events(self, user: str, name: str, event_type: EventType | None) -> list[JobEventRecord]:
-        """The events of a job, the oldest first.
+    def events(self, user: str, name: str, event_type: str | None = None) -> list[JobEvent]:
+        """The events of a job, the oldest first; only those of `event_type` if given.
 
         Raises:
-            JobNotFound: no such job.
+            ApiError: NoJobError, no such job.
         """
-        return [
-            JobEventRecord(
-                str(row["event_id"]),
-                EventType(row["type"]),
-                row["reason"],
-                row["message"],
-                row["at_s"],
-                row["attempt_id"],
-                row["role"],
-                row["task_index"],
-                row["container_id"],
-            )
-            for row in self._rows("get_events", job_id=self.job_id(user, name))
-            if event_type is None or row["type"] == event_type.value
-        ]
+        rows = self._rows("get_events", job_id=self._job(user, name)["job_id"])
+        return [_object(JobEvent, row) for row in rows if event_type in (None, row["type"])]
 
     def unfinished(self, new_id: Callable[[], str], most_platform_retries: int) -> list[PaiJob]:
         """The jobs that are not terminal, as last stored, in the order of submission."""
         return [self._restored(row, new_id, most_platform_retries) for row in self._rows("get_unfinished")]
 
     def _restored(self, row: sqlite3.Row, new_id: Callable[[], str], most_platform_retries: int) -> PaiJob:
-        job = PaiJob(
-            job_id=row["job_id"],
-            plan=JobPlan.from_json(row["plan"]),
-            submitted_at_s=row["submitted_at_s"],
-            new_id=new_id,
-            most_platform_retries=most_platform_retries,
-            sub_state=SubState(row["sub_state"]),
-            execution_type=ExecutionType(row["execution_type"]),
-            attempt_id=row["attempt_id"],
-            counts=_counts(row),
-            launched_at_s=row["launched_at_s"],
-        )
-        for attempt in self._rows("get_attempt", job_id=job.job_id, attempt_id=job.attempt_id):
-            job.attempt_created_at_s = attempt["created_at_s"]
-            job.attempt_launched_at_s = attempt["launched_at_s"]
-            if attempt["exit"] is not None:
-                job.verdict = Verdict(
-                    TaskExit(**json.loads(attempt["exit"])), Trigger(**json.loads(attempt["trigger_"]))
-                )
-        tasks = [
-            _task(task) for task in self._rows("get_tasks", job_id=job.job_id, job_attempt_id=job.attempt_id)
-        ]
+        plan = JobPlan.from_json(row["plan"])
+        job = _object(PaiJob, row, plan=plan, new_id=new_id, most_platform_retries=most_platform_retries)
+        for attempt in self._rows("get_attempt", job_id=job.job_id, attempt_id=row["attempt_id"]):
+            job.attempt = _object(JobAttempt, attempt)
+        rows = self._rows("get_tasks", job_id=job.job_id, job_attempt_id=row["attempt_id"])
+        tasks = [_object(Task, task) for task in rows]
         job.tasks = {(task.role, task.index): task for task in tasks}
-        job.latest_s = max(
-            at_s or 0.0
-            for at_s in (
-                *(job.submitted_at_s, job.launched_at_s, job.attempt_created_at_s, job.attempt_launched_at_s),
-                *(
-                    each
-                    for task in tasks
-                    for each in (task.attempt_created_at_s, task.attempt_completed_at_s)
-                ),
-                *(task.attempt_launched_at_s for task in tasks),
-            )
-        )
+        times = [job.submitted_at_s, job.launched_at_s, job.attempt.created_at_s, job.attempt.launched_at_s]
+        for task in tasks:
+            times += [task.attempt_created_at_s, task.attempt_launched_at_s, task.attempt_completed_at_s]
+        job.latest_s = max(at_s or 0.0 for at_s in times)
         ended = sorted(
             (task for task in tasks if task.is_over and task.stop_code is None),
             key=lambda task: task.completed_at_s or 0.0,
@@ -486,135 +404,9 @@ class JobStore:
     def _job(self, user: str, name: str) -> sqlite3.Row:
         rows = self._rows("get_job", user=user, name=name)
         if not rows:
-            raise JobNotFound(
-                f"cannot find job {user}~{name}: there is none; list the jobs to see what there is"
-            )
+            raise no_job(f"{user}~{name}")
         return rows[0]
 
     def _rows(self, query: str, **values: Any) -> list[sqlite3.Row]:
         with _own_errors(self._path):
             return self._connection.execute(QUERIES[query], values).fetchall()
-
-
-def _json(value: Any) -> str | None:
-    return None if value is None else json.dumps(asdict(value))
-
-
-def _exit(row: sqlite3.Row) -> TaskExit | None:
-    return None if row["exit"] is None else TaskExit(**json.loads(row["exit"]))
-
-
-# Cached: a list has thousands of jobs, and most have no retries.
-@lru_cache(maxsize=256)
-def _counts_of(text: str) -> RetryCounts:
-    return RetryCounts(**json.loads(text))
-
-
-def _counts(row: sqlite3.Row) -> RetryCounts:
-    return _counts_of(row["retries"])
-
-
-def _place(row: sqlite3.Row) -> Allocation | None:
-    if row["place"] is None:
-        return None
-    values = json.loads(row["place"])
-    ports = {label: tuple(found) for label, found in values["ports"].items()}
-    return Allocation(values["host_ip"], ports, tuple(values["gpus"]))
-
-
-def _summary(row: sqlite3.Row, tags: Sequence[str]) -> JobSummary:
-    sub_state = SubState(row["sub_state"])
-    is_over = sub_state is SubState.COMPLETED
-    return JobSummary(
-        debug_id=row["debug_id"],
-        user=row["user"],
-        name=row["name"],
-        state=state_of(sub_state, row["code"]),
-        sub_state=sub_state,
-        execution_type=ExecutionType(row["execution_type"]),
-        tags=tuple(tags),
-        retries=_counts(row),
-        submitted_at_s=row["submitted_at_s"],
-        created_at_s=row["submitted_at_s"],
-        launched_at_s=row["launched_at_s"],
-        completed_at_s=row["completed_at_s"],
-        exit_code=row["code"] if is_over else None,
-        virtual_cluster=row["virtual_cluster"],
-        priority=row["priority"],
-        total_gpus=row["total_gpus"],
-        total_tasks=row["total_tasks"],
-        total_task_roles=row["total_task_roles"],
-        attempt_id=row["attempt_id"],
-    )
-
-
-def _attempt(row: sqlite3.Row) -> AttemptSummary:
-    ended, sub_state = _exit(row), SubState(row["sub_state"])
-    is_over = row["completed_at_s"] is not None
-    trigger = None if row["trigger_"] is None else Trigger(**json.loads(row["trigger_"]))
-    return AttemptSummary(
-        attempt_id=row["attempt_id"],
-        state=state_of(sub_state, None if ended is None else ended.code),
-        sub_state=sub_state,
-        created_at_s=row["created_at_s"],
-        launched_at_s=row["launched_at_s"],
-        completed_at_s=row["completed_at_s"],
-        exit=ended if is_over else None,
-        trigger=trigger if is_over else None,
-    )
-
-
-def _task(row: sqlite3.Row) -> Task:
-    return Task(
-        role=row["role"],
-        index=row["task_index"],
-        task_uid=row["task_uid"],
-        container_id=row["container_id"],
-        created_at_s=row["created_at_s"],
-        attempt_created_at_s=row["attempt_created_at_s"],
-        sub_state=SubState(row["sub_state"]),
-        attempt_id=row["attempt_id"],
-        counts=_counts(row),
-        launched_at_s=row["launched_at_s"],
-        completed_at_s=row["completed_at_s"],
-        attempt_launched_at_s=row["attempt_launched_at_s"],
-        attempt_completed_at_s=row["attempt_completed_at_s"],
-        place=_place(row),
-        stop_code=row["stop_code"],
-        exit=_exit(row),
-    )
-
-
-def _task_attempt(row: sqlite3.Row) -> TaskAttempt:
-    task = _task(row)
-    # An attempt that is followed by another one is terminal.
-    sub_state = SubState.COMPLETED if task.attempt_completed_at_s is not None else task.sub_state
-    return TaskAttempt(
-        attempt_id=task.attempt_id,
-        container_id=task.container_id,
-        state=state_of(sub_state, task.code),
-        sub_state=sub_state,
-        created_at_s=task.attempt_created_at_s,
-        launched_at_s=task.attempt_launched_at_s,
-        completed_at_s=task.attempt_completed_at_s,
-        container_ip=None if task.place is None else task.place.host_ip,
-        node_name=None if task.place is None else task.place.host_ip,
-        ports={} if task.place is None else task.place.ports,
-        gpus=() if task.place is None else task.place.gpus,
-        exit=task.exit,
-    )
-
-
-def _task_detail(row: sqlite3.Row) -> TaskDetail:
-    task = _task(row)
-    return TaskDetail(
-        index=task.index,
-        task_uid=task.task_uid,
-        state=state_of(task.sub_state, task.code),
-        sub_state=task.sub_state,
-        retries=task.counts,
-        created_at_s=task.created_at_s,
-        launched_at_s=task.launched_at_s,
-        completed_at_s=task.completed_at_s,
-        attempt=_task_attempt(row),
-    )

@@ -1,6 +1,8 @@
 """The container supervisor: one process that runs a task's scripts, writes its logs, and records how it ended.
 
-A fork server (`fork_supervisors`) forks it. It needs only the standard library and outlives the cluster that started it.
+A fork server (`fork_supervisors`) forks it. It outlives the cluster that started it. It is one file of more than 500 lines,
+since the isolated interpreter of the fork server imports only this file and the standard library.
+
 Supervisor and cluster communicate through files in the container's folder:
 
 | File | Writer | Content |
@@ -37,7 +39,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-SPEC, PROCESS, EXIT, LAST_WORDS = "spec.json", "process.json", "exit.json", "supervisor.stderr"
+SPEC, PROCESS, EXIT, STDERR = "spec.json", "process.json", "exit.json", "supervisor.stderr"
 LOG_FOLDERS = {"stdout": "user-stdout", "stderr": "user-stderr", "all": "user-all", "runtime.log": "runtime"}
 CURRENT = "current"
 MASK = b"******"
@@ -64,18 +66,12 @@ _REMOVALS = 5
 _REMOVAL_PAUSE_S = 2.0
 # A full disk may be cleared; without this file the cluster reports the task as lost.
 _EXIT_TRIES = 60
-_MAX_BESIDE_A_MOUNT = 500
+_MAX_MOUNT_SIBLINGS = 500
 
 _PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000  # linux/sched.h
-_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_MOVE, _MS_REC, _MS_SLAVE = (
-    1,
-    32,
-    4096,
-    8192,
-    16384,
-    1 << 19,
-)  # linux/mount.h
+# linux/mount.h
+_MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_MOVE, _MS_REC, _MS_SLAVE = 1, 32, 4096, 8192, 16384, 1 << 19
 
 
 # ---- process identity
@@ -99,10 +95,7 @@ def boot_id() -> str:
 def claim(folder: Path, document: Mapping[str, Any]) -> bool:
     """Create process.json with this content; False if it already exists."""
     temporary = folder / f".{PROCESS}.{os.getpid()}"
-    with temporary.open("w", encoding="utf-8") as file:
-        json.dump(document, file)
-        file.flush()
-        os.fsync(file.fileno())  # a crash must not leave the file without its content
+    _write_durably(temporary, document)
     try:
         os.link(temporary, folder / PROCESS)
     except FileExistsError:
@@ -110,6 +103,13 @@ def claim(folder: Path, document: Mapping[str, Any]) -> bool:
     finally:
         temporary.unlink()
     return True
+
+
+def _write_durably(path: Path, document: Mapping[str, Any]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())  # a crash must not leave the file without its content
 
 
 # ---- logs
@@ -146,13 +146,13 @@ class Redactor:
         return rest if self._pattern is None else self._pattern.sub(MASK, rest)
 
     def _beginning_at_end(self, data: bytes) -> int:
-        longest = 0
-        for secret in self._secrets:
-            for length in range(min(len(secret) - 1, len(data)), longest, -1):
-                if data.endswith(secret[:length]):
-                    longest = length
-                    break
-        return longest
+        lengths = (
+            length
+            for secret in self._secrets
+            for length in range(1, min(len(secret) - 1, len(data)) + 1)
+            if data.endswith(secret[:length])
+        )
+        return max(lengths, default=0)
 
 
 class RotatedLog:
@@ -206,11 +206,8 @@ class Streams:
         self._selector = selectors.DefaultSelector()
         self._writers: dict[str, int] = {}
         self._secrets = secrets
-        for name, sinks in (
-            ("stdout", ("stdout", "all")),
-            ("stderr", ("stderr", "all")),
-            ("runtime", ("runtime.log",)),
-        ):
+        sinks_of = {"stdout": ("stdout", "all"), "stderr": ("stderr", "all"), "runtime": ("runtime.log",)}
+        for name, sinks in sinks_of.items():
             reader, self._writers[name] = os.pipe()
             os.set_blocking(reader, False)
             self._selector.register(reader, selectors.EVENT_READ, (Redactor(secrets), sinks))
@@ -223,7 +220,7 @@ class Streams:
         """Make `pump` return also when this descriptor is readable."""
         self._selector.register(descriptor, selectors.EVENT_READ, None)
 
-    def note(self, text: str) -> None:
+    def log(self, text: str) -> None:
         """Write a line of the supervisor to runtime.log."""
         redactor = Redactor(self._secrets)
         line = f"[{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())}] {text}\n".encode()
@@ -274,21 +271,6 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-class Stopping:
-    """The stop request of a container and the deadline of its grace period."""
-
-    def __init__(self, grace_s: float) -> None:
-        self._grace_s = grace_s
-        self.was_asked = False
-        self.was_passed_on = False
-        self.kills_at_s = float("inf")
-
-    def ask(self, _number: int, _frame: FrameType | None) -> None:
-        """Handle SIGTERM. A second one ends the grace period."""
-        self.kills_at_s = time.monotonic() + (0.0 if self.was_asked else self._grace_s)
-        self.was_asked = True
-
-
 class Supervisor:
     """One container, from its first script to the end of its last process."""
 
@@ -298,8 +280,10 @@ class Supervisor:
         self._sandbox: dict[str, list[str]] | None = self._spec["sandbox"]
         self._stops_inside = False
         self._container_goes_first = self._is_removed = False
-        self._stopping = Stopping(self._spec["grace_s"])
-        signal.signal(signal.SIGTERM, self._stopping.ask)
+        self._stop_requested = self._stop_passed_on = False
+        self._kill_at_s = float("inf")
+        """The end of the grace period."""
+        signal.signal(signal.SIGTERM, self._request_stop)
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # intended for the process that started the cluster
         secrets = [secret.encode() for secret in self._spec["secrets"]]
@@ -319,17 +303,17 @@ class Supervisor:
         """Run all stages, end all processes and write exit.json."""
         began_at_s, began_s = time.time(), time.monotonic()
         for problem in mount_storages(self._spec["mounts"], self._folder):
-            self._streams.note(problem)
+            self._streams.log(problem)
         stage, code = "", 0
         for stage, script in [*([[BEGIN, ""]] if self._sandbox else []), *self._spec["stages"]]:
-            if self._stopping.was_asked:
+            if self._stop_requested:
                 code = 128 + signal.SIGTERM
                 break
-            self._streams.note(f"{stage} begins")
+            self._streams.log(f"{stage} begins")
             code = self._run_script(stage, script)
             if stage == BEGIN:
                 self._container_goes_first = code == 0
-            self._streams.note(f"{stage} has ended with exit code {code}")
+            self._streams.log(f"{stage} has ended with exit code {code}")
             if code != 0:
                 break
         survivors = self._end_everything()
@@ -337,16 +321,22 @@ class Supervisor:
             self._remove_at_last(self._sandbox, was_made=stage != BEGIN or code == 0)
         self._streams.drain()
         if survivors:
-            self._streams.note(f"cannot end the processes {survivors}: they are another user's, or hang")
-        self._tell(
+            self._streams.log(f"cannot end the processes {survivors}: they are another user's, or hang")
+        self._write_exit(
             {
                 "stage": stage,
                 "exit_code": code,
-                "was_stopped": self._stopping.was_asked,
+                "was_stopped": self._stop_requested,
                 "began_at_s": began_at_s,
                 "ended_at_s": began_at_s + time.monotonic() - began_s,
             }
         )
+
+    def _request_stop(self, _number: int, _frame: FrameType | None) -> None:
+        """Handle SIGTERM. A second one ends the grace period."""
+        grace_s = 0.0 if self._stop_requested else self._spec["grace_s"]
+        self._kill_at_s = time.monotonic() + grace_s
+        self._stop_requested = True
 
     def _run_script(self, stage: str, script: str) -> int:
         is_user = stage == "user"
@@ -365,17 +355,18 @@ class Supervisor:
                 start_new_session=True,
             )
         except OSError as error:
-            self._streams.note(
+            self._streams.log(
                 f"cannot start {command[0]} in {self._spec['work_dir']}: {error.strerror}; install it"
             )
             return 127
         self._child, self._ended = child.pid, None
         while not self._is_over():
             self._pass_stop_on(child.pid)
-            if time.monotonic() >= self._stopping.kills_at_s:
+            if time.monotonic() >= self._kill_at_s:
                 self._end_everything()
             # Poll: the last process of the group need not be a child, so SIGCHLD may not report it.
-            self._streams.pump(min(_POLL_S if self._ended is None else 0.05, self._grace_left_s()))
+            grace_left_s = max(0.01, self._kill_at_s - time.monotonic())
+            self._streams.pump(min(_POLL_S if self._ended is None else 0.05, grace_left_s))
             self._reap()
         code = self._ended or 0
         child.returncode = code
@@ -385,18 +376,15 @@ class Supervisor:
         """True if the script has ended. A stopped script ends with its whole group: the shell may exit before the others."""
         if self._ended is None:
             return False
-        is_waited_for = self._stopping.was_asked and time.monotonic() < self._stopping.kills_at_s
+        is_waited_for = self._stop_requested and time.monotonic() < self._kill_at_s
         return not (is_waited_for and _group_lives(self._child))
 
-    def _grace_left_s(self) -> float:
-        return max(0.01, self._stopping.kills_at_s - time.monotonic())
-
     def _pass_stop_on(self, group: int) -> None:
-        if self._stopping.was_asked and not self._stopping.was_passed_on:
-            self._stopping.was_passed_on = True
-            self._streams.note("asked to stop")
+        if self._stop_requested and not self._stop_passed_on:
+            self._stop_passed_on = True
+            self._streams.log("stop requested")
             if self._stops_inside:
-                self._streams.note(_said_by(self._sandbox["stop"] if self._sandbox else [])[1])
+                self._streams.log(_run_tool(self._sandbox["stop"] if self._sandbox else [])[1])
                 return
             for number in (signal.SIGTERM, signal.SIGCONT):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -416,7 +404,7 @@ class Supervisor:
         """
         if self._sandbox and self._container_goes_first:
             self._container_goes_first = False
-            self._try_to_remove(self._sandbox, _TOOL_BEFORE_KILL_S if self._stopping.was_asked else _TOOL_S)
+            self._try_to_remove(self._sandbox, _TOOL_BEFORE_KILL_S if self._stop_requested else _TOOL_S)
         deadline_s = time.monotonic() + _MAX_DEATH_S
         empty_scans = 0
         while True:
@@ -434,38 +422,35 @@ class Supervisor:
         """Retry the removal after all processes have ended. A container that could not be created may leave nothing to remove."""
         for _ in range(_REMOVALS):
             self._try_to_remove(sandbox, _TOOL_S)
-            if self._is_removed or not (was_made or self._stopping.was_asked):
+            if self._is_removed or not (was_made or self._stop_requested):
                 return
             until_s = time.monotonic() + _REMOVAL_PAUSE_S
             while (left_s := until_s - time.monotonic()) > 0:
                 self._streams.pump(left_s)
-        self._streams.note(f"a container may be left: remove it with `{' '.join(sandbox['end'])}`")
+        self._streams.log(f"a container may be left: remove it with `{' '.join(sandbox['end'])}`")
 
     def _try_to_remove(self, sandbox: Mapping[str, list[str]], within_s: float) -> None:
-        self._is_removed, said = _said_by(sandbox["end"], within_s)
-        self._streams.note(said)
+        self._is_removed, output = _run_tool(sandbox["end"], within_s)
+        self._streams.log(output)
 
-    def _tell(self, document: Mapping[str, Any]) -> None:
+    def _write_exit(self, document: Mapping[str, Any]) -> None:
         temporary = self._folder / f".{EXIT}"
         for _ in range(_EXIT_TRIES):
             with contextlib.suppress(OSError):
-                with temporary.open("w", encoding="utf-8") as file:
-                    json.dump(document, file)
-                    file.flush()
-                    os.fsync(file.fileno())
+                _write_durably(temporary, document)
                 temporary.replace(self._folder / EXIT)
                 return
             time.sleep(1.0)
 
 
-def _said_by(command: list[str], within_s: float = _TOOL_S) -> tuple[bool, str]:
+def _run_tool(command: list[str], within_s: float = _TOOL_S) -> tuple[bool, str]:
     """Run a command; returns its success and its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, f"cannot run {command[0]}: {error}; see whether it works here"
-    said = f"{' '.join(command[:2])}: exit code {done.returncode} {done.stdout}{done.stderr}".strip()
-    return done.returncode == 0, said
+    output = f"{' '.join(command[:2])}: exit code {done.returncode} {done.stdout}{done.stderr}".strip()
+    return done.returncode == 0, output
 
 
 def _group_lives(group: int) -> bool:
@@ -476,11 +461,6 @@ def _group_lives(group: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def adopt_orphans() -> None:
-    """Become the parent of orphaned descendants, like PID 1 of a container."""
-    _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 # ---- storages
@@ -524,11 +504,8 @@ def _enter_namespace() -> None:
     except MountFailed:
         # An unprivileged process gets the privileges inside a user namespace.
         _call("unshare", _CLONE_NEWUSER | _CLONE_NEWNS)
-        for name, content in (
-            ("setgroups", "deny"),
-            ("uid_map", f"{uid} {uid} 1"),
-            ("gid_map", f"{gid} {gid} 1"),
-        ):
+        maps = {"setgroups": "deny", "uid_map": f"{uid} {uid} 1", "gid_map": f"{gid} {gid} 1"}
+        for name, content in maps.items():
             Path(f"/proc/self/{name}").write_text(content, encoding="ascii")
     _mount("none", "/", _MS_REC | _MS_SLAVE)
 
@@ -538,13 +515,13 @@ def _mount_storage(mount: Mapping[str, Any], folder: Path) -> None:
     if not os.path.isabs(target) or target == "/" or folder.is_relative_to(target):
         raise MountFailed("the cluster itself needs what is there")
     if not os.path.isdir(target):
-        _make_room(target, folder)
+        _make_mount_point(target, folder)
     _mount(mount["path"], target, _MS_BIND | _MS_REC)
     if mount["is_read_only"]:
         _mount("none", target, _MS_BIND | _MS_REMOUNT | _MS_RDONLY)
 
 
-def _make_room(target: str, folder: Path) -> None:
+def _make_mount_point(target: str, folder: Path) -> None:
     """Create a mount point, in a private tmpfs where possible so that it does not appear on the machine itself."""
     above = os.path.dirname(target)
     while not os.path.isdir(above):
@@ -553,13 +530,13 @@ def _make_room(target: str, folder: Path) -> None:
         os.makedirs(target)
         return
     with os.scandir(above) as found:
-        beside = list(found)
-    if len(beside) > _MAX_BESIDE_A_MOUNT:
-        raise MountFailed(f"{above} has too many entries to make another one beside them")
+        entries = list(found)
+    if len(entries) > _MAX_MOUNT_SIBLINGS:
+        raise MountFailed(f"{above} has too many entries to add a mount point")
     stage = folder / f"mount-{time.time_ns()}"
     stage.mkdir()
     _mount("tmpfs", str(stage), 0, "tmpfs", "mode=0755")
-    for entry in beside:
+    for entry in entries:
         copy = stage / entry.name
         if entry.is_symlink():
             copy.symlink_to(os.readlink(entry.path))
@@ -602,7 +579,8 @@ def main(folder: Path) -> None:
     assert identity is not None
     if not claim(folder, identity):
         return
-    adopt_orphans()
+    # Become the parent of orphaned descendants, like PID 1 of a container.
+    _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     supervisor = Supervisor(folder)
     # From here on a cluster can find and stop this process.
     os.write(1, BEGUN)
@@ -638,14 +616,14 @@ def _forked(folder: Path) -> bytes:
         os.close(reader)
 
 
-def _become_supervisor(folder: Path, said: int) -> None:
+def _become_supervisor(folder: Path, writer: int) -> None:
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.chdir(folder)
-    os.dup2(said, 1)
-    os.close(said)
+    os.dup2(writer, 1)
+    os.close(writer)
     _redirect(os.devnull, 0)
-    _redirect(str(folder / LAST_WORDS), 2)
+    _redirect(str(folder / STDERR), 2)
     main(folder)
 
 

@@ -19,7 +19,7 @@ STOPPED_BY_COMPLETION = -220
 STOPPED = frozenset({STOPPED_BY_USER, STOPPED_BY_COMPLETION})
 NOT_CREATED = -120
 NODE_LOST = -1001
-PLACE_REFUSED = -1005
+ALLOCATION_REFUSED = -1005
 """The allocation can never succeed."""
 KILLED = 137
 PORT_CONFLICT = 253
@@ -175,15 +175,6 @@ class TaskExit:
         return exit_spec(self.code)
 
 
-@dataclass(frozen=True, slots=True)
-class ContainerExit:
-    """The exit code of a container and of the user's commands, and the log text that determined it, if any."""
-
-    code: int
-    origin_user_exit_code: int
-    matched_log: str | None = None
-
-
 # Signal exit codes that OpenPAI passes through. All others become 255.
 _SIGNALS = frozenset({130, 131, 132, 134, 135, 136, 137, 139, 141, 143})
 _COMMAND_NOT_FOUND = "command not found"
@@ -218,7 +209,7 @@ class _ExitPattern:
 
 
 # Tried in this order; the first match wins.
-_SIGNS_IN_LOG = (
+_PATTERNS = (
     _ExitPattern(221, ("tensorflow", "resourceexhaustederror", "oom")),
     _ExitPattern(222, ("signal code: address not mapped",)),
     _ExitPattern(223, ("cuda_error_ecc_uncorrectable",)),
@@ -235,19 +226,23 @@ _SIGNS_IN_LOG = (
 )
 
 
-def container_exit(user_exit_code: int, log: str) -> ContainerExit:
-    """The container's exit, from the exit code of the user's commands (128 + n for signal n) and the end of their output.
+def container_exit(user_exit_code: int, log: str) -> TaskExit:
+    """The exit of a container, from the exit code of the user's commands (128 + n for signal n) and the end of their output.
 
     The log is searched only if the commands failed.
     """
-    if user_exit_code == 0:
-        return ContainerExit(0, 0)
-    if user_exit_code in _SIGNALS:
-        return ContainerExit(user_exit_code, user_exit_code)
+    code, matched_log = _code_of(user_exit_code, log)
+    return TaskExit(code, code, user_exit_code, matched_log=matched_log)
+
+
+def _code_of(user_exit_code: int, log: str) -> tuple[int, str | None]:
+    """The container's exit code, and the log text that determined it, if any."""
+    if user_exit_code == 0 or user_exit_code in _SIGNALS:
+        return user_exit_code, None
     if user_exit_code == 127 and _COMMAND_NOT_FOUND in log:
-        return ContainerExit(220, user_exit_code, _COMMAND_NOT_FOUND)
+        return 220, _COMMAND_NOT_FOUND
     folded = log.lower()
-    for sign in _SIGNS_IN_LOG:
-        if (found := sign.found_in(log, folded)) is not None:
-            return ContainerExit(sign.code, user_exit_code, found)
-    return ContainerExit(UNRECOGNIZED, user_exit_code)
+    for pattern in _PATTERNS:
+        if (found := pattern.found_in(log, folded)) is not None:
+            return pattern.code, found
+    return UNRECOGNIZED, None

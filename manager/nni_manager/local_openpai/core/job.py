@@ -14,21 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
-from nni_manager.local_openpai.core.exits import (
-    STOPPED,
-    STOPPED_BY_COMPLETION,
-    STOPPED_BY_USER,
-    TaskExit,
-)
+from nni_manager.local_openpai.core.exits import STOPPED, STOPPED_BY_COMPLETION, STOPPED_BY_USER, TaskExit
 from nni_manager.local_openpai.core.plan import JobPlan
-from nni_manager.local_openpai.core.policies import (
-    RetryCounts,
-    TaskEnd,
-    Trigger,
-    Verdict,
-    retried,
-    verdict,
-)
+from nni_manager.local_openpai.core.policies import RetryCounts, TaskEnd, Trigger, Verdict, retried, verdict
 from nni_manager.local_openpai.core.queue import Request
 from nni_manager.local_openpai.core.states import (
     JOB_TRANSITIONS,
@@ -63,12 +51,12 @@ class Task:
     attempt_created_at_s: float
     sub_state: SubState = SubState.ATTEMPT_CREATION_PENDING
     attempt_id: int = 0
-    counts: RetryCounts = field(default_factory=RetryCounts)
+    retries: RetryCounts = field(default_factory=RetryCounts)
     launched_at_s: float | None = None
     completed_at_s: float | None = None
     attempt_launched_at_s: float | None = None
     attempt_completed_at_s: float | None = None
-    place: Allocation | None = None
+    allocation: Allocation | None = None
     stop_code: int | None = None
     exit: TaskExit | None = None
 
@@ -82,9 +70,38 @@ class Task:
         """The exit code, actual or already decided; None before that."""
         return self.exit.code if self.exit is not None else self.stop_code
 
-    def picture(self) -> Task:
-        """A copy of the current state."""
-        return replace(self)
+    @property
+    def state(self) -> State:
+        """The state in terms of OpenPAI's API."""
+        return state_of(self.sub_state, self.code)
+
+    @property
+    def attempt_state(self) -> State:
+        """The state of this attempt; it is terminal even if another one follows."""
+        return self.state if self.attempt_completed_at_s is None else state_of(SubState.COMPLETED, self.code)
+
+
+@dataclass(slots=True)
+class JobAttempt:
+    """An attempt of a job. `exit` and `trigger` are None until they are decided."""
+
+    attempt_id: int = 0
+    created_at_s: float = 0.0
+    sub_state: SubState = SubState.ATTEMPT_CREATION_PENDING
+    launched_at_s: float | None = None
+    completed_at_s: float | None = None
+    exit: TaskExit | None = None
+    trigger: Trigger | None = None
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, actual or already decided; None before that."""
+        return None if self.exit is None else self.exit.code
+
+    @property
+    def state(self) -> State:
+        """The state in terms of OpenPAI's API."""
+        return state_of(self.sub_state, self.code)
 
 
 # ---- events
@@ -96,18 +113,10 @@ class Submitted:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Allocated:
     """These containers have their allocations."""
 
-    places: Mapping[str, Allocation]
-
-
-@dataclass(frozen=True, slots=True)
-class AllocationFailed:
-    """These containers get no allocation and end with `exit`."""
-
-    container_ids: tuple[str, ...]
-    exit: TaskExit
+    allocations: Mapping[str, Allocation]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +128,7 @@ class ContainerStarted:
 
 @dataclass(frozen=True, slots=True)
 class ContainerEnded:
-    """A container's process and all its descendants have ended."""
+    """A container's process and all its descendants have ended, or the container gets no allocation."""
 
     container_id: str
     exit: TaskExit
@@ -130,14 +139,14 @@ class StopAsked:
     """The owner or an administrator stops the job."""
 
 
-Event = Submitted | Placed | AllocationFailed | ContainerStarted | ContainerEnded | StopAsked
+Event = Submitted | Allocated | ContainerStarted | ContainerEnded | StopAsked
 
 
 # ---- effects
 
 
 class Change(Enum):
-    """A change of a job that its owner can subscribe to."""
+    """A change of a job that its owner can subscribe to; the terminal ones have the names of states."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
@@ -192,23 +201,10 @@ class SaveTask:
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptPicture:
-    """A snapshot of an attempt of a job."""
+class SaveAttempt:
+    """Store this copy of the job's attempt."""
 
-    attempt_id: int
-    sub_state: SubState
-    created_at_s: float
-    launched_at_s: float | None
-    completed_at_s: float | None
-    exit: TaskExit | None
-    trigger: Trigger | None
-
-
-@dataclass(frozen=True, slots=True)
-class SaveTaskAttempt:
-    """Store this snapshot of the attempt."""
-
-    attempt: AttemptPicture
+    attempt: JobAttempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,17 +235,12 @@ Effect = (
     | StartContainer
     | StopContainer
     | SaveTask
-    | SaveTaskAttempt
+    | SaveAttempt
     | Notify
     | RecordEvent
 )
 
-_CHANGES = {
-    State.SUCCEEDED: Change.SUCCEEDED,
-    State.STOPPED: Change.STOPPED,
-    State.FAILED: Change.FAILED,
-}
-_SENDS_NOTHING_MORE = {SubState.COMPLETED, SubState.ATTEMPT_COMPLETED}
+_TERMINAL = {SubState.COMPLETED, SubState.ATTEMPT_COMPLETED}
 
 
 @dataclass(slots=True)
@@ -261,35 +252,26 @@ class PaiJob:
     submitted_at_s: float
     new_id: Callable[[], str]
     most_platform_retries: int
-    sub_state: SubState = SubState.ATTEMPT_CREATION_PENDING
     execution_type: ExecutionType = ExecutionType.START
-    attempt_id: int = 0
-    counts: RetryCounts = field(default_factory=RetryCounts)
+    retries: RetryCounts = field(default_factory=RetryCounts)
     launched_at_s: float | None = None
     completed_at_s: float | None = None
-    attempt_created_at_s: float = 0.0
-    attempt_launched_at_s: float | None = None
-    attempt_completed_at_s: float | None = None
-    verdict: Verdict | None = None
+    attempt: JobAttempt = field(default_factory=JobAttempt)
+    """The newest attempt."""
     tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
     ends: list[TaskEnd] = field(default_factory=list)
     latest_s: float = 0.0
     """The latest time stored; a lower bound for new times, since a later cluster's clock may be behind."""
 
     @property
+    def sub_state(self) -> SubState:
+        """The sub-state of the job and of its newest attempt."""
+        return self.attempt.sub_state
+
+    @property
     def is_over(self) -> bool:
         """True if no further attempt follows."""
         return self.sub_state is SubState.COMPLETED
-
-    @property
-    def code(self) -> int | None:
-        """The exit code of the newest attempt, actual or already decided; None before that."""
-        return self.verdict.exit.code if self.verdict is not None else None
-
-    @property
-    def state(self) -> State:
-        """The state in terms of OpenPAI's API."""
-        return state_of(self.sub_state, self.code)
 
     def handle(self, event: Event, now_s: float) -> list[Effect]:
         """The effects of an event."""
@@ -299,25 +281,21 @@ class PaiJob:
     def _handle(self, event: Event, now_s: float) -> Iterator[Effect]:
         match event:
             case Submitted():
-                yield from self._begin_attempt(now_s)
-            case Placed():
-                yield from self._place(event.places, now_s)
-            case AllocationFailed():
-                for container_id in event.container_ids:
-                    yield from self._end(container_id, event.exit, now_s)
+                yield from self._begin_attempt(self.attempt.attempt_id, now_s)
+            case Allocated():
+                yield from self._allocate(event.allocations, now_s)
             case ContainerStarted():
                 yield from self._start(event.container_id, now_s)
             case ContainerEnded():
                 yield from self._end(event.container_id, event.exit, now_s)
             case StopAsked():
                 yield from self._stop(now_s)
-        yield SaveTaskAttempt(self._attempt_picture())
+        yield SaveAttempt(replace(self.attempt))
 
     # ---- start
 
-    def _begin_attempt(self, now_s: float) -> Iterator[Effect]:
-        self.attempt_created_at_s = now_s
-        self.attempt_launched_at_s = self.attempt_completed_at_s = self.verdict = None
+    def _begin_attempt(self, attempt_id: int, now_s: float) -> Iterator[Effect]:
+        self.attempt = JobAttempt(attempt_id, now_s)
         self.ends.clear()
         self.tasks = {
             (role.name, index): Task(role.name, index, self.new_id(), self.new_id(), now_s, now_s)
@@ -325,39 +303,34 @@ class PaiJob:
             for index in range(role.tasks)
         }
         for task in self.tasks.values():
-            yield self._kept(task)
-        groups = (
-            [list(self.tasks.values())] if self.plan.is_gang else [[task] for task in self.tasks.values()]
-        )
-        for group in groups:
-            yield self._asked(group)
+            yield self._saved(task)
+        for request in self.requests():
+            yield RequestAllocation(request)
 
     def requests(self) -> list[Request]:
-        """The pending allocation requests, to rebuild the queue after a restart."""
-        waiting = [
+        """The pending allocation requests; after a restart, they rebuild the queue."""
+        pending = [
             task for task in self.tasks.values() if task.sub_state is SubState.ATTEMPT_CREATION_PENDING
         ]
-        if not waiting:
-            return []
-        groups = [waiting] if self.plan.is_gang else [[task] for task in waiting]
-        return [self._asked(group).request for group in groups]
+        groups = [pending] if self.plan.is_gang else [[task] for task in pending]
+        return [self._request(group) for group in groups if group]
 
-    def _asked(self, tasks: list[Task]) -> RequestAllocation:
+    def _request(self, tasks: list[Task]) -> Request:
         needs = {task.container_id: self.plan.role(task.role).need for task in tasks}
-        return RequestAllocation(Request(self.job_id, needs))
+        return Request(self.job_id, needs)
 
-    def _place(self, places: Mapping[str, Allocation], now_s: float) -> Iterator[Effect]:
-        placed = [task for task in self.tasks.values() if task.container_id in places]
-        self._move_job(TransitionEvent.PLACED)
-        for task in placed:
-            task.place = places[task.container_id]
-            self._move(task, TransitionEvent.PLACED)
-            yield self._kept(task)
-            yield self._noted(task, EventType.NORMAL, "Scheduled", f"placed on {task.place.host_ip}")
+    def _allocate(self, allocations: Mapping[str, Allocation], now_s: float) -> Iterator[Effect]:
+        allocated = [task for task in self.tasks.values() if task.container_id in allocations]
+        self._move_job(TransitionEvent.ALLOCATED)
+        for task in allocated:
+            task.allocation = allocations[task.container_id]
+            self._move(task, TransitionEvent.ALLOCATED)
+            yield self._saved(task)
+            yield self._event(task, EventType.NORMAL, "Scheduled", f"placed on {task.allocation.host_ip}")
         # Barrier: every container of the group has an address before the first one starts.
-        known = tuple(task.picture() for task in self.tasks.values())
-        for task in placed:
-            yield StartContainer(self.attempt_id, task.picture(), known)
+        tasks = tuple(replace(task) for task in self.tasks.values())
+        for task in allocated:
+            yield StartContainer(self.attempt.attempt_id, replace(task), tasks)
 
     def _start(self, container_id: str, now_s: float) -> Iterator[Effect]:
         task = self._task_of(container_id)
@@ -370,12 +343,12 @@ class PaiJob:
             return
         task.attempt_launched_at_s = now_s
         task.launched_at_s = task.launched_at_s or now_s
-        self.attempt_launched_at_s = self.attempt_launched_at_s or now_s
+        self.attempt.launched_at_s = self.attempt.launched_at_s or now_s
         self.launched_at_s = self.launched_at_s or now_s
-        yield self._kept(task)
-        yield self._noted(task, EventType.NORMAL, "Started", "its process runs")
+        yield self._saved(task)
+        yield self._event(task, EventType.NORMAL, "Started", "its process runs")
         if not was_running and self.sub_state is SubState.ATTEMPT_RUNNING:
-            yield Notify(Change.RUNNING, self.attempt_id)
+            yield Notify(Change.RUNNING, self.attempt.attempt_id)
 
     # ---- end
 
@@ -392,55 +365,55 @@ class PaiJob:
         if ended.code not in STOPPED:
             kind = EventType.NORMAL if ended.code == 0 else EventType.WARNING
             what = ended.diagnostics.partition("\n")[0]
-            yield self._noted(task, kind, ended.spec.phrase, f"exit code {ended.code}: {what}")
+            yield self._event(task, kind, ended.spec.phrase, f"exit code {ended.code}: {what}")
         counts = None
-        if self.verdict is None:
+        if self.attempt.exit is None:
             policy = self.plan.task_retry[task.role]
-            counts = retried(policy, ended.code, task.counts, self.most_platform_retries)
+            counts = retried(policy, ended.code, task.retries, self.most_platform_retries)
         if counts is not None:
             yield from self._retry(task, counts, now_s)
             return
         self._move(task, TransitionEvent.GIVEN_UP)
         task.completed_at_s = now_s
-        yield self._kept(task)
+        yield self._saved(task)
         if task.stop_code is None:
             self.ends.append(TaskEnd(task.role, task.index, ended))
         yield from self._judge(now_s)
 
     def _retry(self, task: Task, counts: RetryCounts, now_s: float) -> Iterator[Effect]:
-        yield self._kept(task)
+        yield self._saved(task)
         self._move(task, TransitionEvent.RETRIED)
-        task.counts, task.attempt_id, task.container_id = counts, task.attempt_id + 1, self.new_id()
+        task.retries, task.attempt_id, task.container_id = counts, task.attempt_id + 1, self.new_id()
         task.attempt_created_at_s = now_s
-        task.attempt_launched_at_s = task.attempt_completed_at_s = task.place = task.exit = None
-        yield self._kept(task)
-        yield self._noted(
+        task.attempt_launched_at_s = task.attempt_completed_at_s = task.allocation = task.exit = None
+        yield self._saved(task)
+        yield self._event(
             task, EventType.NORMAL, "TaskRetried", f"attempt {task.attempt_id} of this task waits for a place"
         )
-        yield self._asked([task])
+        yield RequestAllocation(self._request([task]))
 
     def _judge(self, now_s: float) -> Iterator[Effect]:
-        if self.verdict is None:
+        if self.attempt.exit is None:
             policies = ((role.name, role.completion) for role in self.plan.roles)
             found = verdict(policies, self.plan.total_tasks, self.ends)
             if found is None:
                 return
             yield from self._decide(found, STOPPED_BY_COMPLETION, now_s)
-        elif all(task.is_over for task in self.tasks.values()) and self.attempt_completed_at_s is None:
+        elif all(task.is_over for task in self.tasks.values()) and self.attempt.completed_at_s is None:
             yield from self._finish(now_s)
 
     def _stop(self, now_s: float) -> Iterator[Effect]:
         self.execution_type = ExecutionType.STOP
-        if self.verdict is not None:
+        if self.attempt.exit is not None:
             return
         trigger = Trigger("the job was stopped by its owner or an administrator")
         stopped = Verdict(TaskExit(STOPPED_BY_USER, diagnostics=trigger.message), trigger)
-        yield RecordEvent(EventType.NORMAL, "StopRequested", trigger.message, self.attempt_id)
+        yield RecordEvent(EventType.NORMAL, "StopRequested", trigger.message, self.attempt.attempt_id)
         yield from self._decide(stopped, STOPPED_BY_USER, now_s)
 
     def _decide(self, found: Verdict, stop_code: int, now_s: float) -> Iterator[Effect]:
         """Set the verdict of the attempt and stop its running and waiting tasks."""
-        self.verdict = found
+        self.attempt.exit, self.attempt.trigger = found.exit, found.trigger
         self._move_job(TransitionEvent.STOP_ASKED)
         waiting = []
         for task in self.tasks.values():
@@ -451,8 +424,8 @@ class PaiJob:
                 waiting.append(task.container_id)
                 continue
             self._move(task, TransitionEvent.STOP_ASKED)
-            yield self._kept(task)
-            yield self._noted(task, EventType.NORMAL, "Killing", found.trigger.message)
+            yield self._saved(task)
+            yield self._event(task, EventType.NORMAL, "Killing", found.trigger.message)
             yield StopContainer(task.container_id)
         if waiting:
             yield LeaveQueue(tuple(waiting))
@@ -462,63 +435,53 @@ class PaiJob:
 
     def _finish(self, now_s: float) -> Iterator[Effect]:
         """End the attempt; start another one or end the job."""
-        assert self.verdict is not None
         self._move_job(TransitionEvent.ENDED)
-        self.attempt_completed_at_s = now_s
-        code = self.verdict.exit.code
+        self.attempt.completed_at_s = now_s
+        code = self.attempt.code
+        assert code is not None
         counts = (
             None
             if self.execution_type is ExecutionType.STOP
-            else retried(self.plan.job_retry, code, self.counts, self.most_platform_retries)
+            else retried(self.plan.job_retry, code, self.retries, self.most_platform_retries)
         )
         if counts is not None:
-            yield SaveTaskAttempt(replace(self._attempt_picture(), sub_state=SubState.COMPLETED))
+            yield SaveAttempt(replace(self.attempt, sub_state=SubState.COMPLETED))
             self._move_job(TransitionEvent.RETRIED)
-            self.counts, self.attempt_id = counts, self.attempt_id + 1
-            yield Notify(Change.RETRIED, self.attempt_id)
-            message = f"attempt {self.attempt_id} begins, since the one before ended with code {code}"
-            yield RecordEvent(EventType.NORMAL, "JobRetried", message, self.attempt_id)
-            yield from self._begin_attempt(now_s)
+            self.retries, attempt_id = counts, self.attempt.attempt_id + 1
+            yield Notify(Change.RETRIED, attempt_id)
+            message = f"attempt {attempt_id} begins, since the one before ended with code {code}"
+            yield RecordEvent(EventType.NORMAL, "JobRetried", message, attempt_id)
+            yield from self._begin_attempt(attempt_id, now_s)
             return
         self._move_job(TransitionEvent.GIVEN_UP)
         self.completed_at_s = now_s
-        if self.counts.platform + self.counts.resource >= self.most_platform_retries and code not in (
+        if self.retries.platform + self.retries.resource >= self.most_platform_retries and code not in (
             0,
             *STOPPED,
         ):
             message = (
-                f"tried {self.counts.total} times more, the last time with code {code}: that is the limit"
+                f"tried {self.retries.total} times more, the last time with code {code}: that is the limit"
             )
-            yield RecordEvent(EventType.WARNING, "RetriesExhausted", message, self.attempt_id)
-        yield Notify(_CHANGES[self.state], self.attempt_id)
+            yield RecordEvent(EventType.WARNING, "RetriesExhausted", message, self.attempt.attempt_id)
+        yield Notify(Change[self.attempt.state.name], self.attempt.attempt_id)
 
     # ---- helpers
 
     def _task_of(self, container_id: str) -> Task | None:
         """The task of this container; None if it is unknown or accepts no more events."""
         task = next((task for task in self.tasks.values() if task.container_id == container_id), None)
-        return None if task is None or task.sub_state in _SENDS_NOTHING_MORE else task
+        return None if task is None or task.sub_state in _TERMINAL else task
 
-    def _move(self, task: Task, happening: TransitionEvent) -> None:
-        task.sub_state = TASK_TRANSITIONS[task.sub_state, happening]
+    def _move(self, task: Task, event: TransitionEvent) -> None:
+        task.sub_state = TASK_TRANSITIONS[task.sub_state, event]
 
-    def _move_job(self, happening: TransitionEvent) -> None:
-        self.sub_state = JOB_TRANSITIONS[self.sub_state, happening]
+    def _move_job(self, event: TransitionEvent) -> None:
+        self.attempt.sub_state = JOB_TRANSITIONS[self.sub_state, event]
 
-    def _kept(self, task: Task) -> SaveTask:
-        return SaveTask(self.attempt_id, task.picture())
+    def _saved(self, task: Task) -> SaveTask:
+        return SaveTask(self.attempt.attempt_id, replace(task))
 
-    def _noted(self, task: Task, kind: EventType, reason: str, message: str) -> RecordEvent:
-        return RecordEvent(kind, reason, message, self.attempt_id, task.role, task.index, task.container_id)
-
-    def _attempt_picture(self) -> AttemptPicture:
-        ended = self.verdict
-        return AttemptPicture(
-            self.attempt_id,
-            self.sub_state,
-            self.attempt_created_at_s,
-            self.attempt_launched_at_s,
-            self.attempt_completed_at_s,
-            None if ended is None else ended.exit,
-            None if ended is None else ended.trigger,
+    def _event(self, task: Task, kind: EventType, reason: str, message: str) -> RecordEvent:
+        return RecordEvent(
+            kind, reason, message, self.attempt.attempt_id, task.role, task.index, task.container_id
         )

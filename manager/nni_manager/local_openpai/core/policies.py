@@ -108,18 +108,16 @@ def verdict(
     with failed tasks: this is the meaning of a disabled minFailedInstances.
     """
     by_role = dict(policies)
-    failed: Counter[str] = Counter()
-    succeeded: Counter[str] = Counter()
+    counts: Counter[tuple[str, str]] = Counter()
     for end in ends:
         policy = by_role[end.role]
-        if end.exit.code == 0:
-            succeeded[end.role] += 1
-            if 1 <= policy.min_succeeded <= succeeded[end.role]:
-                return Verdict(end.exit, _trigger(end, "Succeeded", succeeded, policy.min_succeeded))
-        else:
-            failed[end.role] += 1
-            if 1 <= policy.min_failed <= failed[end.role]:
-                return Verdict(end.exit, _trigger(end, "Failed", failed, policy.min_failed))
+        kind, limit = (
+            ("Succeeded", policy.min_succeeded) if end.exit.code == 0 else ("Failed", policy.min_failed)
+        )
+        counts[end.role, kind] += 1
+        if 1 <= limit <= (count := counts[end.role, kind]):
+            message = f"{kind}TaskCount {count} has reached Min{kind}TaskCount {limit} in the TaskRole"
+            return Verdict(end.exit, Trigger(message, end.role, end.index))
     if len(ends) < tasks:
         return None
     message = (
@@ -127,8 +125,3 @@ def verdict(
         "and no completion policy of a task role was fulfilled before"
     )
     return Verdict(TaskExit(0), Trigger(message))
-
-
-def _trigger(end: TaskEnd, word: str, counted: Counter[str], limit: int) -> Trigger:
-    message = f"{word}TaskCount {counted[end.role]} has reached Min{word}TaskCount {limit} in the TaskRole"
-    return Trigger(message, end.role, end.index)

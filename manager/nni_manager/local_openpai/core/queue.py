@@ -62,17 +62,23 @@ class Grant:
 class VirtualCluster:
     """The resources of one virtual cluster, their holders, and the queued requests. `waiting` is in queue order."""
 
+    name: str
     capacity: ResourceCounts
     gpus: tuple[int, ...]
     waiting: dict[tuple[int, str], Request] = field(default_factory=dict)
     used: ResourceCounts = field(default_factory=ResourceCounts)
     _held: dict[str, tuple[ResourceCounts, tuple[int, ...]]] = field(default_factory=dict)
 
-    def ask(self, request: Request) -> None:
+    @property
+    def waiting_jobs(self) -> int:
+        """The number of queued jobs."""
+        return len({request.job_id for request in self.waiting.values()})
+
+    def enqueue(self, request: Request) -> None:
         """Append a request to the queue."""
         self.waiting[request.job_id, next(iter(request.needs))] = request
 
-    def forget(self, container_ids: Iterable[str]) -> None:
+    def dequeue(self, container_ids: Iterable[str]) -> None:
         """Remove the requests of these containers from the queue."""
         gone = set(container_ids)
         for key in [key for key, request in self.waiting.items() if not gone.isdisjoint(request.needs)]:
@@ -118,6 +124,6 @@ def virtual_clusters(capacities: Mapping[str, ResourceCounts]) -> dict[str, Virt
     made: dict[str, VirtualCluster] = {}
     first = 0
     for name, capacity in capacities.items():
-        made[name] = VirtualCluster(capacity, tuple(range(first, first + capacity.gpu)))
+        made[name] = VirtualCluster(name, capacity, tuple(range(first, first + capacity.gpu)))
         first += capacity.gpu
     return made

@@ -52,7 +52,7 @@ class EventType(Enum):
 class TransitionEvent(Enum):
     """The triggers of state transitions of jobs and tasks."""
 
-    PLACED = "placed"
+    ALLOCATED = "allocated"
     STARTED = "started"
     STOP_ASKED = "stop asked"
     ENDED = "ended"
@@ -60,47 +60,47 @@ class TransitionEvent(Enum):
     GIVEN_UP = "given up"
 
 
-_S, _H = SubState, TransitionEvent
+_S, _E = SubState, TransitionEvent
 TASK_CHANGES: dict[tuple[SubState, TransitionEvent], SubState] = {
-    (_S.ATTEMPT_CREATION_PENDING, _H.PLACED): _S.ATTEMPT_PREPARING,
-    (_S.ATTEMPT_CREATION_PENDING, _H.ENDED): _S.ATTEMPT_COMPLETED,  # stopped, or not allocated
-    (_S.ATTEMPT_PREPARING, _H.STARTED): _S.ATTEMPT_RUNNING,
-    (_S.ATTEMPT_PREPARING, _H.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
-    (_S.ATTEMPT_PREPARING, _H.ENDED): _S.ATTEMPT_COMPLETED,  # the container could not be started
-    (_S.ATTEMPT_RUNNING, _H.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
-    (_S.ATTEMPT_RUNNING, _H.ENDED): _S.ATTEMPT_COMPLETED,
-    (_S.ATTEMPT_DELETION_REQUESTED, _H.ENDED): _S.ATTEMPT_COMPLETED,
-    (_S.ATTEMPT_COMPLETED, _H.RETRIED): _S.ATTEMPT_CREATION_PENDING,
-    (_S.ATTEMPT_COMPLETED, _H.GIVEN_UP): _S.COMPLETED,
+    (_S.ATTEMPT_CREATION_PENDING, _E.ALLOCATED): _S.ATTEMPT_PREPARING,
+    (_S.ATTEMPT_CREATION_PENDING, _E.ENDED): _S.ATTEMPT_COMPLETED,  # stopped, or not allocated
+    (_S.ATTEMPT_PREPARING, _E.STARTED): _S.ATTEMPT_RUNNING,
+    (_S.ATTEMPT_PREPARING, _E.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
+    (_S.ATTEMPT_PREPARING, _E.ENDED): _S.ATTEMPT_COMPLETED,  # the container could not be started
+    (_S.ATTEMPT_RUNNING, _E.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
+    (_S.ATTEMPT_RUNNING, _E.ENDED): _S.ATTEMPT_COMPLETED,
+    (_S.ATTEMPT_DELETION_REQUESTED, _E.ENDED): _S.ATTEMPT_COMPLETED,
+    (_S.ATTEMPT_COMPLETED, _E.RETRIED): _S.ATTEMPT_CREATION_PENDING,
+    (_S.ATTEMPT_COMPLETED, _E.GIVEN_UP): _S.COMPLETED,
 }
 # Events that leave the state as it is.
 TASK_IGNORED: frozenset[tuple[SubState, TransitionEvent]] = frozenset(
     {
-        (_S.ATTEMPT_RUNNING, _H.STARTED),  # adopted by a later cluster
-        (_S.ATTEMPT_DELETION_REQUESTED, _H.STARTED),
+        (_S.ATTEMPT_RUNNING, _E.STARTED),  # adopted by a later cluster
+        (_S.ATTEMPT_DELETION_REQUESTED, _E.STARTED),
     }
 )
 TASK_TRANSITIONS: dict[tuple[SubState, TransitionEvent], SubState] = TASK_CHANGES | {
     (state, event): state for state, event in TASK_IGNORED
 }
-# A job is placed and started with its first task, and ends with its last.
+# A job is allocated and started with its first task, and ends with its last.
 JOB_CHANGES: dict[tuple[SubState, TransitionEvent], SubState] = {
-    (_S.ATTEMPT_CREATION_PENDING, _H.PLACED): _S.ATTEMPT_PREPARING,
-    (_S.ATTEMPT_CREATION_PENDING, _H.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
-    (_S.ATTEMPT_PREPARING, _H.STARTED): _S.ATTEMPT_RUNNING,
-    (_S.ATTEMPT_PREPARING, _H.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
-    (_S.ATTEMPT_RUNNING, _H.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
-    (_S.ATTEMPT_DELETION_REQUESTED, _H.ENDED): _S.ATTEMPT_COMPLETED,
-    (_S.ATTEMPT_COMPLETED, _H.RETRIED): _S.ATTEMPT_CREATION_PENDING,
-    (_S.ATTEMPT_COMPLETED, _H.GIVEN_UP): _S.COMPLETED,
+    (_S.ATTEMPT_CREATION_PENDING, _E.ALLOCATED): _S.ATTEMPT_PREPARING,
+    (_S.ATTEMPT_CREATION_PENDING, _E.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
+    (_S.ATTEMPT_PREPARING, _E.STARTED): _S.ATTEMPT_RUNNING,
+    (_S.ATTEMPT_PREPARING, _E.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
+    (_S.ATTEMPT_RUNNING, _E.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
+    (_S.ATTEMPT_DELETION_REQUESTED, _E.ENDED): _S.ATTEMPT_COMPLETED,
+    (_S.ATTEMPT_COMPLETED, _E.RETRIED): _S.ATTEMPT_CREATION_PENDING,
+    (_S.ATTEMPT_COMPLETED, _E.GIVEN_UP): _S.COMPLETED,
 }
 # Events that leave the state as it is.
 JOB_IGNORED: frozenset[tuple[SubState, TransitionEvent]] = frozenset(
     {
-        (_S.ATTEMPT_PREPARING, _H.PLACED),
-        (_S.ATTEMPT_RUNNING, _H.PLACED),
-        (_S.ATTEMPT_RUNNING, _H.STARTED),
-        (_S.ATTEMPT_DELETION_REQUESTED, _H.STARTED),
+        (_S.ATTEMPT_PREPARING, _E.ALLOCATED),
+        (_S.ATTEMPT_RUNNING, _E.ALLOCATED),
+        (_S.ATTEMPT_RUNNING, _E.STARTED),
+        (_S.ATTEMPT_DELETION_REQUESTED, _E.STARTED),
     }
 )
 JOB_TRANSITIONS: dict[tuple[SubState, TransitionEvent], SubState] = JOB_CHANGES | {
