@@ -35,7 +35,7 @@ from nni_manager.training_services.kubernetes.errors import (
 )
 from nni_manager.training_services.kubernetes.preflight import check, needs_of
 from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage
-from nni_manager.training_services.kubernetes.watch import Deleted, Synced
+from nni_manager.training_services.kubernetes.watch import Deleted, Synced, Upserted
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -684,6 +684,48 @@ def test_a_job_that_somebody_deletes_while_it_is_being_made_is_lost(site, monkey
             await service.submit(site.settings())
             end = await site.has_ended()
             assert "somebody has deleted it" in end.message
+
+    run(work())
+
+
+def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site, monkeypatch):
+    take, shown, held = KubernetesService._take_resource, set(), None
+
+    def take_resource(service, change):
+        if held is not None:
+            held.append(change)
+            return
+        take(service, change)
+        if isinstance(change, Upserted):
+            shown.add(change.document["metadata"]["uid"])
+
+    monkeypatch.setattr(KubernetesService, "_take_resource", take_resource)
+
+    async def work():
+        nonlocal held
+        async with site.manager() as service:
+            site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
+            with pytest.raises(RetryableError):
+                await service.submit(site.settings())
+            (first,) = (each["metadata"]["uid"] for each in site.store.list(FRAMEWORKS))
+            await until(lambda: first in shown, "the watch has shown the first resource", TIMEOUT_S)
+            held = []
+            site.store.delete(FRAMEWORKS, "default", NAME)
+            await until(lambda: not site.store.list(FRAMEWORKS), "the first resource is gone", TIMEOUT_S)
+            await service.submit(site.settings())
+            await until(
+                lambda: any(isinstance(change, Deleted) for change in held),
+                "the watch has caught up",
+                TIMEOUT_S,
+            )
+            late, held = held, None
+            for change in late:
+                service._take_resource(change)
+            await site.is_running()
+            assert not site.ends
+            assert await service.stop("trial1")
+            end = await site.has_ended()
+            assert end.message.endswith("was deleted as we asked")
 
     run(work())
 

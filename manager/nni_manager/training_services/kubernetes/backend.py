@@ -185,8 +185,10 @@ class KubernetesService(TrainingService):
             raise RetryableError(str(error)) from error
         finally:
             self._apply(job, answer)
-        if (seen := self._observed.resources.get(job.name)) is not None:
-            self._look(job, seen)  # the watch was faster than the answer
+        # The watch may be faster than the answer, or may still show an earlier resource of this name.
+        seen = self._observed.resources.get(job.name)
+        if seen is not None and seen["metadata"]["uid"] == job.uid:
+            self._apply_document(job, seen)
 
     async def stop(self, job_id: str) -> bool:
         """Delete the resource. Kubernetes terminates its pods; the job has ended when they are gone."""
@@ -229,7 +231,7 @@ class KubernetesService(TrainingService):
         job = self._job(job_id)
         self._apply(job, _E.CONFIRMED)
         if seen is not None:
-            self._look(job, seen)
+            self._apply_document(job, seen)
         return JobPresence.RUNNING
 
     def termination_message(self, job_id: str) -> str:
@@ -284,7 +286,7 @@ class KubernetesService(TrainingService):
             case Upserted(document):
                 self._observed.resources[document["metadata"]["name"]] = document
                 if (job := self._job_of(document)) is not None:
-                    self._look(job, document)
+                    self._apply_document(job, document)
             case Deleted(document):
                 job = self._job_of(document)
                 self._observed.drop_resource(document)
@@ -343,7 +345,7 @@ class KubernetesService(TrainingService):
             return None
         return job if self._calls.is_of(document, job.job_id) else None
 
-    def _look(self, job: KubernetesJob, document: Document) -> None:
+    def _apply_document(self, job: KubernetesJob, document: Document) -> None:
         job.uid = document["metadata"]["uid"]
         if self._operator.stage_of(document) is Stage.ENDED:
             self._apply(job, _E.COMPLETED)
