@@ -10,6 +10,7 @@ from pathlib import Path
 
 import requests
 
+from nni_manager.backoff import delays_s
 from nni_manager.local_openpai.errors import StateBusy
 
 logger = logging.getLogger(__name__)
@@ -51,7 +52,7 @@ class Notifier:
 
     async def run(self) -> None:
         """Deliver, until cancelled."""
-        wait_s = _FIRST_WAIT_S
+        waits_s = delays_s(_FIRST_WAIT_S, _MAX_WAIT_S)
         while True:
             await self._news.wait()
             self._news.clear()
@@ -61,10 +62,9 @@ class Notifier:
                 logger.warning("cannot tell of changes of jobs now: %s; trying again", error)
                 is_done = False
             if is_done:
-                wait_s = _FIRST_WAIT_S
+                waits_s = delays_s(_FIRST_WAIT_S, _MAX_WAIT_S)
                 continue
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _MAX_WAIT_S)
+            await asyncio.sleep(next(waits_s))
             self._news.set()
 
     async def _deliver(self) -> bool:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nni_manager.backoff import delays_s
 from nni_manager.errors import NniManagerError
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
 from nni_manager.training_services.kubernetes.errors import Forbidden, ResourceExpired
@@ -108,7 +109,7 @@ class Watch:
 
     def _run(self) -> None:
         since: str | None = None
-        pause_s = _FIRST_PAUSE_S
+        pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while not self._must_end.is_set():
             began_at_s = time.monotonic()
             try:
@@ -119,7 +120,7 @@ class Watch:
                 for event in events:
                     since = event.version
                     self._take(event.kind, event.document)
-                    pause_s = _FIRST_PAUSE_S
+                    pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
             except ResourceExpired as gone:
                 logger.info("%s", gone)
                 since = None
@@ -136,10 +137,9 @@ class Watch:
                     f"({error!r}); it is asked again, see what is between it and this machine if this lasts"
                 )
             else:
-                pause_s = _FIRST_PAUSE_S
+                pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
             if time.monotonic() - began_at_s < _MIN_WATCH_S or self._trouble:
-                self._must_end.wait(pause_s)
-                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                self._must_end.wait(next(pauses_s))
 
     def _list(self) -> str:
         found, version = self._cluster.objects(*self._where, self._fields, self._concerns)
