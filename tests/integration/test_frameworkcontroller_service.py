@@ -33,7 +33,7 @@ from nni_manager.training_services.kubernetes.errors import (
     Conflict,
     MissingCapability,
 )
-from nni_manager.training_services.kubernetes.preflight import check, needs_of
+from nni_manager.training_services.kubernetes.preflight import check
 from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage
 from nni_manager.training_services.kubernetes.watch import Deleted, Synced, Upserted
 from trial_keeper.wire.reasons import ExitReason
@@ -799,9 +799,9 @@ def test_calls_do_not_grow_with_the_jobs_that_run(site):
 
 def test_what_the_cluster_lacks_is_told_before_anything_is_made(site):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
-    needs = needs_of(FrameworkController(site.config), "default")
-    check(kubernetes, needs)
+    operator = FrameworkController(site.config)
+    check(kubernetes, operator, "default")
     site.cluster.api.denied |= {("create", "secrets"), ("watch", "pods")}
     with pytest.raises(MissingCapability, match=r"may not watch pods(.|\n)*may not create secrets"):
-        check(kubernetes, needs)
+        check(kubernetes, operator, "default")
     kubernetes.close()

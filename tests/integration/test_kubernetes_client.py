@@ -6,6 +6,8 @@ import json
 import queue
 import threading
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from kube_api import TOKEN, KubeCluster
@@ -16,13 +18,14 @@ from real_experiment import wait_until
 pytest.importorskip("kubernetes")
 
 from nni_manager.backoff import SMALLEST_SHARE
-from nni_manager.training_services.frameworkcontroller.operator import FRAMEWORKS
+from nni_manager.config.model import ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
+from nni_manager.training_services.frameworkcontroller.operator import FRAMEWORKS, FrameworkController
 from nni_manager.training_services.kubernetes import errors
 from nni_manager.training_services.kubernetes import watch as watching
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.login import log_in
-from nni_manager.training_services.kubernetes.preflight import Needs, check
-from nni_manager.training_services.kubernetes.resources import CLAIMS, PODS, SERVICE_ACCOUNTS, Resource
+from nni_manager.training_services.kubernetes.preflight import check
+from nni_manager.training_services.kubernetes.resources import CLAIMS, PODS
 from nni_manager.training_services.kubernetes.resources import SECRETS as OUR_SECRETS
 from nni_manager.training_services.kubernetes.watch import (
     Deleted,
@@ -35,6 +38,8 @@ from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 QUICK = ClientRetryPolicy(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
 TIMEOUT_S = 90.0
+EXPORT = NfsStorage("nas", "/nni")
+ROLE = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100, None, None, 1, 1)
 
 
 @pytest.fixture
@@ -412,28 +417,28 @@ def test_a_call_to_a_server_that_is_away_gives_up_in_time_and_others_may_ask_aga
 # ---- preflight
 
 
-def needs(**changed):
-    rights = (("create", FRAMEWORKS), ("watch", PODS))
-    return Needs(**({"namespace": "default", "jobs": FRAMEWORKS, "rights": rights} | changed))
+def checked(cluster, *, operator=FrameworkController, namespace="default", storage=EXPORT, account=None):
+    config = KubernetesConfig("frameworkcontroller", storage, (ROLE,), service_account=account)
+    return check(cluster, operator(config), namespace)
 
 
 def test_a_cluster_that_has_all_passes(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     server.store.create(ACCOUNTS, "default", {"metadata": {"name": "fc"}})
-    assert check(cluster, needs(things=((SERVICE_ACCOUNTS, "fc"),))) == ()
+    assert checked(cluster, account="fc") == ()
 
 
 def test_a_login_that_may_not_see_events_passes_with_a_word(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     server.api.denied.add(("watch", "events"))
-    (word,) = check(cluster, needs())
+    (word,) = checked(cluster)
     assert word.startswith("this login may not list and watch events in namespace default: ")
 
 
 def test_all_that_a_cluster_lacks_is_told_at_once(cluster, server):
     server.api.denied |= {("create", "frameworks"), ("watch", "pods")}
     with pytest.raises(errors.MissingCapability) as failure:
-        check(cluster, needs(things=((SERVICE_ACCOUNTS, "fc"), (CLAIMS, "data"))))
+        checked(cluster, storage=ClaimStorage(Path("/mnt/data"), "data"), account="fc")
     for words in (
         "it has no frameworks.frameworkcontroller.microsoft.com; install FrameworkController there",
         "this login may not create frameworks in namespace default",
@@ -446,19 +451,22 @@ def test_all_that_a_cluster_lacks_is_told_at_once(cluster, server):
 
 def test_another_version_of_an_operator_is_told_with_those_that_are_served(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
-    newer = Resource(FRAMEWORKS.group, "v2", FRAMEWORKS.plural, FRAMEWORKS.kind, FRAMEWORKS.operator)
+
+    class Newer(FrameworkController):
+        resource = replace(FRAMEWORKS, version="v2")
+
     with pytest.raises(
         errors.MissingCapability, match=r"/v2 \(served: v1\); install FrameworkController for v2"
     ):
-        check(cluster, needs(jobs=newer))
+        checked(cluster, operator=Newer)
 
 
 def test_a_namespace_that_is_not_there_is_told_and_one_that_may_not_be_read_passes(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
     with pytest.raises(errors.MissingCapability, match="there is no namespace team; correct it"):
-        check(cluster, needs(namespace="team"))
+        checked(cluster, namespace="team")
     server.api.denied.add(("get", "namespaces"))
-    check(cluster, needs())
+    checked(cluster)
 
 
 def test_the_kubeconfig_of_the_server_is_as_others_write_it(server):

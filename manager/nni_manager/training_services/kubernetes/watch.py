@@ -117,9 +117,9 @@ class Watch:
                     since = self._list()
                 events = self._cluster.watch(*self._where, since, self._fields)
                 self._note("")
-                for event in events:
-                    since = event.version
-                    self._take(event.kind, event.document)
+                for kind, document in events:
+                    since = str(document["metadata"]["resourceVersion"])
+                    self._take(kind, document)
                     pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
             except ResourceExpired as gone:
                 logger.info("%s", gone)
