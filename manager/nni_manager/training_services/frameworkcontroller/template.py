@@ -1,4 +1,4 @@
-"""Renders a job from the user's own Framework. Pure, as `render` is.
+"""Renders a job from the user's own Framework. Pure, as `operator` is.
 
 The template keeps its roles, images, volumes, resources and other pod fields. Added are the job's name and labels, the keeper
 in place of each role's command, its variables, and the shared storage. Unset fields are set where the default of Kubernetes

@@ -78,7 +78,7 @@ def _missing(cluster: Kubernetes, operator: Operator, namespace: str) -> Iterato
 
 
 def _required_objects(operator: Operator) -> Iterator[tuple[Resource, str]]:
-    yield from operator.things
+    yield from operator.required_objects
     storage, account = operator.config.storage, operator.config.service_account
     if isinstance(storage, ClaimStorage) and storage.name:
         yield CLAIMS, storage.name
