@@ -718,7 +718,7 @@ def test_the_draws_of_parameters_give_these_parameters_again(raw, seed):
     space = parse_search_space(raw)
     parameters = make_of("Random", raw, seed=seed).ask(0).parameters
     sampling = Sampling(space)
-    draws, _ = sampling.draws_of(parameters)
+    draws = sampling.draws_of(parameters)
     assert contains(space, sampling.sample(lambda name, _: draws[name])) == []
     again = sampling.sample(lambda name, _: draws[name])
     assert flat(again) == pytest.approx(flat(parameters), rel=1e-6, abs=1e-6)

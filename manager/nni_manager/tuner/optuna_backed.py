@@ -186,10 +186,10 @@ class OptunaTuner(SeededTuner[int]):
         """See `BaseTuner.import_results`."""
         count = 0
         for result in results if self._takes_imports else ():
-            known = self.sampling.draws_of(result.parameters)
-            if known is None or result.value is None or not math.isfinite(result.value):
+            draws = self.sampling.draws_of(result.parameters)
+            if draws is None or result.value is None or not math.isfinite(result.value):
                 continue
-            draws, used = known
+            used = self.sampling.distributions_of(draws)
             self._study.add_trial(optuna.create_trial(value=result.value, params=draws, distributions=used))
             count += 1
         return count
@@ -218,18 +218,36 @@ def _noted(trial: PastTrial, name: str) -> dict[str, Any]:
 class Sampling:
     """Maps draws to parameters. The key of a hyper-parameter's distribution is its JSON pointer in the space."""
 
-    def __init__(self, space: SearchSpace) -> None:
-        """`always_there`: the distributions of the hyper-parameters outside of nested choices."""
+    def __init__(self, space: SearchSpace, above: str = "") -> None:
+        """`above`: the JSON pointer of a nested space. `always_there`: the distributions outside of nested choices."""
         self._space = space
-        self._distributions: dict[str, BaseDistribution] = {}
-        self._collect(space, "")
+        self._pointers = {name: _pointer(above, name) for name in space.parameters}
         self.always_there = {
-            name: self._distributions[name] for name in (_pointer("", each) for each in space.parameters)
+            self._pointers[name]: _distribution_of(each) for name, each in space.parameters.items()
+        }
+        self._nested = {
+            (self._pointers[name], index): Sampling(option.space, f"{self._pointers[name]}/{index}")
+            for name, parameter in space.parameters.items()
+            if isinstance(parameter, Choice)
+            for index, option in enumerate(parameter.options)
+            if isinstance(option, Nested)
         }
 
     def sample(self, draw: Callable[[str, BaseDistribution], Any]) -> dict[str, Any]:
         """The parameters for the draws that `draw` returns; it is called in the order of the space."""
-        return self._sample(self._space, "", draw)
+        parameters: dict[str, Any] = {}
+        for name, parameter in self._space.parameters.items():
+            pointer = self._pointers[name]
+            drawn = draw(pointer, self.always_there[pointer])
+            if not isinstance(parameter, Choice):
+                parameters[name] = _value_of(parameter, drawn)
+                continue
+            option = parameter.options[drawn]
+            if isinstance(option, Nested):
+                option = {"_name": option.name, **self._nested[pointer, drawn].sample(draw)}
+            # A copy: changes by the caller must not reach the search space.
+            parameters[name] = copy.deepcopy(option)
+        return parameters
 
     def complete(
         self, known: Mapping[str, JsonScalar], random: Random
@@ -258,64 +276,34 @@ class Sampling:
         self.sample(recall)
         return used
 
-    def draws_of(
-        self, parameters: Mapping[str, Any]
-    ) -> tuple[dict[str, JsonScalar], dict[str, BaseDistribution]] | None:
-        """Draws that yield these parameters, and their distributions; None if the parameters are not in the space."""
+    def draws_of(self, parameters: Mapping[str, Any]) -> dict[str, JsonScalar] | None:
+        """Draws that yield these parameters; None if the parameters are not in the space."""
         if contains(self._space, dict(parameters)):
             return None
         draws: dict[str, JsonScalar] = {}
-        self._invert(self._space, "", parameters, draws)
-        return draws, {name: self._distributions[name] for name in draws}
-
-    def _invert(
-        self, space: SearchSpace, above: str, parameters: Mapping[str, Any], draws: dict[str, JsonScalar]
-    ) -> None:
-        for name, parameter in space.parameters.items():
-            here, value = _pointer(above, name), parameters[name]
-            if not isinstance(parameter, Choice):
-                draws[here] = _draw_of(parameter, value)
-                continue
-            for index, option in enumerate(parameter.options):
-                if isinstance(option, Nested):
-                    rest = (
-                        {key: each for key, each in value.items() if key != "_name"}
-                        if isinstance(value, dict)
-                        else None
-                    )
-                    if rest is None or value.get("_name") != option.name or contains(option.space, rest):
-                        continue
-                    self._invert(option.space, f"{here}/{index}", rest, draws)
-                elif json.dumps(option, sort_keys=True) != json.dumps(value, sort_keys=True):
-                    continue
-                draws[here] = index
-                break
-
-    def _collect(self, space: SearchSpace, above: str) -> None:
-        for name, parameter in space.parameters.items():
-            here = _pointer(above, name)
-            self._distributions[here] = _distribution_of(parameter)
+        for name, parameter in self._space.parameters.items():
+            pointer, value = self._pointers[name], parameters[name]
             if isinstance(parameter, Choice):
-                for index, option in enumerate(parameter.options):
-                    if isinstance(option, Nested):
-                        self._collect(option.space, f"{here}/{index}")
+                options = enumerate(parameter.options)
+                found = (self._draws_of_option(pointer, index, option, value) for index, option in options)
+                draws |= next(filter(None, found), {})
+            else:
+                draws[pointer] = _draw_of(parameter, value)
+        return draws
 
-    def _sample(
-        self, space: SearchSpace, above: str, draw: Callable[[str, BaseDistribution], Any]
-    ) -> dict[str, Any]:
-        parameters: dict[str, Any] = {}
-        for name, parameter in space.parameters.items():
-            here = _pointer(above, name)
-            drawn = draw(here, self._distributions[here])
-            if not isinstance(parameter, Choice):
-                parameters[name] = _value_of(parameter, drawn)
-                continue
-            option = parameter.options[drawn]
-            if isinstance(option, Nested):
-                option = {"_name": option.name, **self._sample(option.space, f"{here}/{drawn}", draw)}
-            # A copy: changes by the caller must not reach the search space.
-            parameters[name] = copy.deepcopy(option)
-        return parameters
+    def _draws_of_option(
+        self, pointer: str, index: int, option: Any, value: Any
+    ) -> dict[str, JsonScalar] | None:
+        """Draws that yield this value of a choice by this option; None if it is another option's."""
+        if not isinstance(option, Nested):
+            is_same = json.dumps(option, sort_keys=True) == json.dumps(value, sort_keys=True)
+            return {pointer: index} if is_same else None
+        if not isinstance(value, dict) or value.get("_name") != option.name:
+            return None
+        inner = self._nested[pointer, index].draws_of(
+            {key: each for key, each in value.items() if key != "_name"}
+        )
+        return None if inner is None else {**inner, pointer: index}
 
 
 def _pointer(above: str, name: str) -> str:
