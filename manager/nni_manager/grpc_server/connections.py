@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ _KEPT_OF_A_CROWD = 1 / 4
 _MAX_HOSTS = 10_000
 
 Peer = tuple[str, int]
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +78,12 @@ class Connections:
         if peer is None:
             yield
             return
-        self._known[peer] += 1
         self._hosts.pop(peer[0], None)
         self._hosts[peer[0]] = None
         if len(self._hosts) > _MAX_HOSTS:
             del self._hosts[next(iter(self._hosts))]
-        try:
+        with counted(self._known, peer):
             yield
-        finally:
-            self._known[peer] -= 1
-            if not self._known[peer]:
-                del self._known[peer]
 
     async def _watch_crowd(self, port: int) -> None:
         while True:
@@ -118,6 +115,18 @@ class Connections:
             return []
         strangers.sort(key=lambda peer: (peer[0] in self._hosts, self._seen[peer]))
         return strangers[: len(strangers) - int(self._most_strangers * _KEPT_OF_A_CROWD)]
+
+
+@contextlib.contextmanager
+def counted(counter: Counter[_Key], key: _Key) -> Iterator[None]:
+    """Count a key within the context. Keys with no count are removed."""
+    counter[key] += 1
+    try:
+        yield
+    finally:
+        counter[key] -= 1
+        if not counter[key]:
+            del counter[key]
 
 
 def peer_of(uri: str) -> Peer | None:

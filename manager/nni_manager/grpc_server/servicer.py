@@ -28,7 +28,7 @@ from nni_manager.domain.admission_errors import (
 )
 from nni_manager.domain.ingest import OffsetGap
 from nni_manager.errors import CANNOT_LISTEN, UserError
-from nni_manager.grpc_server.connections import Connections
+from nni_manager.grpc_server.connections import Connections, counted
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.errors import StoreBusy
 from trial_keeper.wire.convert import (
@@ -171,26 +171,15 @@ class KeeperServicer:
         self._gate.check_token(job_id, token)
         if self._streams_of_job[job_id] >= self._gate.most_streams_of_job:
             raise TooManyStreams()
-        self._streams_of_job[job_id] += 1
-        with self._connections.authenticated(context.peer()):
-            await self._talk_to_keeper(job_id, token, requests, context)
-
-    async def _talk_to_keeper(
-        self, job_id: str, token: str, requests: AsyncIterator[bytes], context: Context
-    ) -> None:
-        try:
+        with counted(self._streams_of_job, job_id), self._connections.authenticated(context.peer()):
             first = await _within(HELLO_TIMEOUT_S, anext(requests, None))
             if first is not None:
                 await self._serve(first, job_id, token, requests, context)
-        finally:
-            self._streams_of_job[job_id] -= 1
-            if not self._streams_of_job[job_id]:
-                del self._streams_of_job[job_id]
 
     async def _serve(
         self, first: bytes, job_id: str, token: str, requests: AsyncIterator[bytes], context: Context
     ) -> None:
-        hello, *said_with_it = keeper_messages_from_bytes(first)
+        hello, *further_messages = keeper_messages_from_bytes(first)
         if not isinstance(hello, Hello):
             raise ProtocolError(
                 "cannot take a message before Hello; use the keeper that comes with the manager"
@@ -200,7 +189,7 @@ class KeeperServicer:
         try:
             # Separate from the first answer: gRPC cannot end a stream with a status while that write is in progress.
             await context.send_initial_metadata(())
-            for message in said_with_it:
+            for message in further_messages:
                 session.receive(message)
             both += [
                 asyncio.ensure_future(_send(session, context)),
