@@ -78,10 +78,6 @@ class Kubernetes:
 
     # ---- objects
 
-    def version(self) -> str:
-        """Returns the server's version."""
-        return str(self._ask("GET", "/version", "ask for the version").get("gitVersion", ""))
-
     def create(self, resource: Resource, namespace: str, document: Mapping[str, Any]) -> Document:
         """Create an object and return it as stored.
 

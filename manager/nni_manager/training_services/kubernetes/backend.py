@@ -101,8 +101,6 @@ class KubernetesService(TrainingService):
             *(cluster, operator, self._namespace, self._experiment_id, self._storage, logins or {})
         )
         self._jobs: dict[str, KubernetesJob] = {}
-        self._names: dict[str, str] = {}
-        """The job id of each resource name."""
         self._observed = ObservedObjects(operator, self._namespace, self._experiment_id)
         self._words: dict[str, str] = {}
         """Termination messages of jobs that ended while no manager was running."""
@@ -160,10 +158,12 @@ class KubernetesService(TrainingService):
             UserError: the cluster refuses it permanently, in its own words; partially created objects are deleted.
             RetryableError: a later submit may succeed, and reuses what was created.
         """
-        name = self._operator.name_of(self._experiment_id, settings.job_id)
-        if self._names.get(name, settings.job_id) != settings.job_id:
+        name = self._name_of(settings.job_id)
+        if other := next(
+            (each for each in self._jobs if each != settings.job_id and self._name_of(each) == name), ""
+        ):
             raise RetryableError(
-                f"cannot make {self._kind} {name} yet: job {self._names[name]} has that name, and has not ended"
+                f"cannot make {self._kind} {name} yet: job {other} has that name, and has not ended"
             )
         job = self._job(settings.job_id)
         self._watch()
@@ -213,7 +213,7 @@ class KubernetesService(TrainingService):
         """Find a job of an earlier manager. While the cluster is unreachable, the job counts as running and is verified later."""
         self._watch()
         await self._news.wait()
-        name = self._operator.name_of(self._experiment_id, job_id)
+        name = self._name_of(job_id)
         seen = self._observed.resources.get(name)
         if self._was_listed:
             if seen is None or not self._calls.is_of(seen, job_id):
@@ -339,9 +339,9 @@ class KubernetesService(TrainingService):
         self._troubles[of] = message
 
     def _job_of(self, document: Document) -> KubernetesJob | None:
-        job = self._jobs.get(self._names.get(document["metadata"]["name"], ""))
-        uid = document["metadata"]["uid"]
-        if job is None or uid in self._calls.doomed or (job.uid is not None and job.uid != uid):
+        job = self._jobs.get(job_of(document))
+        name, uid = document["metadata"]["name"], document["metadata"]["uid"]
+        if job is None or job.name != name or uid in self._calls.doomed or job.uid not in (None, uid):
             return None
         return job if self._calls.is_of(document, job.job_id) else None
 
@@ -395,8 +395,6 @@ class KubernetesService(TrainingService):
         """Remove the job. Returns True if it was registered."""
         if self._jobs.pop(job.job_id, None) is None:
             return False
-        if self._names.get(job.name) == job.job_id:
-            del self._names[job.name]
         self._observed.forget_job(job.job_id, job.name)
         return True
 
@@ -444,9 +442,10 @@ class KubernetesService(TrainingService):
         return self._operator.resource.kind
 
     def _job(self, job_id: str) -> KubernetesJob:
-        name = self._operator.name_of(self._experiment_id, job_id)
-        self._names[name] = job_id
-        return self._jobs.setdefault(job_id, KubernetesJob(job_id, name, time.monotonic()))
+        return self._jobs.setdefault(job_id, KubernetesJob(job_id, self._name_of(job_id), time.monotonic()))
+
+    def _name_of(self, job_id: str) -> str:
+        return self._operator.name_of(self._experiment_id, job_id)
 
     def _why_it_waits(self, job: KubernetesJob) -> str:
         return self._observed.pending_reason(job.job_id, job.name, time.monotonic() - job.waits_since_s)
