@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from random import Random
-from typing import Any
 
 import optuna
 
@@ -51,8 +50,11 @@ class Bohb(Hyperband):
             return super().new_draws(trial_key)
         study = optuna.create_study(
             storage=optuna.storages.InMemoryStorage(),
-            sampler=_Model(
-                SamplerSeeds(self.seed, random.getrandbits(32)), self.sampling.always_there, self._args
+            sampler=Tpe(
+                SamplerSeeds(self.seed, random.getrandbits(32)),
+                self.sampling.always_there,
+                n_startup_trials=0,
+                n_ei_candidates=self._args.num_samples,
             ),
         )
         study.add_trials(
@@ -77,10 +79,3 @@ class Bohb(Hyperband):
                 )
         enough = [budget for budget, results in by_budget.items() if len(results) >= self._enough + 2]
         return by_budget[max(enough)][-_MAX_RESULTS:] if enough else None
-
-
-class _Model(Tpe):
-    """The Parzen estimator with BOHB's settings."""
-
-    def __init__(self, seeds: SamplerSeeds, always_there: Any, args: BohbArgs) -> None:
-        super().__init__(seeds, always_there, n_startup_trials=0, n_ei_candidates=args.num_samples)

@@ -17,7 +17,7 @@ from nni_manager.tuner.enumerating import EnumeratingTuner, batch, grid
 from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import OptunaTuner, SamplerSeeds
 from nni_manager.tuner.population import PopulationTuner
-from nni_manager.tuner.samplers import Anneal, Evolution, Qmc, Space, Tpe, without_single
+from nni_manager.tuner.samplers import Anneal, Evolution, FixedSpace, Qmc, Space, Tpe, without_single
 from nni_manager.tuner.surrogates import Forest, GaussianProcess, Metis
 from nni_manager.tuner.user_classes import UserTuner
 
@@ -26,7 +26,7 @@ _Args: TypeAlias = Any
 _MakeTuner: TypeAlias = Callable[[SearchSpace, _Args, Path], BaseTuner]
 
 
-class _CmaEs(optuna.samplers.CmaEsSampler):
+class _CmaEs(FixedSpace, optuna.samplers.CmaEsSampler):
     """CMA-ES over a fixed space. Choices are not part of it; they are drawn at random."""
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, args: _Args) -> None:
@@ -42,12 +42,7 @@ class _CmaEs(optuna.samplers.CmaEsSampler):
             if not isinstance(each, optuna.distributions.CategoricalDistribution)
         }
         # One dimension has no covariance.
-        self._always_there = numbers if len(numbers) > 1 else {}
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: optuna.trial.FrozenTrial
-    ) -> dict[str, optuna.distributions.BaseDistribution]:
-        return dict(self._always_there)
+        self.always_there = numbers if len(numbers) > 1 else {}
 
 
 def _settings(args: _Args) -> dict[str, Any]:

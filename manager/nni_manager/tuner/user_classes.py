@@ -35,10 +35,12 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         super().__init__()
         self._of, self._class_args, self._search_space = of, class_args, search_space
         self._process = UserProcess(
-            "tuner",
-            of,
-            None if log_folder is None else log_folder / "tuner.log",
-            None if log_folder is None else log_folder.parent / "checkpoint",
+            *(
+                "tuner",
+                of,
+                log_folder and log_folder / "tuner.log",
+                log_folder and log_folder.parent / "checkpoint",
+            )
         )
 
     def propose(self, trial_key: int) -> Suggestion | Later:
@@ -122,9 +124,7 @@ class UserAssessor(BaseAssessor):
     def __init__(self, of: UserClass, class_args: Mapping[str, Any], log_folder: Path | None = None) -> None:
         """Does not start the process."""
         self._of, self._class_args = of, class_args
-        self._process = UserProcess(
-            "assessor", of, None if log_folder is None else log_folder / "assessor.log"
-        )
+        self._process = UserProcess("assessor", of, log_folder and log_folder / "assessor.log")
 
     def may_go_on(self, trial: str, learning_curve: Sequence[float]) -> bool:
         """See `Assessor`; the class receives the results as they were reported.

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Stage
-from nni_manager.training_services.kubernetes.pods import is_over
+from nni_manager.training_services.kubernetes.pods import is_over, reason_and_message
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -61,9 +61,8 @@ def verdict_of(framework: Mapping[str, Any], pods: Mapping[str, Mapping[str, Any
     name = framework["metadata"]["name"]
     because = (told.get("trigger") or {}).get("message") or told.get("diagnostics") or "it does not say why"
     message = f"FrameworkController says of {name}: {told.get('phrase') or 'failed'}, code {code}; {because}"
-    pod_said = ": ".join(str(ended[key]) for key in ("reason", "message") if ended.get(key))
-    if pod_said:
-        message += f"\nKubernetes says of its pod: {pod_said}"
+    if pod_message := reason_and_message(ended):
+        message += f"\nKubernetes says of its pod: {pod_message}"
     reason = ExitReason.JOB_LOST if code in _TAKEN_AWAY else ExitReason.KEEPER_LOST
     exit_code = None
     if failed:
