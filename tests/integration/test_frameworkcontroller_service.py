@@ -496,7 +496,7 @@ def test_a_login_that_may_not_see_events_does_without_and_says_so_once(site, cap
     run(work())
     (said,) = [record.message for record in caplog.records if "events" in record.message]
     assert "cannot list events in namespace default" in said
-    assert said.endswith("without it, less is known of pods that do not start")
+    assert said.endswith("without it, some reasons of pods that do not start are not shown")
 
 
 def test_of_tasks_that_wait_for_each_other_the_one_that_cannot_start_is_told(site):

@@ -2,7 +2,7 @@
 
 gRPC bounds the connections of a server and refuses all new ones beyond the bound. So unauthenticated peers that hold them all
 would keep out keepers that must reconnect. gRPC has no call that closes one connection. But its sockets are files of this
-process: shutting down such a socket looks to gRPC as if its peer had closed the connection.
+process: shutting down such a socket appears to gRPC as if its peer had closed the connection.
 
 Connections are identified by the address of their peer, which gRPC reports for every stream and the kernel for every socket.
 """
@@ -57,7 +57,7 @@ class Connections:
         """Hosts that have or had keepers, the latest last."""
         self._seen: dict[Peer, int] = {}
         """The number of the poll in which each peer was first seen, while there are too many connections."""
-        self._looks = 0
+        self._polls = 0
         self._watch: asyncio.Task[None] | None = None
 
     def start(self, port: int) -> None:
@@ -95,7 +95,7 @@ class Connections:
                 # In a thread: 4,000 files take about 20 ms.
                 sockets = await asyncio.to_thread(lambda: list(_sockets_at(port)))
             except OSError as error:  # this process is out of file descriptors
-                log.warning("cannot list the connections of keepers: %s; looking again", error.strerror)
+                log.warning("cannot list the connections of keepers: %s; trying again", error.strerror)
                 continue
             self.make_room(sockets)
 
@@ -108,8 +108,8 @@ class Connections:
 
     def strangers_to_close(self, peers: list[Peer]) -> list[Peer]:
         """The peers to disconnect, from all peers: first those from hosts that never had a keeper, and the oldest first."""
-        self._looks += 1
-        self._seen = {peer: self._seen.get(peer, self._looks) for peer in peers}
+        self._polls += 1
+        self._seen = {peer: self._seen.get(peer, self._polls) for peer in peers}
         strangers = [peer for peer in peers if peer not in self._known]
         if len(strangers) <= self._most_strangers:
             return []

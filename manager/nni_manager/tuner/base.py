@@ -93,7 +93,7 @@ class BaseTuner(ABC):
             InternalError: the key was never asked for.
         """
 
-    def hear(self, trial_key: int, result: Observation) -> None:
+    def tell_result(self, trial_key: int, result: Observation) -> None:
         """Record a trial's complete outcome, for tuners that need more than the value passed to `tell`."""
         self.tell(trial_key, result.value)
 
@@ -110,7 +110,7 @@ class BaseTuner(ABC):
 
     @abstractmethod
     def restore(self, trials: Iterable[PastTrial]) -> None:
-        """Restore these trials, in the order in which they were asked for, as if they had been asked for and told.
+        """Restore these trials, in the order in which they were asked for, as if `ask` and `tell` had been called for them.
 
         Must be called before the first `ask`. The tuner then continues as its predecessor would have.
 

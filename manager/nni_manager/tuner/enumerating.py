@@ -143,12 +143,8 @@ def _multiples(parameter: QUniform) -> Points:
 
 
 def _canonical(parameters: Any) -> str:
-    # 3 and 3.0 are the same value of a quniform.
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: plain(each) for name, each in value.items()}
-        if isinstance(value, list):
-            return [plain(each) for each in value]
-        return int(value) if isinstance(value, float) and value.is_integer() else value
+    def number(text: str) -> int | float:
+        value = float(text)
+        return int(value) if value.is_integer() else value  # 3 and 3.0 are the same value of a quniform
 
-    return json.dumps(plain(parameters), sort_keys=True)
+    return json.dumps(json.loads(json.dumps(parameters), parse_float=number), sort_keys=True)

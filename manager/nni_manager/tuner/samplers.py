@@ -7,7 +7,7 @@ Those that learn sample a hyper-parameter's raw draw, see `optuna_backed`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -164,10 +164,14 @@ class Qmc(FixedSpace, LearningSampler):
         if trial.number:
             sequence.fast_forward(trial.number)
         (point,) = sequence.random(1)
-        return {
-            name: from_unit(each, float(unit))
-            for (name, each), unit in zip(search_space.items(), point, strict=True)
-        }
+        return draws_at(search_space, point)
+
+
+def draws_at(space: Space, point: Iterable[float]) -> dict[str, Any]:
+    """The draws at a point that has a position, 0 to 1, for each hyper-parameter."""
+    return {
+        name: from_unit(each, float(unit)) for (name, each), unit in zip(space.items(), point, strict=True)
+    }
 
 
 def without_single(space: Space) -> dict[str, BaseDistribution]:

@@ -48,11 +48,11 @@ class TunerSession:
             return suggestion
         return replace(suggestion, metadata=suggestion.metadata | {_REVISION: self._revision})
 
-    def hear(self, trial_key: int, result: Observation) -> None:
-        """See `BaseTuner.hear`."""
+    def tell_result(self, trial_key: int, result: Observation) -> None:
+        """See `BaseTuner.tell_result`."""
         self._running.pop(trial_key, None)
         if trial_key not in self._superseded:
-            self._tuner.hear(trial_key, result)
+            self._tuner.tell_result(trial_key, result)
             return
         parameters = self._superseded.pop(trial_key)
         if parameters is not None and result.value is not None and math.isfinite(result.value):

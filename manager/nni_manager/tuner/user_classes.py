@@ -65,10 +65,10 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
     def tell(self, trial_key: int, value: float | None) -> None:
         """See `BaseTuner.tell`."""
         metric = None if value is None else json.dumps(value)
-        self.hear(trial_key, Observation("", value, metric, value is not None))
+        self.tell_result(trial_key, Observation("", value, metric, value is not None))
 
-    def hear(self, trial_key: int, result: Observation) -> None:
-        """See `BaseTuner.hear`; the class receives the metric as it was reported.
+    def tell_result(self, trial_key: int, result: Observation) -> None:
+        """See `BaseTuner.tell_result`; the class receives the metric as it was reported.
 
         Raises:
             UserCodeFailed: the user's code failed.
@@ -100,7 +100,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
             self.note(trial.key, (_id_of(trial), dict(trial.parameters)))
             if trial.ended:
                 result = Observation(trial.trial_id, trial.value, trial.metric, trial.has_succeeded)
-                self.hear(trial.key, result)
+                self.tell_result(trial.key, result)
         self._process.call("forget_given")
 
     def close(self) -> None:

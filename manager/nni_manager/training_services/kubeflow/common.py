@@ -87,7 +87,7 @@ class ConditionedOperator(Operator):
         if "Suspended" not in true_conditions(document):
             return ""
         if self.config.queue is None:
-            return f"{self.resource.kind} is suspended; somebody has to let it go on"
+            return f"{self.resource.kind} is suspended; set its field suspend to false with `kubectl edit {self.resource.plural}`"
         return (
             f"Kueue has not let it begin; see why with `kubectl describe workloads`, and the room of its queue with "
             f"`kubectl describe localqueue {self.config.queue}`"

@@ -139,7 +139,7 @@ class Kubernetes:
             if uid is None or self.get(resource, namespace, name)["metadata"]["uid"] == uid:
                 raise
             raise NotFound(
-                f"cannot {what}: another has that name now; see what there is with kubectl"
+                f"cannot {what}: another has that name now; list the objects with kubectl"
             ) from error
 
     def watch(
@@ -180,19 +180,19 @@ class Kubernetes:
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
                 if not self._is_closed.is_set():
                     raise ApiServerUnavailable(
-                        f"cannot {what}: the connection to {self.address} has broken; it is made again"
+                        f"cannot {what}: the connection to {self.address} has broken; the watch is resumed"
                     ) from error
 
     # ---- capabilities and rights
 
     def served_versions(self, group: str) -> list[str]:
         """Returns the served versions of an API group; empty if its operator is not installed."""
-        found = self._find(f"/apis/{group}", f"ask for the versions of {group}")
+        found = self._find(f"/apis/{group}", f"list the versions of {group}")
         return [str(each["version"]) for each in found.get("versions", [])]
 
     def serves(self, resource: Resource) -> bool:
         """True if the server serves this kind of object."""
-        found = self._find(resource.root, f"ask what there is of {resource.api_version}")
+        found = self._find(resource.root, f"list the resources of {resource.api_version}")
         return any(each.get("name") == resource.plural for each in found.get("resources", []))
 
     def spec_fields(self, resource: Resource) -> frozenset[str] | None:
@@ -226,7 +226,7 @@ class Kubernetes:
             "spec": {"resourceAttributes": asked},
         }
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        answer = self._ask("POST", path, "ask what this login may do", body=review)
+        answer = self._ask("POST", path, "check the rights of this login", body=review)
         return bool(answer["status"].get("allowed"))
 
     def close(self) -> None:
@@ -275,7 +275,7 @@ class Kubernetes:
                 failures += 1
                 if failures >= self._retry_policy.tries:
                     raise
-                logger.info("%s: asked again", error)
+                logger.info("%s: retrying", error)
                 if self._is_closed.wait(self._retry_policy.delay_s(failures, asked_s)):
                     raise
 
@@ -291,7 +291,9 @@ class Kubernetes:
     ) -> Any:
         """Returns the response, read to its end unless it is an established watch."""
         if self._is_closed.is_set():
-            raise ApiServerUnavailable(f"cannot {what}: nobody asks any more; begin again")
+            raise ApiServerUnavailable(
+                f"cannot {what}: the client of this cluster is closed; resume the experiment"
+            )
         headers = {"Accept": "application/json", "User-Agent": "trial-keeper"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -313,7 +315,7 @@ class Kubernetes:
             if not is_of_client and not isinstance(error, (urllib3.exceptions.HTTPError, OSError)):
                 raise
             raise ApiServerUnavailable(
-                f"cannot {what}: {self.address} does not answer ({_reason(error)}); see that the API server runs and that "
+                f"cannot {what}: {self.address} does not answer ({_reason(error)}); check that the API server runs and that "
                 f"{self._login.where} has its address"
             ) from error
         return response
@@ -387,23 +389,23 @@ def _error(status: int, content: bytes, what: str) -> NniManagerError:
             )
         case 403 if _QUOTA_EXCEEDED in message:
             return QuotaExceeded(
-                f"cannot {what}: {message}; it is tried again until the quota has room: end other jobs, or ask for more"
+                f"cannot {what}: {message}; it is retried until the quota has room: end other jobs, or ask for a larger quota"
             )
         case 403:
             return Forbidden(
                 f"cannot {what}: {message}; ask an administrator of the cluster for the right, or use another namespace"
             )
         case 404:
-            return NotFound(f"cannot {what}: {message}; see what there is with kubectl")
+            return NotFound(f"cannot {what}: {message}; list the objects with kubectl")
         case 409 if document.get("reason") == "AlreadyExists":
             return AlreadyExists(f"cannot {what}: {message}; remove it with kubectl if nobody needs it")
         case 409:
-            return Conflict(f"cannot {what}: {message}; it is tried again")
+            return Conflict(f"cannot {what}: {message}; the call is retried")
         case 410:
             return ResourceExpired(f"cannot {what}: {message}; the objects are listed again")
         case _ if status in _RETRYABLE or status >= 500:
             return ApiServerUnavailable(
-                f"cannot {what}: Kubernetes answers {status}, {message}; it is asked again, see to its API server if this lasts"
+                f"cannot {what}: Kubernetes answers {status}, {message}; the call is retried, check its API server if this lasts"
             )
         case _:
             return RequestInvalid(f"cannot {what}: Kubernetes answers {status}, {message}; fix what it names")

@@ -102,13 +102,13 @@ class KubernetesService(TrainingService):
         )
         self._jobs: dict[str, KubernetesJob] = {}
         self._observed = ObservedObjects(operator, self._namespace, self._experiment_id)
-        self._words: dict[str, str] = {}
+        self._termination_messages: dict[str, str] = {}
         """Termination messages of jobs that ended while no manager was running."""
-        self._troubles: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
         self._problem = ""
         self._was_listed = False
         self._all_are_adopted = False
-        self._news, self._pods_changed = asyncio.Event(), asyncio.Event()
+        self._list_changed, self._pods_changed = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: list[Watch] = []
 
@@ -130,9 +130,8 @@ class KubernetesService(TrainingService):
     @property
     def problem(self) -> str:
         """Why the cluster cannot be watched or called, or what the longest pending job waits for."""
-        told = next(filter(None, [*self._troubles.values(), self._problem]), "")
-        if told:
-            return told
+        if failure := next(filter(None, [*self._failures.values(), self._problem]), ""):
+            return failure
         waiting = [job for job in self._jobs.values() if job.is_waiting]
         for job in sorted(waiting, key=lambda job: job.waits_since_s):
             if why := self._why_it_waits(job):
@@ -155,7 +154,7 @@ class KubernetesService(TrainingService):
         """Create the job's resource and the secrets that it owns.
 
         Raises:
-            UserError: the cluster refuses it permanently, in its own words; partially created objects are deleted.
+            UserError: the cluster refuses it permanently, with its own message; partially created objects are deleted.
             RetryableError: a later submit may succeed, and reuses what was created.
         """
         name = self._name_of(settings.job_id)
@@ -212,7 +211,7 @@ class KubernetesService(TrainingService):
     async def adopt(self, job_id: str) -> JobPresence:
         """Find a job of an earlier manager. While the cluster is unreachable, the job counts as running and is verified later."""
         self._watch()
-        await self._news.wait()
+        await self._list_changed.wait()
         name = self._name_of(job_id)
         seen = self._observed.resources.get(name)
         if self._was_listed:
@@ -221,7 +220,7 @@ class KubernetesService(TrainingService):
             stage = self._operator.stage_of(seen)
             if stage is Stage.ENDED:
                 verdict = self._observed.verdict(job_id, seen)
-                self._words[job_id] = self._observed.termination_message(job_id, verdict)
+                self._termination_messages[job_id] = self._observed.termination_message(job_id, verdict)
                 self._calls.start_delete(name, seen["metadata"]["uid"])
                 return JobPresence.ENDED
             if stage is Stage.WAITING and not await self._calls.has_secret(name):
@@ -236,7 +235,7 @@ class KubernetesService(TrainingService):
 
     def termination_message(self, job_id: str) -> str:
         """As far as the cluster still had the information at adoption."""
-        return self._words.get(job_id, "")
+        return self._termination_messages.get(job_id, "")
 
     async def reap_orphans(self, job_id: str, trial_id: str) -> None:
         """Does nothing: a terminated container leaves no processes."""
@@ -268,11 +267,11 @@ class KubernetesService(TrainingService):
         loop, selector = asyncio.get_running_loop(), selector_of(self._experiment_id)
         for resource, take in ((self._operator.resource, self._take_resource), (PODS, self._take_pod)):
             self._watches.append(
-                Watch(self._cluster, resource, self._namespace, selector, partial(_tell, loop, take))
+                Watch(self._cluster, resource, self._namespace, selector, partial(_post, loop, take))
             )
         # Events do not carry the labels of their objects.
         events = Watch(
-            *(self._cluster, EVENTS, self._namespace, "", partial(_tell, loop, self._take_event)),
+            *(self._cluster, EVENTS, self._namespace, "", partial(_post, loop, self._take_event)),
             fields=FIELDS,
             concerns=self._observed.warnings.concerns,
             is_optional=True,
@@ -295,13 +294,13 @@ class KubernetesService(TrainingService):
                     self._apply(job, _E.DELETED)
             case Synced():
                 self._was_listed = True
-                self._news.set()
+                self._list_changed.set()
                 for job in list(self._jobs.values()):
                     self._apply(job, _E.LISTED)
                 self._delete_leftovers()
             case WatchFailed(message):
-                self._note_trouble(self._operator.resource.plural, message)
-                self._news.set()
+                self._note_failure(self._operator.resource.plural, message)
+                self._list_changed.set()
             case WatchForbidden():
                 pass
 
@@ -316,7 +315,7 @@ class KubernetesService(TrainingService):
                     self._apply(job, _E.POD_STARTED)
                 self._pods_changed.set()
             case WatchFailed(message):
-                self._note_trouble("pods", message)
+                self._note_failure("pods", message)
             case Synced() | WatchForbidden():
                 pass
 
@@ -327,16 +326,18 @@ class KubernetesService(TrainingService):
             case Deleted(document):
                 self._observed.warnings.drop(document)
             case WatchForbidden(message):
-                logger.warning("%s; without it, less is known of pods that do not start", message)
+                logger.warning(
+                    "%s; without it, some reasons of pods that do not start are not shown", message
+                )
             case Synced() | WatchFailed():
                 pass  # the job watches fail as well, and report it
 
-    def _note_trouble(self, of: str, message: str) -> None:
+    def _note_failure(self, of: str, message: str) -> None:
         if message:
             logger.warning("%s", message)
-        elif self._troubles.get(of):
-            logger.info("Kubernetes shows %s again", of)
-        self._troubles[of] = message
+        elif self._failures.get(of):
+            logger.info("the watch of %s works again", of)
+        self._failures[of] = message
 
     def _job_of(self, document: Document) -> KubernetesJob | None:
         job = self._jobs.get(job_of(document))
@@ -369,14 +370,14 @@ class KubernetesService(TrainingService):
     async def _finish(self, job: KubernetesJob, document: Document) -> None:
         """Report the job's end, with the pod's termination message if it arrives in time, and delete its resource."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._until_told(job, document), _POD_LAG_S)
+            await asyncio.wait_for(self._until_pods_are_shown(job, document), _POD_LAG_S)
         verdict = self._observed.verdict(job.job_id, document)
         message = self._observed.termination_message(job.job_id, verdict)
         self._apply(job, _E.REPORTED)
         self._end(job, verdict.exit_code, message, verdict.reason)
         self._calls.start_delete(job.name, job.uid)
 
-    async def _until_told(self, job: KubernetesJob, document: Document) -> None:
+    async def _until_pods_are_shown(self, job: KubernetesJob, document: Document) -> None:
         while self._observed.awaits_pods(job.job_id, document):
             self._pods_changed.clear()
             await self._pods_changed.wait()
@@ -463,11 +464,13 @@ class KubernetesService(TrainingService):
     def _note_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._problem = "cannot look at jobs on Kubernetes any more: this is a bug; stop the experiment, and resume it"
+            self._problem = (
+                "cannot follow jobs on Kubernetes any more: this is a bug; stop the experiment, and resume it"
+            )
             logger.critical("%s", self._problem, exc_info=error)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, take: Callable[[Change], None], change: Change) -> None:
+def _post(loop: asyncio.AbstractEventLoop, take: Callable[[Change], None], change: Change) -> None:
     # A closed event loop accepts no more calls.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(take, change)

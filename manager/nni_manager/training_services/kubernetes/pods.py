@@ -56,11 +56,13 @@ def has_node(pod: Mapping[str, Any]) -> bool:
 def termination_message(pod: Mapping[str, Any]) -> str:
     """Returns why a pod failed as a whole, and the last output of its failed containers."""
     status = pod.get("status") or {}
-    told = [reason_and_message(status)] if status.get("phase") == "Failed" and status.get("reason") else []
+    messages = (
+        [reason_and_message(status)] if status.get("phase") == "Failed" and status.get("reason") else []
+    )
     for ended in _ended(pod):
         if ended.get("exitCode") and ended.get("message"):
-            told.append(str(ended["message"]).strip())
-    return "\n".join(told)
+            messages.append(str(ended["message"]).strip())
+    return "\n".join(messages)
 
 
 def has_run(pod: Mapping[str, Any]) -> bool:
