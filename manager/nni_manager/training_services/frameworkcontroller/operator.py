@@ -15,7 +15,6 @@ from nni_manager.config.model import RoleConfig
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.training_services.frameworkcontroller.states import FrameworkState, verdict_of
 from nni_manager.training_services.frameworkcontroller.template import (
-    has_own_barrier,
     pods_of,
     template_of,
     with_keeper,
@@ -31,6 +30,7 @@ FRAMEWORKS = Resource(
     "frameworkcontroller.microsoft.com", "v1", "frameworks", "Framework", operator="FrameworkController"
 )
 CONTAINER = "framework"
+_BARRIER = "frameworkbarrier"
 _BARRIER_VOLUME = "frameworkbarrier-volume"
 _BARRIER_PATH = "/mnt/frameworkbarrier"
 _BARRIER_IMAGE = "frameworkcontroller/frameworkbarrier"
@@ -122,7 +122,8 @@ class FrameworkController(Operator):
 
     def _pod(self, role: RoleConfig, name: str, settings: KeeperSettings, given: Document | None) -> Document:
         """Returns the pod of a role; `given` is the template's pod spec, or None."""
-        has_barrier = self._waits_at_barrier and not (given and has_own_barrier(given))
+        own = [each.get("name") for each in (given or {}).get("initContainers") or ()]
+        has_barrier = self._waits_at_barrier and _BARRIER not in own  # else it is the template's own
         ports = {each.name: port for port, each in enumerate(self.config.roles, _FIRST_PORT)}
         environ = {f"FB_{role_name.upper()}_PORT": f"{port}" for role_name, port in ports.items()}
         before = (f". {_BARRIER_PATH}/injector.sh",) if has_barrier else ()
@@ -136,7 +137,7 @@ class FrameworkController(Operator):
             spec["volumes"].append({"name": _BARRIER_VOLUME, "emptyDir": {}})
             spec["containers"][0]["volumeMounts"].append(barrier)
             spec["initContainers"] = [
-                {"name": "frameworkbarrier", "image": _BARRIER_IMAGE, "volumeMounts": [barrier]},
+                {"name": _BARRIER, "image": _BARRIER_IMAGE, "volumeMounts": [barrier]},
                 *(spec.get("initContainers") or ()),
             ]
         return spec

@@ -34,11 +34,6 @@ def pods_of(template: Document) -> list[Document]:
     return [role["task"]["pod"]["spec"] for role in template["spec"]["taskRoles"]]
 
 
-def has_own_barrier(pod: Document) -> bool:
-    """True if a pod of the template has its own barrier."""
-    return any(each.get("name") == "frameworkbarrier" for each in pod.get("initContainers") or ())
-
-
 def with_labels(metadata: Document | None, labels: dict[str, str]) -> Document:
     """Returns the user's labels and annotations, merged with the job's labels."""
     given = metadata or {}
