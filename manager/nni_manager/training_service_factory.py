@@ -262,10 +262,7 @@ def refuse_nameless_claim(config: ExperimentSpec) -> None:
     Raises:
         UserError: the claim has no name.
     """
-    kubernetes = config.kubernetes
-    if kubernetes is None:
-        return
-    match kubernetes.storage:
+    match config.kubernetes and config.kubernetes.storage:
         case ClaimStorage(path, None):
             raise UserError(
                 f"cannot run {config.config_path.name} with pvc alone: containers mount the claim by its name; write it "
@@ -283,15 +280,12 @@ def storage_here(config: ExperimentSpec) -> Path | None:
 
     if config.pai is not None:
         return config.pai.storage
-    if config.kubernetes is None:
-        return None
-    match config.kubernetes.storage:
+    match config.kubernetes and config.kubernetes.storage:
         case NfsStorage(server, path):
             return folder_of_export(server, path)
         case ClaimStorage(path):
             return path
-        case AzureStorage():
-            return None
+    return None
 
 
 def share_of(
@@ -339,7 +333,13 @@ def address_for_keepers(config: ExperimentSpec) -> str:
         return "127.0.0.1"
     if config.nni_manager_ip is not None:
         return config.nni_manager_ip
-    what, host = _cluster_address(config)
+    if config.pai is not None:
+        what, address = "OpenPAI", open_cluster(config.pai).address
+    else:
+        from nni_manager.training_services.kubernetes.login import log_in
+
+        what, address = "Kubernetes", log_in().address
+    host = urlsplit(address).hostname
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((host, _ANY_PORT))
@@ -348,16 +348,7 @@ def address_for_keepers(config: ExperimentSpec) -> str:
                 f"cannot find the way to {what} at {host}: {error.strerror}; correct that address, or write the address of this "
                 "machine as nniManagerIp"
             ) from error
-        address: str = probe.getsockname()[0]
-    return address
-
-
-def _cluster_address(config: ExperimentSpec) -> tuple[str, str | None]:
-    if config.pai is not None:
-        return "OpenPAI", urlsplit(open_cluster(config.pai).address).hostname
-    from nni_manager.training_services.kubernetes.login import log_in
-
-    return "Kubernetes", urlsplit(log_in().address).hostname
+        return str(probe.getsockname()[0])
 
 
 def listens_at(address: str) -> str:
@@ -373,5 +364,6 @@ def _todays_login(config: ExperimentSpec, stored: PaiConfig) -> PaiConfig:
         today = read_experiment_file(config.config_path, reads_code=False).pai
     except ConfigInvalid:
         return stored
-    is_the_same = today is not None and (today.host, today.user) == (stored.host, stored.user)
-    return today if today is not None and is_the_same else stored
+    if today is None or (today.host, today.user) != (stored.host, stored.user):
+        return stored
+    return today

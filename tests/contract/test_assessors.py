@@ -45,7 +45,7 @@ def learning_curve(end):
 
 def refused_at(assessment, key, values, attempt=0):
     """The first step at which the trial may not go on; None when it may to the last. It is shown all of them."""
-    answers = [assessment.hear(key, attempt, (value,)) for value in values]
+    answers = [assessment.report(key, attempt, (value,)) for value in values]
     return answers.index(False) + 1 if False in answers else None
 
 
@@ -86,7 +86,7 @@ def test_a_rebuilt_assessor_stops_where_the_first_would_have(an_assessment):
     unbroken, rebuilt = an_assessment(), an_assessment()
     past = after_good_ones(unbroken)
     bad = learning_curve(0.1)
-    unbroken.hear(20, 0, bad[:1])
+    unbroken.report(20, 0, bad[:1])
     rebuilt.restore([*past, PastLearningCurve(20, 0, bad[:1], None)])
     assert refused_at(rebuilt, 20, bad[1:]) == refused_at(unbroken, 20, bad[1:])
 
@@ -121,15 +121,15 @@ def test_of_two_medians_the_trial_is_held_to_the_easier_one():
     for optimize_mode, passes, fails in (("maximize", 1.0, 0.9), ("minimize", 2.0, 2.1)):
         assessment = make_of("Medianstop", optimize_mode)
         for key, value in enumerate((1.0, 2.0)):
-            assessment.hear(key, 0, (value,))
+            assessment.report(key, 0, (value,))
             assessment.end(key, has_succeeded=True)
-        assert assessment.hear(2, 0, (passes,))
-        assert not assessment.hear(3, 0, (fails,))
+        assert assessment.report(2, 0, (passes,))
+        assert not assessment.report(3, 0, (fails,))
 
 
 def test_medianstop_compares_the_best_so_far_with_running_averages():
     assessment = make_of("Medianstop")
-    assessment.hear(0, 0, (1.0, 3.0))  # averages 1 and 2
+    assessment.report(0, 0, (1.0, 3.0))  # averages 1 and 2
     assessment.end(0, has_succeeded=True)
     assert refused_at(assessment, 1, [2.0, 0.0, 0.0]) is None, "nobody has come to the third step"
     assert refused_at(assessment, 2, [1.5, 1.9]) == 2
@@ -145,7 +145,7 @@ def test_no_trial_is_stopped_before_start_step():
 def test_curvefitting_looks_at_every_gap_th_step_only():
     assessment = make_of("Curvefitting", gap=5)
     after_good_ones(assessment)
-    answers = [assessment.hear(20, 0, (value,)) for value in learning_curve(0.1)]
+    answers = [assessment.report(20, 0, (value,)) for value in learning_curve(0.1)]
     assert [step for step, answer in enumerate(answers, 1) if not answer] == [6, 11, 16]
 
 
@@ -158,7 +158,7 @@ def test_a_curve_is_drawn_out_to_its_end(end):
 def test_what_comes_together_is_judged_together():
     assessment = make_of("Medianstop")
     after_good_ones(assessment)
-    assert assessment.hear(20, 0, (0.0, 0.0, 1.0))
+    assert assessment.report(20, 0, (0.0, 0.0, 1.0))
 
 
 class Shown(BaseAssessor):
@@ -178,8 +178,8 @@ class Shown(BaseAssessor):
 def test_results_beyond_the_most_that_are_kept_are_not_assessed():
     assessor = Shown()
     assessment = Assessment(assessor)
-    assert not assessment.hear(0, 0, [1.0] * (MAX_STEPS + 5))
-    assert assessment.hear(0, 0, [1.0])
+    assert not assessment.report(0, 0, [1.0] * (MAX_STEPS + 5))
+    assert assessment.report(0, 0, [1.0])
     assessment.end(0, has_succeeded=True)
     assert assessor.lengths == [MAX_STEPS, MAX_STEPS]
 

@@ -718,7 +718,7 @@ def test_the_draws_of_parameters_give_these_parameters_again(raw, seed):
     space = parse_search_space(raw)
     parameters = make_of("Random", raw, seed=seed).ask(0).parameters
     sampling = Sampling(space)
-    draws, _ = sampling.draws_of(parameters)
+    draws = sampling.draws_of(parameters)
     assert contains(space, sampling.sample(lambda name, _: draws[name])) == []
     again = sampling.sample(lambda name, _: draws[name])
     assert flat(again) == pytest.approx(flat(parameters), rel=1e-6, abs=1e-6)
@@ -761,17 +761,17 @@ def test_a_tuner_of_a_changed_space_knows_what_lies_in_it(tmp_path):
     asked = [proposer.ask(key) for key in range(7)]
     assert [each.parameters["x"] for each in asked] == [0, 1, 2, 3, 4, 5, 6]
     for key in range(5):
-        proposer.hear(key, CAME_TO_ONE)
+        proposer.tell_result(key, CAME_TO_ONE)
     history = [
         PastTrial(key, asked[key].parameters, asked[key].metadata, 1.0, ended=True) for key in range(6)
     ]
     # Trial 5 is over, and that is known before it is told; trial 6 runs.
     known = [known_to_be(past.parameters, 1.0) for past in history]
     proposer.change_space(Config(narrow, 1), known, over=set(range(6)))
-    proposer.hear(5, CAME_TO_ONE)
+    proposer.tell_result(5, CAME_TO_ONE)
     first = proposer.ask(7)
     assert first.parameters == {"x": 6.0}, "5 is known already"
-    proposer.hear(6, CAME_TO_ONE)
+    proposer.tell_result(6, CAME_TO_ONE)
     second = proposer.ask(8)
     assert second.parameters == {"x": 7.0}
 
@@ -783,6 +783,6 @@ def test_a_tuner_of_a_changed_space_knows_what_lies_in_it(tmp_path):
     after = TunerSession(Config(narrow, 1), make)
     after.restore(stored(history), [known_to_be({"x": 8.0}, 2.0)])
     assert after.ask(9).parameters == {"x": 9.0}
-    after.hear(6, CAME_TO_ONE)
-    after.hear(8, CAME_TO_ONE)
+    after.tell_result(6, CAME_TO_ONE)
+    after.tell_result(8, CAME_TO_ONE)
     assert after.ask(10) is None

@@ -79,9 +79,9 @@ def test_a_tuner_hears_what_nni_tells_it(a_tuner):
     assert first.metadata == {"parameter_id": 0}
     tuner.ask(1)
     tuner.ask(2)
-    tuner.hear(0, Observation("Abc12", 0.5, '{"default": 0.5, "loss": [1, NaN]}', True))
-    tuner.hear(0, Observation("Abc12", 0.9, "0.9", True))
-    tuner.hear(1, Observation("Def34", None, None, False))
+    tuner.tell_result(0, Observation("Abc12", 0.5, '{"default": 0.5, "loss": [1, NaN]}', True))
+    tuner.tell_result(0, Observation("Abc12", 0.9, "0.9", True))
+    tuner.tell_result(1, Observation("Def34", None, None, False))
     heard = tuner.ask(3).parameters["heard"][1:]
     value = heard[0].pop(3)
     assert value["default"] == 0.5
@@ -375,7 +375,7 @@ def test_a_result_that_a_tuner_cannot_bear_does_not_end_its_process(a_tuner):
     tuner = a_tuner()
     tuner.ask(0)
     with pytest.raises(UserCodeFailed, match="cannot find a number in the result"):
-        tuner.hear(0, Observation("t", None, '{"accuracy": 1}', True))
+        tuner.tell_result(0, Observation("t", None, '{"accuracy": 1}', True))
     assert tuner.ask(1).parameters["x"] == 1
 
 
@@ -439,12 +439,12 @@ def an_assessor(tmp_path):
 
 def test_an_assessor_sees_results_as_they_were_reported(an_assessor, tmp_path):
     assessment = an_assessor()
-    assert assessment.hear("Abc12", 0, [0.75])
-    assert assessment.hear("Abc12", 0, [MetricValue('{"acc": 0.9}')])
-    assert not assessment.hear("Abc12", 0, [0.25])
+    assert assessment.report("Abc12", 0, [0.75])
+    assert assessment.report("Abc12", 0, [MetricValue('{"acc": 0.9}')])
+    assert not assessment.report("Abc12", 0, [0.25])
     assessment.end("Abc12", has_succeeded=False)
     assessment.restore([PastLearningCurve("Old11", 0, [1.0], True)])
-    assert assessment.hear("Def34", 0, [1])
+    assert assessment.report("Def34", 0, [1])
     assessment.close()
     assert (tmp_path / "assessor.log").read_text().splitlines()[1:] == [
         "Abc12 [0.75, {'acc': 0.9}] {}",
@@ -458,7 +458,7 @@ def test_an_assessor_that_fails_says_so(an_assessor):
     with pytest.raises(
         UserCodeFailed, match=r"(?s)assessor mine\.Mine: it raised in 'assess'.*KeyError: 'mine'"
     ):
-        an_assessor(code).hear("a", 0, [1.0])
+        an_assessor(code).report("a", 0, [1.0])
 
 
 def test_names_of_nni_are_those_of_the_sdk():

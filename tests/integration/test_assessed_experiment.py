@@ -52,6 +52,6 @@ def test_bad_trials_are_stopped_early_the_grid_ends_and_the_next_manager_knows_w
         await engine.close()
 
     asyncio.run(asyncio.wait_for(restore(), 90))
-    assert ignorant.hear(99, 0, (0.5,))
-    assert not restored.hear(99, 0, (0.5,))
-    assert restored.hear(98, 0, (1.0,))
+    assert ignorant.report(99, 0, (0.5,))
+    assert not restored.report(99, 0, (0.5,))
+    assert restored.report(98, 0, (1.0,))

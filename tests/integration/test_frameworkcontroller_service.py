@@ -33,9 +33,9 @@ from nni_manager.training_services.kubernetes.errors import (
     Conflict,
     MissingCapability,
 )
-from nni_manager.training_services.kubernetes.preflight import check, needs_of
+from nni_manager.training_services.kubernetes.preflight import check
 from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage
-from nni_manager.training_services.kubernetes.watch import Deleted, Synced
+from nni_manager.training_services.kubernetes.watch import Deleted, Synced, Upserted
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -496,7 +496,7 @@ def test_a_login_that_may_not_see_events_does_without_and_says_so_once(site, cap
     run(work())
     (said,) = [record.message for record in caplog.records if "events" in record.message]
     assert "cannot list events in namespace default" in said
-    assert said.endswith("without it, less is known of pods that do not start")
+    assert said.endswith("without it, some reasons of pods that do not start are not shown")
 
 
 def test_of_tasks_that_wait_for_each_other_the_one_that_cannot_start_is_told(site):
@@ -688,6 +688,48 @@ def test_a_job_that_somebody_deletes_while_it_is_being_made_is_lost(site, monkey
     run(work())
 
 
+def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site, monkeypatch):
+    take, shown, held = KubernetesService._take_resource, set(), None
+
+    def take_resource(service, change):
+        if held is not None:
+            held.append(change)
+            return
+        take(service, change)
+        if isinstance(change, Upserted):
+            shown.add(change.document["metadata"]["uid"])
+
+    monkeypatch.setattr(KubernetesService, "_take_resource", take_resource)
+
+    async def work():
+        nonlocal held
+        async with site.manager() as service:
+            site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
+            with pytest.raises(RetryableError):
+                await service.submit(site.settings())
+            (first,) = (each["metadata"]["uid"] for each in site.store.list(FRAMEWORKS))
+            await until(lambda: first in shown, "the watch has shown the first resource", TIMEOUT_S)
+            held = []
+            site.store.delete(FRAMEWORKS, "default", NAME)
+            await until(lambda: not site.store.list(FRAMEWORKS), "the first resource is gone", TIMEOUT_S)
+            await service.submit(site.settings())
+            await until(
+                lambda: any(isinstance(change, Deleted) for change in held),
+                "the watch has caught up",
+                TIMEOUT_S,
+            )
+            late, held = held, None
+            for change in late:
+                service._take_resource(change)
+            await site.is_running()
+            assert not site.ends
+            assert await service.stop("trial1")
+            end = await site.has_ended()
+            assert end.message.endswith("was deleted as we asked")
+
+    run(work())
+
+
 def test_a_stop_deletes_nothing_of_others(site):
     theirs = {
         "metadata": {"name": NAME, "labels": {"app": "theirs"}},
@@ -757,9 +799,9 @@ def test_calls_do_not_grow_with_the_jobs_that_run(site):
 
 def test_what_the_cluster_lacks_is_told_before_anything_is_made(site):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
-    needs = needs_of(FrameworkController(site.config), "default")
-    check(kubernetes, needs)
+    operator = FrameworkController(site.config)
+    check(kubernetes, operator, "default")
     site.cluster.api.denied |= {("create", "secrets"), ("watch", "pods")}
     with pytest.raises(MissingCapability, match=r"may not watch pods(.|\n)*may not create secrets"):
-        check(kubernetes, needs)
+        check(kubernetes, operator, "default")
     kubernetes.close()

@@ -16,7 +16,7 @@ from nni_manager.training_service_factory import operator_of
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.errors import MissingCapability
-from nni_manager.training_services.kubernetes.preflight import check, needs_of
+from nni_manager.training_services.kubernetes.preflight import check
 from trial_keeper.wire.reasons import ExitReason
 
 NAME = "nni-exp-expt-trial-trial1"
@@ -236,32 +236,29 @@ def test_a_later_manager_finds_the_jobs_of_an_earlier_one(site):
 def test_what_the_cluster_lacks_is_told_before_anything_is_made(site, config, lacks):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     for each in CONFIGS.values():
-        check(kubernetes, needs_of(operator_of(each), "default"))
+        check(kubernetes, operator_of(each), "default")
     with pytest.raises(MissingCapability) as caught:
-        check(kubernetes, needs_of(operator_of(config), "default"))
+        check(kubernetes, operator_of(config), "default")
     assert lacks in str(caught.value)
     site.cluster.api.denied.add(("create", KINDS[config.operator].plural))
     with pytest.raises(MissingCapability, match=f"may not create {KINDS[config.operator].plural}"):
-        check(kubernetes, needs_of(operator_of(CONFIGS[config.operator]), "default"))
+        check(kubernetes, operator_of(CONFIGS[config.operator]), "default")
     kubernetes.close()
 
 
 def test_a_release_that_drops_what_jobs_add_to_their_pods_is_refused(site):
-    kubernetes, needs = (
-        Kubernetes(site.folder / "kubeconfig", QUICK),
-        needs_of(operator_of(CONFIGS["trainjob"]), "default"),
-    )
+    kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS["trainjob"])
     site.store.delete(DEFINITIONS, "", "trainjobs.trainer.kubeflow.org")
     site.store.create(DEFINITIONS, "", definitions.train_job("2.1"))
-    check(kubernetes, needs)
+    check(kubernetes, operator, "default")
     site.store.delete(DEFINITIONS, "", "trainjobs.trainer.kubeflow.org")
     site.store.create(DEFINITIONS, "", definitions.train_job("2.0"))
     with pytest.raises(
         MissingCapability, match="its Kubeflow Trainer is too old: trainjobs have no podTemplateOv"
     ):
-        check(kubernetes, needs)
-    site.cluster.api.misbehave(404, 1, at=("get", f"/openapi/v3{needs.jobs.root}"))
-    check(kubernetes, needs)  # a server that does not say cannot be told
+        check(kubernetes, operator, "default")
+    site.cluster.api.misbehave(404, 1, at=("get", f"/openapi/v3{operator.resource.root}"))
+    check(kubernetes, operator, "default")  # a server that does not say cannot be told
     kubernetes.close()
 
 
@@ -273,7 +270,7 @@ def test_an_older_version_is_used_where_the_file_says_so_and_the_cluster_serves_
     site.runs("true")
 
     async def work():
-        check(kubernetes, needs_of(operator_of(site.config), "default"))
+        check(kubernetes, operator_of(site.config), "default")
         async with site.manager() as service:
             await service.submit(site.settings())
             assert (await site.has_ended()).exit_code == 0
@@ -292,7 +289,7 @@ def test_an_operator_that_is_not_installed_is_named(site):
     for kind in (TF_JOBS, LOCAL_QUEUES):
         site.store.delete(DEFINITIONS, "", f"{kind.plural}.{kind.group}")
     with pytest.raises(MissingCapability) as caught:
-        check(kubernetes, needs_of(operator_of(replace(CONFIGS["tf-operator"], queue="team")), "default"))
+        check(kubernetes, operator_of(replace(CONFIGS["tf-operator"], queue="team")), "default")
     assert "it has no tfjobs.kubeflow.org; install Kubeflow's training operator there" in str(caught.value)
     assert "it has no localqueues.kueue.x-k8s.io; install Kueue there" in str(caught.value)
     kubernetes.close()

@@ -18,11 +18,6 @@ from nni_manager.config.framework_template import read_template
 from nni_manager.config.model import AzureStorage, ClaimStorage, KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.domain.completion import TaskRole
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
-from nni_manager.training_services.frameworkcontroller.render import (
-    completion_of,
-    framework_name,
-    render_framework,
-)
 from nni_manager.training_services.kubernetes.render import (
     as_in_containers,
     job_secrets,
@@ -69,7 +64,7 @@ CASES = {
 
 def rendered(name):
     config, settings = CASES[name]
-    framework = render_framework(config, "team-a", settings)
+    framework = FrameworkController(config).render("team-a", settings)
     made = framework | {"metadata": framework["metadata"] | {"uid": "u-1"}}
     contents = job_secrets(config, settings.token, {LOGIN: '{"auths": {}}'})
     if config is AZURE:
@@ -106,8 +101,8 @@ def test_kubernetes_and_frameworkcontroller_know_every_field(name):
 
 
 def test_names_and_labels_are_those_of_nni():
-    assert framework_name("xBAaCvDo", "GmSvO") == "nniexpxbaacvdotrialgmsvo"
-    assert framework_name("xBAaCvDo", "env-12") == "nniexpxbaacvdoenv12"
+    assert FrameworkController(ONE).name_of("xBAaCvDo", "GmSvO") == "nniexpxbaacvdotrialgmsvo"
+    assert FrameworkController(ONE).name_of("xBAaCvDo", "env-12") == "nniexpxbaacvdoenv12"
     labels = rendered("one")["framework"]["metadata"]["labels"]
     assert labels == {"app": "nni-kubernetes-trial", "expId": "EXPTexpt", "trialId": "tRiAl"}
     assert selector_of("EXPTexpt") == "app=nni-kubernetes-trial,expId=EXPTexpt"
@@ -157,15 +152,23 @@ def test_a_keeper_has_time_to_stop_its_trial_and_to_tell_of_it():
 
 
 def test_policies_are_those_of_the_roles_and_one_that_is_not_told_is_none():
-    assert completion_of(TEAM.roles).roles == (TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 2))
-    assert completion_of((replace(WORKER, min_failed=None),)).roles[0].min_failed_tasks == -1
+    assert FrameworkController(TEAM).completion.roles == (
+        TaskRole("ps", 1, 1, -1),
+        TaskRole("worker", 2, 1, 2),
+    )
+    assert (
+        FrameworkController(replace(ONE, roles=(replace(WORKER, min_failed=None),)))
+        .completion.roles[0]
+        .min_failed_tasks
+        == -1
+    )
 
 
 @example("echo $$ $(TRIAL_KEEPER_JOB_ID) $$(date) $HOME")
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1))
 def test_a_command_reaches_the_keeper_as_it_was_written(command):
     config = replace(ONE, roles=(replace(WORKER, command=command),))
-    (pod,) = pods(render_framework(config, "default", SETTINGS))
+    (pod,) = pods(FrameworkController(config).render("default", SETTINGS))
     known = {}
     for entry in pod["spec"]["containers"][0]["env"]:
         if "value" in entry:
@@ -200,7 +203,7 @@ def test_a_template_with_a_barrier_of_its_own_keeps_that():
     for pod in pods(template):
         pod["spec"]["initContainers"] = [{"name": "frameworkbarrier", "image": "mine"}]
     config = replace(TEMPLATE, template_text=json.dumps(template))
-    for pod in pods(render_framework(config, "default", SETTINGS)):
+    for pod in pods(FrameworkController(config).render("default", SETTINGS)):
         assert pod["spec"]["initContainers"] == [{"name": "frameworkbarrier", "image": "mine"}]
         assert "injector.sh" not in pod["spec"]["containers"][0]["command"][2]
 
@@ -229,7 +232,7 @@ def test_the_command_of_a_template_is_run_word_for_word_as_kubernetes_would(tmp_
     (container,) = pods(template)[0]["spec"]["containers"]
     container |= {"command": ["printf", "%s\\0", "$(MODEL)"], "args": words}
     config = replace(TEMPLATE, template_text=json.dumps(template), roles=TEMPLATE.roles[:1])
-    (pod,) = pods(render_framework(config, "default", replace(SETTINGS, workspace=str(workspace))))
+    (pod,) = pods(FrameworkController(config).render("default", replace(SETTINGS, workspace=str(workspace))))
     (made,) = pod["spec"]["containers"]
     known = {each["name"]: expanded(each["value"], {}) for each in made["env"] if "value" in each}
     argv = [expanded(word, known) for word in (*made["command"], *made["args"])]

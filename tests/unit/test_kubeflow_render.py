@@ -113,13 +113,15 @@ def test_names_and_labels_tell_whose_job_it_is_and_a_token_is_in_neither(word):
 def test_a_queue_is_a_label_of_the_job_and_one_that_the_cluster_has_to_have(word):
     assert rendered(word)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
     assert "kueue.x-k8s.io/queue-name" not in rendered(word, queue=None)["metadata"]["labels"]
-    assert ("LocalQueue", "team") in [(resource.kind, name) for resource, name in operator(word).things]
+    assert ("LocalQueue", "team") in [
+        (resource.kind, name) for resource, name in operator(word).required_objects
+    ]
 
 
 def test_a_runtime_is_the_whole_clusters_or_the_namespaces():
     (_, (of_all, name)), ((own, own_name),) = (
-        operator("trainjob").things,
-        operator("trainjob", runtime="TrainingRuntime/mine", queue=None).things,
+        operator("trainjob").required_objects,
+        operator("trainjob", runtime="TrainingRuntime/mine", queue=None).required_objects,
     )
     assert (of_all.path("a", name), own.path("a", own_name)) == (
         "/apis/trainer.kubeflow.org/v1alpha1/clustertrainingruntimes/torch-distributed",

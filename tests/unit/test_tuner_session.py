@@ -66,7 +66,7 @@ def result(value):
 def test_without_a_change_the_tuner_hears_all_and_its_memos_are_its_own(tuners):
     proposer, (tuner,) = tuners
     assert proposer.ask(0) == Suggestion({"x": 0}, {"own": 0})
-    proposer.hear(0, result(0.5))
+    proposer.tell_result(0, result(0.5))
     assert (tuner.told, tuner.known) == ([(0, 0.5)], [])
 
 
@@ -81,19 +81,19 @@ def test_after_a_change_the_next_tuner_learns_of_each_trial_once_whenever_it_end
     proposer, made = tuners
     for key in range(4):
         proposer.ask(key)
-    proposer.hear(0, result(0.0))
+    proposer.tell_result(0, result(0.0))
     # Trials 0 and 1 are over; of 1 it has still to hear.
     known = [PriorResult({"x": 0}, 0.0, "0.0"), PriorResult({"x": 1}, 0.1, "0.1")]
     proposer.change_space(replace(config, search_space_revision=1), known, over={0, 1})
     first, second = made
     assert first.is_closed
     for key in (1, 2):
-        proposer.hear(key, result(key / 10))
-    proposer.hear(3, result(None))
+        proposer.tell_result(key, result(key / 10))
+    proposer.tell_result(3, result(None))
     assert second.known == [(0, 0.0, "0.0"), (1, 0.1, "0.1"), (2, 0.2, '{"default": 0.2}')]
     assert second.told == []
     assert proposer.ask(4).metadata == {"own": 1, "search space revision": 1}
-    proposer.hear(4, result(0.4))
+    proposer.tell_result(4, result(0.4))
     assert second.told == [(4, 0.4)]
     proposer.close()
     assert second.is_closed
@@ -110,7 +110,7 @@ def test_the_next_managers_tuner_gets_its_own_trials_back_and_the_rest_as_known(
     tuner = proposer._tuner
     assert tuner.restored == [replace(own, metadata={"own": 1})]
     assert tuner.known == [(0, 0.5, "0.5"), (9, 0.9, "0.9")]
-    proposer.hear(2, result(0.2))
+    proposer.tell_result(2, result(0.2))
     assert tuner.known[2:] == [(2, 0.2, '{"default": 0.2}')]
 
 

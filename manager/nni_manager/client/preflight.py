@@ -216,7 +216,7 @@ def check_kubernetes(config: ExperimentSpec, kubernetes: KubernetesConfig) -> Pl
     """
     from nni_manager import training_service_factory
     from nni_manager.training_services.kubernetes.api import Kubernetes
-    from nni_manager.training_services.kubernetes.preflight import check, needs_of
+    from nni_manager.training_services.kubernetes.preflight import check
     from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
     training_service_factory.refuse_nameless_claim(config)
@@ -224,7 +224,7 @@ def check_kubernetes(config: ExperimentSpec, kubernetes: KubernetesConfig) -> Pl
     operator = training_service_factory.operator_of(kubernetes)
     with contextlib.closing(Kubernetes(retry_policy=ClientRetryPolicy(tries=2))) as cluster:
         namespace = kubernetes.namespace or cluster.namespace
-        warnings = check(cluster, needs_of(operator, namespace), _lacks_of_share(config))
+        warnings = check(cluster, operator, namespace, _lacks_of_share(config))
         where = f"{operator.title} at {cluster.address}, in namespace {namespace}"
         return PlatformCheck(where, operator.warnings + warnings)
 

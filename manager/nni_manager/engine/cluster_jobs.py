@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
+from nni_manager.backoff import delays_s
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.events import (
     AbandonJob,
@@ -113,7 +114,7 @@ class ClusterJobs:
         self._submitting[job.job_id] = self._spawn(self._submit(job))
 
     async def _submit(self, job: Job) -> None:
-        delay_s = _FIRST_RESUBMIT_S
+        retry_delays_s = delays_s(_FIRST_RESUBMIT_S, _MAX_RESUBMIT_S)
         try:
             while self._is_wanted(job):
                 async with self._gate.admitted():
@@ -132,8 +133,7 @@ class ClusterJobs:
                         self._note_problem(
                             f"cannot submit job {job.job_id} for now, and tries again: {error}"
                         )
-                await asyncio.sleep(delay_s)
-                delay_s = min(2 * delay_s, _MAX_RESUBMIT_S)
+                await asyncio.sleep(next(retry_delays_s))
         except NniManagerError as error:
             is_refused = isinstance(error, UserError)
             log.warning("job %s is not submitted again: %s", job.job_id, error)
@@ -223,7 +223,7 @@ class ClusterJobs:
     async def _give(
         self, job: Job, trial: Trial, task: str | None, before: "asyncio.Task[None] | None"
     ) -> None:
-        saved, delay_s = self._saved(), _FIRST_RESUBMIT_S
+        saved, retry_delays_s = self._saved(), delays_s(_FIRST_RESUBMIT_S, _MAX_RESUBMIT_S)
         if before is not None:
             await asyncio.wait({before})
         while _runs_in(job, trial):
@@ -232,8 +232,7 @@ class ClusterJobs:
                 break
             except (OSError, RetryableError) as error:
                 self._note_problem(f"cannot give trial {trial.trial_id} to its job for now: {error}")
-            await asyncio.sleep(delay_s)
-            delay_s = min(2 * delay_s, _MAX_RESUBMIT_S)
+            await asyncio.sleep(next(retry_delays_s))
         if saved is not None:
             await asyncio.shield(saved)  # a trial must not run before it is stored
         self.problem = ""

@@ -138,7 +138,7 @@ class TunerExecutor:
         if self._tuner_failed is not None:
             return  # a fixed tuner gets all stored results after the resume
         try:
-            await self._answer(self._proposer.hear, sequence_id, result)
+            await self._answer(self._proposer.tell_result, sequence_id, result)
         except Exception as error:  # noqa: BLE001 - as above
             self._note_tuner_failure(error, was_asked=False)
 
@@ -176,7 +176,7 @@ class TunerExecutor:
         self._to_assess[key] = list(effect.values)
         async with self._assessors_turn:
             values = self._to_assess.pop(key)
-            may_go_on = await self._in_assessor_thread(lambda assessment: assessment.hear(*key, values))
+            may_go_on = await self._in_assessor_thread(lambda assessment: assessment.report(*key, values))
         if may_go_on is False:
             log.info("trial %s: the assessor stops it", effect.trial_id)
             self._post(EarlyStopRequested(effect.trial_id, effect.attempt, time.time()))

@@ -2,7 +2,7 @@
 
 gRPC bounds the connections of a server and refuses all new ones beyond the bound. So unauthenticated peers that hold them all
 would keep out keepers that must reconnect. gRPC has no call that closes one connection. But its sockets are files of this
-process: shutting down such a socket looks to gRPC as if its peer had closed the connection.
+process: shutting down such a socket appears to gRPC as if its peer had closed the connection.
 
 Connections are identified by the address of their peer, which gRPC reports for every stream and the kernel for every socket.
 """
@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 from urllib.parse import unquote
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,7 @@ _KEPT_OF_A_CROWD = 1 / 4
 _MAX_HOSTS = 10_000
 
 Peer = tuple[str, int]
+_Key = TypeVar("_Key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Connections:
         """Hosts that have or had keepers, the latest last."""
         self._seen: dict[Peer, int] = {}
         """The number of the poll in which each peer was first seen, while there are too many connections."""
-        self._looks = 0
+        self._polls = 0
         self._watch: asyncio.Task[None] | None = None
 
     def start(self, port: int) -> None:
@@ -76,17 +78,12 @@ class Connections:
         if peer is None:
             yield
             return
-        self._known[peer] += 1
         self._hosts.pop(peer[0], None)
         self._hosts[peer[0]] = None
         if len(self._hosts) > _MAX_HOSTS:
             del self._hosts[next(iter(self._hosts))]
-        try:
+        with counted(self._known, peer):
             yield
-        finally:
-            self._known[peer] -= 1
-            if not self._known[peer]:
-                del self._known[peer]
 
     async def _watch_crowd(self, port: int) -> None:
         while True:
@@ -98,7 +95,7 @@ class Connections:
                 # In a thread: 4,000 files take about 20 ms.
                 sockets = await asyncio.to_thread(lambda: list(_sockets_at(port)))
             except OSError as error:  # this process is out of file descriptors
-                log.warning("cannot list the connections of keepers: %s; looking again", error.strerror)
+                log.warning("cannot list the connections of keepers: %s; trying again", error.strerror)
                 continue
             self.make_room(sockets)
 
@@ -111,13 +108,25 @@ class Connections:
 
     def strangers_to_close(self, peers: list[Peer]) -> list[Peer]:
         """The peers to disconnect, from all peers: first those from hosts that never had a keeper, and the oldest first."""
-        self._looks += 1
-        self._seen = {peer: self._seen.get(peer, self._looks) for peer in peers}
+        self._polls += 1
+        self._seen = {peer: self._seen.get(peer, self._polls) for peer in peers}
         strangers = [peer for peer in peers if peer not in self._known]
         if len(strangers) <= self._most_strangers:
             return []
         strangers.sort(key=lambda peer: (peer[0] in self._hosts, self._seen[peer]))
         return strangers[: len(strangers) - int(self._most_strangers * _KEPT_OF_A_CROWD)]
+
+
+@contextlib.contextmanager
+def counted(counter: Counter[_Key], key: _Key) -> Iterator[None]:
+    """Count a key within the context. Keys with no count are removed."""
+    counter[key] += 1
+    try:
+        yield
+    finally:
+        counter[key] -= 1
+        if not counter[key]:
+            del counter[key]
 
 
 def peer_of(uri: str) -> Peer | None:

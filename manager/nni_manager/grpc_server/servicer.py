@@ -28,7 +28,7 @@ from nni_manager.domain.admission_errors import (
 )
 from nni_manager.domain.ingest import OffsetGap
 from nni_manager.errors import CANNOT_LISTEN, UserError
-from nni_manager.grpc_server.connections import Connections
+from nni_manager.grpc_server.connections import Connections, counted
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.errors import StoreBusy
 from trial_keeper.wire.convert import (
@@ -70,7 +70,7 @@ MAX_CONNECTIONS = 12_288
 # Descriptors for other files: the database, logs, the pipes of jobs on this machine, connections of the HTTP API.
 _OTHER_FILES = 256
 # The maximum batch size: messages queued during one write are sent together in the next.
-_MAX_TOLD_AT_ONCE = 1024
+_MAX_BATCH = 1024
 # The burst of logged refusals, and how many more each second: a peer that keeps connecting must not fill the disk.
 _REFUSALS_LOGGED_AT_ONCE = 50
 _REFUSALS_LOGGED_PER_S = 1.0
@@ -152,10 +152,10 @@ class KeeperServicer:
     async def connect(self, requests: AsyncIterator[bytes], context: Context) -> None:
         """Pass messages in both directions until either side ends the stream."""
         try:
-            await self._talk(requests, context)
+            await self._exchange(requests, context)
         except tuple(STATUS_OF) as error:
             if self._refusals.has_capacity(time.monotonic()):
-                log.warning("a keeper is turned away: %s", error)
+                log.warning("a keeper is refused: %s", error)
             await context.abort(STATUS_OF[type(error)], str(error))
         except Exception:
             # Otherwise gRPC would show the exception to the peer, or leave the peer waiting.
@@ -165,32 +165,21 @@ class KeeperServicer:
                 "cannot go on with this stream: the manager has a bug; its log says more",
             )
 
-    async def _talk(self, requests: AsyncIterator[bytes], context: Context) -> None:
+    async def _exchange(self, requests: AsyncIterator[bytes], context: Context) -> None:
         metadata = {key: str(value) for key, value in context.invocation_metadata() or ()}
         job_id, token = metadata.get(JOB_KEY, ""), metadata.get(TOKEN_KEY, "")
         self._gate.check_token(job_id, token)
         if self._streams_of_job[job_id] >= self._gate.most_streams_of_job:
             raise TooManyStreams()
-        self._streams_of_job[job_id] += 1
-        with self._connections.authenticated(context.peer()):
-            await self._talk_to_keeper(job_id, token, requests, context)
-
-    async def _talk_to_keeper(
-        self, job_id: str, token: str, requests: AsyncIterator[bytes], context: Context
-    ) -> None:
-        try:
+        with counted(self._streams_of_job, job_id), self._connections.authenticated(context.peer()):
             first = await _within(HELLO_TIMEOUT_S, anext(requests, None))
             if first is not None:
                 await self._serve(first, job_id, token, requests, context)
-        finally:
-            self._streams_of_job[job_id] -= 1
-            if not self._streams_of_job[job_id]:
-                del self._streams_of_job[job_id]
 
     async def _serve(
         self, first: bytes, job_id: str, token: str, requests: AsyncIterator[bytes], context: Context
     ) -> None:
-        hello, *said_with_it = keeper_messages_from_bytes(first)
+        hello, *further_messages = keeper_messages_from_bytes(first)
         if not isinstance(hello, Hello):
             raise ProtocolError(
                 "cannot take a message before Hello; use the keeper that comes with the manager"
@@ -200,7 +189,7 @@ class KeeperServicer:
         try:
             # Separate from the first answer: gRPC cannot end a stream with a status while that write is in progress.
             await context.send_initial_metadata(())
-            for message in said_with_it:
+            for message in further_messages:
                 session.receive(message)
             both += [
                 asyncio.ensure_future(_send(session, context)),
@@ -238,7 +227,7 @@ async def _within(seconds: float, step: Awaitable[_T]) -> _T:
 async def _send(session: AdmittedStream, context: Context) -> None:
     while (message := await session.outgoing.get()) is not None:
         messages, is_last = [message], False
-        while not session.outgoing.empty() and not is_last and len(messages) < _MAX_TOLD_AT_ONCE:
+        while not session.outgoing.empty() and not is_last and len(messages) < _MAX_BATCH:
             following = session.outgoing.get_nowait()
             is_last = following is None
             if following is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import requests
 
+from nni_manager.backoff import delays_s
 from nni_manager.local_openpai.errors import StateBusy
 from nni_manager.local_openpai.store import JobStore
 from nni_manager.local_openpai.store_thread import StoreThread
@@ -44,7 +45,7 @@ class Notifier:
 
     async def run(self) -> None:
         """Deliver, until cancelled."""
-        wait_s = _FIRST_WAIT_S
+        waits_s = delays_s(_FIRST_WAIT_S, _MAX_WAIT_S)
         while True:
             await self._pending.wait()
             self._pending.clear()
@@ -54,10 +55,9 @@ class Notifier:
                 logger.warning("cannot deliver notifications of job changes: %s; trying again", error)
                 is_done = False
             if is_done:
-                wait_s = _FIRST_WAIT_S
+                waits_s = delays_s(_FIRST_WAIT_S, _MAX_WAIT_S)
                 continue
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, _MAX_WAIT_S)
+            await asyncio.sleep(next(waits_s))
             self._pending.set()
 
     async def _deliver(self) -> bool:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from nni_manager import backoff
+
 
 @dataclass(frozen=True, slots=True)
 class ClientRetryPolicy:
@@ -18,5 +20,5 @@ class ClientRetryPolicy:
 
     def delay_s(self, failures: int, asked_s: float | None) -> float:
         """Returns the delay after `failures` failures. `asked_s` is the server's Retry-After; None: not given."""
-        own: float = self.first_s * 2 ** (failures - 1)
-        return min(max(own, asked_s or 0.0), self.longest_s)
+        own_s = backoff.delay_s(failures, self.first_s, self.longest_s)
+        return min(max(own_s, asked_s or 0.0), self.longest_s)

@@ -47,39 +47,39 @@ class Assessment:
     def __init__(self, assessor: BaseAssessor) -> None:
         """Start without any results."""
         self._assessor = assessor
-        self._courses: dict[str, tuple[int, list[float]]] = {}
+        self._curves: dict[str, tuple[int, list[float]]] = {}
 
-    def hear(self, trial_id: str, attempt: int, values: Sequence[float]) -> bool:
+    def report(self, trial_id: str, attempt: int, values: Sequence[float]) -> bool:
         """Add results of a trial; True if it may continue. A new attempt starts a new learning curve.
 
         Results that arrive together are assessed together, at the newest one.
         """
-        learning_curve = self._course_of(trial_id, attempt)
+        learning_curve = self._curve_of(trial_id, attempt)
         room = MAX_STEPS - len(learning_curve)
         learning_curve += values[:room]
         return room <= 0 or self._assessor.may_go_on(trial_id, learning_curve)
 
     def end(self, trial_id: str, *, has_succeeded: bool) -> None:
         """Record that the trial is terminal."""
-        _, learning_curve = self._courses.pop(trial_id, (0, []))
+        _, learning_curve = self._curves.pop(trial_id, (0, []))
         self._assessor.end(trial_id, learning_curve, has_succeeded=has_succeeded)
 
     def close(self) -> None:
         """See `BaseAssessor`."""
         self._assessor.close()
 
-    def restore(self, courses: Iterable[PastLearningCurve]) -> None:
+    def restore(self, curves: Iterable[PastLearningCurve]) -> None:
         """Restore earlier results, trial by trial. Running trials are assessed when they report again."""
-        for past in courses:
-            self._course_of(past.trial_id, past.attempt).extend(past.learning_curve[:MAX_STEPS])
+        for past in curves:
+            self._curve_of(past.trial_id, past.attempt).extend(past.learning_curve[:MAX_STEPS])
             if past.has_succeeded is not None:
                 self.end(past.trial_id, has_succeeded=past.has_succeeded)
 
-    def _course_of(self, trial_id: str, attempt: int) -> list[float]:
-        known = self._courses.get(trial_id)
+    def _curve_of(self, trial_id: str, attempt: int) -> list[float]:
+        known = self._curves.get(trial_id)
         if known is not None and known[0] != attempt:
             self._assessor.end(trial_id, known[1], has_succeeded=False)
             known = None
         if known is None:
-            known = self._courses[trial_id] = (attempt, [])
+            known = self._curves[trial_id] = (attempt, [])
         return known[1]

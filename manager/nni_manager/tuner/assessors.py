@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from bisect import insort
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -108,43 +107,30 @@ def forecast(learning_curve: Sequence[float], epoch: int) -> float:
     scale = max(1.0, *map(abs, learning_curve))
     values = np.array(learning_curve) / scale
     steps = np.arange(1, len(learning_curve) + 1, dtype=np.float64)
-    families: tuple[list[Callable[[Floats], Floats]], ...] = (
-        [partial(_power, power) for power in _POWERS],
-        [partial(_decay, rate / epoch) for rate in _RATES],
-        [partial(_hyperbola, half) for half in _RATES],
+    families: tuple[tuple[Callable[[Floats, float], Floats], tuple[float, ...]], ...] = (
+        (lambda at, power: at**-power, _POWERS),
+        (lambda at, rate: np.exp(-rate / epoch * at), _RATES),
+        (lambda at, half: half / (at + half), _RATES),
     )
     fits = [
-        min((_fit(bend, steps, values, epoch) for bend in bends), key=lambda fit: fit[0])
-        for bends in families
+        min((_fit(bend, shape, steps, values, epoch) for shape in shapes), key=lambda fit: fit[0])
+        for bend, shapes in families
     ]
     weights = [1 / (error + 1e-9) for error, _ in fits]
     ends = sum(weight * end for weight, (_, end) in zip(weights, fits, strict=True))
     return float(ends / sum(weights) * scale)
 
 
-def _power(power: float, steps: Floats) -> Floats:
-    bent: Floats = steps**-power
-    return bent
-
-
-def _decay(rate: float, steps: Floats) -> Floats:
-    bent: Floats = np.exp(-rate * steps)
-    return bent
-
-
-def _hyperbola(half: float, steps: Floats) -> Floats:
-    bent: Floats = half / (steps + half)
-    return bent
-
-
-def _fit(bend: Callable[[Floats], Floats], steps: Floats, values: Floats, epoch: int) -> tuple[float, float]:
+def _fit(
+    bend: Callable[[Floats, float], Floats], shape: float, steps: Floats, values: Floats, epoch: int
+) -> tuple[float, float]:
     """The mean squared error of the best curve of this bend, and the value of that curve at `epoch`."""
-    bent = bend(steps)
+    bent = bend(steps, shape)
     centred = bent - bent.mean()
     slope = float(centred @ (values - values.mean())) / max(float(centred @ centred), 1e-12)
     start = float(values.mean()) - slope * float(bent.mean())
     error = float(((start + slope * bent - values) ** 2).mean())
-    return error, start + slope * float(bend(np.array([float(epoch)]))[0])
+    return error, start + slope * float(bend(np.array([float(epoch)]), shape)[0])
 
 
 class Pruner(BaseAssessor):

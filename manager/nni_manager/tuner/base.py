@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from nni_manager.config.prior_results import PriorResult
+from nni_manager.errors import InternalError
 
 JsonScalar: TypeAlias = str | int | float | bool | None
+Place = TypeVar("Place")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +39,7 @@ class Observation:
     """The outcome of a trial.
 
     `value` is the number to learn from, None if there is none. `metric` is the complete reported result as JSON text: a number,
-    or
-    an object with further values. None: the trial reported no result, or it failed.
+    or an object with further values. None: the trial reported no result, or it failed.
     """
 
     trial_id: str
@@ -74,8 +77,7 @@ class BaseTuner(ABC):
         """Parameters for the trial of this key; None if the space is exhausted and asking again is useless.
 
         After `LATER` the key may be asked for again. The caller does so when another trial ends. If no other trial is left to
-        end,
-        the caller treats the space as exhausted.
+        end, the caller treats the space as exhausted.
 
         Raises:
             InternalError: the key was asked for before, and was given parameters.
@@ -91,7 +93,7 @@ class BaseTuner(ABC):
             InternalError: the key was never asked for.
         """
 
-    def hear(self, trial_key: int, result: Observation) -> None:
+    def tell_result(self, trial_key: int, result: Observation) -> None:
         """Record a trial's complete outcome, for tuners that need more than the value passed to `tell`."""
         self.tell(trial_key, result.value)
 
@@ -99,8 +101,7 @@ class BaseTuner(ABC):
         """Record results from elsewhere; return how many of them were usable.
 
         Results of another search space are not usable, and a tuner that does not learn from imports uses none. A rebuilt tuner
-        must be
-        given them again, before or after `restore`.
+        must be given them again, before or after `restore`.
         """
         return 0
 
@@ -109,10 +110,96 @@ class BaseTuner(ABC):
 
     @abstractmethod
     def restore(self, trials: Iterable[PastTrial]) -> None:
-        """Restore these trials, in the order in which they were asked for, as if they had been asked for and told.
+        """Restore these trials, in the order in which they were asked for, as if `ask` and `tell` had been called for them.
 
         Must be called before the first `ask`. The tuner then continues as its predecessor would have.
 
         Raises:
             InternalError: the tuner is in use already, or metadata is not of this search space.
         """
+
+
+class KeyedTuner(BaseTuner, Generic[Place]):
+    """Base of tuners that store a place for each trial, e.g. its number in a study. Refuses calls out of order."""
+
+    def __init__(self) -> None:
+        """No trial was asked for yet."""
+        self.place_of: dict[int, Place] = {}
+        self._running: set[int] = set()
+
+    @abstractmethod
+    def propose(self, trial_key: int) -> Suggestion | Later | None:
+        """See `ask`; the key is new. Calls `note` if it proposes parameters."""
+
+    def learn(self, place: Place, value: float | None) -> None:
+        """Learn the first result of a trial; None: it failed. Otherwise the value is finite."""
+
+    @abstractmethod
+    def replay(self, trials: Iterable[PastTrial]) -> None:
+        """See `restore`; no trial was asked for yet. Calls `note` for each."""
+
+    def note(self, trial_key: int, place: Place) -> None:
+        """Store the place of a trial whose result is still to come."""
+        self.place_of[trial_key] = place
+        self._running.add(trial_key)
+
+    def end(self, trial_key: int) -> Place | None:
+        """Returns the place of a trial that ends now; None if it has ended before.
+
+        Raises:
+            InternalError: the key was never asked for.
+        """
+        if trial_key not in self.place_of:
+            raise InternalError(
+                f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
+            )
+        if trial_key not in self._running:
+            return None
+        self._running.remove(trial_key)
+        return self.place_of[trial_key]
+
+    def ask(self, trial_key: int) -> Suggestion | Later | None:
+        """See `BaseTuner`."""
+        if trial_key in self.place_of:
+            raise InternalError(
+                f"cannot propose parameters for trial {trial_key} a second time; please report this"
+            )
+        return self.propose(trial_key)
+
+    def tell(self, trial_key: int, value: float | None) -> None:
+        """See `BaseTuner`."""
+        if (place := self.end(trial_key)) is not None:
+            self.learn(place, value if value is not None and math.isfinite(value) else None)
+
+    def restore(self, trials: Iterable[PastTrial]) -> None:
+        """See `BaseTuner`."""
+        if self.place_of:
+            raise InternalError("cannot rebuild a tuner that is in use; please report this")
+        self.replay(trials)
+
+
+@contextlib.contextmanager
+def reading_metadata_of(trial: PastTrial) -> Iterator[None]:
+    """Within the context, errors mean that the trial's metadata is not of this search space.
+
+    Raises:
+        InternalError: one occurred.
+    """
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        raise InternalError(
+            f"cannot rebuild the tuner: the metadata of trial {trial.key} is not of this search space; "
+            "please report this"
+        ) from error
+
+
+def natural(number: JsonScalar) -> int:
+    """Validate a number in metadata that counts from 0.
+
+    Raises:
+        ValueError: it is not such a number.
+    """
+    if not isinstance(number, int) or number < 0:
+        raise ValueError(number)
+    return number

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import math
 from random import Random
-from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution
-from optuna.trial import TrialState
 
 from nni_manager.config.algorithms import BohbArgs, HyperbandArgs
 from nni_manager.config.search_space import SearchSpace
@@ -47,19 +44,27 @@ class Bohb(Hyperband):
 
     def new_draws(self, trial_key: int) -> dict[str, JsonScalar]:
         """See `Hyperband`."""
-        random = Random(seed_of_trial(self._seed, trial_key))
+        random = Random(seed_of_trial(self.seed, trial_key))
         results = self._results_for_model()
         if random.random() < self._args.random_fraction or results is None:
             return super().new_draws(trial_key)
         study = optuna.create_study(
             storage=optuna.storages.InMemoryStorage(),
-            sampler=_Model(
-                SamplerSeeds(self._seed, random.getrandbits(32)), self._sampling.always_there, self._args
+            sampler=Tpe(
+                SamplerSeeds(self.seed, random.getrandbits(32)),
+                self.sampling.always_there,
+                n_startup_trials=0,
+                n_ei_candidates=self._args.num_samples,
             ),
         )
-        study.add_trials([self._as_trial(draws, loss) for draws, loss in results])
+        study.add_trials(
+            optuna.create_trial(
+                value=loss, params=dict(draws), distributions=self.sampling.distributions_of(draws)
+            )
+            for draws, loss in results
+        )
         trial = study.ask()
-        self._sampling.sample(lambda name, distribution: draw(trial, name, distribution))
+        self.sampling.sample(lambda name, distribution: draw(trial, name, distribution))
         return dict(trial.params)
 
     def _results_for_model(self) -> list[tuple[dict[str, JsonScalar], float]] | None:
@@ -74,22 +79,3 @@ class Bohb(Hyperband):
                 )
         enough = [budget for budget, results in by_budget.items() if len(results) >= self._enough + 2]
         return by_budget[max(enough)][-_MAX_RESULTS:] if enough else None
-
-    def _as_trial(self, draws: dict[str, JsonScalar], loss: float) -> optuna.trial.FrozenTrial:
-        used: dict[str, BaseDistribution] = {}
-
-        def recall(name: str, distribution: BaseDistribution) -> Any:
-            used[name] = distribution
-            return draws[name]
-
-        self._sampling.sample(recall)
-        return optuna.create_trial(
-            state=TrialState.COMPLETE, value=loss, params=dict(draws), distributions=used
-        )
-
-
-class _Model(Tpe):
-    """The Parzen estimator with BOHB's settings."""
-
-    def __init__(self, seeds: SamplerSeeds, always_there: Any, args: BohbArgs) -> None:
-        super().__init__(seeds, always_there, n_startup_trials=0, n_ei_candidates=args.num_samples)

@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
+import bisect
 import copy
+import itertools
 import json
 import math
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import Choice, Nested, Parameter, QUniform, RandInt, SearchSpace
 from nni_manager.errors import InternalError
-from nni_manager.tuner.base import BaseTuner, PastTrial, Suggestion
+from nni_manager.tuner.base import KeyedTuner, PastTrial, Suggestion, natural, reading_metadata_of
 
 
-class _Points(Protocol):
-    """A list of parameters that need not fit into memory."""
+@dataclass(frozen=True, slots=True)
+class Points:
+    """A list of values that need not fit into memory. `at` returns the one at an index, which is below `count`."""
 
     count: int
-
-    def at(self, index: int) -> Any:
-        """The point at this index, from 0 up to but not including `count`."""
+    at: Callable[[int], Any]
 
 
-class EnumeratingTuner(BaseTuner):
-    """Proposes each point once, whatever the results; a failed trial is not repeated."""
+class EnumeratingTuner(KeyedTuner[int]):
+    """Proposes each point once, whatever the results; a failed trial is not repeated. A trial's place is its point's index."""
 
     learns = False
 
-    def __init__(self, points: _Points) -> None:
+    def __init__(self, points: Points) -> None:
         """The points are requested one by one, in order."""
+        super().__init__()
         self._points = points
-        self._index_of: dict[int, int] = {}
         self._proposed: set[int] = set()
         self._next = 0
         self._known_elsewhere: set[str] = set()
 
-    def ask(self, trial_key: int) -> Suggestion | None:
-        """See `BaseTuner.ask`."""
-        if trial_key in self._index_of:
-            raise InternalError(
-                f"cannot propose parameters for trial {trial_key} a second time; please report this"
-            )
+    def propose(self, trial_key: int) -> Suggestion | None:
+        """See `KeyedTuner`."""
         while self._next < self._points.count and self._is_known(self._next):
             self._next += 1
         if self._next >= self._points.count:
             return None
         index = self._next
-        self._note(trial_key, index)
+        self.note(trial_key, index)
         # A copy: changes by the caller must not reach the search space.
         return Suggestion(copy.deepcopy(self._points.at(index)), {"index": index})
 
@@ -57,142 +55,96 @@ class EnumeratingTuner(BaseTuner):
         return bool(self._known_elsewhere) and _canonical(self._points.at(index)) in self._known_elsewhere
 
     def import_results(self, results: Iterable[PriorResult]) -> int:
-        """See `Tuner.import_results`: an imported point is not proposed again, whatever its result."""
+        """See `BaseTuner`: an imported point is not proposed again, whatever its result."""
         known = [_canonical(dict(result.parameters)) for result in results]
         self._known_elsewhere.update(known)
         return len(known)
 
-    def tell(self, trial_key: int, value: float | None) -> None:
-        """See `Tuner.tell`; the result is ignored."""
-        if trial_key not in self._index_of:
-            raise InternalError(
-                f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
-            )
-
-    def restore(self, trials: Iterable[PastTrial]) -> None:
-        """See `BaseTuner.restore`."""
-        if self._index_of:
-            raise InternalError("cannot rebuild a tuner that is in use; please report this")
+    def replay(self, trials: Iterable[PastTrial]) -> None:
+        """See `KeyedTuner`."""
         for trial in trials:
-            index = trial.metadata.get("index")
-            if not isinstance(index, int) or not 0 <= index < self._points.count:
-                raise InternalError(
-                    f"cannot rebuild the tuner: the metadata of trial {trial.key} is not of this search space; "
-                    "please report this"
-                )
-            self._note(trial.key, index)
+            with reading_metadata_of(trial):
+                index = natural(trial.metadata["index"])
+                if index >= self._points.count:
+                    raise ValueError(index)
+            self.note(trial.key, index)
+            if trial.ended:
+                self.end(trial.key)
 
-    def _note(self, trial_key: int, index: int) -> None:
-        self._index_of[trial_key] = index
-        self._proposed.add(index)
-
-
-class Batch:
-    """The options of the only choice, unchanged."""
-
-    def __init__(self, space: SearchSpace) -> None:
-        """`reason_against_space` must accept the space."""
-        (batch,) = space.parameters.values()
-        assert isinstance(batch, Choice)
-        self._options = batch.options
-        self.count = len(self._options)
-
-    def at(self, index: int) -> Any:
-        """The option at this index."""
-        return self._options[index]
+    def note(self, trial_key: int, place: int) -> None:
+        """See `KeyedTuner`."""
+        super().note(trial_key, place)
+        self._proposed.add(place)
 
 
-class Grid:
-    """Every combination; the last hyper-parameter changes first. Combinations are computed by index, never held in memory."""
+def batch(space: SearchSpace) -> Points:
+    """The options of the only choice, unchanged. `reason_against_space` must accept the space."""
+    (choice,) = space.parameters.values()
+    assert isinstance(choice, Choice)
+    return Points(len(choice.options), choice.options.__getitem__)
 
-    def __init__(self, space: SearchSpace) -> None:
-        """`reason_against_space` must accept the space."""
-        self._axes = {name: _axis_of(parameter) for name, parameter in space.parameters.items()}
-        self.count = math.prod(axis.count for axis in self._axes.values())
 
-    def at(self, index: int) -> dict[str, Any]:
-        """The combination at this index."""
+def grid(space: SearchSpace) -> Points:
+    """Every combination; the last hyper-parameter changes first. Combinations are computed by index, never held in memory.
+
+    `reason_against_space` must accept the space.
+    """
+    axes = {name: _axis_of(parameter) for name, parameter in space.parameters.items()}
+
+    def at(index: int) -> dict[str, Any]:
         values = {}
-        for name, axis in reversed(self._axes.items()):
+        for name, axis in reversed(axes.items()):
             index, here = divmod(index, axis.count)
             values[name] = axis.at(here)
-        return {name: values[name] for name in self._axes}
+        return {name: values[name] for name in axes}
+
+    return Points(math.prod(axis.count for axis in axes.values()), at)
 
 
-class _Values:
-    def __init__(self, values: Iterable[Any]) -> None:
-        self._values = tuple(values)
-        self.count = len(self._values)
-
-    def at(self, index: int) -> Any:
-        return self._values[index]
-
-
-class _WholeNumbers:
-    def __init__(self, low: int, high: int) -> None:
-        self._low = low
-        self.count = high - low
-
-    def at(self, index: int) -> int:
-        return self._low + index
+def _axis_of(parameter: Parameter) -> Points:
+    match parameter:
+        case Choice(options):
+            return _one_after_another([_points_of(option) for option in options])
+        case RandInt(low, high):
+            return Points(high - low, lambda index: low + index)
+        case QUniform():
+            return _multiples(parameter)
+        case _:
+            raise InternalError(f"cannot count the values of {parameter}; please report this")
 
 
-class _Multiples:
+def _points_of(option: Any) -> Points:
+    """An option with its own hyper-parameters counts once for each of their combinations."""
+    if not isinstance(option, Nested):
+        return Points(1, lambda _: option)
+    inner = grid(option.space)
+    return Points(inner.count, lambda index: {"_name": option.name, **inner.at(index)})
+
+
+def _one_after_another(parts: Sequence[Points]) -> Points:
+    ends = list(itertools.accumulate(part.count for part in parts))
+
+    def at(index: int) -> Any:
+        number = bisect.bisect_right(ends, index)
+        return parts[number].at(index - ends[number] + parts[number].count)
+
+    return Points(ends[-1], at)
+
+
+def _multiples(parameter: QUniform) -> Points:
     """The multiples of q from the one nearest to low to the one nearest to high, clipped.
 
     The bounds themselves can be values here that sampling never yields: (2.5, 5.5, 1) is 2.5, 3, 4, 5, 5.5.
     Source: NNI v2.10, the grid of GridSearch.
     """
-
-    def __init__(self, parameter: QUniform) -> None:
-        self._of = parameter
-        self._first = round(parameter.low / parameter.q)
-        self.count = round(parameter.high / parameter.q) + 1 - self._first
-
-    def at(self, index: int) -> float:
-        value = (self._first + index) * self._of.q + 0.0
-        return min(max(value, self._of.low), self._of.high)
-
-
-class _Options:
-    """A choice. An option with its own hyper-parameters counts once for each of their combinations."""
-
-    def __init__(self, choice: Choice) -> None:
-        self._options = [(option, self._points(option)) for option in choice.options]
-        self.count = sum(points.count for _, points in self._options)
-
-    @staticmethod
-    def _points(option: Any) -> _Points:
-        return Grid(option.space) if isinstance(option, Nested) else _Values([option])
-
-    def at(self, index: int) -> Any:
-        for option, points in self._options:
-            if index < points.count:
-                value = points.at(index)
-                return {"_name": option.name, **value} if isinstance(option, Nested) else value
-            index -= points.count
-        raise InternalError(f"cannot give option {index}: there are fewer; please report this")
-
-
-def _axis_of(parameter: Parameter) -> _Points:
-    match parameter:
-        case Choice():
-            return _Options(parameter)
-        case RandInt(low, high):
-            return _WholeNumbers(low, high)
-        case QUniform():
-            return _Multiples(parameter)
-        case _:
-            raise InternalError(f"cannot count the values of {parameter}; please report this")
+    low, high, q = parameter.low, parameter.high, parameter.q
+    first = round(low / q)
+    return Points(round(high / q) + 1 - first, lambda index: min(max((first + index) * q + 0.0, low), high))
 
 
 def _canonical(parameters: Any) -> str:
-    # 3 and 3.0 are the same value of a quniform.
-    def plain(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {name: plain(each) for name, each in value.items()}
-        if isinstance(value, list):
-            return [plain(each) for each in value]
-        return int(value) if isinstance(value, float) and value.is_integer() else value
+    def number(text: str) -> int | float:
+        value = float(text)
+        return int(value) if value.is_integer() else value  # 3 and 3.0 are the same value of a quniform
 
-    return json.dumps(plain(parameters), sort_keys=True)
+    return json.dumps(json.loads(json.dumps(parameters), parse_float=number), sort_keys=True)

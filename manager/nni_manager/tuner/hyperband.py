@@ -11,21 +11,15 @@ Source: L. Li et al., Hyperband: A Novel Bandit-Based Approach to Hyperparameter
 from __future__ import annotations
 
 import math
-import secrets
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
-
-from optuna.distributions import BaseDistribution
 
 from nni_manager.config.algorithms import HyperbandArgs
 from nni_manager.config.search_space import SearchSpace
-from nni_manager.errors import InternalError
-from nni_manager.tuner.base import BaseTuner, JsonScalar, PastTrial, Suggestion
-from nni_manager.tuner.optuna_backed import Sampling, natural, seed_of_trial
-from nni_manager.tuner.samplers import from_unit
+from nni_manager.tuner.base import JsonScalar, PastTrial, Suggestion, natural, reading_metadata_of
+from nni_manager.tuner.optuna_backed import SeededTuner, seed_of_trial
 
 BUDGET = "TRIAL_BUDGET"
 # Powers of a third are not exact: 81 * (1/3)**4 is a little below 1.
@@ -71,8 +65,8 @@ class _Bracket:
     @property
     def is_over(self) -> bool:
         """True if no trial of the bracket is left to be asked for or to end."""
-        is_told = len(self.losses[-1]) == self.members[-1]
-        return is_told and (len(self.losses) == len(self.rounds) or not self.waiting)
+        has_all_losses = len(self.losses[-1]) == self.members[-1]
+        return has_all_losses and (len(self.losses) == len(self.rounds) or not self.waiting)
 
     def asked(self, place: _Place, draws: dict[str, JsonScalar]) -> None:
         """Record that the trial was asked for, now or before a restart."""
@@ -80,7 +74,7 @@ class _Bracket:
         if (place.round, place.config) in self.waiting:
             self.waiting.remove((place.round, place.config))
 
-    def told(self, place: _Place, loss: float) -> None:
+    def ended(self, place: _Place, loss: float) -> None:
         """Record that the trial has ended; an infinite loss: it failed."""
         if place.round >= len(self.losses):
             return
@@ -97,7 +91,7 @@ class _Bracket:
             self.waiting.extend((place.round + 1, config) for _, config in promoted)
 
 
-class Hyperband(BaseTuner):
+class Hyperband(SeededTuner[_Place]):
     """Runs brackets one after another, without end; parameter sets are drawn at random."""
 
     def __init__(self, space: SearchSpace, args: HyperbandArgs, smallest_budget: int = 1) -> None:
@@ -105,83 +99,45 @@ class Hyperband(BaseTuner):
 
         No budget is below `smallest_budget`, and the last of each bracket is `args.R`.
         """
-        self._sampling = Sampling(space)
-        self._seed = secrets.randbits(32) if args.seed is None else args.seed
-        self._sign = -1.0 if args.optimize_mode == "maximize" else 1.0
+        super().__init__(space, args.optimize_mode, args.seed)
         self._most, self._eta = args.R, args.eta
         self._most_rounds = int(math.log(args.R / smallest_budget) / math.log(args.eta) + _ROUNDING)
         self._brackets: list[_Bracket] = []
         self._first_open = 0
-        self._place_of: dict[int, _Place] = {}
-        self._running: set[int] = set()
 
-    def ask(self, trial_key: int) -> Suggestion:
-        """See `BaseTuner.ask`; never exhausted."""
-        if trial_key in self._place_of:
-            raise InternalError(
-                f"cannot propose parameters for trial {trial_key} a second time; please report this"
-            )
+    def propose(self, trial_key: int) -> Suggestion:
+        """See `KeyedTuner`; never exhausted."""
         place = self._next_place()
         bracket = self._brackets[place.bracket]
         known = bracket.draws.get(place.config)
         draws = self.new_draws(trial_key) if known is None else known
-        parameters = self._sampling.sample(lambda name, _: draws[name])
+        parameters = self.sampling.sample(lambda name, _: draws[name])
         bracket.asked(place, draws)
-        self._place_of[trial_key] = place
-        self._running.add(trial_key)
+        self.note(trial_key, place)
         metadata = {"bracket": place.bracket, "round": place.round, "config": place.config, **draws}
         return Suggestion({**parameters, BUDGET: bracket.rounds[place.round][1]}, metadata)
 
     def new_draws(self, trial_key: int) -> dict[str, JsonScalar]:
         """Draws for a new parameter set, from the trial's own random generator."""
-        random = Random(seed_of_trial(self._seed, trial_key))
-        draws: dict[str, JsonScalar] = {}
-
-        def draw(name: str, distribution: BaseDistribution) -> Any:
-            draws[name] = from_unit(distribution, random.random())
-            return draws[name]
-
-        self._sampling.sample(draw)
+        _, draws = self.sampling.complete({}, Random(seed_of_trial(self.seed, trial_key)))
         return draws
 
-    def tell(self, trial_key: int, value: float | None) -> None:
-        """See `BaseTuner.tell`."""
-        if trial_key not in self._place_of:
-            raise InternalError(
-                f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
-            )
-        if trial_key not in self._running:
-            return
-        self._running.remove(trial_key)
-        is_usable = value is not None and math.isfinite(value)
-        place = self._place_of[trial_key]
-        loss = self._sign * value if value is not None and is_usable else math.inf
-        self._brackets[place.bracket].told(place, loss)
+    def learn(self, place: _Place, value: float | None) -> None:
+        """See `KeyedTuner`."""
+        self._brackets[place.bracket].ended(place, self.loss_of(value))
 
-    def restore(self, trials: Iterable[PastTrial]) -> None:
-        """See `Tuner.restore`. All keys of a round are lower than those of the next, so each promotion finds its round."""
-        if self._place_of:
-            raise InternalError("cannot rebuild a tuner that is in use; please report this")
+    def replay(self, trials: Iterable[PastTrial]) -> None:
+        """See `KeyedTuner`. All keys of a round are lower than those of the next, so each promotion finds its round."""
         for trial in trials:
-            place, draws = self._read(trial)
+            with reading_metadata_of(trial):
+                draws = self.draws_in(trial)
+                place = _Place(*(natural(trial.metadata[name]) for name in ("bracket", "round", "config")))
             while len(self._brackets) <= place.bracket:
                 self._add_bracket()
             self._brackets[place.bracket].asked(place, draws)
-            self._place_of[trial.key] = place
-            self._running.add(trial.key)
+            self.note(trial.key, place)
             if trial.ended:
                 self.tell(trial.key, trial.value)
-
-    def _read(self, trial: PastTrial) -> tuple[_Place, dict[str, JsonScalar]]:
-        draws = {name: each for name, each in trial.metadata.items() if name.startswith("/")}
-        try:
-            self._sampling.sample(lambda name, _: draws[name])
-            return _Place(*(natural(trial.metadata[name]) for name in ("bracket", "round", "config"))), draws
-        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            raise InternalError(
-                f"cannot rebuild the tuner: the metadata of trial {trial.key} is not of this search space; "
-                "please report this"
-            ) from error
 
     def _next_place(self) -> _Place:
         while self._first_open < len(self._brackets) and self._brackets[self._first_open].is_over:

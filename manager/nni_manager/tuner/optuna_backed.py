@@ -20,6 +20,7 @@ import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from random import Random
 from statistics import NormalDist
 from typing import Any, TypeAlias
 
@@ -47,8 +48,16 @@ from nni_manager.config.search_space import (
     multiple_of,
 )
 from nni_manager.errors import InternalError
-from nni_manager.tuner.base import BaseTuner, JsonScalar, PastTrial, Suggestion
+from nni_manager.tuner.base import (
+    JsonScalar,
+    KeyedTuner,
+    PastTrial,
+    Place,
+    Suggestion,
+    reading_metadata_of,
+)
 from nni_manager.tuner.optuna_log import configure_logging
+from nni_manager.tuner.samplers import from_unit
 from nni_manager.tuner.untrusted_metadata import NOTED_ON_STUDY, NOTED_ON_TRIAL
 
 # An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Truncates beyond 8.2 sigma.
@@ -75,8 +84,36 @@ MakeSampler: TypeAlias = Callable[[SamplerSeeds, Mapping[str, BaseDistribution]]
 """Makes the sampler of one trial from its seeds and the hyper-parameters that every trial has."""
 
 
-class OptunaTuner(BaseTuner):
-    """A tuner over one in-memory Optuna study. Each trial has a new sampler, which can read all trials of the study."""
+class SeededTuner(KeyedTuner[Place]):
+    """Base of tuners that draw parameters at random from a search space."""
+
+    def __init__(self, space: SearchSpace, optimize_mode: OptimizeMode, seed: int | None) -> None:
+        """`seed` None draws one."""
+        super().__init__()
+        self.sampling = Sampling(space)
+        self.seed = secrets.randbits(32) if seed is None else seed
+        self._sign = -1.0 if optimize_mode == "maximize" else 1.0
+
+    def loss_of(self, value: float | None) -> float:
+        """The result as a loss: lower is better; infinite if the trial failed."""
+        return math.inf if value is None else self._sign * value
+
+    def draws_in(self, trial: PastTrial) -> dict[str, JsonScalar]:
+        """The draws in a trial's metadata.
+
+        Raises:
+            ValueError, TypeError, LookupError, ArithmeticError: they are not of this search space.
+        """
+        draws = {name: each for name, each in trial.metadata.items() if name.startswith("/")}
+        self.sampling.sample(lambda name, _: draws[name])
+        return draws
+
+
+class OptunaTuner(SeededTuner[int]):
+    """A tuner over one in-memory Optuna study. Each trial has a new sampler, which can read all trials of the study.
+
+    A trial's place is its number in the study.
+    """
 
     def __init__(
         self,
@@ -94,32 +131,24 @@ class OptunaTuner(BaseTuner):
         """
         self.learns = learns
         self._takes_imports = learns and takes_imports
-        self._sampling = Sampling(space)
-        self._seed = secrets.randbits(32) if seed is None else seed
+        super().__init__(space, optimize_mode, seed)
         self._make_sampler = make_sampler
         self._storage = optuna.storages.InMemoryStorage()
         self._study = optuna.create_study(
             storage=self._storage,
             direction=optimize_mode,
-            sampler=make_sampler(SamplerSeeds(self._seed, 0), self._sampling.always_there),
+            sampler=make_sampler(SamplerSeeds(self.seed, 0), self.sampling.always_there),
         )
         self._study_id = self._storage.get_study_id_from_name(self._study.study_name)
-        self._number_of: dict[int, int] = {}  # of the trial in the study
-        self._running: set[int] = set()
 
-    def ask(self, trial_key: int) -> Suggestion:
-        """See `Tuner.ask`. Never exhausted: a space of one point yields that point again."""
-        if trial_key in self._number_of:
-            raise InternalError(
-                f"cannot propose parameters for trial {trial_key} a second time; please report this"
-            )
-        seeds = SamplerSeeds(self._seed, seed_of_trial(self._seed, trial_key))
-        self._study.sampler = self._make_sampler(seeds, self._sampling.always_there)
+    def propose(self, trial_key: int) -> Suggestion:
+        """See `KeyedTuner`. Never exhausted: a space of one point yields that point again."""
+        seeds = SamplerSeeds(self.seed, seed_of_trial(self.seed, trial_key))
+        self._study.sampler = self._make_sampler(seeds, self.sampling.always_there)
         noted_before = dict(self._storage.get_study_system_attrs(self._study_id))
         trial = self._study.ask()
-        parameters = self._sampling.sample(lambda name, distribution: draw(trial, name, distribution))
-        self._number_of[trial_key] = trial.number
-        self._running.add(trial_key)
+        parameters = self.sampling.sample(lambda name, distribution: draw(trial, name, distribution))
+        self.note(trial_key, trial.number)
         # In a storage with one study, a trial's number is also its id.
         on_trial = self._storage.get_trial(trial.number).system_attrs
         on_study = self._storage.get_study_system_attrs(self._study_id)
@@ -136,41 +165,31 @@ class OptunaTuner(BaseTuner):
         notes = {name: json.dumps(attributes) for name, attributes in noted.items() if attributes}
         return Suggestion(parameters, {**trial.params, **notes})
 
-    def tell(self, trial_key: int, value: float | None) -> None:
-        """See `BaseTuner.tell`."""
-        if trial_key not in self._number_of:
-            raise InternalError(
-                f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
-            )
-        if trial_key not in self._running:
-            return
-        self._running.remove(trial_key)
-        number = self._number_of[trial_key]
-        if value is None or not math.isfinite(value):
-            self._study.tell(number, state=TrialState.FAIL)
+    def learn(self, place: int, value: float | None) -> None:
+        """See `KeyedTuner`."""
+        if value is None:
+            self._study.tell(place, state=TrialState.FAIL)
         else:
-            self._study.tell(number, value)
+            self._study.tell(place, value)
 
-    def restore(self, trials: Iterable[PastTrial]) -> None:
-        """See `BaseTuner.restore`."""
-        if self._number_of:
-            raise InternalError("cannot rebuild a tuner that is in use; please report this")
-        trials, imported = list(trials), len(self._study.get_trials(deepcopy=False))
-        for trial in trials:
+    def replay(self, trials: Iterable[PastTrial]) -> None:
+        """See `KeyedTuner`."""
+        for number, trial in enumerate(trials, len(self._study.get_trials(deepcopy=False))):
             self._study.add_trial(self._frozen(trial))
             for name, value in _noted(trial, NOTED_ON_STUDY).items():
                 self._storage.set_study_system_attr(self._study_id, name, value)
-        self._number_of = {trial.key: number for number, trial in enumerate(trials, imported)}
-        self._running = {trial.key for trial in trials if not trial.ended}
+            self.note(trial.key, number)
+            if trial.ended:
+                self.end(trial.key)
 
     def import_results(self, results: Iterable[PriorResult]) -> int:
         """See `BaseTuner.import_results`."""
         count = 0
         for result in results if self._takes_imports else ():
-            known = self._sampling.draws_of(result.parameters)
-            if known is None or result.value is None or not math.isfinite(result.value):
+            draws = self.sampling.draws_of(result.parameters)
+            if draws is None or result.value is None or not math.isfinite(result.value):
                 continue
-            draws, used = known
+            used = self.sampling.distributions_of(draws)
             self._study.add_trial(optuna.create_trial(value=result.value, params=draws, distributions=used))
             count += 1
         return count
@@ -181,26 +200,14 @@ class OptunaTuner(BaseTuner):
             state = TrialState.RUNNING
         elif trial.value is not None and math.isfinite(trial.value):
             value, state = trial.value, TrialState.COMPLETE
-        used: dict[str, BaseDistribution] = {}
-
-        def recall(name: str, distribution: BaseDistribution) -> Any:
-            used[name] = distribution
-            return trial.metadata[name]
-
-        try:
-            self._sampling.sample(recall)
+        with reading_metadata_of(trial):
             return optuna.create_trial(
                 state=state,
                 value=value,
                 params={name: drawn for name, drawn in trial.metadata.items() if name not in _NOTES},
-                distributions=used,
+                distributions=self.sampling.distributions_of(trial.metadata),
                 system_attrs=_noted(trial, NOTED_ON_TRIAL),
             )
-        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            raise InternalError(
-                f"cannot rebuild the tuner: the metadata of trial {trial.key} is not of this search space; "
-                "please report this"
-            ) from error
 
 
 def _noted(trial: PastTrial, name: str) -> dict[str, Any]:
@@ -211,77 +218,92 @@ def _noted(trial: PastTrial, name: str) -> dict[str, Any]:
 class Sampling:
     """Maps draws to parameters. The key of a hyper-parameter's distribution is its JSON pointer in the space."""
 
-    def __init__(self, space: SearchSpace) -> None:
-        """`always_there`: the distributions of the hyper-parameters outside of nested choices."""
+    def __init__(self, space: SearchSpace, above: str = "") -> None:
+        """`above`: the JSON pointer of a nested space. `always_there`: the distributions outside of nested choices."""
         self._space = space
-        self._distributions: dict[str, BaseDistribution] = {}
-        self._collect(space, "")
+        self._pointers = {name: _pointer(above, name) for name in space.parameters}
         self.always_there = {
-            name: self._distributions[name] for name in (_pointer("", each) for each in space.parameters)
+            self._pointers[name]: _distribution_of(each) for name, each in space.parameters.items()
+        }
+        self._nested = {
+            (self._pointers[name], index): Sampling(option.space, f"{self._pointers[name]}/{index}")
+            for name, parameter in space.parameters.items()
+            if isinstance(parameter, Choice)
+            for index, option in enumerate(parameter.options)
+            if isinstance(option, Nested)
         }
 
     def sample(self, draw: Callable[[str, BaseDistribution], Any]) -> dict[str, Any]:
         """The parameters for the draws that `draw` returns; it is called in the order of the space."""
-        return self._sample(self._space, "", draw)
-
-    def draws_of(
-        self, parameters: Mapping[str, Any]
-    ) -> tuple[dict[str, JsonScalar], dict[str, BaseDistribution]] | None:
-        """Draws that yield these parameters, and their distributions; None if the parameters are not in the space."""
-        if contains(self._space, dict(parameters)):
-            return None
-        draws: dict[str, JsonScalar] = {}
-        self._invert(self._space, "", parameters, draws)
-        return draws, {name: self._distributions[name] for name in draws}
-
-    def _invert(
-        self, space: SearchSpace, above: str, parameters: Mapping[str, Any], draws: dict[str, JsonScalar]
-    ) -> None:
-        for name, parameter in space.parameters.items():
-            here, value = _pointer(above, name), parameters[name]
-            if not isinstance(parameter, Choice):
-                draws[here] = _draw_of(parameter, value)
-                continue
-            for index, option in enumerate(parameter.options):
-                if isinstance(option, Nested):
-                    rest = (
-                        {key: each for key, each in value.items() if key != "_name"}
-                        if isinstance(value, dict)
-                        else None
-                    )
-                    if rest is None or value.get("_name") != option.name or contains(option.space, rest):
-                        continue
-                    self._invert(option.space, f"{here}/{index}", rest, draws)
-                elif json.dumps(option, sort_keys=True) != json.dumps(value, sort_keys=True):
-                    continue
-                draws[here] = index
-                break
-
-    def _collect(self, space: SearchSpace, above: str) -> None:
-        for name, parameter in space.parameters.items():
-            here = _pointer(above, name)
-            self._distributions[here] = _distribution_of(parameter)
-            if isinstance(parameter, Choice):
-                for index, option in enumerate(parameter.options):
-                    if isinstance(option, Nested):
-                        self._collect(option.space, f"{here}/{index}")
-
-    def _sample(
-        self, space: SearchSpace, above: str, draw: Callable[[str, BaseDistribution], Any]
-    ) -> dict[str, Any]:
         parameters: dict[str, Any] = {}
-        for name, parameter in space.parameters.items():
-            here = _pointer(above, name)
-            drawn = draw(here, self._distributions[here])
+        for name, parameter in self._space.parameters.items():
+            pointer = self._pointers[name]
+            drawn = draw(pointer, self.always_there[pointer])
             if not isinstance(parameter, Choice):
                 parameters[name] = _value_of(parameter, drawn)
                 continue
             option = parameter.options[drawn]
             if isinstance(option, Nested):
-                option = {"_name": option.name, **self._sample(option.space, f"{here}/{drawn}", draw)}
+                option = {"_name": option.name, **self._nested[pointer, drawn].sample(draw)}
             # A copy: changes by the caller must not reach the search space.
             parameters[name] = copy.deepcopy(option)
         return parameters
+
+    def complete(
+        self, known: Mapping[str, JsonScalar], random: Random
+    ) -> tuple[dict[str, Any], dict[str, JsonScalar]]:
+        """Parameters, and the draws that yield them: those that are known, and random ones for all others."""
+        draws: dict[str, JsonScalar] = {}
+
+        def draw(name: str, distribution: BaseDistribution) -> Any:
+            draws[name] = known[name] if name in known else from_unit(distribution, random.random())
+            return draws[name]
+
+        return self.sample(draw), draws
+
+    def distributions_of(self, draws: Mapping[str, Any]) -> dict[str, BaseDistribution]:
+        """The distributions of draws, in the order of the space.
+
+        Raises:
+            ValueError, TypeError, LookupError, ArithmeticError: they are not of this search space.
+        """
+        used: dict[str, BaseDistribution] = {}
+
+        def recall(name: str, distribution: BaseDistribution) -> Any:
+            used[name] = distribution
+            return draws[name]
+
+        self.sample(recall)
+        return used
+
+    def draws_of(self, parameters: Mapping[str, Any]) -> dict[str, JsonScalar] | None:
+        """Draws that yield these parameters; None if the parameters are not in the space."""
+        if contains(self._space, dict(parameters)):
+            return None
+        draws: dict[str, JsonScalar] = {}
+        for name, parameter in self._space.parameters.items():
+            pointer, value = self._pointers[name], parameters[name]
+            if isinstance(parameter, Choice):
+                options = enumerate(parameter.options)
+                found = (self._draws_of_option(pointer, index, option, value) for index, option in options)
+                draws |= next(filter(None, found), {})
+            else:
+                draws[pointer] = _draw_of(parameter, value)
+        return draws
+
+    def _draws_of_option(
+        self, pointer: str, index: int, option: Any, value: Any
+    ) -> dict[str, JsonScalar] | None:
+        """Draws that yield this value of a choice by this option; None if it is another option's."""
+        if not isinstance(option, Nested):
+            is_same = json.dumps(option, sort_keys=True) == json.dumps(value, sort_keys=True)
+            return {pointer: index} if is_same else None
+        if not isinstance(value, dict) or value.get("_name") != option.name:
+            return None
+        inner = self._nested[pointer, index].draws_of(
+            {key: each for key, each in value.items() if key != "_name"}
+        )
+        return None if inner is None else {**inner, pointer: index}
 
 
 def _pointer(above: str, name: str) -> str:
@@ -359,14 +381,3 @@ def seed_of_trial(seed: int, trial_key: int) -> int:
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
         mixed = (mixed ^ (mixed >> shift)) * factor % 2**32
     return mixed
-
-
-def natural(number: JsonScalar) -> int:
-    """Validate a number in metadata that counts from 0.
-
-    Raises:
-        ValueError: it is not such a number.
-    """
-    if not isinstance(number, int) or number < 0:
-        raise ValueError(number)
-    return number

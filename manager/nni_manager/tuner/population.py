@@ -13,7 +13,6 @@ Source: M. Jaderberg et al., Population Based Training of Neural Networks, 2017;
 from __future__ import annotations
 
 import math
-import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +25,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from nni_manager.config.algorithms import PbtArgs
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.errors import InternalError
-from nni_manager.tuner.base import BaseTuner, JsonScalar, Later, PastTrial, Suggestion
-from nni_manager.tuner.optuna_backed import PROBABILITY, Sampling, natural, seed_of_trial
+from nni_manager.tuner.base import JsonScalar, Later, PastTrial, Suggestion, natural, reading_metadata_of
+from nni_manager.tuner.optuna_backed import PROBABILITY, SeededTuner, seed_of_trial
 from nni_manager.tuner.samplers import from_unit
 
 LOAD, SAVE = "load_checkpoint_dir", "save_checkpoint_dir"
@@ -57,45 +56,26 @@ class _Generation:
     """By member; infinite for a failed trial."""
 
 
-class PopulationTuner(BaseTuner):
-    """Runs generations one after another, without end."""
+class PopulationTuner(SeededTuner[tuple[int, int]]):
+    """Runs generations one after another, without end. A trial's place is its generation and member."""
 
     def __init__(self, space: SearchSpace, args: PbtArgs, checkpoints: Path) -> None:
         """`checkpoints`: folder of checkpoints, as trials see it, unless the experiment file names one."""
-        self._sampling = Sampling(space)
+        super().__init__(space, args.optimize_mode, args.seed)
         self._args = args
         self._checkpoints = Path(args.all_checkpoint_dir or checkpoints)
-        self._seed = secrets.randbits(32) if args.seed is None else args.seed
-        self._sign = -1.0 if args.optimize_mode == "maximize" else 1.0
         self._generations = [_Generation([_Plan("", None)] * args.population_size)]
-        self._place_of: dict[int, tuple[int, int]] = {}
-        """Generation and member of each trial."""
-        self._running: set[int] = set()
 
-    def ask(self, trial_key: int) -> Suggestion | Later:
-        """See `BaseTuner.ask`; never exhausted."""
-        if trial_key in self._place_of:
-            raise InternalError(
-                f"cannot propose parameters for trial {trial_key} a second time; please report this"
-            )
+    def propose(self, trial_key: int) -> Suggestion | Later:
+        """See `KeyedTuner`; never exhausted."""
         number, generation = len(self._generations) - 1, self._generations[-1]
         free = [member for member in range(len(generation.plans)) if member not in generation.asked]
         if not free:
             return Later.LATER
         member, plan = free[0], generation.plans[free[0]]
-        random = self._random(number, member)
-        draws = dict(plan.draws or {})
-
-        def draw(name: str, distribution: BaseDistribution) -> Any:
-            # A changed choice may add nested hyper-parameters that the member never had.
-            if name not in draws:
-                draws[name] = from_unit(distribution, random.random())
-            used[name] = draws[name]
-            return draws[name]
-
-        used: Draws = {}
-        parameters = self._sampling.sample(draw)
-        self._note(trial_key, number, member, _Plan(plan.loads, used))
+        # A changed choice may add nested hyper-parameters that the member never had.
+        parameters, used = self.sampling.complete(plan.draws or {}, self._random(number, member))
+        self._start(trial_key, number, member, _Plan(plan.loads, used))
         own = self._checkpoints / str(member)
         folders = {
             LOAD: str(self._checkpoints / plan.loads if plan.loads else own),
@@ -104,54 +84,36 @@ class PopulationTuner(BaseTuner):
         metadata = {"generation": number, "member": member, "loads": plan.loads, **used}
         return Suggestion({**parameters, **folders}, metadata)
 
-    def tell(self, trial_key: int, value: float | None) -> None:
-        """See `BaseTuner.tell`."""
-        if trial_key not in self._place_of:
-            raise InternalError(
-                f"cannot learn from trial {trial_key}: this tuner did not propose it; please report this"
-            )
-        if trial_key not in self._running:
-            return
-        self._running.remove(trial_key)
-        number, member = self._place_of[trial_key]
+    def learn(self, place: tuple[int, int], value: float | None) -> None:
+        """See `KeyedTuner`."""
+        number, member = place
         generation = self._generations[number]
-        is_usable = value is not None and math.isfinite(value)
-        generation.losses[member] = self._sign * value if value is not None and is_usable else math.inf
+        generation.losses[member] = self.loss_of(value)
         if number == len(self._generations) - 1 and len(generation.losses) == len(generation.plans):
             self._begin_next(number)
 
-    def restore(self, trials: Iterable[PastTrial]) -> None:
-        """See `BaseTuner.restore`."""
-        if self._place_of:
-            raise InternalError("cannot rebuild a tuner that is in use; please report this")
+    def replay(self, trials: Iterable[PastTrial]) -> None:
+        """See `KeyedTuner`."""
         past = [(*self._read(trial), trial) for trial in trials]
         for number, member, plan, trial in sorted(past, key=lambda each: each[:2]):
             while len(self._generations) <= number:
                 # A generation starts only when all trials of the previous one have ended; otherwise the store lacks some.
                 self._begin_next(len(self._generations) - 1)
-            self._note(trial.key, number, member, plan)
+            self._start(trial.key, number, member, plan)
             if trial.ended:
                 self.tell(trial.key, trial.value)
 
-    def _note(self, trial_key: int, number: int, member: int, plan: _Plan) -> None:
+    def _start(self, trial_key: int, number: int, member: int, plan: _Plan) -> None:
         generation = self._generations[number]
         generation.plans[member] = plan
         generation.asked.add(member)
-        self._place_of[trial_key] = number, member
-        self._running.add(trial_key)
+        self.note(trial_key, (number, member))
 
     def _read(self, trial: PastTrial) -> tuple[int, int, _Plan]:
-        draws = {name: each for name, each in trial.metadata.items() if name.startswith("/")}
-        try:
-            self._sampling.sample(lambda name, _: draws[name])
+        with reading_metadata_of(trial):
+            plan = _Plan(str(trial.metadata["loads"]), self.draws_in(trial))
             number, member = natural(trial.metadata["generation"]), natural(trial.metadata["member"])
-            plan = _Plan(str(trial.metadata["loads"]), draws)
             _ = self._generations[0].plans[member]
-        except (ValueError, TypeError, LookupError, ArithmeticError) as error:
-            raise InternalError(
-                f"cannot rebuild the tuner: the metadata of trial {trial.key} is not of this search space; "
-                "please report this"
-            ) from error
         return number, member, plan
 
     def _begin_next(self, number: int) -> None:
@@ -179,14 +141,7 @@ class PopulationTuner(BaseTuner):
     def _changed(self, draws: Draws, random: Random) -> Draws:
         """Draw each value anew, or move it slightly up or down."""
         changed: Draws = {}
-        known: dict[str, BaseDistribution] = {}
-
-        def look(name: str, distribution: BaseDistribution) -> Any:
-            known[name] = distribution
-            return draws[name]
-
-        self._sampling.sample(look)
-        for name, distribution in known.items():
+        for name, distribution in self.sampling.distributions_of(draws).items():
             is_new = random.random() < self._args.resample_probability
             unit, up = random.random(), random.random() < 0.5
             changed[name] = (
@@ -213,4 +168,4 @@ class PopulationTuner(BaseTuner):
     def _random(self, number: int, member: int, *, for_plan: bool = False) -> Random:
         # Seeded by the position, not by the trial's key: it does not matter which trial takes a position.
         place = 2 * (number * self._args.population_size + member) + for_plan
-        return Random(seed_of_trial(self._seed, place))
+        return Random(seed_of_trial(self.seed, place))

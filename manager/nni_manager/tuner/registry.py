@@ -13,11 +13,11 @@ from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import BaseTuner
 from nni_manager.tuner.bohb import Bohb
-from nni_manager.tuner.enumerating import Batch, EnumeratingTuner, Grid
+from nni_manager.tuner.enumerating import EnumeratingTuner, batch, grid
 from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import OptunaTuner, SamplerSeeds
 from nni_manager.tuner.population import PopulationTuner
-from nni_manager.tuner.samplers import Anneal, Evolution, Qmc, Space, Tpe, without_single
+from nni_manager.tuner.samplers import Anneal, Evolution, FixedSpace, Qmc, Space, Tpe, without_single
 from nni_manager.tuner.surrogates import Forest, GaussianProcess, Metis
 from nni_manager.tuner.user_classes import UserTuner
 
@@ -26,7 +26,7 @@ _Args: TypeAlias = Any
 _MakeTuner: TypeAlias = Callable[[SearchSpace, _Args, Path], BaseTuner]
 
 
-class _CmaEs(optuna.samplers.CmaEsSampler):
+class _CmaEs(FixedSpace, optuna.samplers.CmaEsSampler):
     """CMA-ES over a fixed space. Choices are not part of it; they are drawn at random."""
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, args: _Args) -> None:
@@ -34,9 +34,7 @@ class _CmaEs(optuna.samplers.CmaEsSampler):
             seed=seeds.trial,
             independent_sampler=optuna.samplers.RandomSampler(seed=seeds.trial),
             warn_independent_sampling=False,
-            sigma0=args.sigma0,
-            n_startup_trials=args.n_startup_trials,
-            popsize=args.popsize,
+            **_settings(args),
         )
         numbers = {
             name: each
@@ -44,31 +42,21 @@ class _CmaEs(optuna.samplers.CmaEsSampler):
             if not isinstance(each, optuna.distributions.CategoricalDistribution)
         }
         # One dimension has no covariance.
-        self._always_there = numbers if len(numbers) > 1 else {}
-
-    def infer_relative_search_space(
-        self, study: optuna.Study, trial: optuna.trial.FrozenTrial
-    ) -> dict[str, optuna.distributions.BaseDistribution]:
-        return dict(self._always_there)
+        self.always_there = numbers if len(numbers) > 1 else {}
 
 
-def _nsga_ii(seeds: SamplerSeeds, _: Space, args: _Args) -> optuna.samplers.BaseSampler:
-    return optuna.samplers.NSGAIISampler(
-        seed=seeds.trial,
-        population_size=args.population_size,
-        mutation_prob=args.mutation_prob,
-        crossover_prob=args.crossover_prob,
-        swapping_prob=args.swapping_prob,
-    )
+def _settings(args: _Args) -> dict[str, Any]:
+    """The args that have the names of the Optuna sampler's own."""
+    settings: dict[str, Any] = args.model_dump(exclude={"optimize_mode", "seed"})
+    return settings
 
 
 def _gp(seeds: SamplerSeeds, _: Space, args: _Args) -> optuna.samplers.BaseSampler:
     return optuna.samplers.GPSampler(
         seed=seeds.trial,
         independent_sampler=optuna.samplers.RandomSampler(seed=seeds.trial),
-        n_startup_trials=args.n_startup_trials,
-        deterministic_objective=args.deterministic_objective,
         warn_independent_sampling=False,
+        **_settings(args),
     )
 
 
@@ -98,8 +86,8 @@ TUNERS: dict[str, _MakeTuner] = {
     ),
     "Anneal": _over_a_study(lambda seeds, space, args: Anneal(seeds)),
     "Evolution": _over_a_study(lambda seeds, space, args: Evolution(seeds, args.population_size)),
-    "BatchTuner": lambda space, args, _: EnumeratingTuner(Batch(space)),
-    "GridSearch": lambda space, args, _: EnumeratingTuner(Grid(space)),
+    "BatchTuner": lambda space, args, _: EnumeratingTuner(batch(space)),
+    "GridSearch": lambda space, args, _: EnumeratingTuner(grid(space)),
     "Hyperband": lambda space, args, _: Hyperband(space, args),
     "BOHB": lambda space, args, _: Bohb(space, args),
     "PBTTuner": PopulationTuner,
@@ -109,7 +97,10 @@ TUNERS: dict[str, _MakeTuner] = {
     "SMAC": _over_a_study(Forest),
     # These two use only generations of their own.
     "CmaEs": _over_a_study(_CmaEs, takes_imports=False),
-    "NSGAII": _over_a_study(_nsga_ii, takes_imports=False),
+    "NSGAII": _over_a_study(
+        lambda seeds, _, args: optuna.samplers.NSGAIISampler(seed=seeds.trial, **_settings(args)),
+        takes_imports=False,
+    ),
     "QMC": _over_a_study(
         lambda seeds, space, args: Qmc(seeds, space, args.qmc_type, args.scramble), learns=False
     ),

@@ -7,7 +7,7 @@ Those that learn sample a hyper-parameter's raw draw, see `optuna_backed`.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -26,18 +26,24 @@ if TYPE_CHECKING:
 Space = Mapping[str, BaseDistribution]
 
 
-class Tpe(optuna.samplers.TPESampler):
-    """TPE with a fixed set of parameters that every trial has, instead of one computed from all past trials each time."""
+class FixedSpace:
+    """Mixin of samplers that sample the same hyper-parameters together each time, instead of those of all past trials."""
+
+    always_there: Space
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """The hyper-parameters that are sampled together; the others are sampled one by one."""
+        return dict(self.always_there)
+
+
+class Tpe(FixedSpace, optuna.samplers.TPESampler):
+    """TPE over the hyper-parameters that every trial has."""
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, **settings: Any) -> None:
         """See `MakeSampler`; `settings` are Optuna's."""
         # Running trials count as bad ones. Otherwise concurrent trials would be sent to the same point.
         super().__init__(seed=seeds.trial, constant_liar=True, multivariate=True, **settings)
-        self._always_there = without_single(always_there)
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The parameters that are sampled together; those of nested choices are sampled one by one."""
-        return dict(self._always_there)
+        self.always_there = without_single(always_there)
 
 
 class LearningSampler(optuna.samplers.BaseSampler):
@@ -133,7 +139,7 @@ class Evolution(LearningSampler):
         return super().sample_independent(study, trial, param_name, param_distribution)
 
 
-class Qmc(LearningSampler):
+class Qmc(FixedSpace, LearningSampler):
     """The next point of a low-discrepancy sequence, which fills the space evenly; nested hyper-parameters are random.
 
     The sequence is that of `scipy.stats.qmc`, as in Optuna's QMCSampler; here it includes choices.
@@ -142,12 +148,8 @@ class Qmc(LearningSampler):
     def __init__(self, seeds: SamplerSeeds, always_there: Space, qmc_type: str, scramble: bool) -> None:
         """All trials of an experiment share one sequence."""
         super().__init__(seeds)
-        self._always_there = without_single(always_there)
+        self.always_there = without_single(always_there)
         self._seed, self._type, self._scramble = seeds.experiment, qmc_type, scramble
-
-    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """The hyper-parameters that every trial has."""
-        return dict(self._always_there)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -162,10 +164,14 @@ class Qmc(LearningSampler):
         if trial.number:
             sequence.fast_forward(trial.number)
         (point,) = sequence.random(1)
-        return {
-            name: from_unit(each, float(unit))
-            for (name, each), unit in zip(search_space.items(), point, strict=True)
-        }
+        return draws_at(search_space, point)
+
+
+def draws_at(space: Space, point: Iterable[float]) -> dict[str, Any]:
+    """The draws at a point that has a position, 0 to 1, for each hyper-parameter."""
+    return {
+        name: from_unit(each, float(unit)) for (name, each), unit in zip(space.items(), point, strict=True)
+    }
 
 
 def without_single(space: Space) -> dict[str, BaseDistribution]:

@@ -27,7 +27,7 @@ from nni_manager.tuner.samplers import (
     Space,
     best_first,
     completed,
-    from_unit,
+    draws_at,
     loss_of,
     to_unit,
     without_single,
@@ -102,15 +102,15 @@ class ModelSampler(LearningSampler):
         self.fit(self._features(places), np.concatenate([losses, np.zeros(len(running))]))
         places = self._search(places[: len(past)][np.argsort(losses, kind="stable")])
         if self.repeats:
-            return self._draws(places[0])
-        return self._first_new(places, (*past, *running)) or self._draws(places[0])
+            return draws_at(self._space, places[0])
+        return self._first_new(places, (*past, *running)) or draws_at(self._space, places[0])
 
     def _first_new(self, places: Floats, known: Sequence[FrozenTrial]) -> dict[str, Any] | None:
         tried = {tuple(each.params[name] for name in self._space) for each in known}
         # With few values, all promising points are soon tried.
         others = self.numbers.random((self._candidates, len(self._space)))
         for place in (*places, *others[np.argsort(-self.acquisition(self._features(others)), kind="stable")]):
-            draws = self._draws(place)
+            draws = draws_at(self._space, place)
             if tuple(draws.values()) not in tried:
                 return draws
         return None
@@ -133,12 +133,6 @@ class ModelSampler(LearningSampler):
 
     def _places(self, trial: FrozenTrial) -> list[float]:
         return [to_unit(each, trial.params[name]) for name, each in self._space.items()]
-
-    def _draws(self, place: Floats) -> dict[str, Any]:
-        return {
-            name: from_unit(each, float(unit))
-            for (name, each), unit in zip(self._space.items(), place, strict=True)
-        }
 
     def _features(self, places: Floats) -> Floats:
         columns: list[Floats] = []

@@ -48,11 +48,11 @@ class TunerSession:
             return suggestion
         return replace(suggestion, metadata=suggestion.metadata | {_REVISION: self._revision})
 
-    def hear(self, trial_key: int, result: Observation) -> None:
-        """See `BaseTuner.hear`."""
+    def tell_result(self, trial_key: int, result: Observation) -> None:
+        """See `BaseTuner.tell_result`."""
         self._running.pop(trial_key, None)
         if trial_key not in self._superseded:
-            self._tuner.hear(trial_key, result)
+            self._tuner.tell_result(trial_key, result)
             return
         parameters = self._superseded.pop(trial_key)
         if parameters is not None and result.value is not None and math.isfinite(result.value):
@@ -96,7 +96,8 @@ class TunerSession:
         earlier: list[PriorResult] = []
         for trial in trials:
             if trial.metadata.get(_REVISION, 0) == self._revision:
-                own.append(replace(trial, metadata=_without_revision(trial)))
+                metadata = {name: note for name, note in trial.metadata.items() if name != _REVISION}
+                own.append(replace(trial, metadata=metadata))
                 if not trial.ended:
                     self._running[trial.key] = trial.parameters
             elif not trial.ended:
@@ -106,10 +107,6 @@ class TunerSession:
         self._tuner.restore(own)
         if earlier or known:
             self._tuner.import_results([*earlier, *known])
-
-
-def _without_revision(trial: PastTrial) -> dict[str, Any]:
-    return {name: note for name, note in trial.metadata.items() if name != _REVISION}
 
 
 def _known(parameters: Mapping[str, Any], value: float, metric: str | None) -> PriorResult:

@@ -187,8 +187,8 @@ class UserProcess:
         if self._printer is not None:
             self._printer.join(_LAST_WORDS_S)  # its last output may still be in the pipe
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        words = bytes(self._tail).decode("utf-8", "replace").strip()
-        return f"its process {how}; fix it" + (f". The last it printed:\n{words}" if words else "")
+        output = bytes(self._tail).decode("utf-8", "replace").strip()
+        return f"its process {how}; fix it" + (f". The last it printed:\n{output}" if output else "")
 
     def _refusal(self, how: str) -> str:
         return f"cannot go on with {self._kind} {self._of.class_name}: {how}"

@@ -10,7 +10,7 @@ from enum import Enum
 from typing import Any
 
 from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Stage
-from nni_manager.training_services.kubernetes.pods import is_over
+from nni_manager.training_services.kubernetes.pods import is_over, reason_and_message
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -51,19 +51,24 @@ _TAKEN_AWAY = frozenset({-100, -101, -210, -220, -230})
 def verdict_of(framework: Mapping[str, Any], pods: Mapping[str, Mapping[str, Any]]) -> JobOutcome:
     """Returns the outcome of a Framework in state COMPLETED."""
     attempt = framework["status"].get("attemptStatus") or {}
-    told = attempt.get("completionStatus") or {}
-    if (told.get("type") or {}).get("name") == "Succeeded":
+    completion = attempt.get("completionStatus") or {}
+    if (completion.get("type") or {}).get("name") == "Succeeded":
         return SUCCESS
-    code = int(told.get("code") or 0)
-    task = _deciding_task(attempt, told.get("trigger") or {})
+    code = int(completion.get("code") or 0)
+    task = _deciding_task(attempt, completion.get("trigger") or {})
     ended = (task.get("completionStatus") or {}).get("pod") or {}
     failed = [each for each in ended.get("containers") or [] if each.get("code")]
     name = framework["metadata"]["name"]
-    because = (told.get("trigger") or {}).get("message") or told.get("diagnostics") or "it does not say why"
-    message = f"FrameworkController says of {name}: {told.get('phrase') or 'failed'}, code {code}; {because}"
-    pod_said = ": ".join(str(ended[key]) for key in ("reason", "message") if ended.get(key))
-    if pod_said:
-        message += f"\nKubernetes says of its pod: {pod_said}"
+    because = (
+        (completion.get("trigger") or {}).get("message")
+        or completion.get("diagnostics")
+        or "it does not say why"
+    )
+    message = (
+        f"FrameworkController says of {name}: {completion.get('phrase') or 'failed'}, code {code}; {because}"
+    )
+    if pod_message := reason_and_message(ended):
+        message += f"\nKubernetes says of its pod: {pod_message}"
     reason = ExitReason.JOB_LOST if code in _TAKEN_AWAY else ExitReason.KEEPER_LOST
     exit_code = None
     if failed:

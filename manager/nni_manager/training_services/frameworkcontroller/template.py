@@ -1,4 +1,4 @@
-"""Renders a job from the user's own Framework. Pure, as `render` is.
+"""Renders a job from the user's own Framework. Pure, as `operator` is.
 
 The template keeps its roles, images, volumes, resources and other pod fields. Added are the job's name and labels, the keeper
 in place of each role's command, its variables, and the shared storage. Unset fields are set where the default of Kubernetes
@@ -32,11 +32,6 @@ def template_of(config: KubernetesConfig) -> Document | None:
 def pods_of(template: Document) -> list[Document]:
     """Returns the pod specs of the template's roles."""
     return [role["task"]["pod"]["spec"] for role in template["spec"]["taskRoles"]]
-
-
-def has_own_barrier(pod: Document) -> bool:
-    """True if a pod of the template has its own barrier."""
-    return any(each.get("name") == "frameworkbarrier" for each in pod.get("initContainers") or ())
 
 
 def with_labels(metadata: Document | None, labels: dict[str, str]) -> Document:

@@ -1,19 +1,19 @@
-"""Common to this package's operators: names, labels, and outcomes read from conditions and pods.
+"""Common to this package's operators: names, labels, completion, and outcomes read from conditions and pods.
 
 Source: NNI v2.10 for names; Kueue for the label of a queue; Kubernetes API Conventions for conditions.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Operator, Stage
 from nni_manager.training_services.kubernetes.pods import failure_of, first_failed
-from nni_manager.training_services.kubernetes.render import labels_of, short_name
-from trial_keeper.settings import KeeperSettings
+from nni_manager.training_services.kubernetes.render import short_name
+from nni_manager.training_services.kubernetes.resources import Resource
 from trial_keeper.wire.reasons import ExitReason
 
 _QUEUE = "kueue.x-k8s.io/queue-name"
@@ -22,41 +22,59 @@ _QUEUE = "kueue.x-k8s.io/queue-name"
 class ConditionedOperator(Operator):
     """An operator whose resources report their stage in conditions. `stages` maps the relevant ones."""
 
+    group: ClassVar[str]
+    kind: ClassVar[str]
+    software: ClassVar[str]
+    """What must be installed on the cluster, for people."""
     stages: ClassVar[Mapping[str, Stage]]
-    failed: ClassVar[str] = "Failed"
+    decisive_role: ClassVar[str | None] = None
+    """The role whose tasks must all succeed; None: each role's."""
+
+    @property
+    def resource(self) -> Resource:
+        """Uses the version from the experiment file."""
+        plural = f"{self.kind.lower()}s"
+        return Resource(self.group, str(self.config.api_version), plural, self.kind, operator=self.software)
+
+    @property
+    def completion(self) -> Completion:
+        """Any failure fails the job."""
+        return Completion(
+            tuple(
+                TaskRole(
+                    role.name, role.tasks, 1, role.tasks if self.decisive_role in (None, role.name) else -1
+                )
+                for role in self.config.roles
+            )
+        )
 
     def name_of(self, experiment_id: str, job_id: str) -> str:
         """As in NNI, in lower case; names of two jobs may therefore collide."""
         return f"nni-exp-{experiment_id}-{short_name(job_id, '-')}".lower()
 
-    def render(self, namespace: str, settings: KeeperSettings) -> Document:
-        """Returns the common document around the operator's own `spec`."""
-        name = self.name_of(settings.experiment_id, settings.job_id)
-        labels = labels_of(settings.experiment_id, settings.job_id)
-        queue = {} if self.config.queue is None else {_QUEUE: self.config.queue}
-        return {
-            "apiVersion": self.resource.api_version,
-            "kind": self.resource.kind,
-            "metadata": {"name": name, "namespace": namespace, "labels": labels | queue},
-            "spec": self.spec(name, settings, {"labels": labels}),
-        }
+    def metadata(self, labels: dict[str, str]) -> Document:
+        """The labels, and the one that names the queue."""
+        return {"labels": labels | ({} if self.config.queue is None else {_QUEUE: self.config.queue})}
 
-    @abstractmethod
-    def spec(self, name: str, settings: KeeperSettings, of_pods: Document) -> Document:
-        """Returns the operator's own part of a job named `name`. `of_pods` is the metadata of every pod."""
+    def pod_counts_of(self, status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """Returns the parts of a status that count pods; none if conditions report that a task has started."""
+        return []
 
     def stage_of(self, document: Document) -> Stage:
-        """The latest stage of all true conditions; WAITING if none is known."""
-        said = {self.stages[each] for each in true_conditions(document) if each in self.stages}
-        return next((stage for stage in (Stage.ENDED, Stage.RUNNING) if stage in said), Stage.WAITING)
+        """The latest stage of all true conditions and of the pod counts; WAITING if none is known."""
+        stages = {self.stages[each] for each in true_conditions(document) if each in self.stages}
+        counts = self.pod_counts_of(document.get("status") or {})
+        if any(each.get(key) for each in counts for key in ("ready", "succeeded", "failed")):
+            stages.add(Stage.RUNNING)
+        return next((stage for stage in (Stage.ENDED, Stage.RUNNING) if stage in stages), Stage.WAITING)
 
     def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> JobOutcome:
         """Based on the failure condition, and the exit code of the pod that failed first."""
-        condition = true_conditions(document).get(self.failed)
+        condition = true_conditions(document).get("Failed")
         if condition is None:
             return SUCCESS
-        said = condition.get("message") or condition.get("reason") or "it does not say why"
-        message = f"{self.title} says of {self.resource.kind} {document['metadata']['name']}: {said}"
+        why = condition.get("message") or condition.get("reason") or "it does not say why"
+        message = f"{self.title} says of {self.resource.kind} {document['metadata']['name']}: {why}"
         pod = first_failed(pods)
         if pod is None:
             return JobOutcome(None, message, ExitReason.KEEPER_LOST, awaits_pod=True)
@@ -69,7 +87,7 @@ class ConditionedOperator(Operator):
         if "Suspended" not in true_conditions(document):
             return ""
         if self.config.queue is None:
-            return f"{self.resource.kind} is suspended; somebody has to let it go on"
+            return f"{self.resource.kind} is suspended; set its field suspend to false with `kubectl edit {self.resource.plural}`"
         return (
             f"Kueue has not let it begin; see why with `kubectl describe workloads`, and the room of its queue with "
             f"`kubectl describe localqueue {self.config.queue}`"

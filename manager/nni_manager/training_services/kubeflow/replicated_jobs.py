@@ -10,22 +10,18 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.training_services.kubeflow.common import ConditionedOperator
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import Stage
 from nni_manager.training_services.kubernetes.render import pod_spec
-from nni_manager.training_services.kubernetes.resources import Resource
 from trial_keeper.settings import KeeperSettings
-
-_GROUP = "kubeflow.org"
-_OPERATOR = "Kubeflow's training operator"
 
 
 class _ReplicatedJobs(ConditionedOperator):
     """Common to both: each role is a set of replicas."""
 
-    title = "Kubeflow"
+    title, software = "Kubeflow", "Kubeflow's training operator"
+    group = "kubeflow.org"
     stages: ClassVar = {
         "Created": Stage.WAITING,
         "Suspended": Stage.WAITING,
@@ -34,7 +30,6 @@ class _ReplicatedJobs(ConditionedOperator):
         "Succeeded": Stage.ENDED,
         "Failed": Stage.ENDED,
     }
-    kind: ClassVar[str]
     replicas: ClassVar[str]
     """The spec's key of the replicas."""
     container: ClassVar[str]
@@ -42,13 +37,7 @@ class _ReplicatedJobs(ConditionedOperator):
     """The operator's name of each role."""
     of_job: ClassVar[Document] = {}
 
-    @property
-    def resource(self) -> Resource:
-        """Uses the version from the experiment file."""
-        plural = f"{self.kind.lower()}s"
-        return Resource(_GROUP, str(self.config.api_version), plural, self.kind, operator=_OPERATOR)
-
-    def spec(self, name: str, settings: KeeperSettings, of_pods: Document) -> Document:
+    def spec(self, name: str, settings: KeeperSettings, labels: dict[str, str]) -> Document:
         """The replicas of each role."""
         made = {}
         for role in self.config.roles:
@@ -58,7 +47,7 @@ class _ReplicatedJobs(ConditionedOperator):
             made[self.types[role.name]] = {
                 "replicas": role.tasks,
                 "restartPolicy": restart_policy,
-                "template": {"metadata": of_pods, "spec": pod},
+                "template": {"metadata": {"labels": labels}, "spec": pod},
             }
         return {self.replicas: made, **self.of_job}
 
@@ -67,33 +56,15 @@ class TfJobs(_ReplicatedJobs):
     """TFJobs. A job succeeds when all its workers have succeeded; parameter servers do not count."""
 
     kind, replicas, container = "TFJob", "tfReplicaSpecs", "tensorflow"
+    decisive_role = "worker"
     types: ClassVar = {"worker": "Worker", "ps": "PS"}
     # Otherwise the end of the first worker ends all others.
     of_job: ClassVar = {"successPolicy": "AllWorkers"}
-
-    @property
-    def completion(self) -> Completion:
-        """Any failure fails the job."""
-        return Completion(
-            tuple(
-                TaskRole(role.name, role.tasks, 1, role.tasks if role.name == "worker" else -1)
-                for role in self.config.roles
-            )
-        )
 
 
 class PyTorchJobs(_ReplicatedJobs):
     """PyTorchJobs. A job succeeds when its master has succeeded."""
 
     kind, replicas, container = "PyTorchJob", "pytorchReplicaSpecs", "pytorch"
+    decisive_role = "master"
     types: ClassVar = {"master": "Master", "worker": "Worker"}
-
-    @property
-    def completion(self) -> Completion:
-        """Any failure fails the job."""
-        return Completion(
-            tuple(
-                TaskRole(role.name, role.tasks, 1, 1 if role.name == "master" else -1)
-                for role in self.config.roles
-            )
-        )

@@ -9,10 +9,10 @@ Source: trainer.kubeflow.org/v1alpha1 TrainJob, Kubeflow Trainer 2.1 and 2.2.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.training_services.kubeflow.common import ConditionedOperator
 from nni_manager.training_services.kubernetes.api import Document
 from nni_manager.training_services.kubernetes.operator import Stage
@@ -20,8 +20,6 @@ from nni_manager.training_services.kubernetes.render import TERMINATION_MARGIN_S
 from nni_manager.training_services.kubernetes.resources import Resource
 from trial_keeper.settings import KeeperSettings
 
-GROUP = "trainer.kubeflow.org"
-_OPERATOR = "Kubeflow Trainer"
 # The name of the training job in runtimes, and of its container.
 _NODE = "node"
 _MANAGER = "trial-keeper"
@@ -32,36 +30,25 @@ _POD_GRACE_S = 30
 class TrainJobs(ConditionedOperator):
     """TrainJobs. A job succeeds when all its nodes have succeeded."""
 
-    title = _OPERATOR
+    title = software = "Kubeflow Trainer"
+    group, kind = "trainer.kubeflow.org", "TrainJob"
     stages: ClassVar = {"Suspended": Stage.WAITING, "Complete": Stage.ENDED, "Failed": Stage.ENDED}
 
     @property
-    def resource(self) -> Resource:
-        """TrainJobs."""
-        return Resource(GROUP, str(self.config.api_version), "trainjobs", "TrainJob", operator=_OPERATOR)
-
-    @property
-    def things(self) -> tuple[tuple[Resource, str], ...]:
+    def required_objects(self) -> tuple[tuple[Resource, str], ...]:
         """Includes the runtime."""
         kind, name = self._runtime
-        is_own = kind == "TrainingRuntime"
-        runtimes = Resource(
-            GROUP, self.resource.version, f"{kind.lower()}s", kind, operator=_OPERATOR, is_in_namespace=is_own
+        runtimes = replace(
+            self.resource, plural=f"{kind.lower()}s", kind=kind, is_in_namespace=kind == "TrainingRuntime"
         )
-        return (*super().things, (runtimes, name))
+        return (*super().required_objects, (runtimes, name))
 
     @property
     def required_fields(self) -> tuple[str, ...]:
         """Nodes get their storage through one of these; Trainer 2.0 had a different field."""
         return ("podTemplateOverrides", "runtimePatches")
 
-    @property
-    def completion(self) -> Completion:
-        """Any failure fails the job."""
-        (role,) = self.config.roles
-        return Completion((TaskRole(role.name, role.tasks, 1, role.tasks),))
-
-    def spec(self, name: str, settings: KeeperSettings, of_pods: Document) -> Document:
+    def spec(self, name: str, settings: KeeperSettings, labels: dict[str, str]) -> Document:
         """The runtime, and the differences from it."""
         (role,) = self.config.roles
         settings = replace(settings, grace_s=min(settings.grace_s, _POD_GRACE_S - TERMINATION_MARGIN_S))
@@ -72,11 +59,11 @@ class TrainJobs(ConditionedOperator):
             "containers": [{"name": _NODE, "volumeMounts": container["volumeMounts"]}],
             **{key: pod[key] for key in ("serviceAccountName", "imagePullSecrets") if key in pod},
         }
-        template = {"metadata": of_pods, "spec": added}
+        template = {"metadata": {"labels": labels}, "spec": added}
         node = {"name": _NODE, "template": {"spec": {"template": template}}}
         kind, runtime = self._runtime
         return {
-            "runtimeRef": {"apiGroup": GROUP, "kind": kind, "name": runtime},
+            "runtimeRef": {"apiGroup": self.group, "kind": kind, "name": runtime},
             "trainer": {
                 "image": container["image"],
                 "command": container["command"],
@@ -93,14 +80,9 @@ class TrainJobs(ConditionedOperator):
             ],
         }
 
-    def stage_of(self, document: Document) -> Stage:
-        """Based on the conditions and the node counts in its status."""
-        stage = super().stage_of(document)
-        for each in (document.get("status") or {}).get("jobsStatus") or []:
-            has_run = any(each.get(key) for key in ("ready", "succeeded", "failed"))
-            if each.get("name") == _NODE and has_run and stage is Stage.WAITING:
-                return Stage.RUNNING
-        return stage
+    def pod_counts_of(self, status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The nodes'."""
+        return [each for each in status.get("jobsStatus") or [] if each.get("name") == _NODE]
 
     @property
     def _runtime(self) -> tuple[str, str]:

@@ -14,7 +14,6 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ from nni_manager.training_services.kubernetes.errors import (
     RequestInvalid,
     ResourceExpired,
 )
-from nni_manager.training_services.kubernetes.login import Login, log_in
+from nni_manager.training_services.kubernetes.login import log_in
 from nni_manager.training_services.kubernetes.resources import Resource
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
@@ -44,24 +43,11 @@ PAGE_OBJECTS = 500
 # Restarting a watch this often detects a half-open connection. NNI polled more often than that.
 WATCH_S = 120
 _ANSWER_AFTER_WATCH_S = 30.0
-_MAX_WORDS = 500
+_MAX_MESSAGE_CHARS = 500
 # The server has not handled the request, or not completely. The same applies to every 5xx.
 _RETRYABLE = (408, 429)
 # Source: Kubernetes, the admission plugin ResourceQuota. Its other message, "failed quota", is about a missing field.
 _QUOTA_EXCEEDED = "exceeded quota"
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One line of a watch: ADDED, MODIFIED, DELETED, or BOOKMARK, which carries only a resource version."""
-
-    kind: str
-    document: Document
-
-    @property
-    def version(self) -> str:
-        """The resource version from which a watch resumes after this event."""
-        return str(self.document["metadata"]["resourceVersion"])
 
 
 class Kubernetes:
@@ -90,16 +76,7 @@ class Kubernetes:
         """The API server's address."""
         return self._login.address
 
-    @property
-    def where(self) -> str:
-        """The source of the login, for people."""
-        return self._login.where
-
     # ---- objects
-
-    def version(self) -> str:
-        """Returns the server's version."""
-        return str(self._ask("GET", "/version", "ask for the version").get("gitVersion", ""))
 
     def create(self, resource: Resource, namespace: str, document: Mapping[str, Any]) -> Document:
         """Create an object and return it as stored.
@@ -109,7 +86,7 @@ class Kubernetes:
         """
         name = document["metadata"]["name"]
         return self._ask(
-            "POST", resource.path(namespace), f"make {_words(resource, namespace, name)}", body=document
+            "POST", resource.path(namespace), f"make {_title_of(resource, namespace, name)}", body=document
         )
 
     def get(self, resource: Resource, namespace: str, name: str) -> Document:
@@ -118,7 +95,9 @@ class Kubernetes:
         Raises:
             NotFound: there is none.
         """
-        return self._ask("GET", resource.path(namespace, name), f"read {_words(resource, namespace, name)}")
+        return self._ask(
+            "GET", resource.path(namespace, name), f"read {_title_of(resource, namespace, name)}"
+        )
 
     def objects(
         self,
@@ -133,7 +112,7 @@ class Kubernetes:
         Objects for which `concerns` is false are dropped page by page.
         """
         found: list[Document] = []
-        query = _chosen(selector, fields) | {"limit": str(PAGE_OBJECTS)}
+        query = _selectors(selector, fields) | {"limit": str(PAGE_OBJECTS)}
         what = f"list {resource.plural} in namespace {namespace}"
         while True:
             page = self._ask("GET", resource.path(namespace), what, query=query)
@@ -153,76 +132,67 @@ class Kubernetes:
         options: Document = {"propagationPolicy": "Foreground" if waits else "Background"}
         if uid is not None:
             options["preconditions"] = {"uid": uid}
-        what = f"delete {_words(resource, namespace, name)}"
+        what = f"delete {_title_of(resource, namespace, name)}"
         try:
             self._ask("DELETE", resource.path(namespace, name), what, body=options)
         except Conflict as error:
             if uid is None or self.get(resource, namespace, name)["metadata"]["uid"] == uid:
                 raise
             raise NotFound(
-                f"cannot {what}: another has that name now; see what there is with kubectl"
+                f"cannot {what}: another has that name now; list the objects with kubectl"
             ) from error
 
     def watch(
         self, resource: Resource, namespace: str, selector: str, since: str, fields: str = ""
-    ) -> Iterator[Event]:
+    ) -> Iterator[tuple[str, Document]]:
         """Yields changes from a resource version on. Ends after `WATCH_S`, and when this object is closed.
 
+        A change is ADDED, MODIFIED or DELETED, with the object; or BOOKMARK, which carries only a resource version.
         The watch is established on return. Both this call and the iterator may raise.
 
         Raises:
             ResourceExpired: the server no longer has that version.
             ApiServerUnavailable: the connection failed or broke.
         """
-        query = _chosen(selector, fields) | {
+        query = _selectors(selector, fields) | {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": since,
             "timeoutSeconds": str(WATCH_S),
         }
         what = f"watch {resource.plural} in namespace {namespace}"
-        response = self._send(
-            "GET", resource.path(namespace), query, None, WATCH_S + _ANSWER_AFTER_WATCH_S, what
-        )
+        response = self._send("GET", resource.path(namespace), query, None, what, is_watch=True)
+        if response.status == 401:
+            self._log_in_anew()  # for the next try
         if response.status != 200:
-            with contextlib.closing(response.response):
-                content = response.response.read()
-            if response.status == 401:
-                self._log_in_anew()  # for the next try
-            raise _error(response.status, content, what)
+            raise _error(response.status, response.read(), what)
         return self._events(response.response, what)
 
-    def _events(self, raw: Any, what: str) -> Iterator[Event]:
+    def _events(self, raw: Any, what: str) -> Iterator[tuple[str, Document]]:
         with self._following(raw):
             try:
-                for line in _lines(raw):
+                for line in filter(bytes.strip, raw):
                     event = json.loads(line)
                     document = event["object"]
                     if event["type"] == "ERROR":
-                        raise _error(int(document.get("code") or 500), line, what, document)
-                    yield Event(event["type"], document)
+                        raise _error(int(document.get("code") or 500), json.dumps(document).encode(), what)
+                    yield event["type"], document
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
                 if not self._is_closed.is_set():
                     raise ApiServerUnavailable(
-                        f"cannot {what}: the connection to {self.address} has broken; it is made again"
+                        f"cannot {what}: the connection to {self.address} has broken; the watch is resumed"
                     ) from error
 
     # ---- capabilities and rights
 
     def served_versions(self, group: str) -> list[str]:
         """Returns the served versions of an API group; empty if its operator is not installed."""
-        try:
-            found = self._ask("GET", f"/apis/{group}", f"ask for the versions of {group}")
-        except NotFound:
-            return []
+        found = self._find(f"/apis/{group}", f"list the versions of {group}")
         return [str(each["version"]) for each in found.get("versions", [])]
 
     def serves(self, resource: Resource) -> bool:
         """True if the server serves this kind of object."""
-        try:
-            found = self._ask("GET", resource.root, f"ask what there is of {resource.api_version}")
-        except NotFound:
-            return False
+        found = self._find(resource.root, f"list the resources of {resource.api_version}")
         return any(each.get("name") == resource.plural for each in found.get("resources", []))
 
     def spec_fields(self, resource: Resource) -> frozenset[str] | None:
@@ -231,8 +201,8 @@ class Kubernetes:
         Source: Kubernetes API Concepts, OpenAPI V3.
         """
         try:
-            found = self._ask("GET", f"/openapi/v3{resource.root}", f"read the schema of {resource.plural}")
-        except (NotFound, Forbidden, RequestInvalid):
+            found = self._find(f"/openapi/v3{resource.root}", f"read the schema of {resource.plural}")
+        except (Forbidden, RequestInvalid):
             return None
         own = {"group": resource.group, "version": resource.version, "kind": resource.kind}
         for schema in ((found.get("components") or {}).get("schemas") or {}).values():
@@ -240,18 +210,6 @@ class Kubernetes:
                 spec = (schema.get("properties") or {}).get("spec") or {}
                 return frozenset(spec["properties"]) if spec.get("properties") else None
         return None
-
-    def has_namespace(self, name: str) -> bool:
-        """True if the namespace exists.
-
-        Raises:
-            Forbidden: this login may not read namespaces.
-        """
-        try:
-            self._ask("GET", f"/api/v1/namespaces/{name}", f"read namespace {name}")
-        except NotFound:
-            return False
-        return True
 
     def allows(self, verb: str, resource: Resource, namespace: str) -> bool:
         """True if this login may use `verb` on the resource."""
@@ -268,7 +226,7 @@ class Kubernetes:
             "spec": {"resourceAttributes": asked},
         }
         path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-        answer = self._ask("POST", path, "ask what this login may do", body=review)
+        answer = self._ask("POST", path, "check the rights of this login", body=review)
         return bool(answer["status"].get("allowed"))
 
     def close(self) -> None:
@@ -283,6 +241,13 @@ class Kubernetes:
 
     # ---- calls
 
+    def _find(self, path: str, what: str) -> Document:
+        """Returns a document; empty if there is none."""
+        try:
+            return self._ask("GET", path, what)
+        except NotFound:
+            return {}
+
     def _ask(
         self,
         verb: str,
@@ -296,31 +261,23 @@ class Kubernetes:
         while True:
             asked_s: float | None = None
             try:
-                response = self._send(verb, path, query or {}, body, self._retry_policy.answer_within_s, what)
-                content = response.read()
+                response = self._send(verb, path, query or {}, body, what)
                 if 200 <= response.status < 300:
-                    return _document(content, what, self.address)
+                    return self._document(response.read(), what)
                 asked_s = _seconds(response.headers.get("Retry-After"))
-                raise _error(response.status, content, what)
+                raise _error(response.status, response.read(), what)
             except CredentialsRejected:
                 if has_new_login:
                     raise
                 has_new_login = True
                 self._log_in_anew()
-                continue
             except (ApiServerUnavailable, Conflict) as error:
                 failures += 1
                 if failures >= self._retry_policy.tries:
                     raise
-                problem = error
-            except (urllib3.exceptions.HTTPError, OSError) as error:
-                failures += 1
-                problem = self._away(what, error)
-                if failures >= self._retry_policy.tries:
-                    raise problem from error
-            logger.info("%s: asked again", problem)
-            if self._is_closed.wait(self._retry_policy.delay_s(failures, asked_s)):
-                raise problem
+                logger.info("%s: retrying", error)
+                if self._is_closed.wait(self._retry_policy.delay_s(failures, asked_s)):
+                    raise
 
     def _send(
         self,
@@ -328,11 +285,15 @@ class Kubernetes:
         path: str,
         query: Mapping[str, str],
         body: Mapping[str, Any] | None,
-        answer_within_s: float,
         what: str,
+        *,
+        is_watch: bool = False,
     ) -> Any:
+        """Returns the response, read to its end unless it is an established watch."""
         if self._is_closed.is_set():
-            raise ApiServerUnavailable(f"cannot {what}: nobody asks any more; begin again")
+            raise ApiServerUnavailable(
+                f"cannot {what}: the client of this cluster is closed; resume the experiment"
+            )
         headers = {"Accept": "application/json", "User-Agent": "trial-keeper"}
         if body is not None:
             headers["Content-Type"] = "application/json"
@@ -341,26 +302,34 @@ class Kubernetes:
             *(verb, path, None, list(query.items()), headers, dict(body) if body is not None else None),
             auth_settings=["BearerToken"],
         )
-        within = (self._retry_policy.connect_within_s, answer_within_s)
+        answer_within_s = WATCH_S + _ANSWER_AFTER_WATCH_S if is_watch else self._retry_policy.answer_within_s
         try:
-            return client.call_api(*request, _request_timeout=within)
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._away(what, error) from error
+            response = client.call_api(
+                *request, _request_timeout=(self._retry_policy.connect_within_s, answer_within_s)
+            )
+            if not (is_watch and response.status == 200):
+                response.read()
         except Exception as error:
-            # The client's own error types. It is an optional extra, so they cannot be imported here.
-            if not type(error).__module__.startswith("kubernetes."):
+            # The client's own error types cannot be imported here: it is an optional extra.
+            is_of_client = type(error).__module__.startswith("kubernetes.")
+            if not is_of_client and not isinstance(error, (urllib3.exceptions.HTTPError, OSError)):
                 raise
-            raise self._away(what, error) from error
+            raise ApiServerUnavailable(
+                f"cannot {what}: {self.address} does not answer ({_reason(error)}); check that the API server runs and that "
+                f"{self._login.where} has its address"
+            ) from error
+        return response
 
-    def _away(self, what: str, error: Exception) -> ApiServerUnavailable:
-        return ApiServerUnavailable(
-            f"cannot {what}: {self.address} does not answer ({_reason(error)}); see that the API server runs and that "
-            f"{self.where} has its address"
-        )
+    def _document(self, content: bytes, what: str) -> Document:
+        if (found := _parsed(content)) is None:
+            raise AnswerNotUnderstood(
+                f"cannot {what}: {self.address} is no Kubernetes API server; correct your kubeconfig file"
+            )
+        return found
 
     def _log_in_anew(self) -> None:
         try:
-            newer: Login = log_in(self._kubeconfig)
+            newer = log_in(self._kubeconfig)
         except NniManagerError as error:
             raise CredentialsRejected(str(error)) from error
         with self._lock:
@@ -380,11 +349,11 @@ class Kubernetes:
             raw.close()
 
 
-def _words(resource: Resource, namespace: str, name: str) -> str:
-    return f"{resource.kind} {name} in namespace {namespace}"
+def _title_of(resource: Resource, namespace: str, name: str) -> str:
+    return f"{resource.kind} {name}" + (f" in namespace {namespace}" if resource.is_in_namespace else "")
 
 
-def _chosen(labels: str, fields: str) -> dict[str, str]:
+def _selectors(labels: str, fields: str) -> dict[str, str]:
     selectors = {"labelSelector": labels, "fieldSelector": fields}
     return {name: selector for name, selector in selectors.items() if selector}
 
@@ -395,66 +364,51 @@ def _cut(raw: Any) -> None:
         raw.shutdown()
 
 
-def _lines(raw: Any) -> Iterator[bytes]:
-    rest = b""
-    for piece in raw.stream(decode_content=True):
-        *lines, rest = (rest + piece).split(b"\n")
-        yield from filter(None, lines)
-
-
-def _document(content: bytes, what: str, address: str) -> Document:
-    try:
-        found = json.loads(content)
-    except ValueError:
-        found = None
-    if not isinstance(found, dict):
-        raise AnswerNotUnderstood(
-            f"cannot {what}: {address} is no Kubernetes API server; correct your kubeconfig file"
-        )
-    return found
+def _parsed(content: bytes) -> Document | None:
+    """Returns the JSON object; None if it is none."""
+    with contextlib.suppress(ValueError):
+        if isinstance(found := json.loads(content), dict):
+            return found
+    return None
 
 
 def _seconds(text: str | None) -> float | None:
     return float(text) if text is not None and text.isdigit() else None
 
 
-def _error(status: int, content: bytes, what: str, document: Document | None = None) -> NniManagerError:
+def _error(status: int, content: bytes, what: str) -> NniManagerError:
     """Maps an answer to one of our errors. Source: Kubernetes API Conventions, HTTP status codes and reasons."""
-    if document is None:
-        try:
-            found = json.loads(content)
-        except ValueError:
-            found = None
-        document = found if isinstance(found, dict) else {}
-    reason = document.get("reason", "")
-    words = str(document.get("message") or content.decode(errors="replace").strip() or status)[:_MAX_WORDS]
+    document = _parsed(content) or {}
+    message = str(document.get("message") or content.decode(errors="replace").strip() or status)[
+        :_MAX_MESSAGE_CHARS
+    ]
     match status:
         case 401:
             return CredentialsRejected(
                 f"cannot {what}: Kubernetes does not accept the login; renew it in your kubeconfig file"
             )
-        case 403 if _QUOTA_EXCEEDED in words:
+        case 403 if _QUOTA_EXCEEDED in message:
             return QuotaExceeded(
-                f"cannot {what}: {words}; it is tried again until the quota has room: end other jobs, or ask for more"
+                f"cannot {what}: {message}; it is retried until the quota has room: end other jobs, or ask for a larger quota"
             )
         case 403:
             return Forbidden(
-                f"cannot {what}: {words}; ask an administrator of the cluster for the right, or use another namespace"
+                f"cannot {what}: {message}; ask an administrator of the cluster for the right, or use another namespace"
             )
         case 404:
-            return NotFound(f"cannot {what}: {words}; see what there is with kubectl")
-        case 409 if reason == "AlreadyExists":
-            return AlreadyExists(f"cannot {what}: {words}; remove it with kubectl if nobody needs it")
+            return NotFound(f"cannot {what}: {message}; list the objects with kubectl")
+        case 409 if document.get("reason") == "AlreadyExists":
+            return AlreadyExists(f"cannot {what}: {message}; remove it with kubectl if nobody needs it")
         case 409:
-            return Conflict(f"cannot {what}: {words}; it is tried again")
+            return Conflict(f"cannot {what}: {message}; the call is retried")
         case 410:
-            return ResourceExpired(f"cannot {what}: {words}; the objects are listed again")
+            return ResourceExpired(f"cannot {what}: {message}; the objects are listed again")
         case _ if status in _RETRYABLE or status >= 500:
             return ApiServerUnavailable(
-                f"cannot {what}: Kubernetes answers {status}, {words}; it is asked again, see to its API server if this lasts"
+                f"cannot {what}: Kubernetes answers {status}, {message}; the call is retried, check its API server if this lasts"
             )
         case _:
-            return RequestInvalid(f"cannot {what}: Kubernetes answers {status}, {words}; fix what it names")
+            return RequestInvalid(f"cannot {what}: Kubernetes answers {status}, {message}; fix what it names")
 
 
 def _reason(error: BaseException) -> str:
@@ -469,4 +423,4 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error).rpartition(": ")[2].partition("\n")[0]
-    return text[:_MAX_WORDS] or type(error).__name__
+    return text[:_MAX_MESSAGE_CHARS] or type(error).__name__

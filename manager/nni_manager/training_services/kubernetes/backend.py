@@ -101,16 +101,14 @@ class KubernetesService(TrainingService):
             *(cluster, operator, self._namespace, self._experiment_id, self._storage, logins or {})
         )
         self._jobs: dict[str, KubernetesJob] = {}
-        self._names: dict[str, str] = {}
-        """The job id of each resource name."""
         self._observed = ObservedObjects(operator, self._namespace, self._experiment_id)
-        self._words: dict[str, str] = {}
+        self._termination_messages: dict[str, str] = {}
         """Termination messages of jobs that ended while no manager was running."""
-        self._troubles: dict[str, str] = {}
+        self._failures: dict[str, str] = {}
         self._problem = ""
         self._was_listed = False
         self._all_are_adopted = False
-        self._news, self._pods_changed = asyncio.Event(), asyncio.Event()
+        self._list_changed, self._pods_changed = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: list[Watch] = []
 
@@ -132,9 +130,8 @@ class KubernetesService(TrainingService):
     @property
     def problem(self) -> str:
         """Why the cluster cannot be watched or called, or what the longest pending job waits for."""
-        told = next(filter(None, [*self._troubles.values(), self._problem]), "")
-        if told:
-            return told
+        if failure := next(filter(None, [*self._failures.values(), self._problem]), ""):
+            return failure
         waiting = [job for job in self._jobs.values() if job.is_waiting]
         for job in sorted(waiting, key=lambda job: job.waits_since_s):
             if why := self._why_it_waits(job):
@@ -157,13 +154,15 @@ class KubernetesService(TrainingService):
         """Create the job's resource and the secrets that it owns.
 
         Raises:
-            UserError: the cluster refuses it permanently, in its own words; partially created objects are deleted.
+            UserError: the cluster refuses it permanently, with its own message; partially created objects are deleted.
             RetryableError: a later submit may succeed, and reuses what was created.
         """
-        name = self._operator.name_of(self._experiment_id, settings.job_id)
-        if self._names.get(name, settings.job_id) != settings.job_id:
+        name = self._name_of(settings.job_id)
+        if other := next(
+            (each for each in self._jobs if each != settings.job_id and self._name_of(each) == name), ""
+        ):
             raise RetryableError(
-                f"cannot make {self._kind} {name} yet: job {self._names[name]} has that name, and has not ended"
+                f"cannot make {self._kind} {name} yet: job {other} has that name, and has not ended"
             )
         job = self._job(settings.job_id)
         self._watch()
@@ -185,8 +184,10 @@ class KubernetesService(TrainingService):
             raise RetryableError(str(error)) from error
         finally:
             self._apply(job, answer)
-        if (seen := self._observed.resources.get(job.name)) is not None:
-            self._look(job, seen)  # the watch was faster than the answer
+        # The watch may be faster than the answer, or may still show an earlier resource of this name.
+        seen = self._observed.resources.get(job.name)
+        if seen is not None and seen["metadata"]["uid"] == job.uid:
+            self._apply_document(job, seen)
 
     async def stop(self, job_id: str) -> bool:
         """Delete the resource. Kubernetes terminates its pods; the job has ended when they are gone."""
@@ -210,8 +211,8 @@ class KubernetesService(TrainingService):
     async def adopt(self, job_id: str) -> JobPresence:
         """Find a job of an earlier manager. While the cluster is unreachable, the job counts as running and is verified later."""
         self._watch()
-        await self._news.wait()
-        name = self._operator.name_of(self._experiment_id, job_id)
+        await self._list_changed.wait()
+        name = self._name_of(job_id)
         seen = self._observed.resources.get(name)
         if self._was_listed:
             if seen is None or not self._calls.is_of(seen, job_id):
@@ -219,7 +220,7 @@ class KubernetesService(TrainingService):
             stage = self._operator.stage_of(seen)
             if stage is Stage.ENDED:
                 verdict = self._observed.verdict(job_id, seen)
-                self._words[job_id] = self._observed.termination_message(job_id, verdict)
+                self._termination_messages[job_id] = self._observed.termination_message(job_id, verdict)
                 self._calls.start_delete(name, seen["metadata"]["uid"])
                 return JobPresence.ENDED
             if stage is Stage.WAITING and not await self._calls.has_secret(name):
@@ -229,12 +230,12 @@ class KubernetesService(TrainingService):
         job = self._job(job_id)
         self._apply(job, _E.CONFIRMED)
         if seen is not None:
-            self._look(job, seen)
+            self._apply_document(job, seen)
         return JobPresence.RUNNING
 
     def termination_message(self, job_id: str) -> str:
         """As far as the cluster still had the information at adoption."""
-        return self._words.get(job_id, "")
+        return self._termination_messages.get(job_id, "")
 
     async def reap_orphans(self, job_id: str, trial_id: str) -> None:
         """Does nothing: a terminated container leaves no processes."""
@@ -266,11 +267,11 @@ class KubernetesService(TrainingService):
         loop, selector = asyncio.get_running_loop(), selector_of(self._experiment_id)
         for resource, take in ((self._operator.resource, self._take_resource), (PODS, self._take_pod)):
             self._watches.append(
-                Watch(self._cluster, resource, self._namespace, selector, partial(_tell, loop, take))
+                Watch(self._cluster, resource, self._namespace, selector, partial(_post, loop, take))
             )
         # Events do not carry the labels of their objects.
         events = Watch(
-            *(self._cluster, EVENTS, self._namespace, "", partial(_tell, loop, self._take_event)),
+            *(self._cluster, EVENTS, self._namespace, "", partial(_post, loop, self._take_event)),
             fields=FIELDS,
             concerns=self._observed.warnings.concerns,
             is_optional=True,
@@ -284,7 +285,7 @@ class KubernetesService(TrainingService):
             case Upserted(document):
                 self._observed.resources[document["metadata"]["name"]] = document
                 if (job := self._job_of(document)) is not None:
-                    self._look(job, document)
+                    self._apply_document(job, document)
             case Deleted(document):
                 job = self._job_of(document)
                 self._observed.drop_resource(document)
@@ -293,13 +294,13 @@ class KubernetesService(TrainingService):
                     self._apply(job, _E.DELETED)
             case Synced():
                 self._was_listed = True
-                self._news.set()
+                self._list_changed.set()
                 for job in list(self._jobs.values()):
                     self._apply(job, _E.LISTED)
                 self._delete_leftovers()
             case WatchFailed(message):
-                self._note_trouble(self._operator.resource.plural, message)
-                self._news.set()
+                self._note_failure(self._operator.resource.plural, message)
+                self._list_changed.set()
             case WatchForbidden():
                 pass
 
@@ -314,7 +315,7 @@ class KubernetesService(TrainingService):
                     self._apply(job, _E.POD_STARTED)
                 self._pods_changed.set()
             case WatchFailed(message):
-                self._note_trouble("pods", message)
+                self._note_failure("pods", message)
             case Synced() | WatchForbidden():
                 pass
 
@@ -325,25 +326,27 @@ class KubernetesService(TrainingService):
             case Deleted(document):
                 self._observed.warnings.drop(document)
             case WatchForbidden(message):
-                logger.warning("%s; without it, less is known of pods that do not start", message)
+                logger.warning(
+                    "%s; without it, some reasons of pods that do not start are not shown", message
+                )
             case Synced() | WatchFailed():
                 pass  # the job watches fail as well, and report it
 
-    def _note_trouble(self, of: str, message: str) -> None:
+    def _note_failure(self, of: str, message: str) -> None:
         if message:
             logger.warning("%s", message)
-        elif self._troubles.get(of):
-            logger.info("Kubernetes shows %s again", of)
-        self._troubles[of] = message
+        elif self._failures.get(of):
+            logger.info("the watch of %s works again", of)
+        self._failures[of] = message
 
     def _job_of(self, document: Document) -> KubernetesJob | None:
-        job = self._jobs.get(self._names.get(document["metadata"]["name"], ""))
-        uid = document["metadata"]["uid"]
-        if job is None or uid in self._calls.doomed or (job.uid is not None and job.uid != uid):
+        job = self._jobs.get(job_of(document))
+        name, uid = document["metadata"]["name"], document["metadata"]["uid"]
+        if job is None or job.name != name or uid in self._calls.doomed or job.uid not in (None, uid):
             return None
         return job if self._calls.is_of(document, job.job_id) else None
 
-    def _look(self, job: KubernetesJob, document: Document) -> None:
+    def _apply_document(self, job: KubernetesJob, document: Document) -> None:
         job.uid = document["metadata"]["uid"]
         if self._operator.stage_of(document) is Stage.ENDED:
             self._apply(job, _E.COMPLETED)
@@ -367,14 +370,14 @@ class KubernetesService(TrainingService):
     async def _finish(self, job: KubernetesJob, document: Document) -> None:
         """Report the job's end, with the pod's termination message if it arrives in time, and delete its resource."""
         with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._until_told(job, document), _POD_LAG_S)
+            await asyncio.wait_for(self._until_pods_are_shown(job, document), _POD_LAG_S)
         verdict = self._observed.verdict(job.job_id, document)
         message = self._observed.termination_message(job.job_id, verdict)
         self._apply(job, _E.REPORTED)
         self._end(job, verdict.exit_code, message, verdict.reason)
         self._calls.start_delete(job.name, job.uid)
 
-    async def _until_told(self, job: KubernetesJob, document: Document) -> None:
+    async def _until_pods_are_shown(self, job: KubernetesJob, document: Document) -> None:
         while self._observed.awaits_pods(job.job_id, document):
             self._pods_changed.clear()
             await self._pods_changed.wait()
@@ -393,8 +396,6 @@ class KubernetesService(TrainingService):
         """Remove the job. Returns True if it was registered."""
         if self._jobs.pop(job.job_id, None) is None:
             return False
-        if self._names.get(job.name) == job.job_id:
-            del self._names[job.name]
         self._observed.forget_job(job.job_id, job.name)
         return True
 
@@ -442,9 +443,10 @@ class KubernetesService(TrainingService):
         return self._operator.resource.kind
 
     def _job(self, job_id: str) -> KubernetesJob:
-        name = self._operator.name_of(self._experiment_id, job_id)
-        self._names[name] = job_id
-        return self._jobs.setdefault(job_id, KubernetesJob(job_id, name, time.monotonic()))
+        return self._jobs.setdefault(job_id, KubernetesJob(job_id, self._name_of(job_id), time.monotonic()))
+
+    def _name_of(self, job_id: str) -> str:
+        return self._operator.name_of(self._experiment_id, job_id)
 
     def _why_it_waits(self, job: KubernetesJob) -> str:
         return self._observed.pending_reason(job.job_id, job.name, time.monotonic() - job.waits_since_s)
@@ -462,11 +464,13 @@ class KubernetesService(TrainingService):
     def _note_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._problem = "cannot look at jobs on Kubernetes any more: this is a bug; stop the experiment, and resume it"
+            self._problem = (
+                "cannot follow jobs on Kubernetes any more: this is a bug; stop the experiment, and resume it"
+            )
             logger.critical("%s", self._problem, exc_info=error)
 
 
-def _tell(loop: asyncio.AbstractEventLoop, take: Callable[[Change], None], change: Change) -> None:
+def _post(loop: asyncio.AbstractEventLoop, take: Callable[[Change], None], change: Change) -> None:
     # A closed event loop accepts no more calls.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(take, change)

@@ -17,7 +17,7 @@ class CredentialsRejected(Unauthenticated):
 
 
 class ApiServerUnavailable(RetryableError):
-    """cannot reach Kubernetes now; see that its API server runs and your kubeconfig file has its address"""
+    """cannot reach Kubernetes now; check that its API server runs and your kubeconfig file has its address"""
 
 
 class Forbidden(UserError):
@@ -25,7 +25,7 @@ class Forbidden(UserError):
 
 
 class NotFound(UserError):
-    """cannot find the object on Kubernetes; see what there is with kubectl"""
+    """cannot find the object on Kubernetes; list the objects with kubectl"""
 
 
 class AlreadyExists(UserError):
@@ -41,7 +41,7 @@ class AnswerNotUnderstood(RequestInvalid):
 
 
 class Conflict(RetryableError):
-    """cannot change the object on Kubernetes: others change it all the time; see who does"""
+    """cannot change the object on Kubernetes: others change it all the time; find out who does"""
 
 
 class ResourceExpired(RetryableError):

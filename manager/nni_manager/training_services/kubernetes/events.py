@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from typing import Any
 
 from nni_manager.training_services.kubernetes.api import Document
+from nni_manager.training_services.kubernetes.pods import reason_and_message
 
 FIELDS = "type=Warning"
 """The field selector of warning events."""
 # A scheduler event that is outdated once the pod has a node.
 _NO_NODE = "FailedScheduling"
-_LONGEST = 500
+_MAX_CHARS = 500
 
 
 class WarningEventCache:
@@ -56,8 +57,7 @@ class WarningEventCache:
         event = self._newest.get(name)
         if event is None or (has_node and event.get("reason") == _NO_NODE):
             return ""
-        told = ": ".join(str(event[key]) for key in ("reason", "message") if event.get(key))
-        return " ".join(told.split())[:_LONGEST]
+        return " ".join(reason_and_message(event).split())[:_MAX_CHARS]
 
     def _names(self, name: str) -> Iterator[str]:
         while self._id in name.lower():

@@ -52,59 +52,41 @@ class FollowUp(Enum):
 
 
 _S, _E = KubernetesJobState, KubernetesJobEvent
-CHANGES: dict[tuple[KubernetesJobState, KubernetesJobEvent], KubernetesJobState] = {
-    (_S.REGISTERED, _E.SUBMIT_STARTED): _S.SUBMITTING,
-    (_S.REGISTERED, _E.CONFIRMED): _S.ACCEPTED,
-    (_S.REGISTERED, _E.COMPLETED): _S.ENDING,
-    (_S.REGISTERED, _E.DELETED): _S.ENDED,
-    (_S.REGISTERED, _E.NOT_FOUND): _S.ENDED,
-    (_S.REGISTERED, _E.NOTHING_DELETED): _S.ENDED,
-    (_S.SUBMITTING, _E.SUBMITTED): _S.ACCEPTED,
-    (_S.SUBMITTING, _E.SUBMIT_FAILED): _S.REGISTERED,
-    (_S.SUBMITTING, _E.REFUSED): _S.ENDED,
-    (_S.SUBMITTING, _E.DELETED): _S.GONE,
-    (_S.SUBMITTING, _E.LISTED): _S.UNLISTED,  # deleted before the list, or created after it
-    (_S.SUBMITTING, _E.NOTHING_DELETED): _S.ENDED,
-    (_S.UNLISTED, _E.SUBMITTED): _S.ACCEPTED,
-    (_S.UNLISTED, _E.SUBMIT_FAILED): _S.REGISTERED,
-    (_S.UNLISTED, _E.REFUSED): _S.ENDED,
-    (_S.UNLISTED, _E.DELETED): _S.GONE,
-    (_S.UNLISTED, _E.NOTHING_DELETED): _S.ENDED,
-    (_S.GONE, _E.SUBMITTED): _S.ACCEPTED,  # the submit may have created another resource
-    (_S.GONE, _E.SUBMIT_FAILED): _S.REGISTERED,
-    (_S.GONE, _E.REFUSED): _S.ENDED,
-    (_S.GONE, _E.NOTHING_DELETED): _S.ENDED,
-    (_S.ACCEPTED, _E.SUBMIT_STARTED): _S.SUBMITTING,
-    (_S.ACCEPTED, _E.SHOWN): _S.PENDING,
-    (_S.ACCEPTED, _E.STARTED): _S.RUNNING,
-    (_S.ACCEPTED, _E.COMPLETED): _S.ENDING,
-    (_S.ACCEPTED, _E.DELETED): _S.ENDED,
-    (_S.ACCEPTED, _E.NOT_FOUND): _S.ENDED,
-    (_S.ACCEPTED, _E.NOTHING_DELETED): _S.ENDED,
-    (_S.PENDING, _E.SUBMIT_STARTED): _S.SUBMITTING,
-    (_S.PENDING, _E.STARTED): _S.RUNNING,
-    (_S.PENDING, _E.POD_STARTED): _S.RUNNING,
-    (_S.PENDING, _E.COMPLETED): _S.ENDING,
-    (_S.PENDING, _E.DELETED): _S.ENDED,
-    (_S.PENDING, _E.NOTHING_DELETED): _S.ENDED,
-    (_S.RUNNING, _E.SUBMIT_STARTED): _S.SUBMITTING,
-    (_S.RUNNING, _E.COMPLETED): _S.ENDING,
-    (_S.RUNNING, _E.DELETED): _S.ENDED,
-    (_S.RUNNING, _E.NOTHING_DELETED): _S.ENDED,
-    (_S.ENDING, _E.REFUSED): _S.ENDED,
-    (_S.ENDING, _E.REPORTED): _S.ENDED,
+_SUBMITS = (_S.SUBMITTING, _S.UNLISTED, _S.GONE)
+_STARTABLE = (_S.ACCEPTED, _S.PENDING, _S.RUNNING)
+_CHANGES_BY_EVENT: dict[KubernetesJobEvent, dict[KubernetesJobState, tuple[KubernetesJobState, ...]]] = {
+    _E.SUBMIT_STARTED: {_S.SUBMITTING: (_S.REGISTERED, *_STARTABLE)},
+    # In GONE, the submit may have created another resource.
+    _E.SUBMITTED: {_S.ACCEPTED: _SUBMITS},
+    _E.SUBMIT_FAILED: {_S.REGISTERED: _SUBMITS},
+    _E.REFUSED: {_S.ENDED: (*_SUBMITS, _S.ENDING)},
+    _E.CONFIRMED: {_S.ACCEPTED: (_S.REGISTERED,)},
+    _E.SHOWN: {_S.PENDING: (_S.ACCEPTED,)},
+    _E.STARTED: {_S.RUNNING: (_S.ACCEPTED, _S.PENDING)},
+    _E.POD_STARTED: {_S.RUNNING: (_S.PENDING,)},
+    _E.COMPLETED: {_S.ENDING: (_S.REGISTERED, *_STARTABLE)},
+    _E.DELETED: {_S.ENDED: (_S.REGISTERED, *_STARTABLE), _S.GONE: (_S.SUBMITTING, _S.UNLISTED)},
+    _E.LISTED: {_S.UNLISTED: (_S.SUBMITTING,)},  # deleted before the list, or created after it
+    _E.NOT_FOUND: {_S.ENDED: (_S.REGISTERED, _S.ACCEPTED)},
+    _E.NOTHING_DELETED: {_S.ENDED: (_S.REGISTERED, *_SUBMITS, *_STARTABLE)},
+    _E.REPORTED: {_S.ENDED: (_S.ENDING,)},
 }
+"""The new state for each event, and the states in which the event leads to it."""
+CHANGES: dict[tuple[KubernetesJobState, KubernetesJobEvent], KubernetesJobState] = {
+    (before, event): after
+    for event, changes in _CHANGES_BY_EVENT.items()
+    for after, befores in changes.items()
+    for before in befores
+}
+_WHILE_SUBMITTING = (_E.CONFIRMED, _E.SHOWN, _E.STARTED, _E.POD_STARTED, _E.COMPLETED, _E.NOT_FOUND)
 # Events that leave the state as it is.
 _IGNORED_IN: dict[KubernetesJobState, tuple[KubernetesJobEvent, ...]] = {
     # A resource that a failed submit has created does not count before it ends.
     _S.REGISTERED: (_E.SHOWN, _E.STARTED, _E.POD_STARTED, _E.LISTED),
     # The answer to the submit decides.
-    _S.SUBMITTING: (_E.CONFIRMED, _E.SHOWN, _E.STARTED, _E.POD_STARTED, _E.COMPLETED, _E.NOT_FOUND),
-    _S.UNLISTED: (_E.CONFIRMED, _E.SHOWN, _E.STARTED, _E.POD_STARTED, _E.COMPLETED, _E.NOT_FOUND, _E.LISTED),
-    _S.GONE: (
-        *(_E.CONFIRMED, _E.SHOWN, _E.STARTED, _E.POD_STARTED, _E.COMPLETED, _E.NOT_FOUND, _E.LISTED),
-        _E.DELETED,
-    ),
+    _S.SUBMITTING: _WHILE_SUBMITTING,
+    _S.UNLISTED: (*_WHILE_SUBMITTING, _E.LISTED),
+    _S.GONE: (*_WHILE_SUBMITTING, _E.LISTED, _E.DELETED),
     _S.ACCEPTED: (_E.CONFIRMED, _E.POD_STARTED, _E.LISTED),
     # A 404 of a read is ignored: the watch is newer, and reports deletions itself.
     _S.PENDING: (_E.CONFIRMED, _E.SHOWN, _E.LISTED, _E.NOT_FOUND),
@@ -163,4 +145,4 @@ class KubernetesJob:
     @property
     def is_submitting(self) -> bool:
         """True while a submit is in progress."""
-        return self.state in (_S.SUBMITTING, _S.UNLISTED, _S.GONE)
+        return self.state in _SUBMITS

@@ -64,9 +64,9 @@ def log_in(kubeconfig: Path | None = None) -> Login:
         _, context = config.list_kube_config_contexts(files)
         config.load_kube_config(files, client_configuration=settings, persist_config=False)
     except (config.ConfigException, OSError, yaml.YAMLError, ValueError, KeyError, TypeError) as error:
-        words = str(error).partition("\n")[0]
+        reason = str(error).partition("\n")[0]
         raise LoginInvalid(
-            f"cannot use the kubeconfig file {files}: {words}; correct it, or set KUBECONFIG to the right one"
+            f"cannot use the kubeconfig file {files}: {reason}; correct it, or set KUBECONFIG to the right one"
         ) from error
     return _login(client, settings, (context.get("context") or {}).get("namespace") or "default", files)
 

@@ -74,22 +74,22 @@ class ObservedObjects:
     def termination_message(self, job_id: str, verdict: JobOutcome) -> str:
         """The outcome, with the deciding pod's own message, for people."""
         pod = self._pods.get(job_id, {}).get(verdict.pod or "", {})
-        told = "\n".join(part for part in (verdict.message, termination_message(pod)) if part)
+        message = "\n".join(part for part in (verdict.message, termination_message(pod)) if part)
         if verdict.exit_code is None and verdict.pod is not None:
             # No container reports a cause, e.g. after a node loss; a warning may.
             warning = self.warnings.of(verdict.pod, has_node=True)
-            told += f"\nKubernetes warned: {warning}" if warning else ""
-        return told
+            message += f"\nKubernetes warned: {warning}" if warning else ""
+        return message
 
     def pending_reason(self, job_id: str, name: str, waited_s: float) -> str:
         """Why a job has not started, for people; empty if unknown."""
         pods, seen = self._pods.get(job_id, {}), self.resources.get(name)
         # If one pod lacks its image, the others wait at a barrier; their reason explains less, so it comes last.
-        for tell in (pending_reason, self._warning_of, blocking_init_step):
-            if told := next(filter(None, map(tell, pods.values())), ""):
-                return told
-        if told := "" if seen is None else self._operator.pending_reason(seen):
-            return told
+        for explain in (pending_reason, self._warning_of, blocking_init_step):
+            if reason := next(filter(None, map(explain, pods.values())), ""):
+                return reason
+        if reason := "" if seen is None else self._operator.pending_reason(seen):
+            return reason
         if pods or waited_s < _PODS_TIMEOUT_S:
             return "" if pods else self.warnings.of(name)
         # Not every operator reports this: FrameworkController retries without a message.

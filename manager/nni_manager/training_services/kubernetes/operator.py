@@ -14,6 +14,7 @@ from typing import ClassVar
 from nni_manager.config.model import KubernetesConfig
 from nni_manager.domain.completion import Completion
 from nni_manager.training_services.kubernetes.api import Document
+from nni_manager.training_services.kubernetes.render import labels_of
 from nni_manager.training_services.kubernetes.resources import LOCAL_QUEUES, Resource
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
@@ -64,7 +65,7 @@ class Operator(ABC):
         """The tasks of a job, and the rule by which they end its trial."""
 
     @property
-    def things(self) -> tuple[tuple[Resource, str], ...]:
+    def required_objects(self) -> tuple[tuple[Resource, str], ...]:
         """The objects that must exist on the cluster, by name, besides those that every operator's jobs need."""
         return ((LOCAL_QUEUES, self.config.queue),) if self.config.queue is not None else ()
 
@@ -82,12 +83,27 @@ class Operator(ABC):
     def name_of(self, experiment_id: str, job_id: str) -> str:
         """Returns the name of a job's resource. Names of two jobs may collide; the service then delays the later one."""
 
-    @abstractmethod
     def render(self, namespace: str, settings: KeeperSettings) -> Document:
         """Returns the job's document. `settings` are its keepers', with paths as containers see them; a secret holds the token.
 
-        Its labels, and those of its pods, are `render.labels_of` the job.
+        Its labels, and those of its pods, include `render.labels_of` the job.
         """
+        name = self.name_of(settings.experiment_id, settings.job_id)
+        labels = labels_of(settings.experiment_id, settings.job_id)
+        return {
+            "apiVersion": self.resource.api_version,
+            "kind": self.resource.kind,
+            "metadata": {"name": name, "namespace": namespace, **self.metadata(labels)},
+            "spec": self.spec(name, settings, labels),
+        }
+
+    @abstractmethod
+    def metadata(self, labels: dict[str, str]) -> Document:
+        """Returns the metadata of a job besides its name. `labels` are the job's."""
+
+    @abstractmethod
+    def spec(self, name: str, settings: KeeperSettings, labels: dict[str, str]) -> Document:
+        """Returns the operator's own part of a job named `name`. All its pods have the job's `labels`."""
 
     @abstractmethod
     def stage_of(self, document: Document) -> Stage:

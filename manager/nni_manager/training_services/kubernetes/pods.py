@@ -19,14 +19,19 @@ def pending_reason(pod: Mapping[str, Any]) -> str:
         return ""
     for condition in status.get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
-            return _told(condition)
+            return reason_and_message(condition)
     waiting = [
         (each.get("state") or {}).get("waiting") or {}
         for part in ("initContainerStatuses", "containerStatuses")
         for each in status.get(part) or []
     ]
     return next(
-        (_told(each) for each in waiting if each.get("reason", "") not in _USUAL or each.get("message")), ""
+        (
+            reason_and_message(each)
+            for each in waiting
+            if each.get("reason", "") not in _USUAL or each.get("message")
+        ),
+        "",
     )
 
 
@@ -51,11 +56,13 @@ def has_node(pod: Mapping[str, Any]) -> bool:
 def termination_message(pod: Mapping[str, Any]) -> str:
     """Returns why a pod failed as a whole, and the last output of its failed containers."""
     status = pod.get("status") or {}
-    told = [_told(status)] if status.get("phase") == "Failed" and status.get("reason") else []
+    messages = (
+        [reason_and_message(status)] if status.get("phase") == "Failed" and status.get("reason") else []
+    )
     for ended in _ended(pod):
         if ended.get("exitCode") and ended.get("message"):
-            told.append(str(ended["message"]).strip())
-    return "\n".join(told)
+            messages.append(str(ended["message"]).strip())
+    return "\n".join(messages)
 
 
 def has_run(pod: Mapping[str, Any]) -> bool:
@@ -99,5 +106,6 @@ def _ended_at(pod: Mapping[str, Any]) -> str:
     return max((str(each.get("finishedAt") or "") for each in _ended(pod)), default="")
 
 
-def _told(status: Mapping[str, Any]) -> str:
+def reason_and_message(status: Mapping[str, Any]) -> str:
+    """Returns the two texts with which Kubernetes explains a status, a condition or an event."""
     return ": ".join(str(status[key]) for key in ("reason", "message") if status.get(key))

@@ -108,7 +108,9 @@ def pod_spec(
         shm = {"medium": "Memory", "sizeLimit": f"{role.shm_mb}Mi"}
         volumes.append({"name": _SHM_VOLUME, "emptyDir": shm})
         mounts.append({"name": _SHM_VOLUME, "mountPath": "/dev/shm"})
-    resources = resources_of(role)
+    resources = {"cpu": f"{role.cpu}", "memory": f"{role.memory_mb}Mi"}
+    if role.gpu:
+        resources["nvidia.com/gpu"] = f"{role.gpu}"
     spec: Document = {
         "containers": [
             {
@@ -148,12 +150,6 @@ def volume_of(storage: KubernetesStorage, name: str) -> Document:
             raise InternalError(
                 f"cannot mount the storage of {name}: nobody refused it in time; please report it"
             )
-
-
-def resources_of(role: RoleConfig) -> dict[str, str]:
-    """Returns the requests of a task of the role, which are also its limits."""
-    resources = {"cpu": f"{role.cpu}", "memory": f"{role.memory_mb}Mi"}
-    return resources | {"nvidia.com/gpu": f"{role.gpu}"} if role.gpu else resources
 
 
 def command_of(settings: KeeperSettings, before: tuple[str, ...] = ()) -> list[str]:

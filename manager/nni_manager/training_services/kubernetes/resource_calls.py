@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from nni_manager.backoff import delays_s
 from nni_manager.errors import NniManagerError, RetryableError
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
 from nni_manager.training_services.kubernetes.errors import AlreadyExists, Forbidden, NotFound
@@ -40,10 +41,7 @@ Answer = TypeVar("Answer")
 
 def retry_delays_s() -> Iterator[float]:
     """The delays between the tries of a call that is repeated until the cluster answers."""
-    delay_s = _FIRST_RETRY_DELAY_S
-    while True:
-        yield delay_s
-        delay_s = min(2 * delay_s, _MAX_RETRY_DELAY_S)
+    return delays_s(_FIRST_RETRY_DELAY_S, _MAX_RETRY_DELAY_S)
 
 
 class ResourceCalls:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nni_manager.backoff import delays_s
 from nni_manager.errors import NniManagerError
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
 from nni_manager.training_services.kubernetes.errors import Forbidden, ResourceExpired
@@ -72,7 +73,7 @@ class Watch:
         resource: Resource,
         namespace: str,
         selector: str,
-        tell: Callable[[Change], None],
+        report: Callable[[Change], None],
         *,
         fields: str = "",
         concerns: Callable[[Document], bool] = lambda _: True,
@@ -85,11 +86,11 @@ class Watch:
         self._cluster = cluster
         self._resource = resource
         self._where = (resource, namespace, selector)
-        self._tell = tell
+        self._report = report
         self._fields, self._concerns, self._is_optional = fields, concerns, is_optional
         self._known: dict[str, Document] = {}
         """Objects by uid."""
-        self._trouble = ""
+        self._failure = ""
         self._must_end = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"watch-{resource.plural}", daemon=True)
 
@@ -108,7 +109,7 @@ class Watch:
 
     def _run(self) -> None:
         since: str | None = None
-        pause_s = _FIRST_PAUSE_S
+        pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while not self._must_end.is_set():
             began_at_s = time.monotonic()
             try:
@@ -116,39 +117,38 @@ class Watch:
                     since = self._list()
                 events = self._cluster.watch(*self._where, since, self._fields)
                 self._note("")
-                for event in events:
-                    since = event.version
-                    self._take(event.kind, event.document)
-                    pause_s = _FIRST_PAUSE_S
+                for kind, document in events:
+                    since = str(document["metadata"]["resourceVersion"])
+                    self._take(kind, document)
+                    pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
             except ResourceExpired as gone:
                 logger.info("%s", gone)
                 since = None
             except NniManagerError as error:
                 if self._is_optional and isinstance(error, Forbidden):
-                    self._say(WatchForbidden(str(error)))
+                    self._emit(WatchForbidden(str(error)))
                     return
                 self._note(str(error))
             except Exception as error:  # without this thread, no job's end is detected
-                logger.exception("an answer is not understood")
+                logger.exception("cannot parse an answer of Kubernetes")
                 since = None
                 self._note(
                     f"cannot watch {self._where[0].plural}: the answer of {self._cluster.address} is not understood "
-                    f"({error!r}); it is asked again, see what is between it and this machine if this lasts"
+                    f"({error!r}); the call is retried, check the proxies between it and this machine if this lasts"
                 )
             else:
-                pause_s = _FIRST_PAUSE_S
-            if time.monotonic() - began_at_s < _MIN_WATCH_S or self._trouble:
-                self._must_end.wait(pause_s)
-                pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+                pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
+            if time.monotonic() - began_at_s < _MIN_WATCH_S or self._failure:
+                self._must_end.wait(next(pauses_s))
 
     def _list(self) -> str:
         found, version = self._cluster.objects(*self._where, self._fields, self._concerns)
         there = {document["metadata"]["uid"] for document in found}
         for uid in [uid for uid in self._known if uid not in there]:
-            self._say(Deleted(self._known.pop(uid)))
+            self._emit(Deleted(self._known.pop(uid)))
         for document in found:
             self._take("ADDED", document)
-        self._say(Synced())
+        self._emit(Synced())
         return version
 
     def _take(self, kind: str, document: Document) -> None:
@@ -157,16 +157,16 @@ class Watch:
         uid, version = document["metadata"]["uid"], document["metadata"]["resourceVersion"]
         if kind == "DELETED":
             self._known.pop(uid, None)
-            self._say(Deleted(document))
+            self._emit(Deleted(document))
         elif (before := self._known.get(uid)) is None or before["metadata"]["resourceVersion"] != version:
             self._known[uid] = document
-            self._say(Upserted(document))
+            self._emit(Upserted(document))
 
-    def _note(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            self._trouble = trouble
-            self._say(WatchFailed(trouble))
+    def _note(self, failure: str) -> None:
+        if failure != self._failure:
+            self._failure = failure
+            self._emit(WatchFailed(failure))
 
-    def _say(self, change: Change) -> None:
+    def _emit(self, change: Change) -> None:
         if not self._must_end.is_set():
-            self._tell(change)
+            self._report(change)

@@ -1,5 +1,6 @@
 """Allocates GPUs of this machine to jobs. Pure bookkeeping."""
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,6 @@ class GpuShares:
 
     indices: tuple[int, ...]
     max_jobs_per_gpu: int
-    _load: Counter[int] = field(default_factory=Counter)
     _held: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -51,9 +51,10 @@ class GpuShares:
 
     def take(self, job_id: str, count: int) -> tuple[int, ...] | None:
         """Allocate the `count` least loaded GPUs to the job; None if too few are free."""
+        load = Counter(itertools.chain.from_iterable(self._held.values()))
         free = sorted(
-            (index for index in self.indices if self._load[index] < self.max_jobs_per_gpu),
-            key=lambda index: (self._load[index], index),
+            (index for index in self.indices if load[index] < self.max_jobs_per_gpu),
+            key=lambda index: (load[index], index),
         )[:count]
         if len(free) < count:
             return None
@@ -62,7 +63,6 @@ class GpuShares:
     def hold(self, job_id: str, indices: tuple[int, ...]) -> tuple[int, ...]:
         """Record that the job has these GPUs."""
         self._held[job_id] = indices
-        self._load.update(indices)
         return indices
 
     def held_by(self, job_id: str) -> tuple[int, ...]:
@@ -71,4 +71,4 @@ class GpuShares:
 
     def release(self, job_id: str) -> None:
         """Free the job's GPUs."""
-        self._load.subtract(self._held.pop(job_id, ()))
+        self._held.pop(job_id, None)
