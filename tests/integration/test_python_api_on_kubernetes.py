@@ -107,4 +107,4 @@ def test_the_code_of_nnis_page_runs_as_it_is_printed(place):
         kinds = (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS)
         wait_until(lambda: not any(cluster.store.list(kind) for kind in kinds), "nothing is left", 20)
         known = look(ExperimentFolder(place / "nni-experiments" / experiment_id))
-        assert (known.manager, known.status()["status"]) == (None, "DONE")
+        assert (known.manager, known.stored.status()["status"]) == (None, "DONE")

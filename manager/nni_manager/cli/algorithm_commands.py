@@ -9,20 +9,11 @@ from typing import Any
 
 import click
 
-from nni_manager.cli.options import example, json_anyway, json_option
+from nni_manager.cli.options import FILE, example, group, json_anyway, json_option
 from nni_manager.client import output
 from nni_manager.errors import UserError
 
-
-@click.group()
-def algo() -> None:
-    """List tuners and assessors, and register your own.
-
-    \b
-    Example:
-      nnictl algo list
-    """
-    return
+algo = group("algo", "List tuners and assessors, and register your own.", "nnictl algo list")
 
 
 @algo.command("list", epilog=example("nnictl algo list", "nnictl algo list --json"))
@@ -56,7 +47,7 @@ def show(name: str) -> None:
 
 
 @algo.command(epilog=example("nnictl algo register --meta demo_tuner.yml"))
-@click.option("--meta", "-m", "meta", metavar="FILE", required=True, type=click.Path(path_type=Path),
+@click.option("--meta", "-m", "meta", metavar="FILE", required=True, type=FILE,
               help="YAML with algoType, builtinName, className and, if the module is not installed, codeDirectory.")  # fmt: skip
 def register(meta: Path) -> None:
     """Register your tuner or assessor under a name.

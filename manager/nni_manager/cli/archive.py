@@ -42,6 +42,7 @@ from nni_manager.cli.archive_reader import (
     refuse_links_out,
     unpack,
 )
+from nni_manager.client.stored import StoredDocuments
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import AzureStorage, ClaimStorage, ExperimentSpec, KubernetesConfig, PaiConfig
 from nni_manager.engine.code_snapshot import take_snapshot
@@ -108,8 +109,7 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
         raise UserError(
             f"cannot write {target}: there is no folder {target.parent}; make it, or name another"
         )
-    with StoreReader(folder.database) as reader:
-        config = ExperimentSpec.from_json(reader.experiment().config)
+    config = StoredDocuments(folder).config()
     warnings, left_out = [], 0
     if config.kubernetes is not None and isinstance(config.kubernetes.storage, AzureStorage):
         warnings.append(f"{target} holds nothing of what trials left on the share; get it there")
@@ -197,12 +197,17 @@ def _add_tree(archive: tarfile.TarFile, name: str, root: Path) -> int:
 # ---- load
 
 
-def load(
-    path: Path, places: Places, limits: ArchiveLimits = LIMITS
-) -> tuple[ExperimentFolder, ExperimentSpec, bool]:
-    """Create an experiment from the archive, and return its folder and config. Nothing runs, and no manager owns it.
+@dataclass(frozen=True, slots=True)
+class LoadedExperiment:
+    """An experiment from an archive. `has_its_code`: False if the code folder was not empty, so the code was left out."""
 
-    The last value is False if the archive's code was left out, because the code folder is not empty.
+    folder: ExperimentFolder
+    config: ExperimentSpec
+    has_its_code: bool
+
+
+def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedExperiment:
+    """Create an experiment from the archive. Nothing runs, and no manager owns it.
 
     A failure leaves nothing behind.
 
@@ -248,7 +253,7 @@ def load(
                     secret=secrets.token_bytes(32),
                     metadata_of=strip_pickles,
                 )
-            has_own_code = _fill(folder, config, part, limits, path)
+            has_its_code = _fill(folder, config, part, limits, path)
             Registry.of_user().add(folder)
         except FileExistsError as error:
             shutil.rmtree(folder.path, ignore_errors=True)
@@ -258,7 +263,7 @@ def load(
         except BaseException:
             folder.remove()
             raise
-    return folder, config, has_own_code
+    return LoadedExperiment(folder, config, has_its_code)
 
 
 @contextlib.contextmanager

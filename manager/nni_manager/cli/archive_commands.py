@@ -8,9 +8,9 @@ from pathlib import Path
 
 import click
 
-from nni_manager.cli.options import example, named_experiment_argument
+from nni_manager.cli.options import FILE, example, named_experiment_argument
 from nni_manager.client import output
-from nni_manager.client.experiments import resolve, stored_status
+from nni_manager.client.experiments import resolve
 from nni_manager.errors import UserError
 from nni_manager.plain_text import escaped
 
@@ -22,7 +22,7 @@ from nni_manager.plain_text import escaped
     )
 )
 @named_experiment_argument
-@click.option("--path", "-p", "target", metavar="FILE|DIR", type=click.Path(path_type=Path),
+@click.option("--path", "-p", "target", metavar="FILE|DIR", type=FILE,
               help="Where the archive is written.  [default: ID-DATE.tar.gz here]")  # fmt: skip
 @click.option(
     "--saveCodeDir",
@@ -39,7 +39,7 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
     name = known.experiment_id
     if known.manager is not None:
         raise UserError(f"cannot save experiment {name}: it runs; `nnictl stop {name}` first")
-    state = stored_status(known.folder)
+    state = known.stored.status()
     if not state["isOver"]:
         raise UserError(
             f"cannot save experiment {name}: its manager died while it was {state['status']}, and its trials may run; "
@@ -65,7 +65,7 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
         "nnictl experiment load -p digits.tar.gz --codeDir ~/digits --logDir /data/experiments",
     )
 )
-@click.option("--path", "-p", "source", metavar="FILE", required=True, type=click.Path(path_type=Path))
+@click.option("--path", "-p", "source", metavar="FILE", required=True, type=FILE)
 @click.option("--codeDir", "-c", "code_dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
               help="The code folder. Code that was saved is unpacked there if it is empty.")  # fmt: skip
 @click.option("--logDir", "-l", "log_dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
@@ -90,12 +90,14 @@ def load(
     OPENPAI_TOKEN or OPENPAI_PASSWORD.
     """
     from nni_manager.cli import archive, archive_reader
+    from nni_manager.client.stored import StoredDocuments
 
     token, password = os.environ.get("OPENPAI_TOKEN"), os.environ.get("OPENPAI_PASSWORD")
     logs = _absolute(log_dir) or Path.home() / "nni-experiments"
     places = archive.Places(logs, _absolute(code_dir), _absolute(storage), token, password)
     limits = archive_reader.NO_LIMITS if is_unlimited else archive_reader.LIMITS
-    folder, config, has_own_code = archive.load(source, places, limits)
+    loaded = archive.load(source, places, limits)
+    folder, config = loaded.folder, loaded.config
     if space_path is not None:
         # UTF-8 cannot encode a lone surrogate, so it is written as a JSON escape.
         space_path.write_text(
@@ -104,8 +106,8 @@ def load(
             "backslashreplace",
         )
     name = folder.experiment_id
-    output.info(f"Loaded experiment {name} ({stored_status(folder)['status']}) into {folder.path}")
-    if not has_own_code:
+    output.info(f"Loaded experiment {name} ({StoredDocuments(folder).status()['status']}) into {folder.path}")
+    if not loaded.has_its_code:
         output.warning(
             f"the archive's code was not unpacked, because there is code in {config.code_dir}: that is what would run; name an "
             "empty folder with --codeDir to have the archive's"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli.options import example, experiment_argument, trial_option
+from nni_manager.cli.options import FILE, example, experiment_argument, group, trial_option
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.client.manager_client import ManagerClient
@@ -21,13 +21,7 @@ if TYPE_CHECKING:
 _MAX_IMPORTED_BYTES = 4 * 1024 * 1024
 
 _file = click.option(
-    "--filename",
-    "-f",
-    "path",
-    metavar="FILE",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="A JSON file.",
+    "--filename", "-f", "path", metavar="FILE", required=True, type=FILE, help="A JSON file."
 )
 
 
@@ -62,15 +56,11 @@ def _refuse(document: Document, problems: Sequence[tuple[PathInFile, str]]) -> N
 # ---- update
 
 
-@click.group()
-def update() -> None:
-    """Change a running experiment. The change is stored: a resumed experiment keeps it.
-
-    \b
-    Example:
-      nnictl update trialnum --value 100
-    """
-    return
+update = group(
+    "update",
+    "Change a running experiment. The change is stored: a resumed experiment keeps it.",
+    "nnictl update trialnum --value 100",
+)
 
 
 @update.command(
@@ -90,54 +80,35 @@ def searchspace(experiment_id: str | None, path: Path) -> None:
     _put(experiment_id, "SEARCH_SPACE", "searchSpace", document.value)
 
 
-def _limit(name: str, update_type: str, key: str, kind: Any, metavar: str, help_: str, value: str) -> None:
-    @update.command(
-        name,
-        help=help_,
-        epilog=example(f"nnictl update {name} --value {value}", f"nnictl update {name} GvTf2bVe -v {value}"),
-    )
+def _add_limit(name: str, update_type: str, key: str, kind: type, value: str, help_text: str) -> None:
+    examples = example(f"nnictl update {name} --value {value}", f"nnictl update {name} GvTf2bVe -v {value}")
+
+    @update.command(name, help=help_text, epilog=examples)
     @experiment_argument
-    @click.option("--value", "-v", required=True, type=kind, metavar=metavar, help="What it is from now on.")
+    @click.option(
+        "--value",
+        "-v",
+        required=True,
+        type=kind,
+        metavar="N" if kind is int else "TIME",
+        help="The new value.",
+    )
     def change(experiment_id: str | None, value: Any) -> None:
         _put(experiment_id, update_type, key, value)
 
 
-_limit(
-    "concurrency",
-    "TRIAL_CONCURRENCY",
-    "trialConcurrency",
-    int,
-    "N",
-    "Run as many trials at a time. Those that are too many run to their end.",
-    "4",
-)
-_limit(
-    "trialnum",
-    "MAX_TRIAL_NUM",
-    "maxTrialNum",
-    int,
-    "N",
-    "Stop asking for trials after so many. An experiment that is DONE for this goes on when it is raised.",
-    "100",
-)
-_limit(
-    "duration",
-    "MAX_EXEC_DURATION",
-    "maxExecDuration",
-    str,
-    "TIME",
-    "Stop asking for trials after so much time, such as 90m. An experiment that is DONE for this goes on when it is raised.",
-    "2h",
-)
-_limit(
-    "trialduration",
-    "MAX_TRIAL_DURATION",
-    "maxTrialDuration",
-    str,
-    "TIME",
-    "Stop each trial that runs for longer, such as 30m.",
-    "30m",
-)
+_RAISED = "A higher limit continues an experiment that is DONE because of it."
+for _limit in (
+    ("concurrency", "TRIAL_CONCURRENCY", "trialConcurrency", int, "4",
+     "Set how many trials run at a time. Surplus trials run to their end."),
+    ("trialnum", "MAX_TRIAL_NUM", "maxTrialNum", int, "100",
+     f"Set the number of trials after which none starts. {_RAISED}"),
+    ("duration", "MAX_EXEC_DURATION", "maxExecDuration", str, "2h",
+     f"Set the time, such as 90m, after which no trial starts. {_RAISED}"),
+    ("trialduration", "MAX_TRIAL_DURATION", "maxTrialDuration", str, "30m",
+     "Stop each trial that runs for longer, such as 30m."),
+):  # fmt: skip
+    _add_limit(*_limit)
 
 
 def _put(experiment_id: str | None, update_type: str, key: str, value: Any) -> None:

@@ -12,30 +12,21 @@ from nni_manager.cli.options import (
     confirm,
     example,
     experiment_argument,
+    group,
     json_anyway,
     json_option,
+    yes_option,
 )
 from nni_manager.client import output
-from nni_manager.client.experiments import (
-    KnownExperiment,
-    known_experiments,
-    match_prefix,
-    resolve,
-    stored_status,
-)
+from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
 from nni_manager.errors import NniManagerError, UserError
-from nni_manager.store.folders import ExperimentFolder, Registry, corrupt_entries
+from nni_manager.store.folders import Registry, corrupt_entries
 
-
-@click.group()
-def experiment() -> None:
-    """List, export, save, load and delete experiments.
-
-    \b
-    Example:
-      nnictl experiment list --all
-    """
-    return
+experiment = group(
+    "experiment",
+    "List, export, save, load and delete experiments.",
+    "nnictl experiment list --all",
+)
 
 
 @experiment.command("list", epilog=example("nnictl experiment list", "nnictl experiment list --all --json"))
@@ -93,7 +84,7 @@ def _status_word(line: dict[str, Any]) -> str:
 @json_anyway
 def show(experiment_id: str | None) -> None:
     """Print an experiment's profile as JSON: limits, search space, tuner, trial, and transport of each running trial."""
-    output.print_json(resolve(experiment_id).profile())
+    output.print_json(resolve(experiment_id).get("/experiment"))
 
 
 @experiment.command(epilog=example("nnictl experiment status", "nnictl experiment status GvTf2bVe"))
@@ -106,7 +97,7 @@ def status(experiment_id: str | None) -> None:
     if client is not None:
         output.print_json(client.get("/check-status"))
         return
-    stored = stored_status(known.folder)
+    stored = known.stored.status()
     output.print_json({"status": stored["status"], "errors": stored["errors"]})
     if not stored["isOver"]:
         name = known.experiment_id
@@ -127,7 +118,7 @@ def status(experiment_id: str | None) -> None:
 @click.option(
     "--force", is_flag=True, help="Also what cannot be read, and one whose trials run without a manager."
 )
-@click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask.")
+@yes_option
 def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed: bool) -> int:
     """Delete an experiment and all its data, also on the shared storage. Your code is kept."""
     if (experiment_id is None) == (not all_of_them):
@@ -183,7 +174,7 @@ def _reason_to_keep(known: KnownExperiment, force: bool) -> str | None:
         if left := processes_left(known.folder):
             return f"cannot delete experiment {name}: {left}, and nothing can be read of it ({why}); `nnictl stop {name}` first"
         return f"cannot delete experiment {name}, of which nothing can be read ({why}); use --force"
-    state = stored_status(known.folder)
+    state = known.stored.status()
     if state["isOver"]:
         return None
     remains = remains_of(known.folder)
@@ -195,19 +186,6 @@ def _reason_to_keep(known: KnownExperiment, force: bool) -> str | None:
     return None
 
 
-def _remove_from_share(folder: ExperimentFolder) -> str:
-    from nni_manager.config.model import ExperimentSpec
-    from nni_manager.store.reader import StoreReader
-    from nni_manager.training_service_factory import remove_from_share
-
-    try:
-        with StoreReader(folder.database) as reader:
-            config = ExperimentSpec.from_json(reader.experiment().config)
-    except NniManagerError:
-        return ""  # the share is unknown
-    return remove_from_share(config, folder.workspace)
-
-
 def _delete(known: KnownExperiment) -> str | None:
     """Delete the experiment; return the reason if it cannot be removed completely, else None."""
     workspace = known.folder.workspace.root
@@ -216,13 +194,15 @@ def _delete(known: KnownExperiment) -> str | None:
         with contextlib.suppress(OSError):
             stack.enter_context(known.folder.owned())
         from nni_manager.client.remains import processes_left
+        from nni_manager.training_service_factory import remove_from_share
 
         if still := processes_left(known.folder):
             output.warning(
                 f"experiment {known.experiment_id} is deleted while {still}; end them with `kill -9`"
             )
-        if why := _remove_from_share(known.folder):
-            output.warning(why)
+        with contextlib.suppress(NniManagerError):  # without its configuration, its share is unknown
+            if why := remove_from_share(known.stored.config(), known.folder.workspace):
+                output.warning(why)
         known.folder.remove()
     left = [path for path in (workspace, known.folder.path) if path.exists()]
     if left:

@@ -39,11 +39,8 @@ Record = dict[str, Any]
 )
 def export(experiment_id: str | None, target: Path | None, kind: str, has_intermediates: bool) -> None:
     """Print parameters and final results of the trials."""
-    from nni_manager.store.reader import StoreReader
-
     known = resolve(experiment_id)
-    with StoreReader(known.folder.database) as reader:
-        records = list(records_of(reader, has_intermediates=has_intermediates))
+    records = known.stored.read(lambda reader: list(records_of(reader, has_intermediates=has_intermediates)))
     text = to_csv(records) if kind == "csv" else to_json(records)
     if not records:
         name = known.experiment_id

@@ -11,36 +11,24 @@ import click
 from nni_manager.cli.banner import print_commands
 from nni_manager.cli.exit_codes import INTERRUPTED
 from nni_manager.cli.options import (
-    Port,
     complete_experiment,
+    config_option,
     example,
     experiment_argument,
+    host_option,
     named_experiment_argument,
+    port_option,
     start_options,
 )
 from nni_manager.client import output
-from nni_manager.client.experiments import (
-    KnownExperiment,
-    known_experiments,
-    match_prefix,
-    resolve,
-    stored_status,
-)
+from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
 from nni_manager.errors import NniManagerError, UserError
 
 
 @click.command(epilog=example("nnictl create --config config.yml", "nnictl create -c config.yml -p auto -f"))
-@click.option(
-    "--config",
-    "-c",
-    "config_path",
-    metavar="FILE",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="The experiment file.",
-)
+@config_option("The experiment file.")
 @start_options
 def create(config_path: Path, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Start a new experiment."""
@@ -108,15 +96,8 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
 @click.command(epilog=example("nnictl view GvTf2bVe", "nnictl view GvTf2bVe --port 8090 --foreground"))
 @named_experiment_argument
 @click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until somebody ends the view.")
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="ADDRESS",
-    help="Where the HTTP API listens. Beyond this machine it speaks HTTPS.",
-)
-@click.option("--port", "-p", type=Port(), default="8080", show_default=True, metavar="N|auto",
-              help="Port of the HTTP API. auto: the first that is free.")  # fmt: skip
+@host_option
+@port_option("8080", "Port of the HTTP API. auto: the first free one.")
 def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> int:
     """Serve a stored experiment read-only."""
     from nni_manager.client import manager_process
@@ -210,7 +191,7 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
         output.info(f"Stop experiment success. `nnictl resume {name}` goes on with it.")
     except KeyboardInterrupt:
         leave(known)
-        state = stored_status(known.folder)["status"]
+        state = known.stored.status()["status"]
         if state in ("STOPPING", "STOPPED"):
             output.warning(
                 f"experiment {name} ends without its manager: every trial was told to stop, and one that does not "
@@ -293,7 +274,7 @@ def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[Kno
             return [known]
         if known.problem:
             raise UserError(known.problem)
-        name, status = known.experiment_id, stored_status(known.folder)
+        name, status = known.experiment_id, known.stored.status()
         if status["isOver"]:
             raise UserError(
                 f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would go on with it"

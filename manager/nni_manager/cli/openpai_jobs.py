@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli.options import Command, example
+from nni_manager.cli.options import FILE, Command, example, json_option
 from nni_manager.client import output
 from nni_manager.errors import RetryableError, UserError
 
@@ -96,16 +96,15 @@ def _on_a_cluster(command: Command) -> Command:
         click.option("--user", metavar="USER", help="Your account there, or OPENPAI_USER."),
         click.option("--host", metavar="HOST", help="The cluster, or OPENPAI_HOST."),
         click.option(
-            "--config", "-c", metavar="FILE", type=click.Path(path_type=Path), help="An experiment file that names them."
+            "--config", "-c", metavar="FILE", type=FILE, help="An experiment file that names them."
         ),
     ):  # fmt: skip
         made = option(made)
     return made
 
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _job = click.argument("job", metavar="JOB")
-_file = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+_file = click.argument("file", metavar="FILE", type=FILE)
 
 
 # ---- submit
@@ -117,7 +116,7 @@ _file = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
 @click.option(
     "--tag", "tags", metavar="TAG", multiple=True, help="A tag for the job. Can be given several times."
 )
-@_json
+@json_option
 def submit(access: Access, file: Path, tags: Sequence[str], as_json: bool) -> None:
     """Submit a job file."""
     _refuse_commas(tags)
@@ -138,7 +137,7 @@ def submit(access: Access, file: Path, tags: Sequence[str], as_json: bool) -> No
 
 @click.command(epilog=example("nnictl openpai validate job.yml", "nnictl openpai validate job.yml --json"))
 @_file
-@_json
+@json_option
 def validate(file: Path, as_json: bool) -> int:
     """Validate a job file, more strictly than OpenPAI does.
 
@@ -201,7 +200,7 @@ def _warnings(job: RenderedJob) -> list[str]:
 )
 @click.option("--all-users", is_flag=True, help="Also those of other users.")
 @click.option("--head", type=click.IntRange(1), metavar="N", help="Only the newest N.")
-@_json
+@json_option
 def list_jobs(
     access: Access,
     states: str,
@@ -252,7 +251,7 @@ def list_jobs(
 @click.command(epilog=example("nnictl openpai show nni_exp_GvTf2bVe_trial_aB3dE --config config.yml"))
 @_on_a_cluster
 @_job
-@_json
+@json_option
 def show(access: Access, job: str, as_json: bool) -> None:
     """Show a job: its state, the reason for its end, its tasks."""
     detail = access.cluster().job(job)
@@ -291,9 +290,7 @@ def show(access: Access, job: str, as_json: bool) -> None:
 @click.command(epilog=example("nnictl openpai export train --config config.yml --output job.yml"))
 @_on_a_cluster
 @_job
-@click.option(
-    "--output", "-o", "target", metavar="FILE", type=click.Path(path_type=Path), help="Write it there."
-)
+@click.option("--output", "-o", "target", metavar="FILE", type=FILE, help="Write it there.")
 def export(access: Access, job: str, target: Path | None) -> None:
     """Print a job as a job file. Its secrets are masked: fill in your own before you submit it again."""
     text = access.cluster().config(job)

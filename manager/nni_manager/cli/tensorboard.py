@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nni_manager.cli.options import Port, complete_trial, example, experiment_argument
+from nni_manager.cli.options import complete_trial, example, experiment_argument, group, port_option
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.errors import RetryableError, UserError
@@ -38,17 +38,11 @@ class TensorBoardFailed(RetryableError):
     """cannot start TensorBoard; the last line of its output names the cause"""
 
 
-@click.group()
-def tensorboard() -> None:
-    """Show the TensorBoard logs of trials.
-
-    A trial writes them to `$NNI_OUTPUT_DIR/tensorboard`.
-
-    \b
-    Example:
-      nnictl tensorboard start --trial-id aB3dE
-    """
-    return
+tensorboard = group(
+    "tensorboard",
+    "Show the TensorBoard logs of trials.\n\nA trial writes them to `$NNI_OUTPUT_DIR/tensorboard`.",
+    "nnictl tensorboard start --trial-id aB3dE",
+)
 
 
 @tensorboard.command(
@@ -59,7 +53,7 @@ def tensorboard() -> None:
 @experiment_argument
 @click.option("--trial-id", "-T", "trial_ids", metavar="TRIAL", multiple=True, shell_complete=complete_trial,
               help="Only this trial; several are possible.  [default: all]")  # fmt: skip
-@click.option("--port", "-p", type=Port(), default="6006", show_default=True, metavar="N|auto")
+@port_option("6006")
 def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | None) -> None:
     """Start TensorBoard on this machine in the background, and print its address.
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import psutil
 
-from nni_manager.client.experiments import KnownExperiment, stored_status
+from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerUnresponsive
 from nni_manager.client.parent_death_pipe import ParentDeathPipe
 from nni_manager.client.preflight import HOST, ports_are_free
@@ -422,7 +422,7 @@ def _wake(known: KnownExperiment, process: ManagerProcess) -> None:
 
 def _is_recorded(known: KnownExperiment) -> bool:
     try:
-        return bool(stored_status(known.folder)["isOver"])
+        return bool(known.stored.status()["isOver"])
     except NniManagerError:
         return False  # a database on a full disk may be unreadable
 

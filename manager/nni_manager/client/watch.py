@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from nni_manager.client import output
-from nni_manager.client.experiments import KnownExperiment, stored_status, stored_summary
+from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.manager_client import ManagerUnresponsive
 from nni_manager.domain.message_summary import why_it_ended
 from nni_manager.errors import NniManagerError, RetryableError, UserError
@@ -71,7 +71,8 @@ def follow(
     """
     client = known.client()
     if client is None:
-        return stored_summary(known.folder)
+        stored: Summary = known.stored.get("/summary")
+        return stored
     answered_at_s = time.monotonic()
     with shown_by or _view() as view:
         while True:
@@ -95,9 +96,9 @@ def follow(
 
 
 def _summary_without_manager(known: KnownExperiment, view: ProgressDisplay) -> Summary:
-    if stored_status(known.folder)["isOver"]:
+    if known.stored.status()["isOver"]:
         # Another process has stopped it.
-        summary = stored_summary(known.folder)
+        summary: Summary = known.stored.get("/summary")
         view.show(summary)
         return summary
     raise ManagerExited(
