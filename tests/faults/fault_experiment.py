@@ -54,7 +54,7 @@ _STOP = """
 import sys
 from pathlib import Path
 from nni_manager.client.experiments import look
-from nni_manager.client.manager_process import stop_experiment
+from nni_manager.client.manager_stop import stop_experiment
 from nni_manager.errors import NniManagerError
 from nni_manager.store.folders import ExperimentFolder
 

@@ -231,7 +231,7 @@ def test_the_end_of_python_stops_the_experiment_and_that_of_what_was_forked_does
     assert "after fork RUNNING\n" in read_until(script, "after fork")
     _, err = script.communicate("\n", timeout=60)
     assert (script.returncode, err) == (0, "")
-    assert known()[0].status()["status"] == "STOPPED"
+    assert known()[0].stored.status()["status"] == "STOPPED"
     assert left_in(place) == []
 
 
@@ -248,7 +248,7 @@ def test_kill_9_stops_the_experiment_and_not_a_detached_one(place, started):
 
     def tied_has_ended():
         tied = next(each for each in known() if each.experiment_id == tied_id)
-        return tied.manager is None and tied.status()["status"] == "STOPPED" and tied
+        return tied.manager is None and tied.stored.status()["status"] == "STOPPED" and tied
 
     tied = wait_until(tied_has_ended, "the manager has stopped the experiment by itself")
     assert "stops, as the program that wanted it has ended" in tied.folder.manager_log.read_text()

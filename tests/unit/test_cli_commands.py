@@ -21,7 +21,7 @@ from attempts import RegisteringStore, attempt_id
 from strangers import give_away
 
 from nni_manager.cli import main
-from nni_manager.client import manager_process
+from nni_manager.client import manager_process, manager_stop
 from nni_manager.client.experiments import resolve
 from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerUnresponsive
 from nni_manager.client.remains import remains_of
@@ -626,8 +626,8 @@ def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, m
             if len(lines) == 3:
                 owner.close()  # the manager ends
 
-        monkeypatch.setattr(manager_process, "_REPORT_INTERVAL_S", 0.0)
-        manager_process.stop_experiment(resolve("abc11111"), report)
+        monkeypatch.setattr(manager_stop, "_REPORT_INTERVAL_S", 0.0)
+        manager_stop.stop_experiment(resolve("abc11111"), report)
     assert lines == ["1 trial has not ended yet", "cannot write db: disk full", "2 trials have not ended yet"]
 
 
@@ -635,7 +635,7 @@ def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, m
 def test_a_process_that_only_has_the_managers_number_gets_no_signal_and_is_not_named(
     an_experiment, monkeypatch, looks_like
 ):
-    monkeypatch.setattr(manager_process, "_LEFT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(manager_stop, "_LEFT_TIMEOUT_S", 0.2)
     folder = an_experiment("abc11111")
     arguments = ["600"] if looks_like == "another program" else ["600", str(folder.path), "--view"]
     sleep = "import sys, time; time.sleep(int(sys.argv[1]))"
@@ -645,8 +645,8 @@ def test_a_process_that_only_has_the_managers_number_gets_no_signal_and_is_not_n
     ):
         try:
             folder.write_process(ManagerProcess(bystander.pid, "127.0.0.1", 9000, __version__))
-            with pytest.raises(manager_process.ManagerStuck) as caught:
-                manager_process.leave(resolve("abc11111"))
+            with pytest.raises(manager_stop.ManagerStuck) as caught:
+                manager_stop.leave(resolve("abc11111"))
             assert str(lease.holder) in str(caught.value)
             assert "kill" not in str(caught.value)
             assert str(bystander.pid) not in str(caught.value)
@@ -656,7 +656,7 @@ def test_a_process_that_only_has_the_managers_number_gets_no_signal_and_is_not_n
 
 
 def test_a_manager_that_ignores_the_word_to_end_is_named(an_experiment, monkeypatch):
-    monkeypatch.setattr(manager_process, "_LEFT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(manager_stop, "_LEFT_TIMEOUT_S", 0.2)
     folder = an_experiment("abc11111")
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
     with (
@@ -666,8 +666,8 @@ def test_a_manager_that_ignores_the_word_to_end_is_named(an_experiment, monkeypa
         try:
             manager.stdout.readline()
             folder.write_process(ManagerProcess(manager.pid, "127.0.0.1", 9000, __version__))
-            with pytest.raises(manager_process.ManagerStuck, match=f"`kill -9 {manager.pid}`"):
-                manager_process.leave(resolve("abc11111"))
+            with pytest.raises(manager_stop.ManagerStuck, match=f"`kill -9 {manager.pid}`"):
+                manager_stop.leave(resolve("abc11111"))
         finally:
             manager.kill()
 
@@ -694,15 +694,15 @@ def test_a_manager_that_had_no_room_is_asked_again_to_stop_and_not_ended_by_a_si
     def no_signal(_):
         raise AssertionError("it was ended by a signal")
 
-    monkeypatch.setattr(manager_process, "leave", no_signal)
+    monkeypatch.setattr(manager_stop, "leave", no_signal)
     with an_http_manager(lambda: next(answers), asked) as port, contextlib.ExitStack() as owner:
         folder = an_experiment("abc11111")
         owner.enter_context(folder.owned())
         with subprocess.Popen(["true"]) as over:
             pass
         folder.write_process(ManagerProcess(over.pid, "127.0.0.1", port, __version__))
-        monkeypatch.setattr(manager_process, "_wait_until_gone", lambda *_: True)
-        manager_process.stop_experiment(resolve("abc11111"), print)
+        monkeypatch.setattr(manager_stop, "_wait_until_gone", lambda *_: True)
+        manager_stop.stop_experiment(resolve("abc11111"), print)
     get, delete = "GET /api/v1/nni/summary", "DELETE /api/v1/nni/experiment"
     assert asked == [get, get, get, delete]
 

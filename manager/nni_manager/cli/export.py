@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import click
 from nni_manager.cli.options import example, experiment_argument
 from nni_manager.client import output
 from nni_manager.client.experiments import resolve
-from nni_manager.client.results import flat_columns
+from nni_manager.client.results import finite, flat_columns
 
 if TYPE_CHECKING:
     from nni_manager.store.reader import StoreReader
@@ -80,19 +79,8 @@ def _value_of(text: str) -> Any:
 
 def to_json(records: Sequence[Record]) -> str:
     """A JSON list with one record per line. NaN and infinities become null, because JSON does not have them."""
-    lines = [json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) for record in records]
+    lines = [json.dumps(finite(record), ensure_ascii=False, allow_nan=False) for record in records]
     return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case dict():
-            return {name: _finite(entry) for name, entry in value.items()}
-        case list():
-            return [_finite(entry) for entry in value]
-        case float() if not math.isfinite(value):
-            return None
-    return value
 
 
 def to_csv(records: Sequence[Record]) -> str:

@@ -71,7 +71,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
 @start_options
 def resume(experiment_id: str, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Resume an experiment whose manager is not running."""
-    from nni_manager.client import manager_process
+    from nni_manager.client import manager_process, manager_stop
 
     known = resolve(experiment_id)
     name = known.experiment_id
@@ -86,7 +86,7 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
         )
     if known.view is not None:
         # The manager serves everything that the view serves, usually on the same port.
-        manager_process.end_view(known)
+        manager_stop.end_view(known)
         output.info(f"Ended the view of experiment {name} on port {known.view.port}")
     ports = _ports(port, host)
     output.info("Starting restful server...")
@@ -100,7 +100,7 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
 @port_option("8080", "Port of the HTTP API. auto: the first free one.")
 def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> int:
     """Serve a stored experiment read-only."""
-    from nni_manager.client import manager_process
+    from nni_manager.client import manager_process, manager_stop
 
     known = resolve(experiment_id)
     name, server = known.experiment_id, known.manager or known.view
@@ -115,12 +115,12 @@ def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> i
         output.info(f"Experiment {name} is served at {api_url(known.view)}, to be looked at and not changed")
         print_links(name, known.view)
         if foreground:
-            manager_process.wait_for_view(known)
+            manager_stop.wait_for_view(known)
         else:
             output.info(f"`nnictl stop {name}` ends that; `nnictl resume {name}` goes on with the experiment")
     except KeyboardInterrupt:
         if foreground:
-            manager_process.end_view(known)
+            manager_stop.end_view(known)
         return INTERRUPTED
     return 0
 
@@ -167,7 +167,7 @@ def _print_banner(known: KnownExperiment, foreground: bool) -> None:
 def _stay(known: KnownExperiment) -> int:
     """Show the experiment until its end, then stop its manager; return the exit code."""
     from nni_manager.client import watch
-    from nni_manager.client.manager_process import stop_experiment
+    from nni_manager.client.manager_stop import stop_experiment
 
     summary = watch.follow(known)
     watch.show_results(summary, known)
@@ -181,7 +181,7 @@ def _stay(known: KnownExperiment) -> int:
 
 def _stop_after_interrupt(known: KnownExperiment) -> int:
     """Stop the experiment after Ctrl-C. A second Ctrl-C terminates its manager at once, without waiting for its trials."""
-    from nni_manager.client.manager_process import leave, stop_experiment
+    from nni_manager.client.manager_stop import leave, stop_experiment
 
     name = known.experiment_id
     try:
@@ -214,7 +214,7 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
 
     Running trials are cancelled; data is kept. Views of the experiments end as well.
     """
-    from nni_manager.client.manager_process import end_view, stop_experiment
+    from nni_manager.client.manager_stop import end_view, stop_experiment
     from nni_manager.client.remains import end_processes
 
     chosen = _to_stop(experiment_id, all_of_them, port)

@@ -6,7 +6,7 @@ import asyncio
 import socket
 
 from nni_manager.client.experiments import KnownExperiment
-from nni_manager.client.manager_process import StopNotRecorded
+from nni_manager.client.manager_stop import StopNotRecorded
 from nni_manager.client.stored import StoredDocuments
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import NniManagerError

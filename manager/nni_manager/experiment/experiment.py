@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from nni_manager.client import manager_process, output, preflight, watch
+from nni_manager.client import manager_process, manager_stop, output, preflight, watch
 from nni_manager.client.experiments import KnownExperiment, known_experiments, look
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
@@ -159,9 +159,7 @@ class Experiment(StartedExperiment):
             raise UserError(
                 f"cannot start experiment {self.id}: it is served on port {self.port}; stop() it first, or make another"
             )
-        if not isinstance(run_mode, RunMode):
-            modes = ", ".join(map(str, RunMode))
-            raise UserError(f"cannot start with run_mode={run_mode!r}; write one of {modes}")
+        _check_run_mode(run_mode)
         with in_python_terms():
             config = self.config.checked()
             if debug:
@@ -208,10 +206,10 @@ class Experiment(StartedExperiment):
         self._is_stopping = True
         known = look(self._folder)
         if known is not None and known.view is not None:
-            manager_process.end_view(known)
+            manager_stop.end_view(known)
         if known is not None and known.manager is not None:
             output.info(f"Stopping experiment {self.id}")
-            manager_process.stop_experiment(known, output.info)
+            manager_stop.stop_experiment(known, output.info)
             output.info(f"Experiment {self.id} is stopped; Experiment.resume({self.id!r}) goes on with it")
         self._let_go()
 
@@ -284,7 +282,7 @@ class Experiment(StartedExperiment):
             )
         if not non_blocking:
             try:
-                manager_process.wait_for_view(known)
+                manager_stop.wait_for_view(known)
             except KeyboardInterrupt:
                 output.info(f"Ctrl-C: experiment {self.id} is served no more")
             finally:
@@ -338,7 +336,7 @@ class Experiment(StartedExperiment):
     def _resume(self, port: Port, debug: bool) -> None:
         known = self._stored()
         if known.view is not None:
-            manager_process.end_view(known)
+            manager_stop.end_view(known)
         with in_python_terms():
             ports = _ports(port)
             self._launch(
@@ -418,6 +416,11 @@ def _check_id(given: Any) -> None:
         raise UserError(
             f"cannot use {given!r} as the id of an experiment: names of jobs hold it; write 1 to 32 letters and digits"
         )
+
+
+def _check_run_mode(given: Any) -> None:
+    if not isinstance(given, RunMode):
+        raise UserError(f"cannot start with run_mode={given!r}; write one of {', '.join(map(str, RunMode))}")
 
 
 def _of_id(given: Any) -> Experiment:

@@ -67,7 +67,7 @@ class ChangeFeed:
         self.followers = 0
         """Number of open event streams."""
 
-    async def news(self, since: Cursor | None) -> AsyncIterator[bytes]:
+    async def delta(self, since: Cursor | None) -> AsyncIterator[bytes]:
         """The document of changes since a cursor, in chunks; without a cursor, of everything."""
         snapshot = self._glance()
         if not self._knows(since):
@@ -100,7 +100,7 @@ class ChangeFeed:
             silent_s = time.monotonic() - told_at_s
             if since != now or (goes_on and silent_s >= TIME_GOES_ON_S):
                 # Changes during encoding are part of the next document.
-                document = b"".join([piece async for piece in self.news(since)])
+                document = b"".join([piece async for piece in self.delta(since)])
                 yield b"event: changes\nid: %b\ndata: %b\n\n" % (str(now).encode(), document)
                 since, told_at_s = now, time.monotonic()
             elif silent_s >= STILL_THERE_S:

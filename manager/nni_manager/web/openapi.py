@@ -18,6 +18,9 @@ from nni_manager.web.session_auth import KEY_HEADER
 from trial_keeper import __version__
 
 Schema = Mapping[str, Any]
+ONE: Schema = {"type": "object"}
+MANY: Schema = {"type": "array", "items": ONE}
+MAPPING: Schema = {"type": "object", "additionalProperties": True}
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 # `first` and `last` are sequence numbers of trials, in the order of creation.
