@@ -45,10 +45,6 @@ _KEEP = "mark_authenticated"
 _ENDLESS = "mark_streaming"
 
 
-class PortUnusable(UserError):
-    """cannot listen on the port; choose another"""
-
-
 def is_loopback(host: str) -> bool:
     """True if only programs on this machine can reach a server that listens on `host`."""
     with contextlib.suppress(ValueError):
@@ -60,7 +56,7 @@ def listen(host: str, port: int, remedy: str) -> socket.socket:
     """Open a listening socket before anything else is started. From then on a client waits instead of being refused.
 
     Raises:
-        PortUnusable: the port is in use; the message ends with `remedy`.
+        UserError: the port is in use; the message ends with `remedy`.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -71,7 +67,7 @@ def listen(host: str, port: int, remedy: str) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise PortUnusable(f"{CANNOT_LISTEN} on {host}:{port}: {error.strerror}; {remedy}") from error
+        raise UserError(f"{CANNOT_LISTEN} on {host}:{port}: {error.strerror}; {remedy}") from error
     return listener
 
 

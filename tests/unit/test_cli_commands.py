@@ -720,7 +720,7 @@ def test_a_closed_connection_is_not_told_as_nobody_listening(an_experiment, unus
     assert ": the connection was closed before it had answered; wait and try again" in str(closed)
     refused = said_on(unused_port)
     assert not isinstance(refused, ConnectionClosed)
-    assert ": nobody listens there; " in str(refused)
+    assert ": no program listens there; " in str(refused)
 
 
 # urllib3 leaves a socket to the garbage collector when it could not shake hands.

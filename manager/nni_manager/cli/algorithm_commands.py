@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -81,13 +80,9 @@ def _algorithms() -> Iterator[dict[str, Any]]:
         for name in sorted(names, key=str.lower):
             yield {"kind": kind, "name": name, "source": "built in"}
     for each in registered_algorithms():
-        row: dict[str, Any] = {"kind": each.kind, "name": each.name, "source": "registered"}
-        yield row | {"className": each.class_name} | _without_none(dataclasses.asdict(each))
-
-
-def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    named = {"classArgsValidator": fields["validator"], "codeDirectory": fields["code_dir"]}
-    return {name: str(value) for name, value in named.items() if value is not None}
+        row = {"kind": each.kind, "name": each.name, "source": "registered", "className": each.class_name}
+        optional = {"classArgsValidator": each.validator, "codeDirectory": each.code_dir}
+        yield row | {name: str(value) for name, value in optional.items() if value is not None}
 
 
 def _class_args(kind: str, name: str) -> dict[str, Any]:

@@ -33,6 +33,7 @@ def check(file: Path, as_json: bool) -> int:
     """
     from nni_manager.config.diagnostics import ConfigInvalid
     from nni_manager.config.reader import read_experiment_file, schema_of
+    from nni_manager.training_service_factory import refuse_nameless_claim
 
     try:
         found = read_experiment_file(file)
@@ -42,7 +43,11 @@ def check(file: Path, as_json: bool) -> int:
         diagnostics = [dataclasses.asdict(each) for each in error.diagnostics]
         output.print_json(_verdict(file, diagnostics, []))
         return 1
-    warnings = [*found.warnings, *_what_keeps_it_from_running(found)]
+    warnings = list(found.warnings)
+    try:
+        refuse_nameless_claim(found)
+    except UserError as error:
+        warnings.append(str(error))
     if as_json:
         output.print_json(_verdict(file, [], warnings) | {"schema": schema_of(file)} | _summary(found))
         return 0
@@ -77,17 +82,6 @@ def _summary(found: ExperimentSpec) -> dict[str, Any]:
         "searchSpace": list(found.search_space.parameters),
         "codeDir": str(found.code_dir),
     }
-
-
-def _what_keeps_it_from_running(found: ExperimentSpec) -> list[str]:
-    from nni_manager.errors import UserError
-    from nni_manager.training_service_factory import refuse_nameless_claim
-
-    try:
-        refuse_nameless_claim(found)
-    except UserError as error:
-        return [str(error)]
-    return []
 
 
 @config.command(

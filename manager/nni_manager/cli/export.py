@@ -15,7 +15,7 @@ import click
 from nni_manager.cli.options import example, experiment_argument
 from nni_manager.client import output
 from nni_manager.client.experiments import resolve
-from nni_manager.client.results import finite, flat_columns
+from nni_manager.client.results import finite, flat_columns, parsed
 
 if TYPE_CHECKING:
     from nni_manager.store.reader import StoreReader
@@ -64,17 +64,10 @@ def records_of(reader: StoreReader, *, has_intermediates: bool) -> Iterator[Reco
     if has_intermediates:
         for page in reader.metric_pages(False, 0, 2**62):
             for row in page:
-                courses.setdefault(row.trial_id, []).append(_value_of(row.value))
+                courses.setdefault(row.trial_id, []).append(parsed(row.value))
     for trial_id, parameters, final in reader.results():
-        record: Record = {"trialJobId": trial_id, "parameter": parameters, "value": _value_of(final)}
+        record: Record = {"trialJobId": trial_id, "parameter": parameters, "value": parsed(final)}
         yield record | ({"intermediate": courses.get(trial_id, [])} if has_intermediates else {})
-
-
-def _value_of(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def to_json(records: Sequence[Record]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -42,7 +41,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
     if debug:
         config = dataclasses.replace(config, debug=True, version_check=False)
     place = preflight.check_platform(config)
-    ports = _ports(port, host)
+    ports = preflight.usable_ports(port, host)
     for expansion in config.expansions:
         output.info(f"expand {expansion.key}: {expansion.written} to {expansion.absolute}")
     for warning in (*config.warnings, *place.warnings):
@@ -71,7 +70,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
 @start_options
 def resume(experiment_id: str, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Resume an experiment whose manager is not running."""
-    from nni_manager.client import manager_process, manager_stop
+    from nni_manager.client import manager_process, manager_stop, preflight
 
     known = resolve(experiment_id)
     name = known.experiment_id
@@ -88,7 +87,7 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
         # The manager serves everything that the view serves, usually on the same port.
         manager_stop.end_view(known)
         output.info(f"Ended the view of experiment {name} on port {known.view.port}")
-    ports = _ports(port, host)
+    ports = preflight.usable_ports(port, host)
     output.info("Starting restful server...")
     return _after_start(manager_process.start_manager(known.folder, ports, debug, host), foreground)
 
@@ -100,7 +99,7 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
 @port_option("8080", "Port of the HTTP API. auto: the first free one.")
 def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> int:
     """Serve a stored experiment read-only."""
-    from nni_manager.client import manager_process, manager_stop
+    from nni_manager.client import manager_process, manager_stop, preflight
 
     known = resolve(experiment_id)
     name, server = known.experiment_id, known.manager or known.view
@@ -109,7 +108,7 @@ def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> i
         output.info(f"Experiment {name} {how} already: it is served at {api_url(server)}")
         print_links(name, server)
         return 0
-    known = manager_process.start_view(known.folder, _ports(port, host, count=1), host)
+    known = manager_process.start_view(known.folder, preflight.usable_ports(port, host, 1), host)
     assert known.view is not None  # it has just been started
     try:
         output.info(f"Experiment {name} is served at {api_url(known.view)}, to be looked at and not changed")
@@ -123,15 +122,6 @@ def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> i
             manager_stop.end_view(known)
         return INTERRUPTED
     return 0
-
-
-def _ports(port: int | None, host: str, count: int = 2) -> Iterable[int]:
-    from nni_manager.client import preflight
-
-    if port is None:
-        return preflight.free_ports(host)
-    preflight.check_ports(port, host, count)
-    return [port]
 
 
 def _after_start(known: KnownExperiment, foreground: bool) -> int:

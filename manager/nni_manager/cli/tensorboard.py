@@ -30,14 +30,6 @@ _ENDED_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 
 
-class TensorBoardMissing(UserError):
-    """cannot start TensorBoard: it is not installed; `pip install tensorboard`"""
-
-
-class TensorBoardFailed(RetryableError):
-    """cannot start TensorBoard; the last line of its output names the cause"""
-
-
 tensorboard = group(
     "tensorboard",
     "Show the TensorBoard logs of trials.\n\nA trial writes them to `$NNI_OUTPUT_DIR/tensorboard`.",
@@ -63,15 +55,12 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
 
     known = resolve(experiment_id)
     if find_spec("tensorboard") is None:
-        raise TensorBoardMissing(
+        raise UserError(
             f"cannot start TensorBoard: it is not installed for {sys.executable}; run `{sys.executable} -m pip install "
             "tensorboard`"
         )
     where = _logs_of(known, trial_ids)
-    if port is None:
-        port = next(iter(preflight.free_ports(_HOST)))
-    else:
-        preflight.check_ports(port, _HOST, 1)
+    port = next(iter(preflight.usable_ports(port, _HOST, 1)))
     log_path = known.folder.log / "tensorboard.log"
     with log_path.open("wb") as log:
         child = subprocess.Popen(
@@ -102,7 +91,7 @@ def stop(experiment_id: str | None) -> None:
 
     known = resolve(experiment_id)
     count = 0
-    for note in _notes(known):
+    for note in sorted(known.folder.path.glob("tensorboard-*.json")):
         process, _ = _noted(note)
         with contextlib.suppress(ProcessLookupError):
             if process is not None:
@@ -148,22 +137,18 @@ def _wait_until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> N
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if child.poll() is not None:
-            words = log.read_text(errors="replace").strip().splitlines()
-            last = words[-1] if words else "it said nothing"
-            raise TensorBoardFailed(
+            lines = log.read_text(errors="replace").strip().splitlines()
+            last = lines[-1] if lines else "it wrote no error"
+            raise RetryableError(
                 f"cannot start TensorBoard: it ended with exit code {child.returncode}: {last}; see {log}"
             )
         with socket.socket() as probe:
             if probe.connect_ex((_HOST, port)) == 0:
                 return
         time.sleep(_POLL_S)
-    raise TensorBoardFailed(
-        f"cannot start TensorBoard: nobody listens on port {port} after {_READY_TIMEOUT_S:.0f} s; see {log}"
+    raise RetryableError(
+        f"cannot start TensorBoard: it does not listen on port {port} after {_READY_TIMEOUT_S:.0f} s; see {log}"
     )
-
-
-def _notes(known: KnownExperiment) -> list[Path]:
-    return sorted(known.folder.path.glob("tensorboard-*.json"))
 
 
 def _note(known: KnownExperiment, pid: int, port: int) -> None:

@@ -31,10 +31,6 @@ class ManagerStuck(RetryableError):
     """cannot stop the manager; end its process by hand"""
 
 
-class JobsLeft(RetryableError):
-    """cannot end all jobs of the experiment; the message names each with the command that removes it"""
-
-
 class StopNotRecorded(RetryableError):
     """cannot record that the experiment was stopped; nothing of it runs any more"""
 
@@ -46,7 +42,7 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
 
     Raises:
         ManagerStuck: the manager had to be terminated without a clean stop; the message names what may still run.
-        JobsLeft: some jobs may still run.
+        RetryableError: some jobs may still run; the message names each with the command that removes it.
         StopNotRecorded: nothing runs, but the stop is not in the database.
     """
     process = known.manager
@@ -73,7 +69,7 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
         )
     reap()
     if progress.leftovers:
-        raise JobsLeft("; ".join(progress.leftovers))
+        raise RetryableError("; ".join(progress.leftovers))
     if not known.folder.path.exists():
         Registry.of_user().remove(known.experiment_id)
     elif progress.problem and not _is_recorded(known):

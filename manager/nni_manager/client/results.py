@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -27,6 +28,14 @@ def flat_columns(results: Sequence[Result]) -> tuple[list[str], list[dict[str, A
         for (trial_id, _, _), (given, result) in zip(results, rows, strict=True)
     ]
     return ["trialJobId", *named.values(), *values], made
+
+
+def parsed(text: Any) -> Any:
+    """The value of JSON text. Other text stays text: a program other than an SDK wrote it."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return text
 
 
 def finite(value: Any) -> Any:

@@ -191,7 +191,7 @@ class Experiment(StartedExperiment):
 
         Raises:
             ConfigInvalid, UserError, RetryableError: see `start`.
-            ManagerGone: the manager died while this waited.
+            RetryableError: the manager died while this waited.
         """
         return self._and_wait(lambda: self.start(port, debug), wait_completion)
 
@@ -249,7 +249,7 @@ class Experiment(StartedExperiment):
 
         Raises:
             UserError: the experiment does not exist, or it runs.
-            ManagerGone: the manager died while this waited.
+            RetryableError: the manager died while this waited.
         """
         if not isinstance(self, Experiment):
             found = _of_id(self)
@@ -295,7 +295,7 @@ class Experiment(StartedExperiment):
         """Resume the experiment of this id if it exists, or run it; returns the result of `run`.
 
         Raises:
-            ConfigInvalid, UserError, RetryableError, ManagerGone: see `run`.
+            ConfigInvalid, UserError, RetryableError: see `run`.
         """
         how = self.resume if self.has_checkpoint() else self.run
         return how(port, wait_completion, debug)
@@ -431,10 +431,9 @@ def _of_id(given: Any) -> Experiment:
 
 def _ports(port: Port, count: int = 2) -> Iterable[int]:
     if port == "auto":
-        return preflight.free_ports()
+        return preflight.usable_ports(None)
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= preflight.HIGHEST_PORT:
         raise UserError(
             f'cannot use port={port!r}: it is no number from 1 to {preflight.HIGHEST_PORT}; write one, or port="auto"'
         )
-    preflight.check_ports(port, preflight.HOST, count)
-    return [port]
+    return preflight.usable_ports(port, count=count)

@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from nni_manager.engine import serializers
 from nni_manager.engine.snapshot import ExperimentSnapshot
@@ -124,7 +123,8 @@ class ChangeFeed:
             self._looked_at_s = now_s
             summary = serializers.summary_view(snapshot)
             self._summary = to_json(summary)
-            seen = json.dumps(_without_clocks(summary), sort_keys=True)
+            # The elapsed time alone is no change.
+            seen = json.dumps(summary | {"elapsedS": None}, sort_keys=True)
             if seen != self._seen:
                 self._seen, self._summaries = seen, self._summaries + 1
         return snapshot
@@ -136,8 +136,3 @@ class ChangeFeed:
             known = revision, to_json(serializers.row_view(snapshot.experiment.trials[trial_id]))
             self._rows[trial_id] = known
         return known[1]
-
-
-def _without_clocks(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary without elapsed time, to detect real changes."""
-    return {name: value for name, value in summary.items() if name != "elapsedS"}
