@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from nni_manager.cli.experiment_commands import experiment
 from nni_manager.cli.options import FILE, example, named_experiment_argument
 from nni_manager.client import output
 from nni_manager.client.experiments import resolve
@@ -15,7 +16,7 @@ from nni_manager.errors import UserError
 from nni_manager.plain_text import escaped
 
 
-@click.command(
+@experiment.command(
     epilog=example(
         "nnictl experiment save GvTf2bVe",
         "nnictl experiment save GvTf2bVe --path digits.tar.gz --saveCodeDir",
@@ -59,7 +60,7 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
     )
 
 
-@click.command(
+@experiment.command(
     epilog=example(
         "nnictl experiment load --path digits.tar.gz",
         "nnictl experiment load -p digits.tar.gz --codeDir ~/digits --logDir /data/experiments",
@@ -138,6 +139,3 @@ def load(
 
 def _absolute(path: Path | None) -> Path | None:
     return None if path is None else Path(os.path.abspath(path.expanduser()))
-
-
-COMMANDS = (save, load)

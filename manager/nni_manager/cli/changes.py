@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nni_manager.cli.experiment_commands import experiment
 from nni_manager.cli.options import FILE, example, experiment_argument, group, trial_option
+from nni_manager.cli.trial_commands import trial
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.client.manager_client import ManagerClient
@@ -23,15 +25,6 @@ _MAX_IMPORTED_BYTES = 4 * 1024 * 1024
 _file = click.option(
     "--filename", "-f", "path", metavar="FILE", required=True, type=FILE, help="A JSON file."
 )
-
-
-def register(cli: click.Group) -> None:
-    """Add these commands to nnictl and to its groups `trial` and `experiment`."""
-    cli.add_command(update)
-    for name, command in (("trial", retry), ("experiment", import_results)):
-        group = cli.commands[name]
-        assert isinstance(group, click.Group)
-        group.add_command(command)
 
 
 def _running(experiment_id: str | None, what: str) -> tuple[KnownExperiment, ManagerClient]:
@@ -120,7 +113,7 @@ def _put(experiment_id: str | None, update_type: str, key: str, value: Any) -> N
 # ---- trial, experiment
 
 
-@click.command(epilog=example("nnictl trial retry --trial-id aB3dE", "nnictl trial retry GvTf2bVe -T aB3dE"))
+@trial.command(epilog=example("nnictl trial retry --trial-id aB3dE", "nnictl trial retry GvTf2bVe -T aB3dE"))
 @experiment_argument
 @trial_option("A trial that is over and did not succeed.")
 def retry(experiment_id: str | None, trial_id: str) -> None:
@@ -134,7 +127,7 @@ def retry(experiment_id: str | None, trial_id: str) -> None:
     )
 
 
-@click.command(
+@experiment.command(
     "import",
     epilog=example(
         "nnictl experiment import --filename results.json",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nni_manager.cli.experiment_commands import experiment
 from nni_manager.cli.options import example, experiment_argument
 from nni_manager.client import output
 from nni_manager.client.experiments import resolve
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 
-@click.command(
+@experiment.command(
     epilog=example(
         "nnictl experiment export --type csv --filename results.csv",
         "nnictl experiment export GvTf2bVe --type json --intermediate > results.json",

@@ -236,10 +236,9 @@ def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[Kno
     if all_of_them:
         return running
     if port is not None:
+        viewed = [each for each in running if each.view is not None and each.view.port == port]
         chosen = [each for each in running if each.manager is not None and each.manager.port == port]
-        if not chosen:
-            viewed = [each for each in running if each.view is not None and each.view.port == port]
-            chosen = [dataclasses.replace(each, manager=None) for each in viewed]
+        chosen = chosen or [dataclasses.replace(each, manager=None) for each in viewed]
         if not chosen:
             raise UserError(
                 f"cannot find an experiment on port {port}; `nnictl experiment list` shows those that run"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nni_manager.cli.openpai import openpai
 from nni_manager.cli.options import FILE, Command, example, json_option
 from nni_manager.client import output
 from nni_manager.errors import RetryableError, UserError
@@ -110,7 +111,7 @@ _file = click.argument("file", metavar="FILE", type=FILE)
 # ---- submit
 
 
-@click.command(epilog=example("nnictl openpai submit job.yml --config config.yml"))
+@openpai.command(epilog=example("nnictl openpai submit job.yml --config config.yml"))
 @_on_a_cluster
 @_file
 @click.option(
@@ -135,7 +136,7 @@ def submit(access: Access, file: Path, tags: Sequence[str], as_json: bool) -> No
     output.info(f"OpenPAI has taken job {name}; `nnictl openpai show {name}` shows how it is")
 
 
-@click.command(epilog=example("nnictl openpai validate job.yml", "nnictl openpai validate job.yml --json"))
+@openpai.command(epilog=example("nnictl openpai validate job.yml", "nnictl openpai validate job.yml --json"))
 @_file
 @json_option
 def validate(file: Path, as_json: bool) -> int:
@@ -188,7 +189,7 @@ def _warnings(job: RenderedJob) -> list[str]:
 # ---- show
 
 
-@click.command(
+@openpai.command(
     "jobs",
     epilog=example("nnictl openpai jobs --state RUNNING,WAITING", "nnictl openpai jobs --keyword nni_exp"),
 )
@@ -248,7 +249,7 @@ def list_jobs(
     output.print_table(headings, cells)
 
 
-@click.command(epilog=example("nnictl openpai show nni_exp_GvTf2bVe_trial_aB3dE --config config.yml"))
+@openpai.command(epilog=example("nnictl openpai show nni_exp_GvTf2bVe_trial_aB3dE --config config.yml"))
 @_on_a_cluster
 @_job
 @json_option
@@ -287,7 +288,7 @@ def show(access: Access, job: str, as_json: bool) -> None:
         output.print_table(["task", "state", "address", "exit code", "retries"], cells)
 
 
-@click.command(epilog=example("nnictl openpai export train --config config.yml --output job.yml"))
+@openpai.command(epilog=example("nnictl openpai export train --config config.yml --output job.yml"))
 @_on_a_cluster
 @_job
 @click.option("--output", "-o", "target", metavar="FILE", type=FILE, help="Write it there.")
@@ -306,7 +307,7 @@ def export(access: Access, job: str, target: Path | None) -> None:
 # ---- stop
 
 
-@click.command(epilog=example("nnictl openpai stop train", "nnictl openpai stop alice~train"))
+@openpai.command(epilog=example("nnictl openpai stop train", "nnictl openpai stop alice~train"))
 @_on_a_cluster
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
 def stop(access: Access, jobs: Sequence[str]) -> None:
@@ -320,7 +321,7 @@ def stop(access: Access, jobs: Sequence[str]) -> None:
 # ---- logs
 
 
-@click.command(
+@openpai.command(
     epilog=example(
         "nnictl openpai logs train", "nnictl openpai logs train --task worker-1 --stream stderr -f"
     )
@@ -412,6 +413,3 @@ def _took(document: Any) -> str:
     if begun is None:
         return ""
     return output.duration((ended or time.time() * 1000) / 1000 - begun / 1000)
-
-
-COMMANDS = (submit, validate, list_jobs, show, export, stop, logs)
