@@ -128,7 +128,7 @@ def test_who_has_not_is_told_where_it_is_and_does_nothing(server, verb, header):
     answer = server.ask(verb, token=None, headers=headers)
     assert answer.status_code == 401
     assert answer.headers["WWW-Authenticate"] == "Bearer"
-    assert answer.json()["error"].startswith("cannot let you in")
+    assert answer.json()["error"].startswith("cannot accept a request without the manager")
     assert "manager-process.json" in answer.json()["error"]
     assert TOKEN not in answer.text
     assert server.done == 0

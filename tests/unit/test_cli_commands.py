@@ -202,9 +202,7 @@ def test_an_experiment_whose_manager_died_is_listed_as_not_running_with_the_way_
     code, out, err = nnictl("experiment", "list", "--all")
     assert code == 0
     assert "NOT RUNNING (was INITIALIZED)" in out
-    assert err == (
-        "WARNING: the manager of experiment abc11111 died; `nnictl resume abc11111` goes on with it\n"
-    )
+    assert err == ("WARNING: the manager of experiment abc11111 died; `nnictl resume abc11111` resumes it\n")
     assert nnictl("experiment", "list")[1].startswith("INFO: There is no running experiment; ")
     (line,) = json.loads(nnictl("experiment", "list", "--all", "--json")[1])
     assert (line["id"], line["status"], line["managerIsRunning"]) == ("abc11111", "INITIALIZED", False)
@@ -462,7 +460,7 @@ def test_an_experiment_that_is_over_is_deleted_with_all_it_has(nnictl, an_experi
     finished(folder, 0.5)
     code, _, err = nnictl("experiment", "delete", "abc")
     assert (code, folder.path.exists()) == (1, True)  # nobody to ask
-    assert "there is no terminal; say so with --yes" in err
+    assert "there is no terminal; confirm with --yes" in err
     assert nnictl("experiment", "delete", "abc", "--yes") == (0, "INFO: Deleted experiment abc11111\n", "")
     assert (folder.path.exists(), Registry.of_user().all()) == (False, [])
 
@@ -586,7 +584,7 @@ def test_what_cannot_be_a_trial_is_not_found_and_nothing_is_asked_for_it(
         code, out, err = nnictl(*command.split(), "abc11111", "-T", trial_id)
     assert (code, out, asked) == (1, "", [])
     assert err == (
-        f"ERROR: cannot find trial {trial_id!r} in experiment abc11111; `nnictl trial ls abc11111` shows those there are\n"
+        f"ERROR: cannot find trial {trial_id!r} in experiment abc11111; `nnictl trial ls abc11111` lists them\n"
     )
 
 
@@ -717,7 +715,7 @@ def test_a_closed_connection_is_not_told_as_nobody_listening(an_experiment, unus
     with an_http_manager(lambda: None) as port:
         closed = said_on(port)
     assert isinstance(closed, ConnectionClosed)
-    assert ": the connection was closed before it had answered; wait and try again" in str(closed)
+    assert ": the connection was closed before the answer; wait and try again" in str(closed)
     refused = said_on(unused_port)
     assert not isinstance(refused, ConnectionClosed)
     assert ": no program listens there; " in str(refused)
@@ -740,7 +738,7 @@ def test_a_connection_that_is_closed_at_once_is_told_as_closed_encrypted_or_not(
         closing = threading.Thread(target=close)
         closing.start()
         process = ManagerProcess(1, "127.0.0.1", port, __version__, "token", certificate_sha256)
-        with pytest.raises(ConnectionClosed, match="the connection was closed before it had answered"):
+        with pytest.raises(ConnectionClosed, match="the connection was closed before the answer"):
             ManagerClient("abc11111", process).summary()
         closing.join(10)
     gc.collect()

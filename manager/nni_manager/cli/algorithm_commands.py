@@ -36,9 +36,7 @@ def show(name: str) -> None:
     """Print a tuner or an assessor as JSON, with the classArgs of a built-in one."""
     found = [row for row in _algorithms() if row["name"] == name]
     if not found:
-        raise UserError(
-            f"cannot find a tuner or an assessor {name!r}; `nnictl algo list` shows those there are"
-        )
+        raise UserError(f"cannot find a tuner or an assessor {name!r}; `nnictl algo list` lists them")
     for row in found:
         if row["source"] == "built in":
             row["classArgs"] = _class_args(row["kind"], name)

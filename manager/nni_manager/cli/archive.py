@@ -111,10 +111,10 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
     config = StoredDocuments(folder).config()
     warnings, left_out = [], 0
     if config.kubernetes is not None and isinstance(config.kubernetes.storage, AzureStorage):
-        warnings.append(f"{target} holds nothing of what trials left on the share; get it there")
+        warnings.append(f"{target} does not contain the files of trials on the share; copy them from there")
     template = config.kubernetes.template_text if config.kubernetes is not None else None
     if template or (config.pai is not None and config.pai.job_text):
-        warnings.append(f"{target} holds the job file of the experiment, with whatever secrets stand in it")
+        warnings.append(f"{target} contains the job file of the experiment, with any secrets in it")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
         part = Path(temporary)
         public = config

@@ -55,9 +55,7 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
         warnings = archive.save(known.folder, path, has_code=has_code)
     for warning in warnings:
         output.warning(warning)
-    output.info(
-        f"Saved experiment {name} to {path}; `nnictl experiment load --path {path.name}` makes it anew"
-    )
+    output.info(f"Saved experiment {name} to {path}; `nnictl experiment load --path {path.name}` restores it")
 
 
 @experiment.command(
@@ -72,11 +70,11 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
 @click.option("--logDir", "-l", "log_dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
               help="Where the experiment's folder is made.  [default: ~/nni-experiments]")  # fmt: skip
 @click.option("--searchSpacePath", "-s", "space_path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-              help="Write the search space there, to be looked at.")  # fmt: skip
+              help="Also write the search space to this file.")  # fmt: skip
 @click.option("--storage", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
               help="Where this machine has the shared storage (nniManagerNFSMountPath).")  # fmt: skip
 @click.option("--no-limits", "is_unlimited", is_flag=True,
-              help="Also a large archive, which may fill disk and memory; only of whom you trust.")  # fmt: skip
+              help="Also load a large archive, which may fill disk and memory. For trusted archives only.")  # fmt: skip
 def load(
     source: Path,
     code_dir: Path | None,
@@ -110,13 +108,13 @@ def load(
     output.info(f"Loaded experiment {name} ({StoredDocuments(folder).status()['status']}) into {folder.path}")
     if not loaded.has_its_code:
         output.warning(
-            f"the archive's code was not unpacked, because there is code in {config.code_dir}: that is what would run; name an "
-            "empty folder with --codeDir to have the archive's"
+            f"the archive's code was not unpacked, because there is code in {config.code_dir}: trials would run that code; name "
+            "an empty folder with --codeDir to unpack the archive's code"
         )
     if config.tuner.name == "CmaEs":
         output.warning(
-            "what CMA-ES knew of its own is a program and was left out: it learns from the results anew, and goes on "
-            "otherwise than it would have"
+            "the state of CMA-ES was left out, because it could run code: the tuner learns from the results anew, and "
+            "may propose other trials"
         )
     # Escape control characters: a carriage return in a command would hide the text before it.
     code = escaped(str(config.code_dir))
@@ -133,7 +131,7 @@ def load(
     # Name the cluster of the archive, because it receives the user's login.
     where = "" if config.pai is None or config.pai.is_local else f", on OpenPAI {escaped(config.pai.host)}"
     output.info(
-        f"`nnictl view {name}` shows it; `nnictl resume {name}` goes on with it and runs {' and '.join(runs)}{where}"
+        f"`nnictl view {name}` shows it; `nnictl resume {name}` resumes it and runs {' and '.join(runs)}{where}"
     )
 
 

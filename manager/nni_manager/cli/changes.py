@@ -33,7 +33,7 @@ def _running(experiment_id: str | None, what: str) -> tuple[KnownExperiment, Man
     if client is None:
         name = known.experiment_id
         raise UserError(
-            f"cannot {what} experiment {name}: it does not run; `nnictl resume {name}` goes on with it, then try again"
+            f"cannot {what} experiment {name}: it does not run; `nnictl resume {name}` resumes it, then try again"
         )
     return known, client
 
@@ -156,6 +156,6 @@ def import_results(experiment_id: str | None, path: Path) -> None:
     output.info(f"Imported {results} into experiment {known.experiment_id}")
     if counts["used"] < counts["imported"]:
         output.warning(
-            f"the tuner {tuner} makes use of {counts['used'] or 'none'} of them; "
-            "docs/changing-a-running-experiment.md says which learn so"
+            f"the tuner {tuner} uses {counts['used'] or 'none'} of them; "
+            "docs/changing-a-running-experiment.md lists the tuners that can"
         )

@@ -62,9 +62,9 @@ def list_experiments(all_of_them: bool, as_json: bool) -> None:
         if "problem" in line:
             output.warning(f"experiment {line['id']}: {line['problem']}")
         elif _has_died(line):
-            how = "left while its trials were ending" if line["status"] == "STOPPING" else "died"
+            how = "exited while its trials were ending" if line["status"] == "STOPPING" else "died"
             output.warning(
-                f"the manager of experiment {line['id']} {how}; `nnictl resume {line['id']}` goes on with it"
+                f"the manager of experiment {line['id']} {how}; `nnictl resume {line['id']}` resumes it"
             )
 
 
@@ -102,7 +102,7 @@ def status(experiment_id: str | None) -> None:
     if not stored["isOver"]:
         name = known.experiment_id
         output.warning(
-            f"the manager of experiment {name} does not run, this is its last status; `nnictl resume {name}` goes on"
+            f"the manager of experiment {name} does not run, this is its last status; `nnictl resume {name}` resumes it"
         )
 
 
@@ -116,7 +116,7 @@ def status(experiment_id: str | None) -> None:
 @click.argument("experiment_id", metavar="[ID]", required=False, shell_complete=complete_experiment)
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="All experiments that do not run.")
 @click.option(
-    "--force", is_flag=True, help="Also what cannot be read, and one whose trials run without a manager."
+    "--force", is_flag=True, help="Also an unreadable experiment, and one whose trials run without a manager."
 )
 @yes_option
 def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed: bool) -> int:
@@ -129,7 +129,7 @@ def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed:
     if experiment_id in spoilt and force:
         # The corrupt entry does not name the folder, so only the entry can be removed.
         Registry.of_user().remove(experiment_id)
-        output.info(f"Forgot experiment {experiment_id}, of which nothing can be read")
+        output.info(f"Removed the unreadable entry of experiment {experiment_id}")
         return 0
     chosen = known_experiments() if experiment_id is None else [_to_delete(experiment_id, force)]
     if all_of_them:

@@ -45,7 +45,7 @@ def export(experiment_id: str | None, target: Path | None, kind: str, has_interm
     if not records:
         name = known.experiment_id
         output.warning(
-            f"experiment {name} has no result yet; `nnictl trial ls {name}` shows how its trials are"
+            f"experiment {name} has no result yet; `nnictl trial ls {name}` shows the state of its trials"
         )
     if target is None:
         # Write bytes: a terminal's encoding may lack characters of a parameter's name.

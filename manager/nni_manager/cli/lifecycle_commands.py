@@ -58,7 +58,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
         output.info(f"pack codeDir {config.code_dir} for the containers: {size}")
     if config.is_annotated:
         output.info(
-            f"copy codeDir {config.code_dir} for the trials, with chosen values in the place of annotated ones"
+            f"copy codeDir {config.code_dir} for the trials, with chosen values in place of annotations"
         )
     output.info("Starting restful server...")
     known = manager_process.create_experiment(config, secrets.token_bytes(32), ports, debug, host)
@@ -76,7 +76,7 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
     name = known.experiment_id
     if known.manager_is_frozen():
         output.info(
-            f"The manager of experiment {name} is frozen ({known.folder.lease_holder()}): another takes over"
+            f"The manager of experiment {name} is frozen ({known.folder.lease_holder()}): another manager takes over"
         )
     elif known.manager is not None:
         raise UserError(
@@ -94,7 +94,7 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
 
 @click.command(epilog=example("nnictl view GvTf2bVe", "nnictl view GvTf2bVe --port 8090 --foreground"))
 @named_experiment_argument
-@click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until somebody ends the view.")
+@click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until the view is stopped.")
 @host_option
 @port_option("8080", "Port of the HTTP API. auto: the first free one.")
 def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> int:
@@ -111,12 +111,12 @@ def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> i
     known = manager_process.start_view(known.folder, preflight.usable_ports(port, host, 1), host)
     assert known.view is not None  # it has just been started
     try:
-        output.info(f"Experiment {name} is served at {api_url(known.view)}, to be looked at and not changed")
+        output.info(f"Experiment {name} is served read-only at {api_url(known.view)}")
         print_links(name, known.view)
         if foreground:
             manager_stop.wait_for_view(known)
         else:
-            output.info(f"`nnictl stop {name}` ends that; `nnictl resume {name}` goes on with the experiment")
+            output.info(f"`nnictl stop {name}` ends the view; `nnictl resume {name}` resumes the experiment")
     except KeyboardInterrupt:
         if foreground:
             manager_stop.end_view(known)
@@ -178,14 +178,14 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
         if known.running_process() is not None:
             output.info(f"Stopping experiment {name} (Ctrl-C once more does not wait for its trials to end)")
             stop_experiment(known, output.info)
-        output.info(f"Stop experiment success. `nnictl resume {name}` goes on with it.")
+        output.info(f"Stop experiment success. `nnictl resume {name}` resumes it.")
     except KeyboardInterrupt:
         leave(known)
         state = known.stored.status()["status"]
         if state in ("STOPPING", "STOPPED"):
             output.warning(
-                f"experiment {name} ends without its manager: every trial was told to stop, and one that does not "
-                f"is killed after its grace period; `nnictl resume {name}` takes note of how they ended, and goes on"
+                f"experiment {name} ends without its manager: every trial was asked to stop, and is killed after its "
+                f"grace period if it does not; `nnictl resume {name}` records how they ended, and resumes the experiment"
             )
         else:
             output.warning(
@@ -266,7 +266,7 @@ def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[Kno
         name, status = known.experiment_id, known.stored.status()
         if status["isOver"]:
             raise UserError(
-                f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would go on with it"
+                f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would resume it"
             )
         raise UserError(
             f"cannot stop experiment {name}: its manager is not running; if its trials still run, "
@@ -278,7 +278,7 @@ def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[Kno
 @click.command(epilog=example("nnictl top", "nnictl top GvTf2bVe --time 5"))
 @experiment_argument
 @click.option("--time", "-t", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True,
-              metavar="SECONDS", help="How often to look.")  # fmt: skip
+              metavar="SECONDS", help="Interval between updates.")  # fmt: skip
 def top(experiment_id: str | None, every_s: float) -> None:
     """Watch a running experiment.
 

@@ -109,7 +109,7 @@ def usage_line(error: click.UsageError) -> str:
             _, found, own = message.partition(": cannot ")
             what = f"cannot {own}" if found else f"cannot read this command line: {message}"
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{what}; {hint}`{path} --help` shows what there is"
+    return f"{what}; {hint}`{path} --help` shows the usage"
 
 
 @click.group(

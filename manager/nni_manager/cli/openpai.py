@@ -104,7 +104,7 @@ def stop_service(state_dir: Path | None) -> None:
         output.info(f"OpenPAI does not run in {state.path}")
         return
     output.info(
-        "Stopped OpenPAI on this machine; tasks that run go on, and `nnictl openpai start` finds them"
+        "Stopped OpenPAI on this machine; running tasks continue, and `nnictl openpai start` finds them"
     )
 
 

@@ -133,7 +133,7 @@ def submit(access: Access, file: Path, tags: Sequence[str], as_json: bool) -> No
         return
     for warning in _warnings(job):
         output.warning(warning)
-    output.info(f"OpenPAI has taken job {name}; `nnictl openpai show {name}` shows how it is")
+    output.info(f"OpenPAI has accepted job {name}; `nnictl openpai show {name}` shows its state")
 
 
 @openpai.command(epilog=example("nnictl openpai validate job.yml", "nnictl openpai validate job.yml --json"))
@@ -334,9 +334,9 @@ def stop(access: Access, jobs: Sequence[str]) -> None:
     metavar="NAME",
     default="all",
     show_default=True,
-    help="stdout, stderr, all, or what else there is.",
+    help="stdout, stderr, all, or another log of the task.",
 )
-@click.option("--follow", "-f", is_flag=True, help="Print on, until the job ends.")
+@click.option("--follow", "-f", is_flag=True, help="Also print new output, until the job ends.")
 def logs(access: Access, job: str, task: str | None, stream: str, follow: bool) -> None:
     """Print the log of a task of a job."""
     cluster = access.cluster()

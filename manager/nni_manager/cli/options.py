@@ -80,7 +80,9 @@ experiment_argument = click.argument(
     "experiment_id", metavar="[ID]", required=False, shell_complete=complete_experiment
 )
 named_experiment_argument = click.argument("experiment_id", metavar="ID", shell_complete=complete_experiment)
-json_anyway = click.option("--json", is_flag=True, expose_value=False, help="Print JSON, as it does anyway.")
+json_anyway = click.option(
+    "--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -118,5 +120,5 @@ def confirm(question: str) -> bool:
         UserError: there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise UserError(f"cannot ask {question!r}, for there is no terminal; say so with --yes")
+        raise UserError(f"cannot ask {question!r}: there is no terminal; confirm with --yes")
     return click.confirm(question)

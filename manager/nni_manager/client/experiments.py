@@ -116,7 +116,7 @@ class KnownExperiment:
     def _unknown(self, trial_id: str) -> UserError:
         return UserError(
             f"cannot find trial {trial_id!r} in experiment {self.experiment_id}; "
-            f"`nnictl trial ls {self.experiment_id}` shows those there are"
+            f"`nnictl trial ls {self.experiment_id}` lists them"
         )
 
     def line(self) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def resolve(given: str | None) -> KnownExperiment:
         near = difflib.get_close_matches(given, ids, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ExperimentUnknown(
-            f"cannot find experiment {given!r}; {hint}`nnictl experiment list --all` shows those there are"
+            f"cannot find experiment {given!r}; {hint}`nnictl experiment list --all` lists them"
         )
     if len(matching) > 1:
         raise UserError(

@@ -96,7 +96,7 @@ class ManagerClient:
             return document
         problem = document.get("error") if isinstance(document, dict) else None
         if not problem:
-            raise self._unresponsive(f"what answers there says {answer.status_code}")
+            raise self._unresponsive(f"what answers there responds with {answer.status_code}")
         raise ManagerRefusal(str(problem))
 
     def _connection_error(self, error: requests.RequestException) -> ManagerUnresponsive:
@@ -124,9 +124,9 @@ class ManagerClient:
             return self._unresponsive("no program listens there")
         if any(isinstance(cause, closed) for cause in causes):
             # The manager has evicted this connection at its limit, or has just exited.
-            return self._unresponsive("the connection was closed before it had answered", ConnectionClosed)
+            return self._unresponsive("the connection was closed before the answer", ConnectionClosed)
         if isinstance(error, requests.exceptions.SSLError):
-            return self._unresponsive("what answers there has not its certificate")
+            return self._unresponsive("what answers there does not have its certificate")
         why = next(
             (cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror), None
         )

@@ -58,14 +58,14 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
         leave(known)
         raise ManagerStuck(
             f"cannot stop the trials of experiment {known.experiment_id}: its manager did not answer and was ended by a signal; "
-            f"trials may go on: `nnictl resume {known.experiment_id}` finds them, and `nnictl stop` then stops them"
+            f"trials may continue: `nnictl resume {known.experiment_id}` finds them, and `nnictl stop` then stops them"
         ) from error
     progress = _StopProgress(client, report)
     if not _wait_until_gone(known, MAX_STOP_S, progress.poll):
         leave(known)
         raise ManagerStuck(
             f"cannot stop all trials of experiment {known.experiment_id} within {MAX_STOP_S:.0f} s: "
-            f"its manager was ended by a signal; trials may go on: `nnictl resume {known.experiment_id}` finds them"
+            f"its manager was ended by a signal; trials may continue: `nnictl resume {known.experiment_id}` finds them"
         )
     reap()
     if progress.leftovers:
@@ -75,7 +75,7 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
     elif progress.problem and not _is_recorded(known):
         raise StopNotRecorded(
             f"cannot record that experiment {known.experiment_id} was stopped, although nothing of it runs any more: "
-            f"{progress.problem}; once that is fixed, `nnictl resume {known.experiment_id}` goes on from what is recorded"
+            f"{progress.problem}; once that is fixed, `nnictl resume {known.experiment_id}` resumes from what is recorded"
         )
 
 

@@ -84,7 +84,7 @@ def remains_of(folder: ExperimentFolder) -> str:
     try:
         jobs = asyncio.run(_running(config, folder, [job.job_id for job in live])) if live else []
     except NniManagerError as error:
-        return f"its cluster does not say whether its jobs run ({error})"
+        return f"its cluster does not report whether its jobs run ({error})"
     return f"{_counted('job', jobs)} on its cluster may run" if jobs else ""
 
 

@@ -89,7 +89,7 @@ def _summary_without_manager(known: KnownExperiment, view: ProgressDisplay) -> S
         return summary
     raise RetryableError(
         f"cannot follow experiment {known.experiment_id}: its manager (process {known.manager and known.manager.pid}) died; "
-        f"its trials go on, `nnictl resume {known.experiment_id} --foreground` finds them; what it said is in {known.folder.log}"
+        f"its trials continue, `nnictl resume {known.experiment_id} --foreground` finds them; its logs are in {known.folder.log}"
     )
 
 
@@ -281,7 +281,7 @@ def verdict(summary: Summary) -> NniManagerError | None:
     if summary["status"] == "STOPPED":
         return UserError(
             f"cannot finish experiment {name}: it was stopped after {of_all(summary)} trials; "
-            f"`nnictl resume {name}` goes on"
+            f"`nnictl resume {name}` resumes it"
         )
     if summary["best"] is not None:
         return None

@@ -106,8 +106,8 @@ class Experiment(StartedExperiment):
             )
         if self._config is None:
             raise UserError(
-                "cannot look into the configuration of an experiment that was made elsewhere; get_experiment_profile() tells "
-                "what it is made of, and Experiment('local') prepares a new one"
+                "cannot read the configuration of an experiment that was created elsewhere; get_experiment_profile() "
+                "returns it, and Experiment('local') prepares a new one"
             )
         return self._config
 
@@ -210,7 +210,7 @@ class Experiment(StartedExperiment):
         if known is not None and known.manager is not None:
             output.info(f"Stopping experiment {self.id}")
             manager_stop.stop_experiment(known, output.info)
-            output.info(f"Experiment {self.id} is stopped; Experiment.resume({self.id!r}) goes on with it")
+            output.info(f"Experiment {self.id} is stopped; Experiment.resume({self.id!r}) resumes it")
         self._let_go()
 
     @classmethod
@@ -329,7 +329,8 @@ class Experiment(StartedExperiment):
         known = known_by_id(self.id)
         if known.manager is not None and not known.manager_is_frozen():
             raise UserError(
-                f"cannot go on with experiment {known.experiment_id}: it runs; Experiment.connect({known.manager.port}) finds it"
+                f"cannot resume or view experiment {known.experiment_id}: it runs; "
+                f"Experiment.connect({known.manager.port}) finds it"
             )
         return known
 

@@ -180,7 +180,7 @@ class StartedExperiment:
         client = self._now().client()
         if client is None:
             raise UserError(
-                f"cannot {what} experiment {self.id}: it does not run; Experiment.resume({self.id!r}) goes on with it"
+                f"cannot {what} experiment {self.id}: it does not run; Experiment.resume({self.id!r}) resumes it"
             )
         return client
 
@@ -199,7 +199,7 @@ def known_by_id(experiment_id: str) -> KnownExperiment:
     if found.experiment_id != experiment_id:
         raise UserError(
             f"cannot find experiment {experiment_id!r}; did you mean {found.experiment_id}? "
-            "`nnictl experiment list --all` shows those there are"
+            "`nnictl experiment list --all` lists them"
         )
     return found
 

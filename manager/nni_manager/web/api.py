@@ -126,7 +126,7 @@ class ManagerApi:
         if session is None:
             raise HTTPException(
                 403,
-                "cannot let you in by this link: it was used already, or is older than "
+                "cannot log in with this link: it was used already, or is older than "
                 f"{CODE_S // 60} minutes; `nnictl webui url` prints another",
             )
         answer = Json({"key": session.key})

@@ -293,7 +293,7 @@ class ExperimentRoutes:
         except (asyncio.TimeoutError, OSError) as error:
             why = str(error) or f"no answer within {STORAGE_TIMEOUT_S:.0f} s"
             raise HTTPException(
-                503, f"cannot read what the trial wrote: {why}; see to the shared storage, or try again"
+                503, f"cannot read what the trial wrote: {why}; check the shared storage, or try again"
             ) from error
 
     async def metrics(self, request: Request) -> Response:
@@ -348,9 +348,7 @@ class ExperimentRoutes:
         trial_id = request.path_params["trial_id"]
         trial = self._engine.snapshot().experiment.trials.get(trial_id)
         if trial is None:
-            raise HTTPException(
-                404, f"cannot find trial {trial_id!r}; `nnictl trial ls` shows those there are"
-            )
+            raise HTTPException(404, f"cannot find trial {trial_id!r}; `nnictl trial ls` lists them")
         return trial
 
 
