@@ -115,7 +115,7 @@ def test_an_experiment_runs_to_its_end_and_can_be_asked_then_and_after_it_was_st
                 wrong()
     assert everything() == told
     assert experiment.port is None
-    with pytest.raises(UserError, match=rf"does not run; Experiment.resume\('{experiment.id}'\) goes on"):
+    with pytest.raises(UserError, match=rf"does not run; Experiment.resume\('{experiment.id}'\) resumes it"):
         experiment.update_max_trial_number(5)
     assert left_in(place) == []
 
@@ -145,7 +145,7 @@ def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys)
             wait_until(lambda: len(other.list_trial_jobs()) == 2, "two trials at a time")
             params = other.get_experiment_profile()["params"]
             assert (params["maxTrialNum"], params["maxExecDuration"]) == (3, 7200)
-            with pytest.raises(UserError, match="the configuration of an experiment that was made elsewhere"):
+            with pytest.raises(UserError, match="the configuration of an experiment that was created elsewhere"):
                 other.config.trial_command = "python3 other.py"
         first, second = experiment.list_trial_jobs()
         assert second.parameters["x"] >= 5
