@@ -13,7 +13,7 @@ from free_ports import free_port_pair
 from real_experiment import wait_until
 from user_home import environ_of, left_in, processes_of
 
-from nni_manager.client.experiments import look
+from nni_manager.client.experiments import known_experiment
 from nni_manager.errors import UserError
 from nni_manager.experiment import Experiment, RunMode
 from nni_manager.store.folders import Registry
@@ -145,7 +145,9 @@ def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys)
             wait_until(lambda: len(other.list_trial_jobs()) == 2, "two trials at a time")
             params = other.get_experiment_profile()["params"]
             assert (params["maxTrialNum"], params["maxExecDuration"]) == (3, 7200)
-            with pytest.raises(UserError, match="the configuration of an experiment that was created elsewhere"):
+            with pytest.raises(
+                UserError, match="the configuration of an experiment that was created elsewhere"
+            ):
                 other.config.trial_command = "python3 other.py"
         first, second = experiment.list_trial_jobs()
         assert second.parameters["x"] >= 5
@@ -205,7 +207,7 @@ def read_until(script, mark):
 
 
 def known():
-    return [look(folder) for folder in Registry.of_user().all()]
+    return [known_experiment(folder) for folder in Registry.of_user().all()]
 
 
 def test_ctrl_c_stops_the_experiment_and_the_program_goes_on(place, started):

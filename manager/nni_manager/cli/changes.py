@@ -120,9 +120,9 @@ def retry(experiment_id: str | None, trial_id: str) -> None:
     """Start a new trial with the parameters of a failed or stopped one, even if the experiment is DONE."""
     known, client = _running(experiment_id, "begin a trial of")
     trial_id = known.trial_id(trial_id)
-    begun = client.post("/trial-jobs", trial_id, "retry")
+    started = client.post("/trial-jobs", trial_id, "retry")
     output.info(
-        f"Trial {begun['trialJobId']} (no. {begun['sequenceId']}) has the parameters of trial {trial_id}; "
+        f"Trial {started['trialJobId']} (no. {started['sequenceId']}) has the parameters of trial {trial_id}; "
         f"`nnictl trial ls {known.experiment_id}` shows both"
     )
 

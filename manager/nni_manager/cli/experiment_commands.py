@@ -125,8 +125,7 @@ def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed:
         raise UserError(
             "cannot tell what to delete; give the ID of an experiment, or --all for all that do not run"
         )
-    spoilt = Registry.of_user().spoilt()
-    if experiment_id in spoilt and force:
+    if force and experiment_id in Registry.of_user().spoilt():
         # The corrupt entry does not name the folder, so only the entry can be removed.
         Registry.of_user().remove(experiment_id)
         output.info(f"Removed the unreadable entry of experiment {experiment_id}")

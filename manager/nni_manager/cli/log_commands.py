@@ -47,7 +47,7 @@ def _add_manager_log(stream: str, *examples: str) -> None:
     def command(
         experiment_id: str | None, head: int | None, tail: int | None, path_only: bool, follow: bool
     ) -> None:
-        folder, part = resolve(experiment_id).folder, _Part(head, tail, follow)
+        folder, selection = resolve(experiment_id).folder, _Selection(head, tail, follow)
         path = {"stdout": folder.manager_stdout, "stderr": folder.manager_stderr}[stream]
         if path_only:
             output.plain(str(path))
@@ -57,8 +57,8 @@ def _add_manager_log(stream: str, *examples: str) -> None:
         if not path.exists():
             return
         with path.open("rb") as file:
-            part.print_from(file)
-            while part.follows:
+            selection.print_from(file)
+            while selection.follows:
                 time.sleep(_FOLLOW_INTERVAL_S)
                 shutil.copyfileobj(file, sys.stdout.buffer)
                 sys.stdout.flush()
@@ -71,7 +71,7 @@ _add_manager_log("stderr", "nnictl log stderr", "nnictl log stderr GvTf2bVe --pa
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Selection:
     """The selected lines of a log. None: no limit at that end."""
 
     head: int | None
@@ -148,26 +148,26 @@ def log_trial(
         for each in known.get("/trial-jobs"):
             output.plain(f"trial {each['id']}: {each['logPath']}")
         return
-    part = _Part(head, tail, follow)
-    asked = known.trial(known.trial_id(trial_id))
+    selection = _Selection(head, tail, follow)
+    trial = known.trial(known.trial_id(trial_id))
     with _shared_files(known) as shared:
-        log = _TrialLog(known, shared, asked["id"], stream)
-        place = log.wait_for_place() if follow else log.place()
+        trial_log = _TrialLog(known, shared, trial["id"], stream)
+        place = trial_log.wait_for_place() if follow else trial_log.place()
         if place is None:
-            why = f" ({watch.why(asked)})" if asked["message"].strip() else ""
+            why = f" ({watch.why(trial)})" if trial["message"].strip() else ""
             raise UserError(
-                f"cannot show {stream} of trial {asked['id']}: it is {asked['state']} and has written nothing{why}; "
+                f"cannot show {stream} of trial {trial['id']}: it is {trial['state']} and has written nothing{why}; "
                 f"see the manager's log: {known.folder.manager_log}"
             )
         if path_only:
             output.plain(str(place.path))
             return
         with open(place.open(), "rb") as file:
-            part.print_from(file)
+            selection.print_from(file)
             read_bytes = file.tell()
         if follow:
-            log.follow(place, read_bytes)
-    output.trial_warning(known.trial(asked["id"]) if follow else asked)
+            trial_log.follow(place, read_bytes)
+    output.trial_warning(known.trial(trial["id"]) if follow else trial)
 
 
 @contextlib.contextmanager

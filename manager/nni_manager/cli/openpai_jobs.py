@@ -409,7 +409,10 @@ def _tasks(detail: JobStatus) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _took(document: Any) -> str:
-    begun, ended = document.get("launchedTime") or document.get("createdTime"), document.get("completedTime")
-    if begun is None:
+    started, ended = (
+        document.get("launchedTime") or document.get("createdTime"),
+        document.get("completedTime"),
+    )
+    if started is None:
         return ""
-    return output.duration((ended or time.time() * 1000) / 1000 - begun / 1000)
+    return output.duration((ended or time.time() * 1000) / 1000 - started / 1000)

@@ -57,22 +57,22 @@ def start_options(command: Command) -> Command:
     return command
 
 
-def complete_experiment(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+def complete_experiment(_: click.Context, __: click.Parameter, prefix: str) -> list[str]:
     """The ids of this user's experiments that start with the given text, for shell completion."""
     from nni_manager.store.folders import Registry
 
     ids = [folder.experiment_id for folder in Registry.of_user().all() if folder.path.is_dir()]
-    return [each for each in ids if each.startswith(begun)]
+    return [each for each in ids if each.startswith(prefix)]
 
 
-def complete_trial(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+def complete_trial(context: click.Context, _: click.Parameter, prefix: str) -> list[str]:
     """The matching trial ids of the experiment that the command line names, for shell completion; on an error, none."""
     from nni_manager.client.experiments import resolve
 
     # While an option lacks its value, click leaves earlier arguments in `args` and not in `params`.
     given = context.params.get("experiment_id") or next(iter(context.args), None)
     with contextlib.suppress(NniManagerError):
-        return resolve(given).stored.read(lambda reader: reader.trial_ids(begun, _MAX_COMPLETIONS))
+        return resolve(given).stored.read(lambda reader: reader.trial_ids(prefix, _MAX_COMPLETIONS))
     return []
 
 

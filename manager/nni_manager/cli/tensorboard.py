@@ -73,7 +73,7 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
             start_new_session=True,
         )
     try:
-        _note(known, child.pid, port)
+        _write_record(known, child.pid, port)
         _wait_until_ready(child, port, log_path)
     except BaseException:
         child.kill()
@@ -91,8 +91,8 @@ def stop(experiment_id: str | None) -> None:
 
     known = resolve(experiment_id)
     count = 0
-    for note in sorted(known.folder.path.glob("tensorboard-*.json")):
-        process, _ = _noted(note)
+    for record in sorted(known.folder.path.glob("tensorboard-*.json")):
+        process = _read_record(record)
         with contextlib.suppress(ProcessLookupError):
             if process is not None:
                 # The pid may have been reused: check it again once the pidfd pins the process.
@@ -105,7 +105,7 @@ def stop(experiment_id: str | None) -> None:
                     raise RetryableError(
                         f"cannot end TensorBoard: process {process.pid} ignores SIGTERM; end it with `kill -9 {process.pid}`"
                     )
-        note.unlink(missing_ok=True)
+        record.unlink(missing_ok=True)
     output.info(
         f"Ended {count} TensorBoard{'' if count == 1 else 's'} of experiment {known.experiment_id}"
         if count
@@ -151,7 +151,7 @@ def _wait_until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> N
     )
 
 
-def _note(known: KnownExperiment, pid: int, port: int) -> None:
+def _write_record(known: KnownExperiment, pid: int, port: int) -> None:
     from nni_manager.store.process_identity import ProcessIdentity
     from trial_keeper.wire.workspace import replace_file
 
@@ -161,11 +161,10 @@ def _note(known: KnownExperiment, pid: int, port: int) -> None:
         replace_file(known.folder.path / f"tensorboard-{pid}.json", content, 0o600)
 
 
-def _noted(note: Path) -> tuple[ProcessIdentity | None, int]:
+def _read_record(record: Path) -> ProcessIdentity | None:
     from nni_manager.store.process_identity import ProcessIdentity
 
     try:
-        document = json.loads(note.read_bytes())
-        return ProcessIdentity.from_json(document["process"]), int(document["port"])
+        return ProcessIdentity.from_json(json.loads(record.read_bytes())["process"])
     except (OSError, ValueError, TypeError, KeyError):
-        return None, 0
+        return None

@@ -50,7 +50,7 @@ class KnownExperiment:
 
     def running_process(self) -> ManagerProcess | None:
         """The manager that owns it now; None if none does."""
-        now = look(self.folder)
+        now = known_experiment(self.folder)
         return None if now is None else now.manager
 
     def manager_is_frozen(self) -> bool:
@@ -138,19 +138,19 @@ def known_experiments() -> list[KnownExperiment]:
     """All experiments of this user that have a folder or a manager, by id."""
     # Deleted folders stay in the registry; the cache scans the processes once for all of them.
     managers = functools.cache(_managers_by_folder)
-    looks = [_look(folder, managers) for folder in Registry.of_user().all()]
-    return [known for known in looks if known is not None]
+    found = [_known(folder, managers) for folder in Registry.of_user().all()]
+    return [known for known in found if known is not None]
 
 
-def look(folder: ExperimentFolder) -> KnownExperiment | None:
+def known_experiment(folder: ExperimentFolder) -> KnownExperiment | None:
     """The current state of the experiment; None: nothing is stored, and no manager runs."""
-    return _look(folder, _managers_by_folder)
+    return _known(folder, _managers_by_folder)
 
 
-def _look(
+def _known(
     folder: ExperimentFolder, managers: Callable[[], dict[Path, ManagerProcess]]
 ) -> KnownExperiment | None:
-    """As `look`, None included; `managers` is called only if the folder cannot name its manager."""
+    """As `known_experiment`, None included; `managers` is called only if the folder cannot name its manager."""
     try:
         manager, has_database = folder.running_process(), folder.has_database()
     except FolderUnreadable as error:
@@ -215,9 +215,9 @@ def resolve(given: str | None) -> KnownExperiment:
         return running[0]
     matching = match_prefix(given, known)
     if not matching:
-        spoilt = Registry.of_user().spoilt()
-        if given in spoilt:
-            raise UserError(spoilt[given])
+        corrupt = Registry.of_user().spoilt()
+        if given in corrupt:
+            raise UserError(corrupt[given])
         ids = [each.experiment_id for each in known]
         near = difflib.get_close_matches(given, ids, n=1)
         hint = f"did you mean {near[0]}? " if near else ""

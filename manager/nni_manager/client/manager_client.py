@@ -117,8 +117,8 @@ class ManagerClient:
             IncompleteRead,
         )
 
-        if (stranger := untrusted_listener_in(error)) is not None:
-            return self._unresponsive(str(stranger))
+        if (untrusted := untrusted_listener_in(error)) is not None:
+            return self._unresponsive(str(untrusted))
         causes = tuple(causes_of(error))
         if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
             return self._unresponsive("no program listens there")

@@ -63,20 +63,15 @@ def create_experiment(
     from nni_manager.training_service_factory import remove_from_share, storage_here
 
     new_folders = [each for each in (config.log_dir, *config.log_dir.parents) if not each.exists()]
-    if experiment_id is not None:
-        # Job names contain the id, and the registry holds one entry per id.
-        for known in Registry.of_user().all():
-            if known.experiment_id == experiment_id and known.path.exists():
-                raise UserError(
-                    f"cannot make experiment {experiment_id}: there is one in {known.path}; choose another id, or resume that one"
-                )
     folder = ExperimentFolder(config.log_dir / (experiment_id or new_id(EXPERIMENT_ID_LENGTH)))
-    while folder.path.exists():
-        if experiment_id is not None:
-            raise UserError(
-                f"cannot make experiment {experiment_id}: there is {folder.path} already; choose another id, or resume that one"
-            )
+    while experiment_id is None and folder.path.exists():
         folder = ExperimentFolder(config.log_dir / new_id(EXPERIMENT_ID_LENGTH))
+    # Job names contain the id, and the registry holds one entry per id.
+    for known in (*Registry.of_user().all(), folder):
+        if known.experiment_id == experiment_id and known.path.exists():
+            raise UserError(
+                f"cannot create experiment {experiment_id}: there is one in {known.path}; choose another id, or resume that one"
+            )
     try:
         try:
             folder.make(storage_here(config))
@@ -93,7 +88,7 @@ def create_experiment(
             Registry.of_user().add(folder)
         except OSError as error:
             raise UserError(
-                f"cannot make {error.filename or folder.path}: {error.strerror}; choose another logDir, or fix its disk"
+                f"cannot create {error.filename or folder.path}: {error.strerror}; choose another logDir, or fix its disk"
             ) from error
         return start_manager(folder, ports, debug, host, is_new=True, parent_death_pipe=parent_death_pipe)
     except BaseException:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
 from nni_manager.client import manager_process, manager_stop, output, preflight, watch
-from nni_manager.client.experiments import KnownExperiment, known_experiments, look
+from nni_manager.client.experiments import KnownExperiment, known_experiment, known_experiments
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
 from nni_manager.client.parent_death_pipe import ParentDeathPipe
@@ -154,7 +154,7 @@ class Experiment(StartedExperiment):
             UserError: the experiment runs already, its port is in use, or the platform lacks a requirement.
             RetryableError: a cluster does not respond.
         """
-        known = None if self._folder is None else look(self._folder)
+        known = None if self._folder is None else known_experiment(self._folder)
         if known is not None and known.is_served:
             raise UserError(
                 f"cannot start experiment {self.id}: it is served on port {self.port}; stop() it first, or make another"
@@ -204,14 +204,14 @@ class Experiment(StartedExperiment):
         if self._folder is None:
             return
         self._is_stopping = True
-        known = look(self._folder)
+        known = known_experiment(self._folder)
         if known is not None and known.view is not None:
             manager_stop.end_view(known)
         if known is not None and known.manager is not None:
             output.info(f"Stopping experiment {self.id}")
             manager_stop.stop_experiment(known, output.info)
             output.info(f"Experiment {self.id} is stopped; Experiment.resume({self.id!r}) resumes it")
-        self._let_go()
+        self._release()
 
     @classmethod
     def connect(cls, port: int) -> Experiment:
@@ -378,7 +378,7 @@ class Experiment(StartedExperiment):
         if self._parent_death_pipe is not None and not self._is_stopping and os.getpid() == self._pid:
             self.stop()
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         atexit.unregister(self._stop_what_it_started)
         if self._log is not None:
             self._log.close()

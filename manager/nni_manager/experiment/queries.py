@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from nni_manager.client.experiments import KnownExperiment, known_experiments, look, resolve
+from nni_manager.client.experiments import KnownExperiment, known_experiment, known_experiments, resolve
 from nni_manager.client.manager_client import ManagerUnresponsive
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.python_document import to_python_names
@@ -156,7 +156,7 @@ class StartedExperiment:
             if self.id is None:
                 raise NotStarted
             self._folder = known_by_id(self.id).folder
-        known = look(self._folder)
+        known = known_experiment(self._folder)
         if known is None:
             raise UserError(f"cannot ask experiment {self.id}: it was deleted; start another")
         return known

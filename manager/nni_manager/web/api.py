@@ -71,7 +71,7 @@ class ManagerApi:
         """The ASGI application."""
         operations = self.operations()
         routes = [operation.route() for operation in operations]
-        roomy = {(each.method, API_ROOT + each.path): each.most_body_bytes for each in operations}
+        body_limits = {(each.method, API_ROOT + each.path): each.most_body_bytes for each in operations}
         shown = [Route(path, self.file) for path in (*PLACES, "/page/{file:path}")]
         return Starlette(
             routes=[Mount(API_ROOT, routes=routes), Route("/", self.first_page), *shown],
@@ -81,7 +81,7 @@ class ManagerApi:
                     AuthMiddleware,
                     session_auth=self._session_auth,
                     host=self._host,
-                    most_body_bytes=roomy,
+                    most_body_bytes=body_limits,
                     is_public=self._is_public,
                     for_programs={("POST", f"{API_ROOT}/entrance")},
                 ),

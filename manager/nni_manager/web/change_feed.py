@@ -53,12 +53,12 @@ class Cursor:
 class ChangeFeed:
     """Streams changes. Must run on the event loop that owns the experiment."""
 
-    def __init__(self, look: Callable[[], ExperimentSnapshot]) -> None:
-        self._look = look
+    def __init__(self, snapshot: Callable[[], ExperimentSnapshot]) -> None:
+        self._snapshot = snapshot
         self._process = secrets.token_hex(4)
         self._rows: dict[str, tuple[int, bytes]] = {}
         """The encoded row of each trial, with the revision it was encoded at."""
-        self._looked_at_s = float("-inf")
+        self._summarised_at_s = float("-inf")
         self._seen = ""
         self._summaries = 0
         self._summary = b""
@@ -68,8 +68,8 @@ class ChangeFeed:
 
     async def delta(self, since: Cursor | None) -> AsyncIterator[bytes]:
         """The document of changes since a cursor, in chunks; without a cursor, of everything."""
-        snapshot = self._glance()
-        if not self._knows(since):
+        snapshot = self._refreshed()
+        if not self._is_known(since):
             since = None
         version = Cursor(self._process, self._revision, self._summaries)
         yield (
@@ -85,29 +85,29 @@ class ChangeFeed:
                 await asyncio.sleep(0)
                 # Trials may have changed while other tasks ran or a slow client read. An outdated row would be cached under the
                 # newer revision and sent to all later clients.
-                snapshot = self._look()
+                snapshot = self._snapshot()
             rows = [self._row(snapshot, trial_id) for trial_id in changed[first : first + _ROWS_AT_ONCE]]
             yield (b"," if first else b"") + b",".join(rows)
         yield b"]}"
 
     async def follow(self, since: Cursor | None) -> AsyncIterator[bytes]:
         """An endless text/event-stream: the changes since a cursor, then each new change."""
-        told_at_s = time.monotonic()
+        sent_at_s = time.monotonic()
         while True:
-            goes_on = self._glance().experiment.state.counts_time
+            goes_on = self._refreshed().experiment.state.counts_time
             now = Cursor(self._process, self._revision, self._summaries)
-            silent_s = time.monotonic() - told_at_s
+            silent_s = time.monotonic() - sent_at_s
             if since != now or (goes_on and silent_s >= TIME_GOES_ON_S):
                 # Changes during encoding are part of the next document.
                 document = b"".join([piece async for piece in self.delta(since)])
                 yield b"event: changes\nid: %b\ndata: %b\n\n" % (str(now).encode(), document)
-                since, told_at_s = now, time.monotonic()
+                since, sent_at_s = now, time.monotonic()
             elif silent_s >= STILL_THERE_S:
                 yield b": nothing new\n\n"
-                told_at_s = time.monotonic()
+                sent_at_s = time.monotonic()
             await asyncio.sleep(INTERVAL_S)
 
-    def _knows(self, version: Cursor | None) -> bool:
+    def _is_known(self, version: Cursor | None) -> bool:
         return (
             version is not None
             and version.process == self._process
@@ -115,12 +115,12 @@ class ChangeFeed:
             and version.summary <= self._summaries
         )
 
-    def _glance(self) -> ExperimentSnapshot:
+    def _refreshed(self) -> ExperimentSnapshot:
         """The current experiment. Refreshes the summary at most every `INTERVAL_S` / 2: it costs as much as a hundred rows."""
-        snapshot, now_s = self._look(), time.monotonic()
+        snapshot, now_s = self._snapshot(), time.monotonic()
         self._revision = snapshot.experiment.revisions.latest
-        if now_s - self._looked_at_s >= INTERVAL_S / 2:
-            self._looked_at_s = now_s
+        if now_s - self._summarised_at_s >= INTERVAL_S / 2:
+            self._summarised_at_s = now_s
             summary = serializers.summary_view(snapshot)
             self._summary = to_json(summary)
             # The elapsed time alone is no change.

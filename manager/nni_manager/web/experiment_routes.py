@@ -180,15 +180,15 @@ class ExperimentRoutes:
             raise HTTPException(
                 400, 'cannot begin a trial: its parameters are no mapping; send {"lr": 0.1}, say'
             )
-        return self._begun(await changes.propose(parameters))
+        return self._started(await changes.propose(parameters))
 
     async def retry(self, request: Request) -> Response:
         """Start a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged."""
         changes = self._engine.changes
-        return self._begun(await changes.retry(self._trial_of(request)))
+        return self._started(await changes.retry(self._trial_of(request)))
 
     @staticmethod
-    def _begun(trial: Trial) -> Response:
+    def _started(trial: Trial) -> Response:
         return Json({"sequenceId": trial.sequence_id, "trialJobId": trial.trial_id})
 
     async def trials(self, request: Request) -> Response:
@@ -225,11 +225,11 @@ class ExperimentRoutes:
         """The attempts of one trial with their tasks, and the sizes of their streams."""
         trial_id, folder = self._trial_of(request).trial_id, self._engine.folder
 
-        def look() -> Any:
+        def read() -> Any:
             attempts = attempts_of(folder, trial_id)[-MAX_ATTEMPTS:]
             return serializers.attempts_view([(each, sizes_of(folder, each)) for each in attempts])
 
-        return Json(await self._from_storage(look))
+        return Json(await self._from_storage(read))
 
     async def log_of_trial(self, request: Request) -> Response:
         """A range of a stream of one trial, of its newest attempt or of a given one. `from` below 0 counts from the end."""
@@ -286,10 +286,10 @@ class ExperimentRoutes:
         """All experiments of the manager's user, with the address of each that is served."""
         return Json(await asyncio.to_thread(experiments_view, self._engine.folder))
 
-    async def _from_storage(self, look: Callable[[], Answer]) -> Answer:
+    async def _from_storage(self, read: Callable[[], Answer]) -> Answer:
         """Read from the storage that trials write to, which may be unavailable."""
         try:
-            return await asyncio.wait_for(self._storage.call(look), STORAGE_TIMEOUT_S)
+            return await asyncio.wait_for(self._storage.call(read), STORAGE_TIMEOUT_S)
         except (asyncio.TimeoutError, OSError) as error:
             why = str(error) or f"no answer within {STORAGE_TIMEOUT_S:.0f} s"
             raise HTTPException(
