@@ -239,40 +239,40 @@ def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[Kno
         viewed = [each for each in running if each.view is not None and each.view.port == port]
         chosen = [each for each in running if each.manager is not None and each.manager.port == port]
         chosen = chosen or [dataclasses.replace(each, manager=None) for each in viewed]
-        if not chosen:
-            raise UserError(
-                f"cannot find an experiment on port {port}; `nnictl experiment list` shows those that run"
-            )
-        return chosen
-    if given is not None and given.endswith("*"):
+        what = f"an experiment on port {port}"
+    elif given is not None and given.endswith("*"):
         chosen = [each for each in running if each.experiment_id.startswith(given[:-1])]
-        if not chosen:
-            raise UserError(
-                f"cannot find a running experiment {given}; `nnictl experiment list` shows those that run"
-            )
-        return chosen
+        what = f"a running experiment {given}"
+    else:
+        return [_one_to_stop(given, running)]
+    if not chosen:
+        raise UserError(f"cannot find {what}; `nnictl experiment list` lists the running ones")
+    return chosen
+
+
+def _one_to_stop(given: str | None, running: list[KnownExperiment]) -> KnownExperiment:
     # A prefix of exactly one running experiment is unique, whatever stopped experiments match.
     matching = match_prefix(given, running) if given is not None else running
     if len(matching) != 1 and given is not None:
         matching = match_prefix(given, known_experiments())
     known = matching[0] if len(matching) == 1 else resolve(given)
-    if not known.is_served:
-        from nni_manager.client.remains import is_torn
+    if known.is_served:
+        return known
+    from nni_manager.client.remains import is_torn
 
-        if is_torn(known):
-            return [known]
-        if known.problem:
-            raise UserError(known.problem)
-        name, status = known.experiment_id, known.stored.status()
-        if status["isOver"]:
-            raise UserError(
-                f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would resume it"
-            )
+    if is_torn(known):
+        return known
+    if known.problem:
+        raise UserError(known.problem)
+    name, status = known.experiment_id, known.stored.status()
+    if status["isOver"]:
         raise UserError(
-            f"cannot stop experiment {name}: its manager is not running; if its trials still run, "
-            f"`nnictl resume {name}` finds them and `nnictl stop {name}` then stops them"
+            f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would resume it"
         )
-    return [known]
+    raise UserError(
+        f"cannot stop experiment {name}: its manager is not running; if its trials still run, "
+        f"`nnictl resume {name}` finds them and `nnictl stop {name}` then stops them"
+    )
 
 
 @click.command(epilog=example("nnictl top", "nnictl top GvTf2bVe --time 5"))

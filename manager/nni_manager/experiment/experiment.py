@@ -229,7 +229,7 @@ class Experiment(StartedExperiment):
                 found.id, found.port, found._folder = known.experiment_id, port, known.folder
                 return found
         raise UserError(
-            f"cannot connect to port {port}: no experiment of yours is there; `nnictl experiment list` shows those that run"
+            f"cannot connect to port {port}: no experiment of yours is there; `nnictl experiment list` lists the running ones"
         )
 
     @overload
