@@ -283,7 +283,7 @@ def test_a_body_that_is_no_json_or_cannot_be_said_again_is_refused(a_real_experi
                 ("PUT", "/experiment"),
             ):
                 refusal = await live.ask(verb, path, 400, content=content)
-                assert refusal["error"].startswith("cannot read what was sent")
+                assert refusal["error"].startswith("cannot read the request body")
 
     play(scenario)
 
