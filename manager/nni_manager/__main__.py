@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from nni_manager.errors import NniManagerError
 from nni_manager.grpc_server.servicer import KeeperServer
 from nni_manager.http_server import HttpServer, is_loopback, listen
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
-from nni_manager.store.lease import Lease, LeaseLost
+from nni_manager.store.lease import Lease
 from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
@@ -37,7 +38,7 @@ log = logging.getLogger("nni_manager")
 
 _OTHER_PORT = "choose another with --port N, or --port auto"
 # The client that stops the experiment polls its summary twice a second.
-_TOLD_TIMEOUT_S = 2.0
+_LEFTOVERS_READ_S = 2.0
 _OTHER_PORTS = "choose another pair of ports with --port N (keepers use N + 1), or --port auto"
 
 # Thresholds of Python's cycle collector: net allocations, then counts of younger collections. Ingest allocates a hundred thousand
@@ -120,24 +121,17 @@ async def _view(folder: ExperimentFolder, host: str, port: int, parent_death_pip
         await serving
 
 
+@dataclass(frozen=True, slots=True)
 class _Manager:
     """Creates, connects and runs the parts of the manager."""
 
-    def __init__(
-        self,
-        config: ExperimentSpec,
-        folder: ExperimentFolder,
-        host: str,
-        port: int,
-        parent_death_pipe: int | None,
-    ) -> None:
-        self._config = config
-        self._folder = folder
-        self._host = host
-        self._port = port
-        self._parent_death_pipe = parent_death_pipe
-        self._must_end = asyncio.Event()
-        self._end_asked = asyncio.Event()
+    config: ExperimentSpec
+    folder: ExperimentFolder
+    host: str
+    port: int
+    parent_death_pipe: int | None
+    must_end: asyncio.Event = field(default_factory=asyncio.Event)
+    end_asked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, lease: Lease) -> int:
         """Serve until the experiment, or this process, is asked to end.
@@ -146,71 +140,68 @@ class _Manager:
             LeaseLost: another manager owns the experiment now.
         """
         loop = asyncio.get_running_loop()
-        listener = listen(self._host, self._port, _OTHER_PORTS)
+        listener = listen(self.host, self.port, _OTHER_PORTS)
         make_service = await asyncio.to_thread(
-            training_service_factory.make_service, self._config, self._folder
+            training_service_factory.make_service, self.config, self.folder
         )
-        address = training_service_factory.address_for_keepers(self._config)
+        address = training_service_factory.address_for_keepers(self.config)
         keepers_host = training_service_factory.listens_at(address)
         certificate = None
-        if not (is_loopback(keepers_host) and is_loopback(self._host)):
-            certificate = self._folder.certificate(_names_here(address, self._host))
+        if not (is_loopback(keepers_host) and is_loopback(self.host)):
+            certificate = self.folder.certificate(_names_here(address, self.host))
         for_keepers = None if is_loopback(keepers_host) else certificate
-        for_people = None if is_loopback(self._host) else certificate
+        for_people = None if is_loopback(self.host) else certificate
         # Only a check: gRPC opens its port itself, with a less clear error.
-        listen(keepers_host, self._port + 1, _OTHER_PORTS).close()
+        listen(keepers_host, self.port + 1, _OTHER_PORTS).close()
         engine = Engine(
-            self._config,
-            self._folder,
+            self.config,
+            self.folder,
             make_service,
             lambda config: make_tuner(
-                config, training_service_factory.checkpoints_of(config, self._folder), self._folder.log
+                config, training_service_factory.checkpoints_of(config, self.folder), self.folder.log
             ),
-            make_assessment(self._config, self._folder.log),
+            make_assessment(self.config, self.folder.log),
             lease,
         )
         server = KeeperServer(engine.admission)
-        folder = self._folder
-        session_auth = SessionAuth(engine.stored.secret, folder.experiment_id, folder.ended_sessions)
+        session_auth = SessionAuth(
+            engine.stored.secret, self.folder.experiment_id, self.folder.ended_sessions
+        )
         web = HttpServer(
-            ManagerApi(engine, self._host, self._port, session_auth, self._end_when_over).app(),
+            ManagerApi(engine, self.host, self.port, session_auth, self.end_asked.set).app(),
             None if for_people is None else for_people.path,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._must_end.set)
-
-        def on_lease_lost(error: LeaseLost) -> None:
-            loop.call_soon_threadsafe(engine.on_lease_lost, error)
-
-        lease.call_when_lost(on_lease_lost)
+            loop.add_signal_handler(number, self.must_end.set)
+        lease.call_when_lost(lambda error: loop.call_soon_threadsafe(engine.on_lease_lost, error))
         try:
             await engine.restore()
-            await server.start(keepers_host, self._port + 1, for_keepers)
+            await server.start(keepers_host, self.port + 1, for_keepers)
             lease.check()  # the next two calls publish this manager's address to keepers and nnictl
             await engine.start(
-                (f"{address}:{self._port + 1}",),
+                (f"{address}:{self.port + 1}",),
                 None if for_keepers is None else for_keepers.certificate_pem,
             )
             serving = loop.create_task(web.serve(sockets=[listener]))
             lease.check()
-            self._folder.write_process(
+            self.folder.write_process(
                 ManagerProcess(
                     os.getpid(),
-                    self._host,
-                    self._port,
+                    self.host,
+                    self.port,
                     __version__,
                     session_auth.token,
                     None if for_people is None else for_people.sha256,
                 )
             )
-            self._folder.open_process_file()  # until this process ends
+            self.folder.open_process_file()  # until this process ends
             log.info(
                 "experiment %s: manager %s listens on port %d",
-                self._folder.experiment_id,
+                self.folder.experiment_id,
                 __version__,
-                self._port,
+                self.port,
             )
-            _call_when_cut(loop, self._parent_death_pipe, partial(self._stop, engine))
+            _call_when_cut(loop, self.parent_death_pipe, partial(self._stop, engine))
             gc.freeze()  # the objects so far exist until the end
             await self._until_end(engine)
             web.should_exit = True
@@ -218,37 +209,32 @@ class _Manager:
         finally:
             await engine.close()
             await server.stop()
-        log.info("experiment %s: the manager ends", self._folder.experiment_id)
+        log.info("experiment %s: the manager ends", self.folder.experiment_id)
         if engine.lease_lost is not None:
             raise engine.lease_lost
         return 1 if engine.failed.is_set() else 0
 
     def _stop(self, engine: Engine) -> None:
-        log.info("experiment %s: stops, as the program that wanted it has ended", self._folder.experiment_id)
+        log.info("experiment %s: stops, as the program that wanted it has ended", self.folder.experiment_id)
         engine.stop()
-        self._end_when_over()
-
-    def _end_when_over(self) -> None:
-        self._end_asked.set()
+        self.end_asked.set()
 
     async def _until_end(self, engine: Engine) -> None:
         """Return on a signal, on a failure, or when the experiment is terminal and its end was requested.
 
         A DONE experiment stays available for viewing.
         """
-        killed = asyncio.ensure_future(self._must_end.wait())
-        over = asyncio.ensure_future(self._until_over(engine))
-        failed = asyncio.ensure_future(engine.failed.wait())
-        waiting = {killed, over, failed}
+        ends = (self.must_end.wait(), self._until_over(engine), engine.failed.wait())
+        waiting = [asyncio.ensure_future(end) for end in ends]
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         for future in waiting:
             future.cancel()
 
     async def _until_over(self, engine: Engine) -> None:
-        await self._end_asked.wait()
+        await self.end_asked.wait()
         await engine.until_stopped()
         if engine.jobs.leftovers:
-            await asyncio.sleep(_TOLD_TIMEOUT_S)
+            await asyncio.sleep(_LEFTOVERS_READ_S)
 
 
 def _call_when_cut(

@@ -40,13 +40,8 @@ _DRAINED_BYTES = 16 * 2**20
 _DRAINED_TIMEOUT_S = 5.0
 
 
-# Keys of the request's state, for `mark_authenticated` and `mark_streaming`.
-_KEEP = "mark_authenticated"
-_ENDLESS = "mark_streaming"
-
-
-class PortUnusable(UserError):
-    """cannot listen on the port; choose another"""
+# The key of the connection in the request's state, for `mark_authenticated` and `mark_streaming`.
+_CONNECTION = "connection"
 
 
 def is_loopback(host: str) -> bool:
@@ -60,7 +55,7 @@ def listen(host: str, port: int, remedy: str) -> socket.socket:
     """Open a listening socket before anything else is started. From then on a client waits instead of being refused.
 
     Raises:
-        PortUnusable: the port is in use; the message ends with `remedy`.
+        UserError: the port is in use; the message ends with `remedy`.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -71,22 +66,22 @@ def listen(host: str, port: int, remedy: str) -> socket.socket:
         listener.listen()
     except OSError as error:
         listener.close()
-        raise PortUnusable(f"{CANNOT_LISTEN} on {host}:{port}: {error.strerror}; {remedy}") from error
+        raise UserError(f"{CANNOT_LISTEN} on {host}:{port}: {error.strerror}; {remedy}") from error
     return listener
 
 
 def mark_authenticated(scope: Scope) -> None:
     """Mark the request's connection as authenticated: it is never evicted."""
-    keep = scope.get("state", {}).get(_KEEP)
-    if keep is not None:  # None: another server runs the application
-        keep()
+    connection = scope.get("state", {}).get(_CONNECTION)
+    if connection is not None:  # None: another server runs the application
+        connection.is_authenticated = True
 
 
 def mark_streaming(scope: Scope) -> None:
     """Mark the response as endless: a server that shuts down does not wait for it."""
-    note = scope.get("state", {}).get(_ENDLESS)
-    if note is not None:  # as above
-        note()
+    connection = scope.get("state", {}).get(_CONNECTION)
+    if connection is not None:  # as above
+        connection.is_streaming = True
 
 
 class _Connection(H11Protocol):
@@ -102,12 +97,12 @@ class _Connection(H11Protocol):
     def __init__(self, tls: ssl.SSLContext | None, **given: Any) -> None:
         super().__init__(**given)
         self._tls = tls
-        self._is_known = False
-        self._is_endless = False
-        self._has_begun = False  # the HTTP protocol
-        self._made_at_s = self.loop.time()
-        self._came_early = bytearray()
-        self.app_state = {**self.app_state, _KEEP: self._keep, _ENDLESS: self._note_endless}
+        self.is_authenticated = False
+        self.is_streaming = False
+        self._has_started = False  # the HTTP protocol
+        self._accepted_at_s = self.loop.time()
+        self._early_bytes = bytearray()
+        self.app_state = {**self.app_state, _CONNECTION: self}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept a client."""
@@ -115,68 +110,64 @@ class _Connection(H11Protocol):
         self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, transport.abort)
         self.connections.add(self)
         if self._tls is None:
-            self._begin(transport)
+            self._start(transport)
         else:
             transport.pause_reading()
             self._handshake = self.loop.create_task(self._shake_hands(self._tls))
         if len(self.connections) > MAX_CONNECTIONS:
-            strangers = [
-                each for each in self.connections if isinstance(each, _Connection) and not each._is_known
+            evictable = [
+                each
+                for each in self.connections
+                if isinstance(each, _Connection) and not each.is_authenticated
             ]
-            min(strangers, key=lambda each: each._made_at_s)._let_go()
+            min(evictable, key=lambda each: each._accepted_at_s)._disconnect()
 
     async def _shake_hands(self, tls: ssl.SSLContext) -> None:
         # asyncio's own TLS server reports a client only after the handshake, which may never end.
         try:
             encrypted = await self.loop.start_tls(self._accepted, self, tls, server_side=True)
         except OSError:  # not TLS, or disconnected
-            self._let_go()
+            self._disconnect()
             return
         if encrypted is None or self._accepted.is_closing():
-            self._let_go()
+            self._disconnect()
             return
-        self._begin(encrypted)
-        if self._came_early:
-            self.data_received(bytes(self._came_early))
+        self._start(encrypted)
+        if self._early_bytes:
+            self.data_received(bytes(self._early_bytes))
 
-    def _begin(self, transport: asyncio.Transport) -> None:
-        self._has_begun = True
+    def _start(self, transport: asyncio.Transport) -> None:
+        self._has_started = True
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Handle a disconnected client."""
         self.connections.discard(self)
-        self._stop_waiting()
-        if self._has_begun:
+        self._cancel_deadline()
+        if self._has_started:
             super().connection_lost(exc)
 
     def shutdown(self) -> None:
         """Close the connection when the server shuts down."""
-        if self._has_begun and not self._is_endless:
+        if self._has_started and not self.is_streaming:
             super().shutdown()
         else:
-            self._let_go()
+            self._disconnect()
 
-    def _keep(self) -> None:
-        self._is_known = True
-
-    def _note_endless(self) -> None:
-        self._is_endless = True
-
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         # Remove it now, not in connection_lost: new clients need the capacity.
         self.connections.discard(self)
-        self._stop_waiting()
+        self._cancel_deadline()
         self._accepted.abort()
 
     def data_received(self, data: bytes) -> None:
         """Receive more of a request."""
-        if not self._has_begun:  # received together with the end of the handshake
-            self._came_early += data
+        if not self._has_started:  # received together with the end of the handshake
+            self._early_bytes += data
             return
         super().data_received(data)
         if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
-            self._stop_waiting()
+            self._cancel_deadline()
         elif self._deadline is None:
             self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, self._accepted.abort)
 
@@ -190,7 +181,7 @@ class _Connection(H11Protocol):
                 return
         super().send_400_response(msg)
 
-    def _stop_waiting(self) -> None:
+    def _cancel_deadline(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

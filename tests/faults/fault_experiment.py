@@ -53,13 +53,13 @@ _MANAGER_LEAVES_KINDS = STOPS | {
 _STOP = """
 import sys
 from pathlib import Path
-from nni_manager.client.experiments import look
-from nni_manager.client.manager_process import stop_experiment
+from nni_manager.client.experiments import known_experiment
+from nni_manager.client.manager_stop import stop_experiment
 from nni_manager.errors import NniManagerError
 from nni_manager.store.folders import ExperimentFolder
 
 try:
-    stop_experiment(look(ExperimentFolder(Path(sys.argv[1]))), print)
+    stop_experiment(known_experiment(ExperimentFolder(Path(sys.argv[1]))), print)
 except NniManagerError as error:
     print(error)
 """

@@ -15,7 +15,7 @@ from fault_site import Disk
 from real_experiment import a_manager_here, assert_rows_are_what_was_written, until, values, wait_until
 
 from nni_manager.client.experiments import KnownExperiment
-from nni_manager.client.manager_process import StopNotRecorded, stop_experiment
+from nni_manager.client.manager_stop import StopNotRecorded, stop_experiment
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.store.reader import StoreReader
 from nni_manager.training_services.local.client import LocalTrainingService

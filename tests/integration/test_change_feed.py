@@ -54,7 +54,7 @@ def begin(experiment, number):
 
 def document_of(live, since=None):
     async def ask():
-        return b"".join([piece async for piece in live.news(since)])
+        return b"".join([piece async for piece in live.delta(since)])
 
     return json.loads(asyncio.run(ask()))
 
@@ -110,7 +110,7 @@ def test_a_trial_that_changes_while_rows_are_told_is_told_as_it_became_to_all_wh
         told = ChangeFeed(looked.snapshot)
 
         async def ask_slowly():
-            pieces = told.news(None)
+            pieces = told.delta(None)
             slow = [await anext(pieces), await anext(pieces)]
             write(stored, TrialRow.of(replace(made_trial(999, time.time()), value=-1.0, final="-1.0")))
             looked.snapshot()  # as any other question does

@@ -25,8 +25,9 @@ from nni_manager.store.reader import StoreReader
 from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.tuner.base import BaseTuner, Suggestion
 from nni_manager.tuner.registry import make_tuner
-from nni_manager.web.api import API_ROOT, MAX_CHANGE_BYTES, ManagerApi
+from nni_manager.web.api import API_ROOT, ManagerApi
 from nni_manager.web.auth_middleware import MAX_BODY_BYTES
+from nni_manager.web.experiment_routes import MAX_CHANGE_BYTES
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 from trial_keeper.wire.messages import (
@@ -282,7 +283,7 @@ def test_a_body_that_is_no_json_or_cannot_be_said_again_is_refused(a_real_experi
                 ("PUT", "/experiment"),
             ):
                 refusal = await live.ask(verb, path, 400, content=content)
-                assert refusal["error"].startswith("cannot read what was sent")
+                assert refusal["error"].startswith("cannot read the request body")
 
     play(scenario)
 

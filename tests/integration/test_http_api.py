@@ -101,7 +101,7 @@ def test_wrong_requests_get_one_clear_sentence(done):
         ("DELETE", f"/trial-jobs/{first}", 409, "SUCCEEDED already"),
         ("GET", "/no-such-path", 404, "cannot"),
         ("PATCH", "/experiment", 405, "cannot"),
-        ("PUT", "/experiment", 400, "no JSON"),
+        ("PUT", "/experiment", 400, "not JSON"),
     ]:
         response = done.ask(method, path)
         assert (response.status_code, word in response.text) == (status, True), (path, response.text)

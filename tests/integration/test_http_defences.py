@@ -128,7 +128,7 @@ def test_who_has_not_is_told_where_it_is_and_does_nothing(server, verb, header):
     answer = server.ask(verb, token=None, headers=headers)
     assert answer.status_code == 401
     assert answer.headers["WWW-Authenticate"] == "Bearer"
-    assert answer.json()["error"].startswith("cannot let you in")
+    assert answer.json()["error"].startswith("cannot accept a request without the manager")
     assert "manager-process.json" in answer.json()["error"]
     assert TOKEN not in answer.text
     assert server.done == 0
@@ -227,7 +227,7 @@ def test_nnictl_speaks_https_to_the_owner_of_the_certificate_and_to_nobody_else(
     with session_with(process) as session:
         assert session.get(f"https://127.0.0.1:{server.port}/", timeout=20).text == "done"
     wrong = ManagerProcess(1, "0.0.0.0", server.port, "0.6.0", TOKEN, other.sha256)
-    with pytest.raises(ManagerUnresponsive, match="what answers there has not its certificate"):
+    with pytest.raises(ManagerUnresponsive, match="what answers there does not have its certificate"):
         ManagerClient("TESTEXPT", wrong).get("/summary")
     with pytest.raises(requests.ConnectionError):
         server.ask()  # HTTP

@@ -141,7 +141,7 @@ def test_an_experiment_in_the_background_can_be_looked_at_and_stopped(place, nni
     assert log.stdout.startswith("lr is 0.")
     unknown = nnictl("log", "trial", "--trial-id", "no/such")
     assert unknown.stderr == (
-        f"ERROR: cannot find trial 'no/such' in experiment {name}; `nnictl trial ls {name}` shows those there are\n"
+        f"ERROR: cannot find trial 'no/such' in experiment {name}; `nnictl trial ls {name}` lists them\n"
     )
     killed = nnictl("trial", "kill", "--trial-id", trials[0]["id"])
     assert killed.returncode == 0
@@ -422,7 +422,7 @@ def test_an_interrupt_in_the_foreground_stops_the_experiment(place, nnictl, star
     name = said.split("The experiment id is ")[1].split()[0]
     assert (process.returncode, err) == (130, "")
     assert f"INFO: Stopping experiment {name}" in out
-    assert f"INFO: Stop experiment success. `nnictl resume {name}` goes on with it." in out
+    assert f"INFO: Stop experiment success. `nnictl resume {name}` resumes it." in out
     assert left_in(place) == []
 
 
@@ -451,16 +451,16 @@ def test_a_second_interrupt_leaves_at_once_and_says_what_becomes_of_the_trials(p
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert err.startswith(
-        f"WARNING: experiment {name} ends without its manager: every trial was told to stop, "
-        "and one that does not is killed after its grace period; "
+        f"WARNING: experiment {name} ends without its manager: every trial was asked to stop, "
+        "and is killed after its grace period if it does not; "
     )
     assert len(processes_of(place)) > 0
     assert json.loads(nnictl("experiment", "list", "--json").stdout) == []
     listed = nnictl("experiment", "list", "--all")
     assert "NOT RUNNING (was STOPPING)" in listed.stdout
     assert listed.stderr == (
-        f"WARNING: the manager of experiment {name} left while its trials were ending; "
-        f"`nnictl resume {name}` goes on with it\n"
+        f"WARNING: the manager of experiment {name} exited while its trials were ending; "
+        f"`nnictl resume {name}` resumes it\n"
     )
 
 
@@ -502,7 +502,7 @@ def test_an_experiment_can_be_viewed_and_a_resume_takes_the_place_of_the_view(pl
     assert (line["managerIsRunning"], line["port"], line["status"]) == (False, None, "RUNNING")
     port = line["viewPort"]
     address = f"http://127.0.0.1:{port}/api/v1/nni"
-    assert f"INFO: Experiment {name} is served at {address}, to be looked at and not changed" in viewed.stdout
+    assert f"INFO: Experiment {name} is served read-only at {address}" in viewed.stdout
     assert "VIEWED (was RUNNING)" in nnictl("experiment", "list").stdout
     assert f"The Web UI urls are: http://127.0.0.1:{port}/enter#" in viewed.stdout
     assert (
@@ -538,7 +538,7 @@ def test_a_view_in_the_foreground_ends_with_an_interrupt_and_changes_nothing(pla
     name = done.stdout.split("The experiment id is ")[1].split()[0]
     before = nnictl("experiment", "show", name).stdout
     view = started("view", name, "--foreground", "--port", "auto")
-    read_until(view, "to be looked at and not changed")
+    read_until(view, "is served read-only at")
     view.send_signal(signal.SIGINT)
     out, err = view.communicate(timeout=60)
     assert (view.returncode, out, err) == (130, "", "")

@@ -168,7 +168,7 @@ def test_results_are_imported_all_or_none_and_who_cannot_use_them_says_so(manage
     results.write_text('[{"parameter": {"x": 0.5}, "value": 1}]')
     code, out, err = nnictl("experiment", "import", "-f", results)
     assert (code, out) == (0, "INFO: Imported 1 result into experiment TESTEXPT\n")
-    assert "the tuner Random makes use of none of them" in err
+    assert "the tuner Random uses none of them" in err
     assert len(manager.engine.reader.imported()) == 1
 
 
@@ -182,4 +182,4 @@ def test_what_does_not_run_is_not_changed_and_the_way_out_is_named(a_real_experi
     ):
         code, out, err = nnictl(*arguments)
         assert (code, out) == (1, "")
-        assert "it does not run; `nnictl resume TESTEXPT` goes on with it" in err
+        assert "it does not run; `nnictl resume TESTEXPT` resumes it" in err

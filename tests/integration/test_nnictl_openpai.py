@@ -61,7 +61,7 @@ def test_a_job_is_submitted_listed_shown_and_exported(nnictl, job_file, server):
     path = job_file("echo hello", secrets={"word": "s3cret"})
     code, out, err = nnictl("submit", path)
     assert (code, err) == (0, "")
-    assert out == "INFO: OpenPAI has taken job job; `nnictl openpai show job` shows how it is\n"
+    assert out == "INFO: OpenPAI has accepted job job; `nnictl openpai show job` shows its state\n"
     ended(server)
     code, out, _ = nnictl("jobs")
     assert code == 0

@@ -121,7 +121,7 @@ def test_a_user_starts_it_pastes_what_it_prints_and_stops_it(nnictl, state):
 
     assert nnictl("stop-service")[:2] == (
         0,
-        "INFO: Stopped OpenPAI on this machine; tasks that run go on, and `nnictl openpai start` finds them\n",
+        "INFO: Stopped OpenPAI on this machine; running tasks continue, and `nnictl openpai start` finds them\n",
     )
     code, out, _ = nnictl("stop-service")
     assert (code, "does not run" in out) == (0, True)

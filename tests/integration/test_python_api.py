@@ -13,7 +13,7 @@ from free_ports import free_port_pair
 from real_experiment import wait_until
 from user_home import environ_of, left_in, processes_of
 
-from nni_manager.client.experiments import look
+from nni_manager.client.experiments import known_experiment
 from nni_manager.errors import UserError
 from nni_manager.experiment import Experiment, RunMode
 from nni_manager.store.folders import Registry
@@ -115,7 +115,7 @@ def test_an_experiment_runs_to_its_end_and_can_be_asked_then_and_after_it_was_st
                 wrong()
     assert everything() == told
     assert experiment.port is None
-    with pytest.raises(UserError, match=rf"does not run; Experiment.resume\('{experiment.id}'\) goes on"):
+    with pytest.raises(UserError, match=rf"does not run; Experiment.resume\('{experiment.id}'\) resumes it"):
         experiment.update_max_trial_number(5)
     assert left_in(place) == []
 
@@ -145,7 +145,9 @@ def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys)
             wait_until(lambda: len(other.list_trial_jobs()) == 2, "two trials at a time")
             params = other.get_experiment_profile()["params"]
             assert (params["maxTrialNum"], params["maxExecDuration"]) == (3, 7200)
-            with pytest.raises(UserError, match="the configuration of an experiment that was made elsewhere"):
+            with pytest.raises(
+                UserError, match="the configuration of an experiment that was created elsewhere"
+            ):
                 other.config.trial_command = "python3 other.py"
         first, second = experiment.list_trial_jobs()
         assert second.parameters["x"] >= 5
@@ -205,7 +207,7 @@ def read_until(script, mark):
 
 
 def known():
-    return [look(folder) for folder in Registry.of_user().all()]
+    return [known_experiment(folder) for folder in Registry.of_user().all()]
 
 
 def test_ctrl_c_stops_the_experiment_and_the_program_goes_on(place, started):
@@ -231,7 +233,7 @@ def test_the_end_of_python_stops_the_experiment_and_that_of_what_was_forked_does
     assert "after fork RUNNING\n" in read_until(script, "after fork")
     _, err = script.communicate("\n", timeout=60)
     assert (script.returncode, err) == (0, "")
-    assert known()[0].status()["status"] == "STOPPED"
+    assert known()[0].stored.status()["status"] == "STOPPED"
     assert left_in(place) == []
 
 
@@ -248,7 +250,7 @@ def test_kill_9_stops_the_experiment_and_not_a_detached_one(place, started):
 
     def tied_has_ended():
         tied = next(each for each in known() if each.experiment_id == tied_id)
-        return tied.manager is None and tied.status()["status"] == "STOPPED" and tied
+        return tied.manager is None and tied.stored.status()["status"] == "STOPPED" and tied
 
     tied = wait_until(tied_has_ended, "the manager has stopped the experiment by itself")
     assert "stops, as the program that wanted it has ended" in tied.folder.manager_log.read_text()

@@ -12,7 +12,7 @@ from kube_store import ACCOUNTS, CONFIG_MAPS, DEFINITIONS, PODS, SECRETS
 from real_experiment import wait_until
 from user_home import environ_of
 
-from nni_manager.client.experiments import look
+from nni_manager.client.experiments import known_experiment
 from nni_manager.store.folders import ExperimentFolder
 
 pytest.importorskip("kubernetes")
@@ -106,5 +106,5 @@ def test_the_code_of_nnis_page_runs_as_it_is_printed(place):
         assert "docker_image is not set: NNI's default is used" in done.stderr
         kinds = (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS)
         wait_until(lambda: not any(cluster.store.list(kind) for kind in kinds), "nothing is left", 20)
-        known = look(ExperimentFolder(place / "nni-experiments" / experiment_id))
-        assert (known.manager, known.status()["status"]) == (None, "DONE")
+        known = known_experiment(ExperimentFolder(place / "nni-experiments" / experiment_id))
+        assert (known.manager, known.stored.status()["status"]) == (None, "DONE")

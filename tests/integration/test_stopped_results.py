@@ -6,7 +6,7 @@ import signal
 import pytest
 from real_experiment import RealExperiment, wait_until
 
-from nni_manager.client.experiments import stored_results
+from nni_manager.client.stored import StoredDocuments
 from nni_manager.domain.trial import NO_FINAL_RESULT_IN_CHANGED_FILE
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import Stream
@@ -88,4 +88,5 @@ def test_a_stop_discards_no_final_result(a_real_experiment, config):
     assert [trial["id"] for trial in summary["top"]] == [ids[1], ids[0]]
     assert summary["best"]["id"] == ids[1]
     experiment.close()
-    assert {each["trialJobId"]: each["value"] for each in stored_results(experiment.folder)} == exported
+    stored = StoredDocuments(experiment.folder).get("/export-data")
+    assert {each["trialJobId"]: each["value"] for each in stored} == exported

@@ -265,10 +265,10 @@ def test_what_is_unpacked_is_counted_and_not_read_off_headers(saved, tmp_path):
         load(ArchiveLimits(unpacked_bytes=100_000))
     with pytest.raises(ArchiveTooLarge, match=r"has more than 100 members; if you trust .*--no-limits"):
         load(ArchiveLimits(members=100))
-    with pytest.raises(ArchiveTooLarge, match=r"has [0-9]+ bytes, and 500 is the most"):
+    with pytest.raises(ArchiveTooLarge, match=r"has [0-9]+ bytes; the limit for untrusted archives is 500"):
         load(ArchiveLimits(archive_bytes=500))
     assert list((tmp_path / "logs").iterdir()) == []
-    assert load()[0].path.is_dir()
+    assert load().folder.path.is_dir()
 
 
 def test_the_limits_can_be_lifted(saved, monkeypatch, capsys):
@@ -356,7 +356,7 @@ def test_trials_that_would_fill_the_memory_are_refused(saved, tmp_path, monkeypa
         StoreTooLarge, match="of trials; if you trust whoever made it, load it with --no-limits"
     ):
         load()
-    assert load(archive_reader.NO_LIMITS)[0].path.is_dir()
+    assert load(archive_reader.NO_LIMITS).folder.path.is_dir()
 
 
 # ---- what cannot be read
@@ -424,7 +424,7 @@ def test_the_command_is_shown_with_all_that_it_does(saved, capsys):
 
 
 def test_a_command_that_no_shell_takes_is_refused(saved, refused):
-    assert "its command has 140000 bytes, and no shell takes more than 131072" in refused(
+    assert "its command has 140000 bytes; shells accept at most 131072" in refused(
         saved("-s", trial_command="x" * 140_000)
     )
 
@@ -474,7 +474,7 @@ class Changed:
         copy.write_bytes(content)
         said = "cannot"
         try:
-            folder, _, _ = archive.load(copy, archive.Places(self.logs))
+            folder = archive.load(copy, archive.Places(self.logs)).folder
         except NniManagerError as error:
             said = str(error)
         else:

@@ -21,7 +21,7 @@ from attempts import RegisteringStore, attempt_id
 from strangers import give_away
 
 from nni_manager.cli import main
-from nni_manager.client import manager_process
+from nni_manager.client import manager_process, manager_stop
 from nni_manager.client.experiments import resolve
 from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerUnresponsive
 from nni_manager.client.remains import remains_of
@@ -202,9 +202,7 @@ def test_an_experiment_whose_manager_died_is_listed_as_not_running_with_the_way_
     code, out, err = nnictl("experiment", "list", "--all")
     assert code == 0
     assert "NOT RUNNING (was INITIALIZED)" in out
-    assert err == (
-        "WARNING: the manager of experiment abc11111 died; `nnictl resume abc11111` goes on with it\n"
-    )
+    assert err == ("WARNING: the manager of experiment abc11111 died; `nnictl resume abc11111` resumes it\n")
     assert nnictl("experiment", "list")[1].startswith("INFO: There is no running experiment; ")
     (line,) = json.loads(nnictl("experiment", "list", "--all", "--json")[1])
     assert (line["id"], line["status"], line["managerIsRunning"]) == ("abc11111", "INITIALIZED", False)
@@ -462,7 +460,7 @@ def test_an_experiment_that_is_over_is_deleted_with_all_it_has(nnictl, an_experi
     finished(folder, 0.5)
     code, _, err = nnictl("experiment", "delete", "abc")
     assert (code, folder.path.exists()) == (1, True)  # nobody to ask
-    assert "there is no terminal; say so with --yes" in err
+    assert "there is no terminal; confirm with --yes" in err
     assert nnictl("experiment", "delete", "abc", "--yes") == (0, "INFO: Deleted experiment abc11111\n", "")
     assert (folder.path.exists(), Registry.of_user().all()) == (False, [])
 
@@ -586,7 +584,7 @@ def test_what_cannot_be_a_trial_is_not_found_and_nothing_is_asked_for_it(
         code, out, err = nnictl(*command.split(), "abc11111", "-T", trial_id)
     assert (code, out, asked) == (1, "", [])
     assert err == (
-        f"ERROR: cannot find trial {trial_id!r} in experiment abc11111; `nnictl trial ls abc11111` shows those there are\n"
+        f"ERROR: cannot find trial {trial_id!r} in experiment abc11111; `nnictl trial ls abc11111` lists them\n"
     )
 
 
@@ -626,8 +624,8 @@ def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, m
             if len(lines) == 3:
                 owner.close()  # the manager ends
 
-        monkeypatch.setattr(manager_process, "_REPORT_INTERVAL_S", 0.0)
-        manager_process.stop_experiment(resolve("abc11111"), report)
+        monkeypatch.setattr(manager_stop, "_REPORT_INTERVAL_S", 0.0)
+        manager_stop.stop_experiment(resolve("abc11111"), report)
     assert lines == ["1 trial has not ended yet", "cannot write db: disk full", "2 trials have not ended yet"]
 
 
@@ -635,7 +633,7 @@ def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, m
 def test_a_process_that_only_has_the_managers_number_gets_no_signal_and_is_not_named(
     an_experiment, monkeypatch, looks_like
 ):
-    monkeypatch.setattr(manager_process, "_LEFT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(manager_stop, "_LEFT_TIMEOUT_S", 0.2)
     folder = an_experiment("abc11111")
     arguments = ["600"] if looks_like == "another program" else ["600", str(folder.path), "--view"]
     sleep = "import sys, time; time.sleep(int(sys.argv[1]))"
@@ -645,8 +643,8 @@ def test_a_process_that_only_has_the_managers_number_gets_no_signal_and_is_not_n
     ):
         try:
             folder.write_process(ManagerProcess(bystander.pid, "127.0.0.1", 9000, __version__))
-            with pytest.raises(manager_process.ManagerStuck) as caught:
-                manager_process.leave(resolve("abc11111"))
+            with pytest.raises(manager_stop.ManagerStuck) as caught:
+                manager_stop.leave(resolve("abc11111"))
             assert str(lease.holder) in str(caught.value)
             assert "kill" not in str(caught.value)
             assert str(bystander.pid) not in str(caught.value)
@@ -656,7 +654,7 @@ def test_a_process_that_only_has_the_managers_number_gets_no_signal_and_is_not_n
 
 
 def test_a_manager_that_ignores_the_word_to_end_is_named(an_experiment, monkeypatch):
-    monkeypatch.setattr(manager_process, "_LEFT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(manager_stop, "_LEFT_TIMEOUT_S", 0.2)
     folder = an_experiment("abc11111")
     deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
     with (
@@ -666,8 +664,8 @@ def test_a_manager_that_ignores_the_word_to_end_is_named(an_experiment, monkeypa
         try:
             manager.stdout.readline()
             folder.write_process(ManagerProcess(manager.pid, "127.0.0.1", 9000, __version__))
-            with pytest.raises(manager_process.ManagerStuck, match=f"`kill -9 {manager.pid}`"):
-                manager_process.leave(resolve("abc11111"))
+            with pytest.raises(manager_stop.ManagerStuck, match=f"`kill -9 {manager.pid}`"):
+                manager_stop.leave(resolve("abc11111"))
         finally:
             manager.kill()
 
@@ -694,15 +692,15 @@ def test_a_manager_that_had_no_room_is_asked_again_to_stop_and_not_ended_by_a_si
     def no_signal(_):
         raise AssertionError("it was ended by a signal")
 
-    monkeypatch.setattr(manager_process, "leave", no_signal)
+    monkeypatch.setattr(manager_stop, "leave", no_signal)
     with an_http_manager(lambda: next(answers), asked) as port, contextlib.ExitStack() as owner:
         folder = an_experiment("abc11111")
         owner.enter_context(folder.owned())
         with subprocess.Popen(["true"]) as over:
             pass
         folder.write_process(ManagerProcess(over.pid, "127.0.0.1", port, __version__))
-        monkeypatch.setattr(manager_process, "_wait_until_gone", lambda *_: True)
-        manager_process.stop_experiment(resolve("abc11111"), print)
+        monkeypatch.setattr(manager_stop, "_wait_until_gone", lambda *_: True)
+        manager_stop.stop_experiment(resolve("abc11111"), print)
     get, delete = "GET /api/v1/nni/summary", "DELETE /api/v1/nni/experiment"
     assert asked == [get, get, get, delete]
 
@@ -717,10 +715,10 @@ def test_a_closed_connection_is_not_told_as_nobody_listening(an_experiment, unus
     with an_http_manager(lambda: None) as port:
         closed = said_on(port)
     assert isinstance(closed, ConnectionClosed)
-    assert ": the connection was closed before it had answered; wait and try again" in str(closed)
+    assert ": the connection was closed before the answer; wait and try again" in str(closed)
     refused = said_on(unused_port)
     assert not isinstance(refused, ConnectionClosed)
-    assert ": nobody listens there; " in str(refused)
+    assert ": no program listens there; " in str(refused)
 
 
 # urllib3 leaves a socket to the garbage collector when it could not shake hands.
@@ -740,7 +738,7 @@ def test_a_connection_that_is_closed_at_once_is_told_as_closed_encrypted_or_not(
         closing = threading.Thread(target=close)
         closing.start()
         process = ManagerProcess(1, "127.0.0.1", port, __version__, "token", certificate_sha256)
-        with pytest.raises(ConnectionClosed, match="the connection was closed before it had answered"):
+        with pytest.raises(ConnectionClosed, match="the connection was closed before the answer"):
             ManagerClient("abc11111", process).summary()
         closing.join(10)
     gc.collect()

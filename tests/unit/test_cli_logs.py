@@ -107,7 +107,7 @@ def test_a_log_is_followed_from_before_it_is_there_over_a_new_attempt_to_the_end
     assert main.run(["log", "trial", "abc", "-T", "aB3dE", "--follow"]) == 0
     assert capsys.readouterr() == (
         "one\ntwoanew\nthe last\n",
-        "WARNING: trial aB3dE: attempt 1 (main-0) goes on\n",
+        "WARNING: trial aB3dE: continues with attempt 1 (main-0)\n",
     )
     assert list(steps) == []
 

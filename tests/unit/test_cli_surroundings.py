@@ -265,7 +265,7 @@ def test_nothing_is_cleaned_without_a_yes(nnictl, an_experiment, home):
     an_experiment("done1111", storage=home / "storage")
     root = left_by_trials(home / "storage", "done1111")
     code, _, err = nnictl("platform", "clean", "-c", str(home / "pai.yml"))
-    assert (code, "say so with --yes" in err, (root / "code-1234.tar.gz").exists()) == (1, True, True)
+    assert (code, "confirm with --yes" in err, (root / "code-1234.tar.gz").exists()) == (1, True, True)
 
 
 def test_on_this_machine_there_is_nothing_to_clean(nnictl, home):

@@ -104,7 +104,7 @@ def told_of(capsys, *counts):
     ids=["it begins in a moment", "it waits for long"],
 )
 def test_a_trial_that_takes_the_place_of_another_is_told_to_run(capsys, monkeypatch, within_s, between):
-    monkeypatch.setattr(watch, "_NEXT_BEGINS_TIMEOUT_S", within_s)
+    monkeypatch.setattr(watch, "_NEXT_START_TIMEOUT_S", within_s)
     waits = {"WAITING": 1, "SUCCEEDED": 1}
     assert told_of(capsys, {"RUNNING": 1}, waits, waits, {"RUNNING": 1, "SUCCEEDED": 1}) == [
         ["0/20 ended", "1 running"],

@@ -18,7 +18,7 @@ from nni_manager.domain.message_summary import message_summary
 from nni_manager.engine.serializers import configuration_view, jobs_view
 from nni_manager.engine.snapshot import KeeperSeen
 from nni_manager.store.rows import SeenJob
-from nni_manager.web import api
+from nni_manager.web import experiment_routes
 from nni_manager.web.api import API_ROOT, ManagerApi
 from nni_manager.web.session_auth import SessionAuth
 
@@ -78,9 +78,9 @@ def test_a_job_is_told_with_its_keepers_its_link_and_its_last_trials(played):
 
 
 def test_a_storage_that_does_not_answer_holds_up_nobody(played, monkeypatch):
-    monkeypatch.setattr(api, "STORAGE_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(experiment_routes, "STORAGE_TIMEOUT_S", 0.2)
     there = threading.Event()
-    monkeypatch.setattr(api, "attempts_of", lambda *_: there.wait(60) and [])
+    monkeypatch.setattr(experiment_routes, "attempts_of", lambda *_: there.wait(60) and [])
     played.apply(ParametersSuggested("t0", 0, {"x": 1}, {}, 1.0))
 
     async def ask():
@@ -88,7 +88,7 @@ def test_a_storage_that_does_not_answer_holds_up_nobody(played, monkeypatch):
             hanging = await client.get("/trial-jobs/t0/attempts")
             assert hanging.status_code == 503
             assert hanging.json()["error"] == (
-                "cannot read what the trial wrote: no answer within 0 s; see to the shared storage, or try again"
+                "cannot read what the trial wrote: no answer within 0 s; check the shared storage, or try again"
             )
             assert (await client.get("/summary")).status_code == 200
             there.set()
@@ -99,9 +99,9 @@ def test_a_storage_that_does_not_answer_holds_up_nobody(played, monkeypatch):
 
 def test_importance_is_evaluated_once_for_the_same_results(played, monkeypatch):
     evaluated = []
-    importance_of = api.importance_of
+    importance_of = experiment_routes.importance_of
     monkeypatch.setattr(
-        api,
+        experiment_routes,
         "importance_of",
         lambda *given, **more: evaluated.append(given[1]) or importance_of(*given, **more),
     )

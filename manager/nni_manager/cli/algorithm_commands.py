@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from nni_manager.cli.options import example, json_anyway, json_option
+from nni_manager.cli.options import FILE, example, group, json_anyway, json_option
 from nni_manager.client import output
 from nni_manager.errors import UserError
 
-
-@click.group()
-def algo() -> None:
-    """List tuners and assessors, and register your own.
-
-    \b
-    Example:
-      nnictl algo list
-    """
-    return
+algo = group("algo", "List tuners and assessors, and register your own.", "nnictl algo list")
 
 
 @algo.command("list", epilog=example("nnictl algo list", "nnictl algo list --json"))
@@ -46,9 +36,7 @@ def show(name: str) -> None:
     """Print a tuner or an assessor as JSON, with the classArgs of a built-in one."""
     found = [row for row in _algorithms() if row["name"] == name]
     if not found:
-        raise UserError(
-            f"cannot find a tuner or an assessor {name!r}; `nnictl algo list` shows those there are"
-        )
+        raise UserError(f"cannot find a tuner or an assessor {name!r}; `nnictl algo list` lists them")
     for row in found:
         if row["source"] == "built in":
             row["classArgs"] = _class_args(row["kind"], name)
@@ -56,7 +44,7 @@ def show(name: str) -> None:
 
 
 @algo.command(epilog=example("nnictl algo register --meta demo_tuner.yml"))
-@click.option("--meta", "-m", "meta", metavar="FILE", required=True, type=click.Path(path_type=Path),
+@click.option("--meta", "-m", "meta", metavar="FILE", required=True, type=FILE,
               help="YAML with algoType, builtinName, className and, if the module is not installed, codeDirectory.")  # fmt: skip
 def register(meta: Path) -> None:
     """Register your tuner or assessor under a name.
@@ -90,13 +78,9 @@ def _algorithms() -> Iterator[dict[str, Any]]:
         for name in sorted(names, key=str.lower):
             yield {"kind": kind, "name": name, "source": "built in"}
     for each in registered_algorithms():
-        row: dict[str, Any] = {"kind": each.kind, "name": each.name, "source": "registered"}
-        yield row | {"className": each.class_name} | _without_none(dataclasses.asdict(each))
-
-
-def _without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    named = {"classArgsValidator": fields["validator"], "codeDirectory": fields["code_dir"]}
-    return {name: str(value) for name, value in named.items() if value is not None}
+        row = {"kind": each.kind, "name": each.name, "source": "registered", "className": each.class_name}
+        optional = {"classArgsValidator": each.validator, "codeDirectory": each.code_dir}
+        yield row | {name: str(value) for name, value in optional.items() if value is not None}
 
 
 def _class_args(kind: str, name: str) -> dict[str, Any]:

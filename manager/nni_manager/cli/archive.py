@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
-import io
 import json
 import os
 import secrets
@@ -42,6 +41,7 @@ from nni_manager.cli.archive_reader import (
     refuse_links_out,
     unpack,
 )
+from nni_manager.client.stored import StoredDocuments
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import AzureStorage, ClaimStorage, ExperimentSpec, KubernetesConfig, PaiConfig
 from nni_manager.engine.code_snapshot import take_snapshot
@@ -108,17 +108,23 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
         raise UserError(
             f"cannot write {target}: there is no folder {target.parent}; make it, or name another"
         )
-    with StoreReader(folder.database) as reader:
-        config = ExperimentSpec.from_json(reader.experiment().config)
+    config = StoredDocuments(folder).config()
     warnings, left_out = [], 0
     if config.kubernetes is not None and isinstance(config.kubernetes.storage, AzureStorage):
-        warnings.append(f"{target} holds nothing of what trials left on the share; get it there")
+        warnings.append(f"{target} does not contain the files of trials on the share; copy them from there")
     template = config.kubernetes.template_text if config.kubernetes is not None else None
     if template or (config.pai is not None and config.pai.job_text):
-        warnings.append(f"{target} holds the job file of the experiment, with whatever secrets stand in it")
+        warnings.append(f"{target} contains the job file of the experiment, with any secrets in it")
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as temporary:
         part = Path(temporary)
-        copy_store(folder.database, part / _STORE, config=_without_login(config).to_json(), secret=b"")
+        public = config
+        if config.pai is not None:
+            public = dataclasses.replace(
+                config, pai=dataclasses.replace(config.pai, token=None, password=None)
+            )
+        copy_store(folder.database, part / _STORE, config=public.to_json(), secret=b"")
+        manifest = {"format": _FORMAT, "experimentId": folder.experiment_id, "version": __version__}
+        (part / _MANIFEST).write_text(json.dumps(manifest, indent=1))
         if has_code and not config.is_annotated:
             storage = storage_here(config)
             excluded = (config.log_dir,) if storage is None else (config.log_dir, storage)
@@ -127,8 +133,7 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
         # 0600, as private as the experiment's folder.
         with open(os.open(part / "archive", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             with tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive:
-                _add_bytes(archive, _MANIFEST, _manifest(folder.experiment_id))
-                for name in (_STORE, _CODE):
+                for name in (_MANIFEST, _STORE, _CODE):
                     if (part / name).exists():
                         _add_file(archive, name, part / name, part)
                 for name in _FOLDERS:
@@ -143,24 +148,6 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
             f"{left_out} links, pipes or unreadable files that trials left behind are not in {target}"
         )
     return warnings
-
-
-def _without_login(config: ExperimentSpec) -> ExperimentSpec:
-    if config.pai is None:
-        return config
-    return dataclasses.replace(config, pai=dataclasses.replace(config.pai, token=None, password=None))
-
-
-def _manifest(experiment_id: str) -> bytes:
-    return json.dumps(
-        {"format": _FORMAT, "experimentId": experiment_id, "version": __version__}, indent=1
-    ).encode()
-
-
-def _add_bytes(archive: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size, member.mode = len(content), 0o600
-    archive.addfile(member, io.BytesIO(content))
 
 
 def _add_file(archive: tarfile.TarFile, name: str, path: Path, root: Path) -> None:
@@ -197,12 +184,17 @@ def _add_tree(archive: tarfile.TarFile, name: str, root: Path) -> int:
 # ---- load
 
 
-def load(
-    path: Path, places: Places, limits: ArchiveLimits = LIMITS
-) -> tuple[ExperimentFolder, ExperimentSpec, bool]:
-    """Create an experiment from the archive, and return its folder and config. Nothing runs, and no manager owns it.
+@dataclass(frozen=True, slots=True)
+class LoadedExperiment:
+    """An experiment from an archive. `has_its_code`: False if the code folder was not empty, so the code was left out."""
 
-    The last value is False if the archive's code was left out, because the code folder is not empty.
+    folder: ExperimentFolder
+    config: ExperimentSpec
+    has_its_code: bool
+
+
+def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedExperiment:
+    """Create an experiment from the archive. Nothing runs, and no manager owns it.
 
     A failure leaves nothing behind.
 
@@ -228,7 +220,9 @@ def load(
                 if stored.experiment_id != name:
                     raise ValueError(f"it is of {name!r} and holds {stored.experiment_id!r}")
                 config = ExperimentSpec.from_json(stored.config)
-            _refuse_endless_command(config)
+            size = len((config.trial_command or "").encode(errors="surrogatepass"))
+            if size > _MAX_COMMAND_BYTES:
+                raise ValueError(f"its command has {size} bytes; shells accept at most {_MAX_COMMAND_BYTES}")
         folder = ExperimentFolder(places.log_dir / name)
         known = {each.experiment_id for each in Registry.of_user().all() if each.path.exists()}
         if name in known or folder.path.exists():
@@ -248,7 +242,7 @@ def load(
                     secret=secrets.token_bytes(32),
                     metadata_of=strip_pickles,
                 )
-            has_own_code = _fill(folder, config, part, limits, path)
+            has_its_code = _fill(folder, config, part, limits, path)
             Registry.of_user().add(folder)
         except FileExistsError as error:
             shutil.rmtree(folder.path, ignore_errors=True)
@@ -258,7 +252,7 @@ def load(
         except BaseException:
             folder.remove()
             raise
-    return folder, config, has_own_code
+    return LoadedExperiment(folder, config, has_its_code)
 
 
 @contextlib.contextmanager
@@ -302,12 +296,6 @@ def _id_of(manifest: Path) -> str:
     if not isinstance(name, str) or not is_safe_name(name):
         raise ValueError(f"{name!r} is no id")
     return name
-
-
-def _refuse_endless_command(config: ExperimentSpec) -> None:
-    size = len((config.trial_command or "").encode(errors="surrogatepass"))
-    if size > _MAX_COMMAND_BYTES:
-        raise ValueError(f"its command has {size} bytes, and no shell takes more than {_MAX_COMMAND_BYTES}")
 
 
 def _placed(
@@ -377,7 +365,7 @@ def _fill(
     """Move the unpacked files to their folders; False if the code was left out, because the code folder is not empty."""
     for name in _FOLDERS:
         if (part / name).is_dir():
-            shutil.move(part / name, _made_way(folder.path / name))
+            (part / name).replace(folder.path / name)  # an empty folder may be there
     for name in _WORKSPACE:
         for each in (part / name).iterdir() if (part / name).is_dir() else ():
             (folder.workspace.root / name).mkdir(exist_ok=True)
@@ -386,18 +374,11 @@ def _fill(
                 _open_to_read(folder.workspace.root / name / each.name)
     if not (part / _CODE).exists():
         return True
-    if _holds_anything(config.code_dir):
+    if config.code_dir.is_dir() and any(config.code_dir.iterdir()):
         return False
     config.code_dir.mkdir(parents=True, exist_ok=True)
     _unpack_code(part / _CODE, config.code_dir, limits, path)
     return True
-
-
-def _made_way(path: Path) -> Path:
-    """The target of a move. Removes an empty folder that exists there."""
-    if path.is_dir():
-        path.rmdir()
-    return path
 
 
 def _open_to_read(folder: Path) -> None:
@@ -406,10 +387,6 @@ def _open_to_read(folder: Path) -> None:
         os.chmod(above, 0o755)
         for each in files:
             os.chmod(Path(above) / each, 0o644)
-
-
-def _holds_anything(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
 
 
 def _unpack_code(code: Path, target: Path, limits: ArchiveLimits, path: Path) -> None:

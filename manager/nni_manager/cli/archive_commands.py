@@ -8,21 +8,22 @@ from pathlib import Path
 
 import click
 
-from nni_manager.cli.options import example, named_experiment_argument
+from nni_manager.cli.experiment_commands import experiment
+from nni_manager.cli.options import FILE, example, named_experiment_argument
 from nni_manager.client import output
-from nni_manager.client.experiments import resolve, stored_status
+from nni_manager.client.experiments import resolve
 from nni_manager.errors import UserError
 from nni_manager.plain_text import escaped
 
 
-@click.command(
+@experiment.command(
     epilog=example(
         "nnictl experiment save GvTf2bVe",
         "nnictl experiment save GvTf2bVe --path digits.tar.gz --saveCodeDir",
     )
 )
 @named_experiment_argument
-@click.option("--path", "-p", "target", metavar="FILE|DIR", type=click.Path(path_type=Path),
+@click.option("--path", "-p", "target", metavar="FILE|DIR", type=FILE,
               help="Where the archive is written.  [default: ID-DATE.tar.gz here]")  # fmt: skip
 @click.option(
     "--saveCodeDir",
@@ -39,7 +40,7 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
     name = known.experiment_id
     if known.manager is not None:
         raise UserError(f"cannot save experiment {name}: it runs; `nnictl stop {name}` first")
-    state = stored_status(known.folder)
+    state = known.stored.status()
     if not state["isOver"]:
         raise UserError(
             f"cannot save experiment {name}: its manager died while it was {state['status']}, and its trials may run; "
@@ -54,28 +55,26 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
         warnings = archive.save(known.folder, path, has_code=has_code)
     for warning in warnings:
         output.warning(warning)
-    output.info(
-        f"Saved experiment {name} to {path}; `nnictl experiment load --path {path.name}` makes it anew"
-    )
+    output.info(f"Saved experiment {name} to {path}; `nnictl experiment load --path {path.name}` restores it")
 
 
-@click.command(
+@experiment.command(
     epilog=example(
         "nnictl experiment load --path digits.tar.gz",
         "nnictl experiment load -p digits.tar.gz --codeDir ~/digits --logDir /data/experiments",
     )
 )
-@click.option("--path", "-p", "source", metavar="FILE", required=True, type=click.Path(path_type=Path))
+@click.option("--path", "-p", "source", metavar="FILE", required=True, type=FILE)
 @click.option("--codeDir", "-c", "code_dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
               help="The code folder. Code that was saved is unpacked there if it is empty.")  # fmt: skip
 @click.option("--logDir", "-l", "log_dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
               help="Where the experiment's folder is made.  [default: ~/nni-experiments]")  # fmt: skip
 @click.option("--searchSpacePath", "-s", "space_path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-              help="Write the search space there, to be looked at.")  # fmt: skip
+              help="Also write the search space to this file.")  # fmt: skip
 @click.option("--storage", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
               help="Where this machine has the shared storage (nniManagerNFSMountPath).")  # fmt: skip
 @click.option("--no-limits", "is_unlimited", is_flag=True,
-              help="Also a large archive, which may fill disk and memory; only of whom you trust.")  # fmt: skip
+              help="Also load a large archive, which may fill disk and memory. For trusted archives only.")  # fmt: skip
 def load(
     source: Path,
     code_dir: Path | None,
@@ -90,12 +89,14 @@ def load(
     OPENPAI_TOKEN or OPENPAI_PASSWORD.
     """
     from nni_manager.cli import archive, archive_reader
+    from nni_manager.client.stored import StoredDocuments
 
     token, password = os.environ.get("OPENPAI_TOKEN"), os.environ.get("OPENPAI_PASSWORD")
     logs = _absolute(log_dir) or Path.home() / "nni-experiments"
     places = archive.Places(logs, _absolute(code_dir), _absolute(storage), token, password)
     limits = archive_reader.NO_LIMITS if is_unlimited else archive_reader.LIMITS
-    folder, config, has_own_code = archive.load(source, places, limits)
+    loaded = archive.load(source, places, limits)
+    folder, config = loaded.folder, loaded.config
     if space_path is not None:
         # UTF-8 cannot encode a lone surrogate, so it is written as a JSON escape.
         space_path.write_text(
@@ -104,16 +105,16 @@ def load(
             "backslashreplace",
         )
     name = folder.experiment_id
-    output.info(f"Loaded experiment {name} ({stored_status(folder)['status']}) into {folder.path}")
-    if not has_own_code:
+    output.info(f"Loaded experiment {name} ({StoredDocuments(folder).status()['status']}) into {folder.path}")
+    if not loaded.has_its_code:
         output.warning(
-            f"the archive's code was not unpacked, because there is code in {config.code_dir}: that is what would run; name an "
-            "empty folder with --codeDir to have the archive's"
+            f"the archive's code was not unpacked, because there is code in {config.code_dir}: trials would run that code; name "
+            "an empty folder with --codeDir to unpack the archive's code"
         )
     if config.tuner.name == "CmaEs":
         output.warning(
-            "what CMA-ES knew of its own is a program and was left out: it learns from the results anew, and goes on "
-            "otherwise than it would have"
+            "the state of CMA-ES was left out, because it could run code: the tuner learns from the results anew, and "
+            "may propose other trials"
         )
     # Escape control characters: a carriage return in a command would hide the text before it.
     code = escaped(str(config.code_dir))
@@ -130,12 +131,9 @@ def load(
     # Name the cluster of the archive, because it receives the user's login.
     where = "" if config.pai is None or config.pai.is_local else f", on OpenPAI {escaped(config.pai.host)}"
     output.info(
-        f"`nnictl view {name}` shows it; `nnictl resume {name}` goes on with it and runs {' and '.join(runs)}{where}"
+        f"`nnictl view {name}` shows it; `nnictl resume {name}` resumes it and runs {' and '.join(runs)}{where}"
     )
 
 
 def _absolute(path: Path | None) -> Path | None:
     return None if path is None else Path(os.path.abspath(path.expanduser()))
-
-
-COMMANDS = (save, load)

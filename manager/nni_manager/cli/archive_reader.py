@@ -109,9 +109,7 @@ def unpack(
 
     size = path.stat().st_size
     if size > limits.archive_bytes:
-        raise too_large(
-            f"has {size} bytes, and {limits.archive_bytes} is the most that is taken of an unknown one"
-        )
+        raise too_large(f"has {size} bytes; the limit for untrusted archives is {limits.archive_bytes}")
     with gzip.open(path, "rb") as packed:
         assert isinstance(packed, gzip.GzipFile)  # because it opens a path in binary mode
         stream = _CountedStream(

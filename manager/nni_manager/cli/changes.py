@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli.options import example, experiment_argument, trial_option
+from nni_manager.cli.experiment_commands import experiment
+from nni_manager.cli.options import FILE, example, experiment_argument, group, trial_option
+from nni_manager.cli.trial_commands import trial
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.client.manager_client import ManagerClient
@@ -21,23 +23,8 @@ if TYPE_CHECKING:
 _MAX_IMPORTED_BYTES = 4 * 1024 * 1024
 
 _file = click.option(
-    "--filename",
-    "-f",
-    "path",
-    metavar="FILE",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="A JSON file.",
+    "--filename", "-f", "path", metavar="FILE", required=True, type=FILE, help="A JSON file."
 )
-
-
-def register(cli: click.Group) -> None:
-    """Add these commands to nnictl and to its groups `trial` and `experiment`."""
-    cli.add_command(update)
-    for name, command in (("trial", retry), ("experiment", import_results)):
-        group = cli.commands[name]
-        assert isinstance(group, click.Group)
-        group.add_command(command)
 
 
 def _running(experiment_id: str | None, what: str) -> tuple[KnownExperiment, ManagerClient]:
@@ -46,7 +33,7 @@ def _running(experiment_id: str | None, what: str) -> tuple[KnownExperiment, Man
     if client is None:
         name = known.experiment_id
         raise UserError(
-            f"cannot {what} experiment {name}: it does not run; `nnictl resume {name}` goes on with it, then try again"
+            f"cannot {what} experiment {name}: it does not run; `nnictl resume {name}` resumes it, then try again"
         )
     return known, client
 
@@ -62,15 +49,11 @@ def _refuse(document: Document, problems: Sequence[tuple[PathInFile, str]]) -> N
 # ---- update
 
 
-@click.group()
-def update() -> None:
-    """Change a running experiment. The change is stored: a resumed experiment keeps it.
-
-    \b
-    Example:
-      nnictl update trialnum --value 100
-    """
-    return
+update = group(
+    "update",
+    "Change a running experiment. The change is stored: a resumed experiment keeps it.",
+    "nnictl update trialnum --value 100",
+)
 
 
 @update.command(
@@ -90,54 +73,35 @@ def searchspace(experiment_id: str | None, path: Path) -> None:
     _put(experiment_id, "SEARCH_SPACE", "searchSpace", document.value)
 
 
-def _limit(name: str, update_type: str, key: str, kind: Any, metavar: str, help_: str, value: str) -> None:
-    @update.command(
-        name,
-        help=help_,
-        epilog=example(f"nnictl update {name} --value {value}", f"nnictl update {name} GvTf2bVe -v {value}"),
-    )
+def _add_limit(name: str, update_type: str, key: str, kind: type, value: str, help_text: str) -> None:
+    examples = example(f"nnictl update {name} --value {value}", f"nnictl update {name} GvTf2bVe -v {value}")
+
+    @update.command(name, help=help_text, epilog=examples)
     @experiment_argument
-    @click.option("--value", "-v", required=True, type=kind, metavar=metavar, help="What it is from now on.")
+    @click.option(
+        "--value",
+        "-v",
+        required=True,
+        type=kind,
+        metavar="N" if kind is int else "TIME",
+        help="The new value.",
+    )
     def change(experiment_id: str | None, value: Any) -> None:
         _put(experiment_id, update_type, key, value)
 
 
-_limit(
-    "concurrency",
-    "TRIAL_CONCURRENCY",
-    "trialConcurrency",
-    int,
-    "N",
-    "Run as many trials at a time. Those that are too many run to their end.",
-    "4",
-)
-_limit(
-    "trialnum",
-    "MAX_TRIAL_NUM",
-    "maxTrialNum",
-    int,
-    "N",
-    "Stop asking for trials after so many. An experiment that is DONE for this goes on when it is raised.",
-    "100",
-)
-_limit(
-    "duration",
-    "MAX_EXEC_DURATION",
-    "maxExecDuration",
-    str,
-    "TIME",
-    "Stop asking for trials after so much time, such as 90m. An experiment that is DONE for this goes on when it is raised.",
-    "2h",
-)
-_limit(
-    "trialduration",
-    "MAX_TRIAL_DURATION",
-    "maxTrialDuration",
-    str,
-    "TIME",
-    "Stop each trial that runs for longer, such as 30m.",
-    "30m",
-)
+_RAISED = "A higher limit continues an experiment that is DONE because of it."
+for _limit in (
+    ("concurrency", "TRIAL_CONCURRENCY", "trialConcurrency", int, "4",
+     "Set how many trials run at a time. Surplus trials run to their end."),
+    ("trialnum", "MAX_TRIAL_NUM", "maxTrialNum", int, "100",
+     f"Set the number of trials after which none starts. {_RAISED}"),
+    ("duration", "MAX_EXEC_DURATION", "maxExecDuration", str, "2h",
+     f"Set the time, such as 90m, after which no trial starts. {_RAISED}"),
+    ("trialduration", "MAX_TRIAL_DURATION", "maxTrialDuration", str, "30m",
+     "Stop each trial that runs for longer, such as 30m."),
+):  # fmt: skip
+    _add_limit(*_limit)
 
 
 def _put(experiment_id: str | None, update_type: str, key: str, value: Any) -> None:
@@ -149,21 +113,21 @@ def _put(experiment_id: str | None, update_type: str, key: str, value: Any) -> N
 # ---- trial, experiment
 
 
-@click.command(epilog=example("nnictl trial retry --trial-id aB3dE", "nnictl trial retry GvTf2bVe -T aB3dE"))
+@trial.command(epilog=example("nnictl trial retry --trial-id aB3dE", "nnictl trial retry GvTf2bVe -T aB3dE"))
 @experiment_argument
 @trial_option("A trial that is over and did not succeed.")
 def retry(experiment_id: str | None, trial_id: str) -> None:
     """Start a new trial with the parameters of a failed or stopped one, even if the experiment is DONE."""
     known, client = _running(experiment_id, "begin a trial of")
     trial_id = known.trial_id(trial_id)
-    begun = client.post("/trial-jobs", trial_id, "retry")
+    started = client.post("/trial-jobs", trial_id, "retry")
     output.info(
-        f"Trial {begun['trialJobId']} (no. {begun['sequenceId']}) has the parameters of trial {trial_id}; "
+        f"Trial {started['trialJobId']} (no. {started['sequenceId']}) has the parameters of trial {trial_id}; "
         f"`nnictl trial ls {known.experiment_id}` shows both"
     )
 
 
-@click.command(
+@experiment.command(
     "import",
     epilog=example(
         "nnictl experiment import --filename results.json",
@@ -192,6 +156,6 @@ def import_results(experiment_id: str | None, path: Path) -> None:
     output.info(f"Imported {results} into experiment {known.experiment_id}")
     if counts["used"] < counts["imported"]:
         output.warning(
-            f"the tuner {tuner} makes use of {counts['used'] or 'none'} of them; "
-            "docs/changing-a-running-experiment.md says which learn so"
+            f"the tuner {tuner} uses {counts['used'] or 'none'} of them; "
+            "docs/changing-a-running-experiment.md lists the tuners that can"
         )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli.options import example
+from nni_manager.cli.options import FILE, example, group, json_option
 from nni_manager.client import output
 from nni_manager.errors import UserError
 
@@ -17,23 +17,14 @@ if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentSpec
 
 _SCHEMAS = {"v1": "NNI v1 schema", "v2": "NNI v2 schema"}
-_FILE = click.Path(path_type=Path)
 
 
-@click.group()
-def config() -> None:
-    """Validate and convert experiment files.
-
-    \b
-    Example:
-      nnictl config check config.yml
-    """
-    return
+config = group("config", "Validate and convert experiment files.", "nnictl config check config.yml")
 
 
 @config.command(epilog=example("nnictl config check config.yml", "nnictl config check config.yml --json"))
-@click.argument("file", type=_FILE)
-@click.option("--json", "as_json", is_flag=True, help="Print the verdict as JSON.")
+@click.argument("file", type=FILE)
+@json_option
 def check(file: Path, as_json: bool) -> int:
     """Validate an experiment file and report all errors.
 
@@ -42,6 +33,7 @@ def check(file: Path, as_json: bool) -> int:
     """
     from nni_manager.config.diagnostics import ConfigInvalid
     from nni_manager.config.reader import read_experiment_file, schema_of
+    from nni_manager.training_service_factory import refuse_nameless_claim
 
     try:
         found = read_experiment_file(file)
@@ -51,7 +43,11 @@ def check(file: Path, as_json: bool) -> int:
         diagnostics = [dataclasses.asdict(each) for each in error.diagnostics]
         output.print_json(_verdict(file, diagnostics, []))
         return 1
-    warnings = [*found.warnings, *_what_keeps_it_from_running(found)]
+    warnings = list(found.warnings)
+    try:
+        refuse_nameless_claim(found)
+    except UserError as error:
+        warnings.append(str(error))
     if as_json:
         output.print_json(_verdict(file, [], warnings) | {"schema": schema_of(file)} | _summary(found))
         return 0
@@ -88,17 +84,6 @@ def _summary(found: ExperimentSpec) -> dict[str, Any]:
     }
 
 
-def _what_keeps_it_from_running(found: ExperimentSpec) -> list[str]:
-    from nni_manager.errors import UserError
-    from nni_manager.training_service_factory import refuse_nameless_claim
-
-    try:
-        refuse_nameless_claim(found)
-    except UserError as error:
-        return [str(error)]
-    return []
-
-
 @config.command(
     epilog=example("nnictl config schema > experiment.schema.json", "nnictl config schema --version v2")
 )
@@ -125,9 +110,9 @@ def schema(version: str | None) -> None:
         "nnictl config convert config.yml", "nnictl config convert config.yml --output config_v2.yml"
     )
 )
-@click.argument("file", type=_FILE)
+@click.argument("file", type=FILE)
 @click.option(
-    "--output", "-o", "to", type=_FILE, metavar="FILE", help="Where to write it; without, to stdout."
+    "--output", "-o", "to", type=FILE, metavar="FILE", help="Where to write it; without, to stdout."
 )
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 def convert(file: Path, to: Path | None, force: bool) -> None:

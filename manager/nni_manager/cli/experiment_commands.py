@@ -12,30 +12,21 @@ from nni_manager.cli.options import (
     confirm,
     example,
     experiment_argument,
+    group,
     json_anyway,
     json_option,
+    yes_option,
 )
 from nni_manager.client import output
-from nni_manager.client.experiments import (
-    KnownExperiment,
-    known_experiments,
-    match_prefix,
-    resolve,
-    stored_status,
-)
+from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
 from nni_manager.errors import NniManagerError, UserError
-from nni_manager.store.folders import ExperimentFolder, Registry, corrupt_entries
+from nni_manager.store.folders import Registry, corrupt_entries
 
-
-@click.group()
-def experiment() -> None:
-    """List, export, save, load and delete experiments.
-
-    \b
-    Example:
-      nnictl experiment list --all
-    """
-    return
+experiment = group(
+    "experiment",
+    "List, export, save, load and delete experiments.",
+    "nnictl experiment list --all",
+)
 
 
 @experiment.command("list", epilog=example("nnictl experiment list", "nnictl experiment list --all --json"))
@@ -71,9 +62,9 @@ def list_experiments(all_of_them: bool, as_json: bool) -> None:
         if "problem" in line:
             output.warning(f"experiment {line['id']}: {line['problem']}")
         elif _has_died(line):
-            how = "left while its trials were ending" if line["status"] == "STOPPING" else "died"
+            how = "exited while its trials were ending" if line["status"] == "STOPPING" else "died"
             output.warning(
-                f"the manager of experiment {line['id']} {how}; `nnictl resume {line['id']}` goes on with it"
+                f"the manager of experiment {line['id']} {how}; `nnictl resume {line['id']}` resumes it"
             )
 
 
@@ -93,7 +84,7 @@ def _status_word(line: dict[str, Any]) -> str:
 @json_anyway
 def show(experiment_id: str | None) -> None:
     """Print an experiment's profile as JSON: limits, search space, tuner, trial, and transport of each running trial."""
-    output.print_json(resolve(experiment_id).profile())
+    output.print_json(resolve(experiment_id).get("/experiment"))
 
 
 @experiment.command(epilog=example("nnictl experiment status", "nnictl experiment status GvTf2bVe"))
@@ -106,12 +97,12 @@ def status(experiment_id: str | None) -> None:
     if client is not None:
         output.print_json(client.get("/check-status"))
         return
-    stored = stored_status(known.folder)
+    stored = known.stored.status()
     output.print_json({"status": stored["status"], "errors": stored["errors"]})
     if not stored["isOver"]:
         name = known.experiment_id
         output.warning(
-            f"the manager of experiment {name} does not run, this is its last status; `nnictl resume {name}` goes on"
+            f"the manager of experiment {name} does not run, this is its last status; `nnictl resume {name}` resumes it"
         )
 
 
@@ -125,20 +116,19 @@ def status(experiment_id: str | None) -> None:
 @click.argument("experiment_id", metavar="[ID]", required=False, shell_complete=complete_experiment)
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="All experiments that do not run.")
 @click.option(
-    "--force", is_flag=True, help="Also what cannot be read, and one whose trials run without a manager."
+    "--force", is_flag=True, help="Also an unreadable experiment, and one whose trials run without a manager."
 )
-@click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask.")
+@yes_option
 def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed: bool) -> int:
     """Delete an experiment and all its data, also on the shared storage. Your code is kept."""
     if (experiment_id is None) == (not all_of_them):
         raise UserError(
             "cannot tell what to delete; give the ID of an experiment, or --all for all that do not run"
         )
-    spoilt = Registry.of_user().spoilt()
-    if experiment_id in spoilt and force:
+    if force and experiment_id in Registry.of_user().spoilt():
         # The corrupt entry does not name the folder, so only the entry can be removed.
         Registry.of_user().remove(experiment_id)
-        output.info(f"Forgot experiment {experiment_id}, of which nothing can be read")
+        output.info(f"Removed the unreadable entry of experiment {experiment_id}")
         return 0
     chosen = known_experiments() if experiment_id is None else [_to_delete(experiment_id, force)]
     if all_of_them:
@@ -183,7 +173,7 @@ def _reason_to_keep(known: KnownExperiment, force: bool) -> str | None:
         if left := processes_left(known.folder):
             return f"cannot delete experiment {name}: {left}, and nothing can be read of it ({why}); `nnictl stop {name}` first"
         return f"cannot delete experiment {name}, of which nothing can be read ({why}); use --force"
-    state = stored_status(known.folder)
+    state = known.stored.status()
     if state["isOver"]:
         return None
     remains = remains_of(known.folder)
@@ -195,19 +185,6 @@ def _reason_to_keep(known: KnownExperiment, force: bool) -> str | None:
     return None
 
 
-def _remove_from_share(folder: ExperimentFolder) -> str:
-    from nni_manager.config.model import ExperimentSpec
-    from nni_manager.store.reader import StoreReader
-    from nni_manager.training_service_factory import remove_from_share
-
-    try:
-        with StoreReader(folder.database) as reader:
-            config = ExperimentSpec.from_json(reader.experiment().config)
-    except NniManagerError:
-        return ""  # the share is unknown
-    return remove_from_share(config, folder.workspace)
-
-
 def _delete(known: KnownExperiment) -> str | None:
     """Delete the experiment; return the reason if it cannot be removed completely, else None."""
     workspace = known.folder.workspace.root
@@ -216,13 +193,15 @@ def _delete(known: KnownExperiment) -> str | None:
         with contextlib.suppress(OSError):
             stack.enter_context(known.folder.owned())
         from nni_manager.client.remains import processes_left
+        from nni_manager.training_service_factory import remove_from_share
 
         if still := processes_left(known.folder):
             output.warning(
                 f"experiment {known.experiment_id} is deleted while {still}; end them with `kill -9`"
             )
-        if why := _remove_from_share(known.folder):
-            output.warning(why)
+        with contextlib.suppress(NniManagerError):  # without its configuration, its share is unknown
+            if why := remove_from_share(known.stored.config(), known.folder.workspace):
+                output.warning(why)
         known.folder.remove()
     left = [path for path in (workspace, known.folder.path) if path.exists()]
     if left:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from nni_manager.cli.experiment_commands import experiment
 from nni_manager.cli.options import example, experiment_argument
 from nni_manager.client import output
 from nni_manager.client.experiments import resolve
-from nni_manager.client.results import flat_columns
+from nni_manager.client.results import finite, flat_columns, parsed
 
 if TYPE_CHECKING:
     from nni_manager.store.reader import StoreReader
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 
 
-@click.command(
+@experiment.command(
     epilog=example(
         "nnictl experiment export --type csv --filename results.csv",
         "nnictl experiment export GvTf2bVe --type json --intermediate > results.json",
@@ -39,16 +39,13 @@ Record = dict[str, Any]
 )
 def export(experiment_id: str | None, target: Path | None, kind: str, has_intermediates: bool) -> None:
     """Print parameters and final results of the trials."""
-    from nni_manager.store.reader import StoreReader
-
     known = resolve(experiment_id)
-    with StoreReader(known.folder.database) as reader:
-        records = list(records_of(reader, has_intermediates=has_intermediates))
+    records = known.stored.read(lambda reader: list(records_of(reader, has_intermediates=has_intermediates)))
     text = to_csv(records) if kind == "csv" else to_json(records)
     if not records:
         name = known.experiment_id
         output.warning(
-            f"experiment {name} has no result yet; `nnictl trial ls {name}` shows how its trials are"
+            f"experiment {name} has no result yet; `nnictl trial ls {name}` shows the state of its trials"
         )
     if target is None:
         # Write bytes: a terminal's encoding may lack characters of a parameter's name.
@@ -68,34 +65,16 @@ def records_of(reader: StoreReader, *, has_intermediates: bool) -> Iterator[Reco
     if has_intermediates:
         for page in reader.metric_pages(False, 0, 2**62):
             for row in page:
-                courses.setdefault(row.trial_id, []).append(_value_of(row.value))
+                courses.setdefault(row.trial_id, []).append(parsed(row.value))
     for trial_id, parameters, final in reader.results():
-        record: Record = {"trialJobId": trial_id, "parameter": parameters, "value": _value_of(final)}
+        record: Record = {"trialJobId": trial_id, "parameter": parameters, "value": parsed(final)}
         yield record | ({"intermediate": courses.get(trial_id, [])} if has_intermediates else {})
-
-
-def _value_of(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 def to_json(records: Sequence[Record]) -> str:
     """A JSON list with one record per line. NaN and infinities become null, because JSON does not have them."""
-    lines = [json.dumps(_finite(record), ensure_ascii=False, allow_nan=False) for record in records]
+    lines = [json.dumps(finite(record), ensure_ascii=False, allow_nan=False) for record in records]
     return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
-
-
-def _finite(value: Any) -> Any:
-    match value:
-        case dict():
-            return {name: _finite(entry) for name, entry in value.items()}
-        case list():
-            return [_finite(entry) for entry in value]
-        case float() if not math.isfinite(value):
-            return None
-    return value
 
 
 def to_csv(records: Sequence[Record]) -> str:

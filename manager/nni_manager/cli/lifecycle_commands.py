@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -11,36 +10,24 @@ import click
 from nni_manager.cli.banner import print_commands
 from nni_manager.cli.exit_codes import INTERRUPTED
 from nni_manager.cli.options import (
-    Port,
     complete_experiment,
+    config_option,
     example,
     experiment_argument,
+    host_option,
     named_experiment_argument,
+    port_option,
     start_options,
 )
 from nni_manager.client import output
-from nni_manager.client.experiments import (
-    KnownExperiment,
-    known_experiments,
-    match_prefix,
-    resolve,
-    stored_status,
-)
+from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
 from nni_manager.client.links import print_links
 from nni_manager.client.manager_client import api_url
 from nni_manager.errors import NniManagerError, UserError
 
 
 @click.command(epilog=example("nnictl create --config config.yml", "nnictl create -c config.yml -p auto -f"))
-@click.option(
-    "--config",
-    "-c",
-    "config_path",
-    metavar="FILE",
-    required=True,
-    type=click.Path(path_type=Path),
-    help="The experiment file.",
-)
+@config_option("The experiment file.")
 @start_options
 def create(config_path: Path, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Start a new experiment."""
@@ -54,7 +41,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
     if debug:
         config = dataclasses.replace(config, debug=True, version_check=False)
     place = preflight.check_platform(config)
-    ports = _ports(port, host)
+    ports = preflight.usable_ports(port, host)
     for expansion in config.expansions:
         output.info(f"expand {expansion.key}: {expansion.written} to {expansion.absolute}")
     for warning in (*config.warnings, *place.warnings):
@@ -71,7 +58,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
         output.info(f"pack codeDir {config.code_dir} for the containers: {size}")
     if config.is_annotated:
         output.info(
-            f"copy codeDir {config.code_dir} for the trials, with chosen values in the place of annotated ones"
+            f"copy codeDir {config.code_dir} for the trials, with chosen values in place of annotations"
         )
     output.info("Starting restful server...")
     known = manager_process.create_experiment(config, secrets.token_bytes(32), ports, debug, host)
@@ -83,13 +70,13 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
 @start_options
 def resume(experiment_id: str, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Resume an experiment whose manager is not running."""
-    from nni_manager.client import manager_process
+    from nni_manager.client import manager_process, manager_stop, preflight
 
     known = resolve(experiment_id)
     name = known.experiment_id
     if known.manager_is_frozen():
         output.info(
-            f"The manager of experiment {name} is frozen ({known.folder.lease_holder()}): another takes over"
+            f"The manager of experiment {name} is frozen ({known.folder.lease_holder()}): another manager takes over"
         )
     elif known.manager is not None:
         raise UserError(
@@ -98,28 +85,21 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
         )
     if known.view is not None:
         # The manager serves everything that the view serves, usually on the same port.
-        manager_process.end_view(known)
+        manager_stop.end_view(known)
         output.info(f"Ended the view of experiment {name} on port {known.view.port}")
-    ports = _ports(port, host)
+    ports = preflight.usable_ports(port, host)
     output.info("Starting restful server...")
     return _after_start(manager_process.start_manager(known.folder, ports, debug, host), foreground)
 
 
 @click.command(epilog=example("nnictl view GvTf2bVe", "nnictl view GvTf2bVe --port 8090 --foreground"))
 @named_experiment_argument
-@click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until somebody ends the view.")
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="ADDRESS",
-    help="Where the HTTP API listens. Beyond this machine it speaks HTTPS.",
-)
-@click.option("--port", "-p", type=Port(), default="8080", show_default=True, metavar="N|auto",
-              help="Port of the HTTP API. auto: the first that is free.")  # fmt: skip
+@click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until the view is stopped.")
+@host_option
+@port_option("8080", "Port of the HTTP API. auto: the first free one.")
 def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> int:
     """Serve a stored experiment read-only."""
-    from nni_manager.client import manager_process
+    from nni_manager.client import manager_process, manager_stop, preflight
 
     known = resolve(experiment_id)
     name, server = known.experiment_id, known.manager or known.view
@@ -128,29 +108,20 @@ def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> i
         output.info(f"Experiment {name} {how} already: it is served at {api_url(server)}")
         print_links(name, server)
         return 0
-    known = manager_process.start_view(known.folder, _ports(port, host, count=1), host)
+    known = manager_process.start_view(known.folder, preflight.usable_ports(port, host, 1), host)
     assert known.view is not None  # it has just been started
     try:
-        output.info(f"Experiment {name} is served at {api_url(known.view)}, to be looked at and not changed")
+        output.info(f"Experiment {name} is served read-only at {api_url(known.view)}")
         print_links(name, known.view)
         if foreground:
-            manager_process.wait_for_view(known)
+            manager_stop.wait_for_view(known)
         else:
-            output.info(f"`nnictl stop {name}` ends that; `nnictl resume {name}` goes on with the experiment")
+            output.info(f"`nnictl stop {name}` ends the view; `nnictl resume {name}` resumes the experiment")
     except KeyboardInterrupt:
         if foreground:
-            manager_process.end_view(known)
+            manager_stop.end_view(known)
         return INTERRUPTED
     return 0
-
-
-def _ports(port: int | None, host: str, count: int = 2) -> Iterable[int]:
-    from nni_manager.client import preflight
-
-    if port is None:
-        return preflight.free_ports(host)
-    preflight.check_ports(port, host, count)
-    return [port]
 
 
 def _after_start(known: KnownExperiment, foreground: bool) -> int:
@@ -186,7 +157,7 @@ def _print_banner(known: KnownExperiment, foreground: bool) -> None:
 def _stay(known: KnownExperiment) -> int:
     """Show the experiment until its end, then stop its manager; return the exit code."""
     from nni_manager.client import watch
-    from nni_manager.client.manager_process import stop_experiment
+    from nni_manager.client.manager_stop import stop_experiment
 
     summary = watch.follow(known)
     watch.show_results(summary, known)
@@ -200,21 +171,21 @@ def _stay(known: KnownExperiment) -> int:
 
 def _stop_after_interrupt(known: KnownExperiment) -> int:
     """Stop the experiment after Ctrl-C. A second Ctrl-C terminates its manager at once, without waiting for its trials."""
-    from nni_manager.client.manager_process import leave, stop_experiment
+    from nni_manager.client.manager_stop import leave, stop_experiment
 
     name = known.experiment_id
     try:
         if known.running_process() is not None:
             output.info(f"Stopping experiment {name} (Ctrl-C once more does not wait for its trials to end)")
             stop_experiment(known, output.info)
-        output.info(f"Stop experiment success. `nnictl resume {name}` goes on with it.")
+        output.info(f"Stop experiment success. `nnictl resume {name}` resumes it.")
     except KeyboardInterrupt:
         leave(known)
-        state = stored_status(known.folder)["status"]
+        state = known.stored.status()["status"]
         if state in ("STOPPING", "STOPPED"):
             output.warning(
-                f"experiment {name} ends without its manager: every trial was told to stop, and one that does not "
-                f"is killed after its grace period; `nnictl resume {name}` takes note of how they ended, and goes on"
+                f"experiment {name} ends without its manager: every trial was asked to stop, and is killed after its "
+                f"grace period if it does not; `nnictl resume {name}` records how they ended, and resumes the experiment"
             )
         else:
             output.warning(
@@ -233,7 +204,7 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
 
     Running trials are cancelled; data is kept. Views of the experiments end as well.
     """
-    from nni_manager.client.manager_process import end_view, stop_experiment
+    from nni_manager.client.manager_stop import end_view, stop_experiment
     from nni_manager.client.remains import end_processes
 
     chosen = _to_stop(experiment_id, all_of_them, port)
@@ -265,50 +236,49 @@ def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[Kno
     if all_of_them:
         return running
     if port is not None:
+        viewed = [each for each in running if each.view is not None and each.view.port == port]
         chosen = [each for each in running if each.manager is not None and each.manager.port == port]
-        if not chosen:
-            viewed = [each for each in running if each.view is not None and each.view.port == port]
-            chosen = [dataclasses.replace(each, manager=None) for each in viewed]
-        if not chosen:
-            raise UserError(
-                f"cannot find an experiment on port {port}; `nnictl experiment list` shows those that run"
-            )
-        return chosen
-    if given is not None and given.endswith("*"):
+        chosen = chosen or [dataclasses.replace(each, manager=None) for each in viewed]
+        what = f"an experiment on port {port}"
+    elif given is not None and given.endswith("*"):
         chosen = [each for each in running if each.experiment_id.startswith(given[:-1])]
-        if not chosen:
-            raise UserError(
-                f"cannot find a running experiment {given}; `nnictl experiment list` shows those that run"
-            )
-        return chosen
+        what = f"a running experiment {given}"
+    else:
+        return [_one_to_stop(given, running)]
+    if not chosen:
+        raise UserError(f"cannot find {what}; `nnictl experiment list` lists the running ones")
+    return chosen
+
+
+def _one_to_stop(given: str | None, running: list[KnownExperiment]) -> KnownExperiment:
     # A prefix of exactly one running experiment is unique, whatever stopped experiments match.
     matching = match_prefix(given, running) if given is not None else running
     if len(matching) != 1 and given is not None:
         matching = match_prefix(given, known_experiments())
     known = matching[0] if len(matching) == 1 else resolve(given)
-    if not known.is_served:
-        from nni_manager.client.remains import is_torn
+    if known.is_served:
+        return known
+    from nni_manager.client.remains import is_torn
 
-        if is_torn(known):
-            return [known]
-        if known.problem:
-            raise UserError(known.problem)
-        name, status = known.experiment_id, stored_status(known.folder)
-        if status["isOver"]:
-            raise UserError(
-                f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would go on with it"
-            )
+    if is_torn(known):
+        return known
+    if known.problem:
+        raise UserError(known.problem)
+    name, status = known.experiment_id, known.stored.status()
+    if status["isOver"]:
         raise UserError(
-            f"cannot stop experiment {name}: its manager is not running; if its trials still run, "
-            f"`nnictl resume {name}` finds them and `nnictl stop {name}` then stops them"
+            f"cannot stop experiment {name}: it is {status['status']} already; `nnictl resume {name}` would resume it"
         )
-    return [known]
+    raise UserError(
+        f"cannot stop experiment {name}: its manager is not running; if its trials still run, "
+        f"`nnictl resume {name}` finds them and `nnictl stop {name}` then stops them"
+    )
 
 
 @click.command(epilog=example("nnictl top", "nnictl top GvTf2bVe --time 5"))
 @experiment_argument
 @click.option("--time", "-t", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True,
-              metavar="SECONDS", help="How often to look.")  # fmt: skip
+              metavar="SECONDS", help="Interval between updates.")  # fmt: skip
 def top(experiment_id: str | None, every_s: float) -> None:
     """Watch a running experiment.
 

@@ -8,15 +8,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from nni_manager.cli.options import Command, example, experiment_argument, trial_option
+from nni_manager.cli.options import example, experiment_argument, group, trial_option
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.errors import NniManagerError, RetryableError, UserError
@@ -30,55 +28,50 @@ _FOLLOW_INTERVAL_S = 0.2
 _BLOCK_BYTES = 1 << 16
 
 
-@click.group()
-def log() -> None:
-    """Show logs.
-
-    \b
-    Example:
-      nnictl log stderr
-      nnictl log trial --trial-id aB3dE
-    """
-    return
+log = group("log", "Show logs.", "nnictl log stderr", "nnictl log trial --trial-id aB3dE")
 
 
-def _log_options(command: Command) -> Command:
-    for option in (
-        click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until Ctrl-C."),
-        click.option("--path", "-p", "path_only", is_flag=True, help="Print where the file is, not what is in it."),
-        click.option("--tail", "-T", type=click.IntRange(1), metavar="N", help="Only the last N lines."),
-        click.option("--head", "-H", type=click.IntRange(1), metavar="N", help="Only the first N lines."),
-        experiment_argument,
-    ):  # fmt: skip
-        command = option(command)
-    return command
-
-
-@log.command(
-    "stdout",
-    epilog=example("nnictl log stdout", "nnictl log stdout GvTf2bVe --tail 20", "nnictl log stdout --follow"),
+_head = click.option("--head", "-H", type=click.IntRange(1), metavar="N", help="Only the first N lines.")
+_path = click.option(
+    "--path", "-p", "path_only", is_flag=True, help="Print the path of the file instead of its content."
 )
-@_log_options
-def log_stdout(
-    experiment_id: str | None, head: int | None, tail: int | None, path_only: bool, follow: bool
-) -> None:
-    """Print the manager's stdout."""
-    folder = resolve(experiment_id).folder
-    _print_log(folder.manager_stdout, folder.manager_log, _Part(head, tail, follow), path_only)
 
 
-@log.command("stderr", epilog=example("nnictl log stderr", "nnictl log stderr GvTf2bVe --path"))
-@_log_options
-def log_stderr(
-    experiment_id: str | None, head: int | None, tail: int | None, path_only: bool, follow: bool
-) -> None:
-    """Print the manager's stderr."""
-    folder = resolve(experiment_id).folder
-    _print_log(folder.manager_stderr, folder.manager_log, _Part(head, tail, follow), path_only)
+def _add_manager_log(stream: str, *examples: str) -> None:
+    @log.command(stream, help=f"Print the manager's {stream}.", epilog=example(*examples))
+    @experiment_argument
+    @_head
+    @click.option("--tail", "-T", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
+    @_path
+    @click.option("--follow", "-f", is_flag=True, help="Also print new output, until Ctrl-C.")
+    def command(
+        experiment_id: str | None, head: int | None, tail: int | None, path_only: bool, follow: bool
+    ) -> None:
+        folder, selection = resolve(experiment_id).folder, _Selection(head, tail, follow)
+        path = {"stdout": folder.manager_stdout, "stderr": folder.manager_stderr}[stream]
+        if path_only:
+            output.plain(str(path))
+            return
+        if not path.exists() or path.stat().st_size == 0:
+            output.warning(f"{path} is empty; the manager's decisions are in {folder.manager_log}")
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            selection.print_from(file)
+            while selection.follows:
+                time.sleep(_FOLLOW_INTERVAL_S)
+                shutil.copyfileobj(file, sys.stdout.buffer)
+                sys.stdout.flush()
+
+
+_add_manager_log(
+    "stdout", "nnictl log stdout", "nnictl log stdout GvTf2bVe --tail 20", "nnictl log stdout --follow"
+)
+_add_manager_log("stderr", "nnictl log stderr", "nnictl log stderr GvTf2bVe --path")
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _Selection:
     """The selected lines of a log. None: no limit at that end."""
 
     head: int | None
@@ -122,22 +115,6 @@ def _seek_last_lines(file: BinaryIO, count: int) -> None:
     file.seek(0)
 
 
-def _print_log(path: Path, manager_log: Path, part: _Part, path_only: bool) -> None:
-    if path_only:
-        output.plain(str(path))
-        return
-    if not path.exists() or path.stat().st_size == 0:
-        output.warning(f"{path} is empty; what the manager decided is in {manager_log}")
-    if not path.exists():
-        return
-    with path.open("rb") as file:
-        part.print_from(file)
-        while part.follows:
-            time.sleep(_FOLLOW_INTERVAL_S)
-            shutil.copyfileobj(file, sys.stdout.buffer)
-            sys.stdout.flush()
-
-
 @log.command(
     "trial",
     epilog=example(
@@ -147,13 +124,13 @@ def _print_log(path: Path, manager_log: Path, part: _Part, path_only: bool) -> N
     ),
 )
 @experiment_argument
-@trial_option("Which trial; without it, where each trial's files are.", required=False)
+@trial_option("The trial. Without it, print the path of each trial's files.", required=False)
 @click.option("--stream", type=click.Choice(["stdout", "stderr", "trial.log"]), default="stdout",
               show_default=True, help="trial.log is what the trial's keeper did.")  # fmt: skip
-@click.option("--head", "-H", type=click.IntRange(1), metavar="N", help="Only the first N lines.")
+@_head
 @click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with what comes, until the trial is over.")
-@click.option("--path", "-p", "path_only", is_flag=True, help="Print where the file is, not what is in it.")
+@click.option("--follow", "-f", is_flag=True, help="Also print new output, until the trial has ended.")
+@_path
 def log_trial(
     experiment_id: str | None,
     trial_id: str | None,
@@ -164,60 +141,43 @@ def log_trial(
     path_only: bool,
 ) -> None:
     """Print the output of a trial's newest attempt."""
-    known = resolve(experiment_id)
-    if trial_id is None:
-        for each in known.trials():
-            output.plain(f"trial {each['id']}: {each['logPath']}")
-        return
-    part = _Part(head, tail, follow)
-    asked = known.trial(known.trial_id(trial_id))
-    with _shared_files(known) as shared:
-        look = partial(_log_of, known, shared, asked["id"], stream)
-        place = _wait_for_log(known, asked["id"], look) if follow else look()
-        _print_trial(known, asked, stream, place, part, look, path_only=path_only)
-
-
-def _print_trial(
-    known: KnownExperiment,
-    asked: dict[str, Any],
-    stream: str,
-    place: LogLocation | None,
-    part: _Part,
-    look: Callable[[], LogLocation | None],
-    *,
-    path_only: bool,
-) -> None:
     from nni_manager.client import watch
 
-    if place is None:
-        why = f" ({watch.why(asked)})" if asked["message"].strip() else ""
-        raise UserError(
-            f"cannot show {stream} of trial {asked['id']}: it is {asked['state']} and has written nothing{why}; "
-            f"see what the manager did in {known.folder.manager_log}"
-        )
-    if path_only:
-        output.plain(str(place.path))
+    known = resolve(experiment_id)
+    if trial_id is None:
+        for each in known.get("/trial-jobs"):
+            output.plain(f"trial {each['id']}: {each['logPath']}")
         return
-    with _opened(place) as file:
-        part.print_from(file)
-        read_bytes = file.tell()
-    if part.follows:
-        _follow(known, asked["id"], look, place, read_bytes)
-    output.trial_warning(known.trial(asked["id"]) if part.follows else asked)
+    selection = _Selection(head, tail, follow)
+    trial = known.trial(known.trial_id(trial_id))
+    with _shared_files(known) as shared:
+        trial_log = _TrialLog(known, shared, trial["id"], stream)
+        place = trial_log.wait_for_place() if follow else trial_log.place()
+        if place is None:
+            why = f" ({watch.why(trial)})" if trial["message"].strip() else ""
+            raise UserError(
+                f"cannot show {stream} of trial {trial['id']}: it is {trial['state']} and has written nothing{why}; "
+                f"see the manager's log: {known.folder.manager_log}"
+            )
+        if path_only:
+            output.plain(str(place.path))
+            return
+        with open(place.open(), "rb") as file:
+            selection.print_from(file)
+            read_bytes = file.tell()
+        if follow:
+            trial_log.follow(place, read_bytes)
+    output.trial_warning(known.trial(trial["id"]) if follow else trial)
 
 
 @contextlib.contextmanager
 def _shared_files(known: KnownExperiment) -> Iterator[SharedFiles]:
     """The experiment's files, including those on a share. If the share is unavailable, warn and use collected files only."""
     from nni_manager import training_service_factory
-    from nni_manager.config.model import ExperimentSpec
     from nni_manager.engine.shared_files import SharedFiles
-    from nni_manager.store.reader import StoreReader
     from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
-    with StoreReader(known.folder.database) as reader:
-        config = ExperimentSpec.from_json(reader.experiment().config)
-    share = None
+    config, share = known.stored.config(), None
     try:
         share = training_service_factory.share_of(config, known.folder.workspace, ClientRetryPolicy(tries=2))
     except NniManagerError as error:
@@ -226,54 +186,49 @@ def _shared_files(known: KnownExperiment) -> Iterator[SharedFiles]:
         yield SharedFiles(known.folder.workspace, share)
 
 
-def _follow(
-    known: KnownExperiment,
-    trial_id: str,
-    look: Callable[[], LogLocation | None],
-    place: LogLocation,
-    read_bytes: int,
-) -> None:
-    """Print new output until the trial is terminal. A new attempt is printed from the start of its log."""
-    is_over = False
-    while not is_over:
-        time.sleep(_FOLLOW_INTERVAL_S)
-        # Check before reading the log: a terminal trial's output is complete.
-        is_over = known.trial_is_over(trial_id)
-        now = look() or place
-        if now.attempt.key != place.attempt.key:
-            output.warning(f"trial {trial_id}: attempt {now.attempt.number} ({now.attempt.key.task}) goes on")
-            read_bytes = 0
-        place = now
-        # The collected log and the log in the workspace have the same bytes at the same offsets.
-        with _opened(place) as file:
-            file.seek(read_bytes)
-            shutil.copyfileobj(file, sys.stdout.buffer)
-            sys.stdout.flush()
-            read_bytes = file.tell()
+@dataclass(frozen=True, slots=True)
+class _TrialLog:
+    """One stream of the newest attempt of a trial that has it."""
 
+    known: KnownExperiment
+    shared: SharedFiles
+    trial_id: str
+    stream: str
 
-def _wait_for_log(
-    known: KnownExperiment, trial_id: str, look: Callable[[], LogLocation | None]
-) -> LogLocation | None:
-    while (place := look()) is None and not known.trial_is_over(trial_id):
-        time.sleep(_FOLLOW_INTERVAL_S)
-    return place or look()
+    def place(self) -> LogLocation | None:
+        """The location of the log; None: no attempt has it."""
+        from nni_manager.engine.trial_logs import newest_place
+        from trial_keeper.wire.messages import Stream
 
+        stream = {"stdout": Stream.STDOUT, "stderr": Stream.STDERR, "trial.log": Stream.KEEPER}[self.stream]
+        try:
+            self.shared.fetch(self.trial_id, stream)
+        except RetryableError as error:
+            output.warning(str(error))
+        return newest_place(self.known.folder, self.trial_id, stream)
 
-@contextlib.contextmanager
-def _opened(place: LogLocation) -> Iterator[BinaryIO]:
-    with open(place.open(), "rb") as file:
-        yield file
+    def wait_for_place(self) -> LogLocation | None:
+        """The location once an attempt has the log; None: the trial is terminal without one."""
+        while (place := self.place()) is None and not self.known.stored.trial_is_over(self.trial_id):
+            time.sleep(_FOLLOW_INTERVAL_S)
+        return place or self.place()
 
-
-def _log_of(known: KnownExperiment, shared: SharedFiles, trial_id: str, word: str) -> LogLocation | None:
-    """The location of this log in the newest attempt that has it; None: no attempt has it."""
-    from nni_manager.engine.trial_logs import newest_place
-    from trial_keeper.wire.messages import Stream
-
-    stream = {"stdout": Stream.STDOUT, "stderr": Stream.STDERR, "trial.log": Stream.KEEPER}[word]
-    try:
-        shared.fetch(trial_id, stream)
-    except RetryableError as error:
-        output.warning(str(error))
-    return newest_place(known.folder, trial_id, stream)
+    def follow(self, place: LogLocation, read_bytes: int) -> None:
+        """Print new output until the trial is terminal. A new attempt is printed from the start of its log."""
+        is_over = False
+        while not is_over:
+            time.sleep(_FOLLOW_INTERVAL_S)
+            # Check before reading the log: a terminal trial's output is complete.
+            is_over = self.known.stored.trial_is_over(self.trial_id)
+            now = self.place() or place
+            if now.attempt.key != place.attempt.key:
+                attempt = f"attempt {now.attempt.number} ({now.attempt.key.task})"
+                output.warning(f"trial {self.trial_id}: continues with {attempt}")
+                read_bytes = 0
+            place = now
+            # The collected log and the log in the workspace have the same bytes at the same offsets.
+            with open(place.open(), "rb") as file:
+                file.seek(read_bytes)
+                shutil.copyfileobj(file, sys.stdout.buffer)
+                sys.stdout.flush()
+                read_bytes = file.tell()

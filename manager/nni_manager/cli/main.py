@@ -13,16 +13,16 @@ import click
 
 from nni_manager.cli import (
     algorithm_commands,
-    archive_commands,
+    archive_commands,  # noqa: F401 - adds commands to the group `experiment`
     changes,
     completion,
     config_commands,
     experiment_commands,
-    export,
+    export,  # noqa: F401 - as above
     lifecycle_commands,
     log_commands,
     openpai,
-    openpai_jobs,
+    openpai_jobs,  # noqa: F401 - adds commands to the group `openpai`
     platform_commands,
     tensorboard,
     trial_commands,
@@ -109,7 +109,7 @@ def usage_line(error: click.UsageError) -> str:
             _, found, own = message.partition(": cannot ")
             what = f"cannot {own}" if found else f"cannot read this command line: {message}"
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"{what}; {hint}`{path} --help` shows what there is"
+    return f"{what}; {hint}`{path} --help` shows the usage"
 
 
 @click.group(
@@ -144,10 +144,6 @@ for _command in (
     tensorboard.tensorboard,
     completion.completion,
     openpai.openpai,
+    changes.update,
 ):
     cli.add_command(_command)
-for _command in (export.export, *archive_commands.COMMANDS):
-    experiment_commands.experiment.add_command(_command)
-for _command in openpai_jobs.COMMANDS:
-    openpai.openpai.add_command(_command)
-changes.register(cli)

@@ -8,32 +8,27 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli.options import example
+from nni_manager.cli.options import FILE, example, group, json_option
 from nni_manager.client import output
 
 if TYPE_CHECKING:
     from nni_manager.local_openpai.daemon import Service, StateFolder
 
 
-@click.group()
-def openpai() -> None:
-    """Jobs on OpenPAI, and an OpenPAI on this machine.
-
-    \b
-    Example:
-      nnictl openpai start
-      nnictl openpai jobs
-    """
-    return
+openpai = group(
+    "openpai",
+    "Jobs on OpenPAI, and an OpenPAI on this machine.",
+    "nnictl openpai start",
+    "nnictl openpai jobs",
+)
 
 
 _state_dir = click.option(
     "--state-dir",
-    type=click.Path(path_type=Path),
+    type=FILE,
     metavar="DIR",
     help="Where the service keeps its jobs and accounts.  [default: ~/.local/state/trial-keeper/openpai]",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 @openpai.command(
@@ -59,7 +54,7 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--notification-url", metavar="URL", help="Where changes of jobs are posted.")
 @click.option("--notification-file", metavar="FILE", help="Where changes of jobs are appended.")
 @_state_dir
-@_json
+@json_option
 def start(
     port: int | None,
     storages: tuple[str, ...],
@@ -109,13 +104,13 @@ def stop_service(state_dir: Path | None) -> None:
         output.info(f"OpenPAI does not run in {state.path}")
         return
     output.info(
-        "Stopped OpenPAI on this machine; tasks that run go on, and `nnictl openpai start` finds them"
+        "Stopped OpenPAI on this machine; running tasks continue, and `nnictl openpai start` finds them"
     )
 
 
 @openpai.command(epilog=example("nnictl openpai status", "nnictl openpai status --json"))
 @_state_dir
-@_json
+@json_option
 def status(state_dir: Path | None, as_json: bool) -> int:
     """Print how to use OpenPAI on this machine, if it runs. The exit code is 1 if it does not run."""
     from nni_manager.local_openpai import daemon

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli.options import Command, example
+from nni_manager.cli.openpai import openpai
+from nni_manager.cli.options import FILE, Command, example, json_option
 from nni_manager.client import output
 from nni_manager.errors import RetryableError, UserError
 
@@ -96,28 +97,27 @@ def _on_a_cluster(command: Command) -> Command:
         click.option("--user", metavar="USER", help="Your account there, or OPENPAI_USER."),
         click.option("--host", metavar="HOST", help="The cluster, or OPENPAI_HOST."),
         click.option(
-            "--config", "-c", metavar="FILE", type=click.Path(path_type=Path), help="An experiment file that names them."
+            "--config", "-c", metavar="FILE", type=FILE, help="An experiment file that names them."
         ),
     ):  # fmt: skip
         made = option(made)
     return made
 
 
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 _job = click.argument("job", metavar="JOB")
-_file = click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+_file = click.argument("file", metavar="FILE", type=FILE)
 
 
 # ---- submit
 
 
-@click.command(epilog=example("nnictl openpai submit job.yml --config config.yml"))
+@openpai.command(epilog=example("nnictl openpai submit job.yml --config config.yml"))
 @_on_a_cluster
 @_file
 @click.option(
     "--tag", "tags", metavar="TAG", multiple=True, help="A tag for the job. Can be given several times."
 )
-@_json
+@json_option
 def submit(access: Access, file: Path, tags: Sequence[str], as_json: bool) -> None:
     """Submit a job file."""
     _refuse_commas(tags)
@@ -133,12 +133,12 @@ def submit(access: Access, file: Path, tags: Sequence[str], as_json: bool) -> No
         return
     for warning in _warnings(job):
         output.warning(warning)
-    output.info(f"OpenPAI has taken job {name}; `nnictl openpai show {name}` shows how it is")
+    output.info(f"OpenPAI has accepted job {name}; `nnictl openpai show {name}` shows its state")
 
 
-@click.command(epilog=example("nnictl openpai validate job.yml", "nnictl openpai validate job.yml --json"))
+@openpai.command(epilog=example("nnictl openpai validate job.yml", "nnictl openpai validate job.yml --json"))
 @_file
-@_json
+@json_option
 def validate(file: Path, as_json: bool) -> int:
     """Validate a job file, more strictly than OpenPAI does.
 
@@ -189,7 +189,7 @@ def _warnings(job: RenderedJob) -> list[str]:
 # ---- show
 
 
-@click.command(
+@openpai.command(
     "jobs",
     epilog=example("nnictl openpai jobs --state RUNNING,WAITING", "nnictl openpai jobs --keyword nni_exp"),
 )
@@ -201,7 +201,7 @@ def _warnings(job: RenderedJob) -> list[str]:
 )
 @click.option("--all-users", is_flag=True, help="Also those of other users.")
 @click.option("--head", type=click.IntRange(1), metavar="N", help="Only the newest N.")
-@_json
+@json_option
 def list_jobs(
     access: Access,
     states: str,
@@ -249,10 +249,10 @@ def list_jobs(
     output.print_table(headings, cells)
 
 
-@click.command(epilog=example("nnictl openpai show nni_exp_GvTf2bVe_trial_aB3dE --config config.yml"))
+@openpai.command(epilog=example("nnictl openpai show nni_exp_GvTf2bVe_trial_aB3dE --config config.yml"))
 @_on_a_cluster
 @_job
-@_json
+@json_option
 def show(access: Access, job: str, as_json: bool) -> None:
     """Show a job: its state, the reason for its end, its tasks."""
     detail = access.cluster().job(job)
@@ -288,12 +288,10 @@ def show(access: Access, job: str, as_json: bool) -> None:
         output.print_table(["task", "state", "address", "exit code", "retries"], cells)
 
 
-@click.command(epilog=example("nnictl openpai export train --config config.yml --output job.yml"))
+@openpai.command(epilog=example("nnictl openpai export train --config config.yml --output job.yml"))
 @_on_a_cluster
 @_job
-@click.option(
-    "--output", "-o", "target", metavar="FILE", type=click.Path(path_type=Path), help="Write it there."
-)
+@click.option("--output", "-o", "target", metavar="FILE", type=FILE, help="Write it there.")
 def export(access: Access, job: str, target: Path | None) -> None:
     """Print a job as a job file. Its secrets are masked: fill in your own before you submit it again."""
     text = access.cluster().config(job)
@@ -309,7 +307,7 @@ def export(access: Access, job: str, target: Path | None) -> None:
 # ---- stop
 
 
-@click.command(epilog=example("nnictl openpai stop train", "nnictl openpai stop alice~train"))
+@openpai.command(epilog=example("nnictl openpai stop train", "nnictl openpai stop alice~train"))
 @_on_a_cluster
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
 def stop(access: Access, jobs: Sequence[str]) -> None:
@@ -323,7 +321,7 @@ def stop(access: Access, jobs: Sequence[str]) -> None:
 # ---- logs
 
 
-@click.command(
+@openpai.command(
     epilog=example(
         "nnictl openpai logs train", "nnictl openpai logs train --task worker-1 --stream stderr -f"
     )
@@ -336,9 +334,9 @@ def stop(access: Access, jobs: Sequence[str]) -> None:
     metavar="NAME",
     default="all",
     show_default=True,
-    help="stdout, stderr, all, or what else there is.",
+    help="stdout, stderr, all, or another log of the task.",
 )
-@click.option("--follow", "-f", is_flag=True, help="Print on, until the job ends.")
+@click.option("--follow", "-f", is_flag=True, help="Also print new output, until the job ends.")
 def logs(access: Access, job: str, task: str | None, stream: str, follow: bool) -> None:
     """Print the log of a task of a job."""
     cluster = access.cluster()
@@ -411,10 +409,10 @@ def _tasks(detail: JobStatus) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _took(document: Any) -> str:
-    begun, ended = document.get("launchedTime") or document.get("createdTime"), document.get("completedTime")
-    if begun is None:
+    started, ended = (
+        document.get("launchedTime") or document.get("createdTime"),
+        document.get("completedTime"),
+    )
+    if started is None:
         return ""
-    return output.duration((ended or time.time() * 1000) / 1000 - begun / 1000)
-
-
-COMMANDS = (submit, validate, list_jobs, show, export, stop, logs)
+    return output.duration((ended or time.time() * 1000) / 1000 - started / 1000)

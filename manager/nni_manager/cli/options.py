@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ import click
 from nni_manager.errors import NniManagerError, UserError
 
 Command = Callable[..., Any]
+FILE = click.Path(path_type=Path)
 # A longer list of completions is not readable.
 _MAX_COMPLETIONS = 200
 
@@ -32,40 +34,45 @@ class Port(click.ParamType[Any]):
         return int(value)
 
 
+host_option = click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
+                           help="Listen address of the HTTP API. Beyond this machine it uses HTTPS.")  # fmt: skip
+
+
+def port_option(default: str, help_text: str | None = None) -> Callable[[Command], Command]:
+    """The option --port; None for `auto`."""
+    return click.option(
+        "--port", "-p", type=Port(), default=default, show_default=True, metavar="N|auto", help=help_text
+    )
+
+
 def start_options(command: Command) -> Command:
     """Options of commands that start a manager: `host`, `port` (None: any), `debug` and `foreground`."""
     for option in (
         click.option("--foreground", "-f", is_flag=True, help="Show progress, wait for the end, then stop."),
         click.option("--debug", "-d", is_flag=True, help="Log more, and check no versions."),
-        click.option(
-            "--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
-            help="Where the HTTP API listens. Beyond this machine it speaks HTTPS.",
-        ),
-        click.option(
-            "--port", "-p", type=Port(), default="8080", show_default=True, metavar="N|auto",
-            help="Port of the HTTP API; keepers use the next one. auto: the first two that are free.",
-        ),
-    ):  # fmt: skip
+        host_option,
+        port_option("8080", "Port of the HTTP API; keepers use the next one. auto: the first free pair."),
+    ):
         command = option(command)
     return command
 
 
-def complete_experiment(_: click.Context, __: click.Parameter, begun: str) -> list[str]:
+def complete_experiment(_: click.Context, __: click.Parameter, prefix: str) -> list[str]:
     """The ids of this user's experiments that start with the given text, for shell completion."""
     from nni_manager.store.folders import Registry
 
     ids = [folder.experiment_id for folder in Registry.of_user().all() if folder.path.is_dir()]
-    return [each for each in ids if each.startswith(begun)]
+    return [each for each in ids if each.startswith(prefix)]
 
 
-def complete_trial(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
+def complete_trial(context: click.Context, _: click.Parameter, prefix: str) -> list[str]:
     """The matching trial ids of the experiment that the command line names, for shell completion; on an error, none."""
-    from nni_manager.client.experiments import resolve, stored_ids
+    from nni_manager.client.experiments import resolve
 
     # While an option lacks its value, click leaves earlier arguments in `args` and not in `params`.
     given = context.params.get("experiment_id") or next(iter(context.args), None)
     with contextlib.suppress(NniManagerError):
-        return stored_ids(resolve(given).folder, begun, _MAX_COMPLETIONS)
+        return resolve(given).stored.read(lambda reader: reader.trial_ids(prefix, _MAX_COMPLETIONS))
     return []
 
 
@@ -73,8 +80,20 @@ experiment_argument = click.argument(
     "experiment_id", metavar="[ID]", required=False, shell_complete=complete_experiment
 )
 named_experiment_argument = click.argument("experiment_id", metavar="ID", shell_complete=complete_experiment)
-json_anyway = click.option("--json", is_flag=True, expose_value=False, help="Print JSON, as it does anyway.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of a table.")
+json_anyway = click.option(
+    "--json", is_flag=True, expose_value=False, help="No effect: the output is always JSON."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+yes_option = click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask.")
+
+
+def config_option(help_text: str) -> Callable[[Command], Command]:
+    """The required option --config, a path."""
+    return click.option(
+        "--config", "-c", "config_path", metavar="FILE", required=True, type=FILE, help=help_text
+    )
 
 
 def trial_option(help_text: str, *, required: bool = True) -> Callable[[Command], Command]:
@@ -82,6 +101,11 @@ def trial_option(help_text: str, *, required: bool = True) -> Callable[[Command]
     return click.option(
         "--trial-id", "-T", required=required, metavar="TRIAL", help=help_text, shell_complete=complete_trial
     )
+
+
+def group(name: str, help_text: str, *examples: str) -> click.Group:
+    """A command group whose help ends with examples."""
+    return click.Group(name, help=f"{help_text}\n\n{example(*examples)}")
 
 
 def example(*lines: str) -> str:
@@ -96,5 +120,5 @@ def confirm(question: str) -> bool:
         UserError: there is no terminal.
     """
     if not sys.stdin.isatty():
-        raise UserError(f"cannot ask {question!r}, for there is no terminal; say so with --yes")
+        raise UserError(f"cannot ask {question!r}: there is no terminal; confirm with --yes")
     return click.confirm(question)

@@ -5,32 +5,24 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import click
-
-from nni_manager.cli.options import confirm, example
+from nni_manager.cli.options import config_option, confirm, example, group, yes_option
 from nni_manager.client import output
-from nni_manager.client.experiments import KnownExperiment, known_experiments, stored_status
+from nni_manager.client.experiments import KnownExperiment, known_experiments
 from nni_manager.errors import NniManagerError, UserError
 from trial_keeper.wire.workspace import Workspace, is_safe_name
 
-
-@click.group("platform")
-def platform() -> None:
-    """Clean up leftovers of experiments on a cluster.
-
-    \b
-    Example:
-      nnictl platform clean --config config.yml
-    """
-    return
+platform = group(
+    "platform",
+    "Clean up leftovers of experiments on a cluster.",
+    "nnictl platform clean --config config.yml",
+)
 
 
 @platform.command(
     epilog=example("nnictl platform clean --config config.yml", "nnictl platform clean -c config.yml --yes")
 )
-@click.option("--config", "-c", "config_path", metavar="FILE", required=True, type=click.Path(path_type=Path),
-              help="An experiment file that names the cluster.")  # fmt: skip
-@click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask.")
+@config_option("An experiment file that names the cluster.")
+@yes_option
 def clean(config_path: Path, is_agreed: bool) -> int:
     """Remove leftovers of ended experiments from the shared storage.
 
@@ -91,7 +83,7 @@ def _reason_to_keep(known: KnownExperiment | None, workspace: Workspace) -> str 
     if known.manager is not None:
         return f"experiment {name} runs; `nnictl stop {name}` first"
     try:
-        is_over = stored_status(known.folder)["isOver"]
+        is_over = known.stored.status()["isOver"]
     except NniManagerError as error:
         return str(error)
     return (

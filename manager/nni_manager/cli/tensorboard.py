@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nni_manager.cli.options import Port, complete_trial, example, experiment_argument
+from nni_manager.cli.options import complete_trial, example, experiment_argument, group, port_option
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.errors import RetryableError, UserError
@@ -30,25 +30,11 @@ _ENDED_TIMEOUT_S = 10.0
 _POLL_S = 0.1
 
 
-class TensorBoardMissing(UserError):
-    """cannot start TensorBoard: it is not installed; `pip install tensorboard`"""
-
-
-class TensorBoardFailed(RetryableError):
-    """cannot start TensorBoard; the last line of its output names the cause"""
-
-
-@click.group()
-def tensorboard() -> None:
-    """Show the TensorBoard logs of trials.
-
-    A trial writes them to `$NNI_OUTPUT_DIR/tensorboard`.
-
-    \b
-    Example:
-      nnictl tensorboard start --trial-id aB3dE
-    """
-    return
+tensorboard = group(
+    "tensorboard",
+    "Show the TensorBoard logs of trials.\n\nA trial writes them to `$NNI_OUTPUT_DIR/tensorboard`.",
+    "nnictl tensorboard start --trial-id aB3dE",
+)
 
 
 @tensorboard.command(
@@ -59,7 +45,7 @@ def tensorboard() -> None:
 @experiment_argument
 @click.option("--trial-id", "-T", "trial_ids", metavar="TRIAL", multiple=True, shell_complete=complete_trial,
               help="Only this trial; several are possible.  [default: all]")  # fmt: skip
-@click.option("--port", "-p", type=Port(), default="6006", show_default=True, metavar="N|auto")
+@port_option("6006")
 def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | None) -> None:
     """Start TensorBoard on this machine in the background, and print its address.
 
@@ -69,15 +55,12 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
 
     known = resolve(experiment_id)
     if find_spec("tensorboard") is None:
-        raise TensorBoardMissing(
+        raise UserError(
             f"cannot start TensorBoard: it is not installed for {sys.executable}; run `{sys.executable} -m pip install "
             "tensorboard`"
         )
     where = _logs_of(known, trial_ids)
-    if port is None:
-        port = next(iter(preflight.free_ports(_HOST)))
-    else:
-        preflight.check_ports(port, _HOST, 1)
+    port = next(iter(preflight.usable_ports(port, _HOST, 1)))
     log_path = known.folder.log / "tensorboard.log"
     with log_path.open("wb") as log:
         child = subprocess.Popen(
@@ -90,7 +73,7 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
             start_new_session=True,
         )
     try:
-        _note(known, child.pid, port)
+        _write_record(known, child.pid, port)
         _wait_until_ready(child, port, log_path)
     except BaseException:
         child.kill()
@@ -108,8 +91,8 @@ def stop(experiment_id: str | None) -> None:
 
     known = resolve(experiment_id)
     count = 0
-    for note in _notes(known):
-        process, _ = _noted(note)
+    for record in sorted(known.folder.path.glob("tensorboard-*.json")):
+        process = _read_record(record)
         with contextlib.suppress(ProcessLookupError):
             if process is not None:
                 # The pid may have been reused: check it again once the pidfd pins the process.
@@ -122,7 +105,7 @@ def stop(experiment_id: str | None) -> None:
                     raise RetryableError(
                         f"cannot end TensorBoard: process {process.pid} ignores SIGTERM; end it with `kill -9 {process.pid}`"
                     )
-        note.unlink(missing_ok=True)
+        record.unlink(missing_ok=True)
     output.info(
         f"Ended {count} TensorBoard{'' if count == 1 else 's'} of experiment {known.experiment_id}"
         if count
@@ -154,25 +137,21 @@ def _wait_until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> N
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if child.poll() is not None:
-            words = log.read_text(errors="replace").strip().splitlines()
-            last = words[-1] if words else "it said nothing"
-            raise TensorBoardFailed(
+            lines = log.read_text(errors="replace").strip().splitlines()
+            last = lines[-1] if lines else "it wrote no error"
+            raise RetryableError(
                 f"cannot start TensorBoard: it ended with exit code {child.returncode}: {last}; see {log}"
             )
         with socket.socket() as probe:
             if probe.connect_ex((_HOST, port)) == 0:
                 return
         time.sleep(_POLL_S)
-    raise TensorBoardFailed(
-        f"cannot start TensorBoard: nobody listens on port {port} after {_READY_TIMEOUT_S:.0f} s; see {log}"
+    raise RetryableError(
+        f"cannot start TensorBoard: it does not listen on port {port} after {_READY_TIMEOUT_S:.0f} s; see {log}"
     )
 
 
-def _notes(known: KnownExperiment) -> list[Path]:
-    return sorted(known.folder.path.glob("tensorboard-*.json"))
-
-
-def _note(known: KnownExperiment, pid: int, port: int) -> None:
+def _write_record(known: KnownExperiment, pid: int, port: int) -> None:
     from nni_manager.store.process_identity import ProcessIdentity
     from trial_keeper.wire.workspace import replace_file
 
@@ -182,11 +161,10 @@ def _note(known: KnownExperiment, pid: int, port: int) -> None:
         replace_file(known.folder.path / f"tensorboard-{pid}.json", content, 0o600)
 
 
-def _noted(note: Path) -> tuple[ProcessIdentity | None, int]:
+def _read_record(record: Path) -> ProcessIdentity | None:
     from nni_manager.store.process_identity import ProcessIdentity
 
     try:
-        document = json.loads(note.read_bytes())
-        return ProcessIdentity.from_json(document["process"]), int(document["port"])
+        return ProcessIdentity.from_json(json.loads(record.read_bytes())["process"])
     except (OSError, ValueError, TypeError, KeyError):
-        return None, 0
+        return None

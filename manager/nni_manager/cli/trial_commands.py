@@ -7,21 +7,19 @@ import sys
 
 import click
 
-from nni_manager.cli.options import example, experiment_argument, json_anyway, json_option, trial_option
+from nni_manager.cli.options import (
+    example,
+    experiment_argument,
+    group,
+    json_anyway,
+    json_option,
+    trial_option,
+)
 from nni_manager.client import output
-from nni_manager.client.experiments import corrupt_bytes, resolve
+from nni_manager.client.experiments import resolve
 from nni_manager.errors import UserError
 
-
-@click.group()
-def trial() -> None:
-    """Show and stop trials.
-
-    \b
-    Example:
-      nnictl trial ls
-    """
-    return
+trial = group("trial", "Show and stop trials.", "nnictl trial ls")
 
 
 @trial.command(
@@ -38,7 +36,7 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
     if head is not None and tail is not None:
         raise UserError("cannot use --head and --tail together; leave one out")
     known = resolve(experiment_id)
-    trials = known.trials() if as_json else known.trial_list()
+    trials = known.get("/trial-jobs") if as_json else known.trial_list()
     shown = trials[:head] if head is not None else trials[-tail:] if tail is not None else trials
     if as_json:
         output.print_json_lines(shown)
@@ -49,7 +47,7 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
     rows = [[str(each["sequenceId"]), each["id"], each["state"], *watch.trial_cells(each)] for each in shown]
     headings = ["no.", "trial", "state", "value", "time", "parameters"]
     output.print_table(headings, rows, right=("no.", "value", "time"))
-    garbage = {} if known.problem else corrupt_bytes(known.folder)
+    garbage = {} if known.problem else known.stored.read(lambda reader: reader.corrupt_bytes())
     for each in shown:
         if each["id"] in garbage:
             output.warning(

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import click
-
-from nni_manager.cli.options import example, experiment_argument
+from nni_manager.cli.options import example, experiment_argument, group, json_option
 from nni_manager.client import output
 from nni_manager.client.experiments import resolve
 from nni_manager.client.links import links_to
 from nni_manager.errors import UserError
 
-
-@click.group()
-def webui() -> None:
-    """Print the addresses of an experiment, for a browser or a program.
-
-    \b
-    Example:
-      nnictl webui url
-    """
-    return
+webui = group(
+    "webui",
+    "Print the addresses of an experiment, for a browser or a program.",
+    "nnictl webui url",
+)
 
 
 @webui.command(epilog=example("nnictl webui url", "nnictl webui url GvTf2bVe --json"))
 @experiment_argument
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@json_option
 def url(experiment_id: str | None, as_json: bool) -> None:
     """Print a login link to the web page of an experiment.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import difflib
 import functools
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nni_manager.client.manager_client import ManagerClient, ManagerRefusal, ManagerUnresponsive
 from nni_manager.errors import NniManagerError, UserError
@@ -21,6 +21,9 @@ from nni_manager.store.folders import (
     served_by,
 )
 from trial_keeper.wire.workspace import is_safe_name
+
+if TYPE_CHECKING:
+    from nni_manager.client.stored import StoredDocuments
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ class KnownExperiment:
 
     def running_process(self) -> ManagerProcess | None:
         """The manager that owns it now; None if none does."""
-        now = look(self.folder)
+        now = known_experiment(self.folder)
         return None if now is None else now.manager
 
     def manager_is_frozen(self) -> bool:
@@ -58,14 +61,20 @@ class KnownExperiment:
         """A client of its manager; None if no manager runs."""
         return None if self.manager is None else ManagerClient(self.experiment_id, self.manager)
 
-    def trials(self) -> list[dict[str, Any]]:
-        """All trials, from its manager or, if none runs, from the store."""
-        client = self.client()
-        return stored_trials(self.folder) if client is None else client.get("/trial-jobs")
+    @property
+    def stored(self) -> StoredDocuments:
+        """The documents in its store."""
+        from nni_manager.client.stored import StoredDocuments
+
+        return StoredDocuments(self.folder)
+
+    def get(self, path: str, *names: str) -> Any:
+        """A document of the manager's HTTP API, from its manager or, if none runs, from the store."""
+        return (self.client() or self.stored).get(path, *names)
 
     def trial_list(self) -> Sequence[dict[str, Any]]:
-        """The list columns of all trials, with the keys of `trials`: from the store or, if it is unreadable, from the manager."""
-        return self.trials() if self.problem else stored_list(self.folder)
+        """The list columns of all trials: from the store or, if it is unreadable, from the manager."""
+        return self.get("/trial-jobs") if self.problem else self.stored.trial_list()
 
     def trial_id(self, given: str) -> str:
         """The id of the trial that has the given id, or whose id starts with the given prefix.
@@ -73,10 +82,10 @@ class KnownExperiment:
         Raises:
             UserError: no trial matches, or several do.
         """
-        self.check_trial_id(given)
+        self._check_trial_id(given)
         if self.problem:
             return given  # the store is unreadable, so its manager checks the id
-        found = stored_ids(self.folder, given)
+        found = self.stored.read(lambda reader: reader.trial_ids(given, 2))
         if len(found) > 1:
             raise UserError(
                 f"cannot tell which trial {given!r} is; write more of one of {', '.join(found)}, as "
@@ -92,79 +101,31 @@ class KnownExperiment:
         Raises:
             UserError: there is no such trial.
         """
-        self.check_trial_id(trial_id)
-        client, unknown = self.client(), None
-        found: dict[str, Any] | None = None
-        if client is None:
-            found = stored_trial(self.folder, trial_id)
-        else:
-            try:
-                found = client.get("/trial-jobs", trial_id)
-            except ManagerRefusal as error:
-                unknown = error
-        if found is None:
-            raise self._unknown(trial_id) from unknown
+        self._check_trial_id(trial_id)
+        try:
+            found: dict[str, Any] = self.get("/trial-jobs", trial_id)
+        except ManagerRefusal as error:
+            raise self._unknown(trial_id) from error
         return found
 
-    def trial_is_over(self, trial_id: str) -> bool:
-        """True if the trial, which must exist, is terminal."""
-        from nni_manager.store.reader import StoreReader
-
-        with StoreReader(self.folder.database) as reader:
-            found = reader.trial(trial_id)
-        return found is None or found.state.is_terminal
-
-    def check_trial_id(self, trial_id: str) -> None:
-        """Check that the id is safe: it becomes a part of URLs and of paths.
-
-        Raises:
-            UserError: no trial can have this id.
-        """
+    def _check_trial_id(self, trial_id: str) -> None:
+        # The id becomes a part of URLs and of paths.
         if not is_safe_name(trial_id):
             raise self._unknown(trial_id)
 
     def _unknown(self, trial_id: str) -> UserError:
         return UserError(
             f"cannot find trial {trial_id!r} in experiment {self.experiment_id}; "
-            f"`nnictl trial ls {self.experiment_id}` shows those there are"
+            f"`nnictl trial ls {self.experiment_id}` lists them"
         )
-
-    def status(self) -> dict[str, Any]:
-        """Its status, and what stopped it, from its manager or from the store."""
-        client = self.client()
-        return stored_status(self.folder) if client is None else client.get("/check-status")
-
-    def statistics(self) -> list[dict[str, Any]]:
-        """The number of trials per status, from its manager or from the store."""
-        client = self.client()
-        return stored_statistics(self.folder) if client is None else client.get("/job-statistics")
-
-    def metrics(self, trial_id: str | None = None) -> list[dict[str, Any]]:
-        """The metric records of all trials or of one, which must exist, from its manager or from the store."""
-        client = self.client()
-        if client is None:
-            return stored_metrics(self.folder, trial_id)
-        found: list[dict[str, Any]] = client.get("/metric-data", *(() if trial_id is None else (trial_id,)))
-        return found
-
-    def results(self) -> list[dict[str, Any]]:
-        """Parameters and final results of the trials, from its manager or from the store."""
-        client = self.client()
-        return stored_results(self.folder) if client is None else client.get("/export-data")
-
-    def profile(self) -> dict[str, Any]:
-        """NNI's profile, from its manager or from the store."""
-        client = self.client()
-        return stored_profile(self.folder) if client is None else client.get("/experiment")
 
     def line(self) -> dict[str, Any]:
         """The fields of a list entry. `managerIsRunning` false with a status like RUNNING: the manager died; resume it."""
         known: dict[str, Any] = {"id": self.experiment_id}
         try:
-            client = self.client()
-            known |= stored_metadata(self.folder) if client is None else client.get("/experiment-metadata")
+            known |= self.get("/experiment-metadata")
         except ManagerUnresponsive:
-            known |= stored_metadata(self.folder) | {"status": "NOT ANSWERING"}
+            known |= self.stored.get("/experiment-metadata") | {"status": "NOT ANSWERING"}
         except NniManagerError as error:
             # One corrupt database must not hide the other experiments.
             known |= {"status": "UNREADABLE", "problem": str(error)}
@@ -177,19 +138,19 @@ def known_experiments() -> list[KnownExperiment]:
     """All experiments of this user that have a folder or a manager, by id."""
     # Deleted folders stay in the registry; the cache scans the processes once for all of them.
     managers = functools.cache(_managers_by_folder)
-    looks = [_look(folder, managers) for folder in Registry.of_user().all()]
-    return [known for known in looks if known is not None]
+    found = [_known(folder, managers) for folder in Registry.of_user().all()]
+    return [known for known in found if known is not None]
 
 
-def look(folder: ExperimentFolder) -> KnownExperiment | None:
+def known_experiment(folder: ExperimentFolder) -> KnownExperiment | None:
     """The current state of the experiment; None: nothing is stored, and no manager runs."""
-    return _look(folder, _managers_by_folder)
+    return _known(folder, _managers_by_folder)
 
 
-def _look(
+def _known(
     folder: ExperimentFolder, managers: Callable[[], dict[Path, ManagerProcess]]
 ) -> KnownExperiment | None:
-    """As `look`, None included; `managers` is called only if the folder cannot name its manager."""
+    """As `known_experiment`, None included; `managers` is called only if the folder cannot name its manager."""
     try:
         manager, has_database = folder.running_process(), folder.has_database()
     except FolderUnreadable as error:
@@ -254,14 +215,14 @@ def resolve(given: str | None) -> KnownExperiment:
         return running[0]
     matching = match_prefix(given, known)
     if not matching:
-        spoilt = Registry.of_user().spoilt()
-        if given in spoilt:
-            raise UserError(spoilt[given])
+        corrupt = Registry.of_user().spoilt()
+        if given in corrupt:
+            raise UserError(corrupt[given])
         ids = [each.experiment_id for each in known]
         near = difflib.get_close_matches(given, ids, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise ExperimentUnknown(
-            f"cannot find experiment {given!r}; {hint}`nnictl experiment list --all` shows those there are"
+            f"cannot find experiment {given!r}; {hint}`nnictl experiment list --all` lists them"
         )
     if len(matching) > 1:
         raise UserError(
@@ -283,134 +244,3 @@ def _listed(known: Sequence[KnownExperiment]) -> str:
         f"{each.experiment_id} (port {each.manager.port})" if each.manager else each.experiment_id
         for each in known
     )
-
-
-# ---- The store, in the format of the manager's HTTP API. Imports are local: most commands do not need SQLite.
-
-
-def stored_trials(folder: ExperimentFolder) -> list[dict[str, Any]]:
-    """All trials of an experiment without a manager."""
-    from nni_manager.engine.serializers import trial_view
-    from nni_manager.engine.snapshot import ExperimentSnapshot
-    from nni_manager.store.reader import StoreReader
-
-    snapshot = ExperimentSnapshot.stored(folder, has_trials=False)
-    with StoreReader(folder.database) as reader:
-        return [trial_view(snapshot, trial) for trial in reader.trials()]
-
-
-def stored_list(folder: ExperimentFolder) -> list[dict[str, Any]]:
-    """The list columns of all trials. A manager may run at the same time."""
-    import json
-
-    from nni_manager.store.reader import StoreReader
-
-    def shown(row: Mapping[str, Any]) -> dict[str, Any]:
-        began, ended = row["started_at_s"], row["ended_at_s"]
-        return {
-            "sequenceId": row["sequence_id"],
-            "id": row["trial_id"],
-            "state": row["state"],
-            "parameters": json.loads(row["parameters"]),
-            "value": row["value"],
-            "startTime": None if began is None else began * 1000,
-            "endTime": None if ended is None else ended * 1000,
-            "reason": row["reason"],
-            "exitCode": row["exit_code"],
-            "message": row["message"],
-            "warning": row["warning"],
-        }
-
-    with StoreReader(folder.database) as reader:
-        return [shown(row) for row in reader.trial_list()]
-
-
-def stored_statistics(folder: ExperimentFolder) -> list[dict[str, Any]]:
-    """The number of trials per status, without statuses that no trial has."""
-    from nni_manager.engine.serializers import statistics_view
-    from nni_manager.engine.snapshot import ExperimentSnapshot
-
-    return statistics_view(ExperimentSnapshot.stored(folder).experiment)
-
-
-def stored_metrics(folder: ExperimentFolder, trial_id: str | None) -> list[dict[str, Any]]:
-    """The metric records of all trials, or of one, which must exist."""
-    from nni_manager.engine.serializers import metric_view
-    from nni_manager.store.reader import StoreReader
-
-    with StoreReader(folder.database) as reader:
-        first, last = (0, 2**62) if trial_id is None else reader.place_of(trial_id)
-        return [metric_view(row) for page in reader.metric_pages(None, first, last) for row in page]
-
-
-def stored_results(folder: ExperimentFolder) -> list[dict[str, Any]]:
-    """Parameters and final results of the trials."""
-    from nni_manager.engine.serializers import export_view
-    from nni_manager.store.reader import StoreReader
-
-    with StoreReader(folder.database) as reader:
-        return export_view(reader.trials())
-
-
-def stored_ids(folder: ExperimentFolder, beginning: str, most: int = 2) -> list[str]:
-    """The trial with this id, or up to `most` whose ids start with it. A manager may run at the same time."""
-    from nni_manager.store.reader import StoreReader
-
-    with StoreReader(folder.database) as reader:
-        return reader.trial_ids(beginning, most)
-
-
-def stored_trial(folder: ExperimentFolder, trial_id: str) -> dict[str, Any] | None:
-    """One trial of an experiment without a manager; None if no trial has that id."""
-    from nni_manager.engine.serializers import trial_view
-    from nni_manager.engine.snapshot import ExperimentSnapshot
-    from nni_manager.store.reader import StoreReader
-
-    with StoreReader(folder.database) as reader:
-        found = reader.trial(trial_id)
-    return None if found is None else trial_view(ExperimentSnapshot.stored(folder, has_trials=False), found)
-
-
-def corrupt_bytes(folder: ExperimentFolder) -> dict[str, int]:
-    """The number of corrupt bytes in the metrics of each trial that has any. A manager may run at the same time."""
-    from nni_manager.store.reader import StoreReader
-
-    with StoreReader(folder.database) as reader:
-        return reader.corrupt_bytes()
-
-
-def stored_summary(folder: ExperimentFolder) -> dict[str, Any]:
-    """The summary of an experiment without a manager: status, errors, counts, and its best and failed trials."""
-    from nni_manager.engine.serializers import summary_view
-    from nni_manager.engine.snapshot import ExperimentSnapshot
-
-    return summary_view(ExperimentSnapshot.stored(folder))
-
-
-def stored_profile(folder: ExperimentFolder) -> dict[str, Any]:
-    """NNI's profile of an experiment without a manager."""
-    from nni_manager.engine.serializers import profile_view
-    from nni_manager.engine.snapshot import ExperimentSnapshot
-
-    return profile_view(ExperimentSnapshot.stored(folder))
-
-
-def stored_metadata(folder: ExperimentFolder) -> dict[str, Any]:
-    """The list fields of an experiment without a manager."""
-    from nni_manager.engine.serializers import metadata_view
-    from nni_manager.engine.snapshot import ExperimentSnapshot
-
-    return metadata_view(ExperimentSnapshot.stored(folder, has_trials=False))
-
-
-def stored_status(folder: ExperimentFolder) -> dict[str, Any]:
-    """The last status of an experiment without a manager, and what stopped it."""
-    from nni_manager.store.reader import StoreReader
-
-    with StoreReader(folder.database) as reader:
-        stored = reader.experiment()
-    return {
-        "status": stored.state.value,
-        "errors": [stored.error] if stored.error else [],
-        "isOver": stored.state.is_over,
-    }

@@ -43,7 +43,7 @@ def print_links(experiment_id: str, server: ManagerProcess) -> None:
         return
     output.plain(f"The Web UI urls are: {'   '.join(found.links)}")
     output.plain(
-        f"The first browser that comes by one of them within {found.expires_in_s // 60} minutes is let in; "
+        f"The first browser that opens one of them within {found.expires_in_s // 60} minutes is logged in; "
         f"`nnictl webui url {experiment_id}` prints more"
     )
 

@@ -46,7 +46,7 @@ class ManagerClient:
         summary: dict[str, Any] = self.get("/summary")
         if summary.get("id") != self.experiment_id:
             # The folder names the port of an earlier manager, which another manager uses now.
-            raise self._silent("another experiment answers there")
+            raise self._unresponsive("another experiment answers there")
         return summary
 
     def get(self, path: str, *names: str) -> Any:
@@ -59,30 +59,15 @@ class ManagerClient:
         return self._ask("GET", path, names)
 
     def delete(self, path: str, *names: str) -> Any:
-        """Send a DELETE request; arguments as for `get`.
-
-        Raises:
-            ManagerUnresponsive: no answer, or another program answers.
-            ManagerRefusal: with the manager's error message.
-        """
+        """Send a DELETE request; arguments and errors as for `get`."""
         return self._ask("DELETE", path, names)
 
     def put(self, path: str, document: Any, **query: str) -> Any:
-        """Send a PUT request with the document; `path` as for `get`.
-
-        Raises:
-            ManagerUnresponsive: no answer, or another program answers.
-            ManagerRefusal: with the manager's error message.
-        """
+        """Send a PUT request with the document; `path` and errors as for `get`."""
         return self._ask("PUT", path, (), within_s=_CHANGED_TIMEOUT_S, json=document, params=query)
 
     def post(self, path: str, *names: str, document: Any = None) -> Any:
-        """Send a POST request with the document; other arguments as for `get`.
-
-        Raises:
-            ManagerUnresponsive: no answer, or another program answers.
-            ManagerRefusal: with the manager's error message.
-        """
+        """Send a POST request with the document; other arguments and errors as for `get`."""
         return self._ask("POST", path, names, within_s=_CHANGED_TIMEOUT_S, json=document)
 
     def _ask(
@@ -102,19 +87,19 @@ class ManagerClient:
             answer = self._session.request(verb, url, timeout=within_s, **options)
             document = answer.json()
         except requests.Timeout as error:
-            raise self._silent(f"no answer within {within_s:.0f} s") from error
+            raise self._unresponsive(f"no answer within {within_s:.0f} s") from error
         except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
-            raise self._unheard(error) from error
+            raise self._connection_error(error) from error
         except requests.RequestException as error:
-            raise self._silent("another program answers there") from error
+            raise self._unresponsive("another program answers there") from error
         if answer.ok:
             return document
         problem = document.get("error") if isinstance(document, dict) else None
         if not problem:
-            raise self._silent(f"what answers there says {answer.status_code}")
+            raise self._unresponsive(f"what answers there responds with {answer.status_code}")
         raise ManagerRefusal(str(problem))
 
-    def _unheard(self, error: requests.RequestException) -> ManagerUnresponsive:
+    def _connection_error(self, error: requests.RequestException) -> ManagerUnresponsive:
         import ssl
         from http.client import IncompleteRead
 
@@ -132,22 +117,24 @@ class ManagerClient:
             IncompleteRead,
         )
 
-        if (stranger := untrusted_listener_in(error)) is not None:
-            return self._silent(str(stranger))
+        if (untrusted := untrusted_listener_in(error)) is not None:
+            return self._unresponsive(str(untrusted))
         causes = tuple(causes_of(error))
         if any(isinstance(cause, ConnectionRefusedError) for cause in causes):
-            return self._silent("nobody listens there")
+            return self._unresponsive("no program listens there")
         if any(isinstance(cause, closed) for cause in causes):
             # The manager has evicted this connection at its limit, or has just exited.
-            return self._silent("the connection was closed before it had answered", ConnectionClosed)
+            return self._unresponsive("the connection was closed before the answer", ConnectionClosed)
         if isinstance(error, requests.exceptions.SSLError):
-            return self._silent("what answers there has not its certificate")
+            return self._unresponsive("what answers there does not have its certificate")
         why = next(
             (cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror), None
         )
-        return self._silent(why or "the connection was lost")
+        return self._unresponsive(why or "the connection was lost")
 
-    def _silent(self, why: str, kind: type[ManagerUnresponsive] = ManagerUnresponsive) -> ManagerUnresponsive:
+    def _unresponsive(
+        self, why: str, kind: type[ManagerUnresponsive] = ManagerUnresponsive
+    ) -> ManagerUnresponsive:
         return kind(
             f"cannot reach the manager of experiment {self.experiment_id} at {self.url}: {why}; "
             f"wait and try again, or see `nnictl log stderr {self.experiment_id}`"

@@ -38,9 +38,9 @@ def _closed(descriptor: int) -> int:
 _open_pipes: weakref.WeakSet[ParentDeathPipe] = weakref.WeakSet()
 
 
-def _let_go() -> None:
+def _cut_all() -> None:
     for each in list(_open_pipes):
         each.cut()
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_cut_all)

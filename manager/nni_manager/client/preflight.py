@@ -9,7 +9,7 @@ import os
 import re
 import socket
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,8 +19,7 @@ from nni_manager.errors import NniManagerError, UserError
 if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentSpec, KubernetesConfig
     from nni_manager.training_services.openpai.job import JobTemplate
-    from nni_manager.training_services.openpai.protocol import TaskResources
-    from nni_manager.training_services.openpai.rest import NodeResources, OpenPai
+    from nni_manager.training_services.openpai.rest import OpenPai
 
 HOST = "127.0.0.1"
 DEFAULT_PORT = 8080
@@ -34,10 +33,6 @@ _CHECK_TIMEOUT_S = 10.0
 
 class PortInUse(UserError):
     """cannot use the port; choose another with --port N, or --port auto"""
-
-
-class ClusterUnfit(UserError):
-    """cannot run the experiment on this cluster; add what it lacks"""
 
 
 class CommandMissing(UserError):
@@ -85,6 +80,18 @@ def free_ports(host: str = HOST) -> Iterator[int]:
     raise PortInUse(f"cannot find two free ports from {DEFAULT_PORT} on; stop some experiments")
 
 
+def usable_ports(port: int | None, host: str = HOST, count: int = 2) -> Iterable[int]:
+    """The port, once `check_ports` has found it free; None: `free_ports`.
+
+    Raises:
+        PortInUse: see `check_ports` and `free_ports`.
+    """
+    if port is None:
+        return free_ports(host)
+    check_ports(port, host, count)
+    return [port]
+
+
 def ports_are_free(port: int, host: str = HOST) -> bool:
     """True if `port` and the next one are free now."""
     return _port_problem(port, host) is None and _port_problem(port + 1, HOST) is None
@@ -126,11 +133,13 @@ def check_platform(config: ExperimentSpec) -> PlatformCheck:
         GpusMissing, CommandMissing: this machine cannot run them.
         UserError, RetryableError: the cluster cannot run them.
     """
+    from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
+
     if config.kubernetes is not None:
         return check_kubernetes(config, config.kubernetes)
     if config.pai is not None:
         return check_cluster(config)
-    check_gpus(config)
+    GpuShares.of(config.local, config.gpu_num, gpus_of_this_machine())
     check_command(config)
     return PlatformCheck()
 
@@ -140,8 +149,8 @@ def check_cluster(config: ExperimentSpec) -> PlatformCheck:
 
     Raises:
         ProtocolInvalid: the job file is invalid.
-        ClusterUnfit: the storage or virtual cluster is not available to this user, or no node is large enough.
-        UserError, RetryableError: OpenPAI rejects the request, or is unreachable.
+        UserError: the storage or virtual cluster is not available to this user, or no node is large enough.
+        RetryableError: OpenPAI is unreachable.
     """
     from nni_manager import training_service_factory
     from nni_manager.training_services.openpai.job import template_of
@@ -153,7 +162,7 @@ def check_cluster(config: ExperimentSpec) -> PlatformCheck:
     owner = cluster.user_of_token()
     if owner not in (None, cluster.user):
         # Its jobs would belong to another user, and would never be found again.
-        raise ClusterUnfit(
+        raise UserError(
             f"cannot use paiConfig.userName {cluster.user} of {config.config_path.name}: the token is {owner}'s; write "
             f"userName: {owner}, or a token of {cluster.user}"
         )
@@ -168,7 +177,7 @@ def check_cluster(config: ExperimentSpec) -> PlatformCheck:
         for name in names:
             if name not in there[what]:
                 known = ", ".join(there[what]) or "none"
-                raise ClusterUnfit(
+                raise UserError(
                     f"cannot run jobs on OpenPAI at {cluster.address}: there is no {what} {name!r} that {cluster.user} may "
                     f"use; correct it in {config.config_path.name} (known: {known})"
                 )
@@ -180,30 +189,28 @@ def _check_nodes(config: ExperimentSpec, cluster: OpenPai, template: JobTemplate
     """Check that a node is large enough for one task of each role, if OpenPAI reports node sizes.
 
     Raises:
-        ClusterUnfit: a task would wait for ever.
+        UserError: a task would wait for ever.
     """
     nodes = cluster.nodes()
     for role in template.sized_roles:
         need = role.resources
         asked = {"GPUs": need.gpu, "CPUs": need.cpu, "MB of memory": need.memory_mb}
-        fitting = [node for node in nodes if _fits(need, node)]
-        if fitting or not nodes:
-            continue
         counts = [(node.gpu, node.cpu, node.memory_mb) for node in nodes]
+        is_fitting = (
+            all(size is None or number <= size for number, size in zip(asked.values(), node, strict=True))
+            for node in counts
+        )
+        if not nodes or any(is_fitting):
+            continue
         known = [[each for each in column if each is not None] for column in zip(*counts, strict=True)]
         largest = ", ".join(
             f"{max(column)} {unit}" for unit, column in zip(asked, known, strict=True) if column
         )
-        raise ClusterUnfit(
+        raise UserError(
             f"cannot run jobs on OpenPAI at {cluster.address}: a task of role {role.name} asks for "
             f"{', '.join(f'{number} {unit}' for unit, number in asked.items())}, and no node has that much (the most that a "
             f"node has: {largest}); ask for less in {config.config_path.name}"
         )
-
-
-def _fits(need: TaskResources, node: NodeResources) -> bool:
-    pairs = ((need.gpu, node.gpu), (need.cpu, node.cpu), (need.memory_mb, node.memory_mb))
-    return all(there is None or asked <= there for asked, there in pairs)
 
 
 def check_kubernetes(config: ExperimentSpec, kubernetes: KubernetesConfig) -> PlatformCheck:
@@ -303,14 +310,3 @@ def _bash(script: str, argument: str, config: ExperimentSpec) -> subprocess.Comp
         raise CommandMissing(
             "cannot run trials on this machine: there is no bash on PATH; install bash"
         ) from error
-
-
-def check_gpus(config: ExperimentSpec) -> None:
-    """Check that this machine has the GPUs that trials request.
-
-    Raises:
-        GpusMissing: it does not have them.
-    """
-    from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
-
-    GpuShares.of(config.local, config.gpu_num, gpus_of_this_machine())

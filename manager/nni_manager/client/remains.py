@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from nni_manager.client.experiments import KnownExperiment, stored_status
-from nni_manager.client.manager_process import StopNotRecorded
+from nni_manager.client.experiments import KnownExperiment
+from nni_manager.client.manager_stop import StopNotRecorded
+from nni_manager.client.stored import StoredDocuments
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import NniManagerError
 from nni_manager.store.errors import StoreUnusable
@@ -36,7 +37,7 @@ def is_torn(known: KnownExperiment) -> bool:
 
 def _read_error(known: KnownExperiment) -> NniManagerError | None:
     try:
-        stored_status(known.folder)
+        known.stored.status()
     except NniManagerError as error:
         return error
     return None
@@ -72,9 +73,9 @@ def remains_of(folder: ExperimentFolder) -> str:
     """
     if left := processes_left(folder):
         return left
-    with StoreReader(folder.database) as reader:
-        config = ExperimentSpec.from_json(reader.experiment().config)
-        live, _ = reader.jobs()
+    stored = StoredDocuments(folder)
+    config = stored.config()
+    live, _ = stored.read(StoreReader.jobs)
     if config.pai is None and config.kubernetes is None:
         holder = folder.lease_holder()
         if holder is None or holder.host == socket.gethostname():
@@ -83,7 +84,7 @@ def remains_of(folder: ExperimentFolder) -> str:
     try:
         jobs = asyncio.run(_running(config, folder, [job.job_id for job in live])) if live else []
     except NniManagerError as error:
-        return f"its cluster does not say whether its jobs run ({error})"
+        return f"its cluster does not report whether its jobs run ({error})"
     return f"{_counted('job', jobs)} on its cluster may run" if jobs else ""
 
 

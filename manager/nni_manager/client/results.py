@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -26,6 +28,26 @@ def flat_columns(results: Sequence[Result]) -> tuple[list[str], list[dict[str, A
         for (trial_id, _, _), (given, result) in zip(results, rows, strict=True)
     ]
     return ["trialJobId", *named.values(), *values], made
+
+
+def parsed(text: Any) -> Any:
+    """The value of JSON text. Other text stays text: a program other than an SDK wrote it."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return text
+
+
+def finite(value: Any) -> Any:
+    """The value with None in place of NaN and infinities: they are valid metrics, but JSON has none."""
+    match value:
+        case dict():
+            return {name: finite(entry) for name, entry in value.items()}
+        case list():
+            return [finite(entry) for entry in value]
+        case float() if not math.isfinite(value):
+            return None
+    return value
 
 
 def _columns_of(value: Any) -> dict[str, Any]:

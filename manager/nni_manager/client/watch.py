@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from nni_manager.client import output
-from nni_manager.client.experiments import KnownExperiment, stored_status, stored_summary
+from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.manager_client import ManagerUnresponsive
 from nni_manager.domain.message_summary import why_it_ended
 from nni_manager.errors import NniManagerError, RetryableError, UserError
@@ -23,7 +22,7 @@ Document = Mapping[str, Any]
 # A redraw interval that looks live and uses almost no CPU.
 REDRAW_INTERVAL_S = 0.25
 # The next trial usually starts within this time after one ends, so one line reports both.
-_NEXT_BEGINS_TIMEOUT_S = 1.0
+_NEXT_START_TIMEOUT_S = 1.0
 _OVER = ("DONE", "ERROR", "STOPPED")
 _ENDED = ("SUCCEEDED", "FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED")
 _WORDS = {"USER_CANCELED": "stopped by user", "SYS_CANCELED": "out of time", "EARLY_STOPPED": "early stopped"}
@@ -32,31 +31,18 @@ _COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "ERROR": "r
 _SILENT_FOR_S = 30.0
 
 
-class ManagerExited(RetryableError):
-    """cannot follow the experiment any more: its manager has exited; its trials continue, and `nnictl resume` finds them"""
-
-
-class NothingSucceeded(UserError):
-    """cannot finish the experiment; see why its trials failed"""
-
-
-class NoResults(UserError):
-    """cannot find a best trial: none reported a number; report one with nni_sdk.report_final_result()"""
-
-
-class ProgressDisplay(Protocol):
-    """Shows the progress of an experiment."""
+class ProgressDisplay:
+    """Shows the progress of an experiment from the start of a `with` block to its end. The last output remains visible."""
 
     def __enter__(self) -> ProgressDisplay:
-        """Start to show."""
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stop; the last output remains visible."""
+    def __exit__(self, *_: object) -> None:
+        return None
 
     def show(self, summary: Summary) -> None:
         """Show the current summary."""
+        raise NotImplementedError
 
 
 def follow(
@@ -67,11 +53,12 @@ def follow(
     `shown_by` None: on stdout, as a live view if that is a terminal.
 
     Raises:
-        ManagerExited: its manager died, or does not answer.
+        RetryableError: its manager died, or does not answer.
     """
     client = known.client()
     if client is None:
-        return stored_summary(known.folder)
+        stored: Summary = known.stored.get("/summary")
+        return stored
     answered_at_s = time.monotonic()
     with shown_by or _view() as view:
         while True:
@@ -82,7 +69,7 @@ def follow(
                 if known.running_process() is None:
                     return _summary_without_manager(known, view)
                 if time.monotonic() - answered_at_s > _SILENT_FOR_S:
-                    raise ManagerExited(
+                    raise RetryableError(
                         f"cannot follow experiment {known.experiment_id}: its manager has not answered for "
                         f"{_SILENT_FOR_S:.0f} s; it may still run, look again with `nnictl top {known.experiment_id}`"
                     ) from error
@@ -95,14 +82,14 @@ def follow(
 
 
 def _summary_without_manager(known: KnownExperiment, view: ProgressDisplay) -> Summary:
-    if stored_status(known.folder)["isOver"]:
+    if known.stored.status()["isOver"]:
         # Another process has stopped it.
-        summary = stored_summary(known.folder)
+        summary: Summary = known.stored.get("/summary")
         view.show(summary)
         return summary
-    raise ManagerExited(
+    raise RetryableError(
         f"cannot follow experiment {known.experiment_id}: its manager (process {known.manager and known.manager.pid}) died; "
-        f"its trials go on, `nnictl resume {known.experiment_id} --foreground` finds them; what it said is in {known.folder.log}"
+        f"its trials continue, `nnictl resume {known.experiment_id} --foreground` finds them; its logs are in {known.folder.log}"
     )
 
 
@@ -126,49 +113,43 @@ def why(trial: Document) -> str:
     return why_it_ended(str(trial["reason"] or trial["state"]), trial["exitCode"], trial["message"] or "")
 
 
-class _Lines:
+class _Lines(ProgressDisplay):
     """For logs: one line when a trial ends, when more trials run than last shown, or when the experiment's state changes."""
 
     def __init__(self) -> None:
         self._shown: tuple[str, int] | None = None
         self._running_shown = 0
         self._most_running = 0
-        self._news_since_s: float | None = None
-        self._told: set[str] = set()
-
-    def __enter__(self) -> ProgressDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
+        self._changed_at_s: float | None = None
+        self._printed: set[str] = set()
 
     def show(self, summary: Summary) -> None:
         """Print changes since the last call."""
         for trial in reversed(summary["latestFailures"]):
-            if trial["id"] not in self._told:
-                self._told.add(trial["id"])
+            if trial["id"] not in self._printed:
+                self._printed.add(trial["id"])
                 output.warning(f"trial {trial['id']} failed: {why(trial)}")
         silent = summary["latestWithoutResult"]
-        if silent is not None and silent["message"] not in self._told:
+        if silent is not None and silent["message"] not in self._printed:
             # Once per reason: all trials of a script usually lack their result for the same reason.
-            self._told.add(silent["message"])
+            self._printed.add(silent["message"])
             output.warning(f"trial {silent['id']} succeeded without a value: {silent['message']}")
         for problem in [summary["problem"], *summary["errors"]]:
-            if problem and problem not in self._told:
-                self._told.add(problem)
+            if problem and problem not in self._printed:
+                self._printed.add(problem)
                 output.warning(problem.strip().splitlines()[0])
         running = summary["counts"]["RUNNING"]
         self._most_running = max(self._most_running, running)
-        news = (summary["status"], ended(summary))
-        if news == self._shown and running <= self._running_shown:
-            self._news_since_s = None
+        now = (summary["status"], ended(summary))
+        if now == self._shown and running <= self._running_shown:
+            self._changed_at_s = None
             return
-        if self._news_since_s is None:
-            self._news_since_s = time.monotonic()
-        is_next_to_begin = running < self._most_running and summary["counts"]["WAITING"]
-        if is_next_to_begin and time.monotonic() - self._news_since_s < _NEXT_BEGINS_TIMEOUT_S:
+        if self._changed_at_s is None:
+            self._changed_at_s = time.monotonic()
+        may_start_another = running < self._most_running and summary["counts"]["WAITING"]
+        if may_start_another and time.monotonic() - self._changed_at_s < _NEXT_START_TIMEOUT_S:
             return
-        self._shown, self._running_shown, self._news_since_s = news, running, None
+        self._shown, self._running_shown, self._changed_at_s = now, running, None
         parts = [f"{of_all(summary)} ended", f"{running} running"]
         if summary["best"] is not None:
             parts.append(f"best {output.number(summary['best']['value'])} (trial {summary['best']['id']})")
@@ -178,7 +159,7 @@ class _Lines:
         output.plain(f"[{output.clock(summary['elapsedS'])}]{state} {', '.join(parts)}")
 
 
-class _LiveView:
+class _LiveView(ProgressDisplay):
     """For a terminal: a few lines, redrawn in place."""
 
     def __init__(self) -> None:
@@ -296,30 +277,28 @@ def verdict(summary: Summary) -> NniManagerError | None:
         # The last line of a traceback names the exception.
         lines = [line for error in summary["errors"] for line in error.strip().splitlines()]
         last = f" ({lines[-1].strip()})" if len(lines) > 1 else ""
-        return NothingSucceeded(
-            f"cannot finish experiment {name}: {lines[0] if lines else 'it failed'}{last}"
-        )
+        return UserError(f"cannot finish experiment {name}: {lines[0] if lines else 'it failed'}{last}")
     if summary["status"] == "STOPPED":
-        return NothingSucceeded(
+        return UserError(
             f"cannot finish experiment {name}: it was stopped after {of_all(summary)} trials; "
-            f"`nnictl resume {name}` goes on"
+            f"`nnictl resume {name}` resumes it"
         )
     if summary["best"] is not None:
         return None
     silent = summary["latestWithoutResult"]
     if silent is not None:
-        return NoResults(
+        return UserError(
             f"cannot find a best trial of experiment {name}: none of {ended(summary)} trials has a value; "
             f"the last one that succeeded ({silent['id']}): {silent['message']}"
         )
     failures = summary["latestFailures"]
     if not failures:
-        return NothingSucceeded(
+        return UserError(
             f"cannot finish experiment {name}: none of {ended(summary)} trials succeeded, and none failed; "
             f"`nnictl trial ls {name}` shows how each ended"
         )
     trial = failures[0]
-    return NothingSucceeded(
+    return UserError(
         f"cannot finish experiment {name}: none of {ended(summary)} trials succeeded; the last one ({trial['id']}): "
         f"{why(trial)}; `nnictl log trial {name} --trial-id {trial['id']} --stream stderr` shows all it wrote"
     )

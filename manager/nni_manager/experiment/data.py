@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nni_manager.client.results import flat_columns
+from nni_manager.client.results import flat_columns, parsed
 from nni_manager.client.watch import why
 from nni_manager.errors import UserError
 from trial_keeper.wire.attempt_ids import sort_key
@@ -54,7 +54,7 @@ class TrialMetricData:
             document["parameterId"],
             document["type"],
             document["sequence"],
-            _reported(_reported(document["data"])),
+            parsed(parsed(document["data"])),
         )
 
 
@@ -69,7 +69,7 @@ class TrialResult:
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> TrialResult:
         """The result in the manager's format, where `value` is JSON text."""
-        return cls(document["parameter"], _reported(document["value"]), document["trialJobId"])
+        return cls(document["parameter"], parsed(document["value"]), document["trialJobId"])
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,6 @@ class TrialJob:
             message=document["message"] or (why(document) if document["status"] == "FAILED" else ""),
             parameters=document["parameters"],
         )
-
-
-def _reported(text: Any) -> Any:
-    """The reported value from JSON text. Other text stays text: a program other than an SDK wrote it."""
-    try:
-        return json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return text
 
 
 def frame_of(results: Sequence[TrialResult]) -> pandas.DataFrame:

@@ -1,9 +1,8 @@
-"""An experiment from Python: start it, wait for it, query it, change it, stop it.
+"""An experiment from Python: start it, wait for it, stop it; `queries` asks and changes it.
 
 Theory of operation. `start` does what `nnictl create` does: it creates a folder, an entry in the registry, and a manager
-process. All other methods call that manager over HTTP; after the manager's exit they read the store. Manager and this process
-hold the two ends of a pipe (`client.parent_death_pipe`): when this process dies, the manager stops the experiment and exits.
-With `RunMode.Detach` there is no such pipe.
+process. Manager and this process hold the two ends of a pipe (`client.parent_death_pipe`): when this process dies, the manager
+stops the experiment and exits. With `RunMode.Detach` there is no such pipe.
 
 Source: NNI v2.10 and v3.0, nni.experiment.Experiment.
 """
@@ -11,48 +10,32 @@ Source: NNI v2.10 and v3.0, nni.experiment.Experiment.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import dataclasses
 import enum
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
-from nni_manager.client import manager_process, output, preflight, watch
-from nni_manager.client.experiments import (
-    KnownExperiment,
-    known_experiments,
-    look,
-    resolve,
-)
+from nni_manager.client import manager_process, manager_stop, output, preflight, watch
+from nni_manager.client.experiments import KnownExperiment, known_experiment, known_experiments
 from nni_manager.client.links import print_links
-from nni_manager.client.manager_client import ManagerUnresponsive, api_url
+from nni_manager.client.manager_client import api_url
 from nni_manager.client.parent_death_pipe import ParentDeathPipe
-from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.python_document import to_python_names
-from nni_manager.errors import NniManagerError, UserError
+from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import NoSuchField
 from nni_manager.experiment.config import ExperimentConfig
-from nni_manager.experiment.data import TrialJob, TrialMetricData, TrialResult, frame_of
 from nni_manager.experiment.progress import NOTEBOOK_INTERVAL_S, LogTail, NotebookView, is_in_notebook
-from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-
-if TYPE_CHECKING:
-    import pandas
+from nni_manager.experiment.queries import NotStarted, StartedExperiment, in_python_terms, known_by_id
+from nni_manager.store.folders import Registry
 
 Port: TypeAlias = int | Literal["auto"]
 """A port of this machine; keepers use the next one. "auto": the first two free ports from 8080 on."""
-_Answer = TypeVar("_Answer")
 # Job names contain the id.
 _ID = re.compile(r"[A-Za-z0-9]{1,32}")
-_OF_COMMAND_LINE = {r"--port N or --port auto": 'port=N or port="auto"', r"--port (N|\d+)": r"port=\1"}
-
-
-class NotStarted(UserError):
-    """cannot ask an experiment that has not been started; call start() or run() first"""
 
 
 class RunMode(enum.Enum):
@@ -67,7 +50,7 @@ class RunMode(enum.Enum):
     Detach = "detach"
 
 
-class Experiment:
+class Experiment(StartedExperiment):
     """One experiment. `stop`, the end of its `with` block, or Python's exit stops what this object starts.
 
     `config` is its configuration. `id` and `port` are None until the experiment is started. `id` stays after `stop`, and
@@ -103,9 +86,8 @@ class Experiment:
             )
         self._config = config_or_platform
         self._given_id = id
-        self.id: str | None = id
+        super().__init__(id)
         self.port: int | None = None
-        self._folder: ExperimentFolder | None = None
         self._parent_death_pipe: ParentDeathPipe | None = None
         self._log: LogTail | None = None
         self._is_stopping = False
@@ -124,8 +106,8 @@ class Experiment:
             )
         if self._config is None:
             raise UserError(
-                "cannot look into the configuration of an experiment that was made elsewhere; get_experiment_profile() tells "
-                "what it is made of, and Experiment('local') prepares a new one"
+                "cannot read the configuration of an experiment that was created elsewhere; get_experiment_profile() "
+                "returns it, and Experiment('local') prepares a new one"
             )
         return self._config
 
@@ -160,9 +142,7 @@ class Experiment:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop what this object has started."""
-        # Do not wait again if a previous stop was interrupted.
-        if self._parent_death_pipe is not None and not self._is_stopping and self._is_of_this_process():
-            self.stop()
+        self._stop_what_it_started()
 
     # ---- life cycle
 
@@ -174,9 +154,13 @@ class Experiment:
             UserError: the experiment runs already, its port is in use, or the platform lacks a requirement.
             RetryableError: a cluster does not respond.
         """
-        self._refuse_if_it_runs()
+        known = None if self._folder is None else known_experiment(self._folder)
+        if known is not None and known.is_served:
+            raise UserError(
+                f"cannot start experiment {self.id}: it is served on port {self.port}; stop() it first, or make another"
+            )
         _check_run_mode(run_mode)
-        with _in_words_of_python():
+        with in_python_terms():
             config = self.config.checked()
             if debug:
                 config = dataclasses.replace(config, debug=True, version_check=False)
@@ -186,16 +170,17 @@ class Experiment:
                 output.warning(to_python_names(warning))
             if place.where:
                 output.info(f"run jobs on {place.where}")
-            with self._tied(run_mode) as parent_death_pipe:
-                known = manager_process.create_experiment(
+            self._launch(
+                run_mode,
+                lambda pipe: manager_process.create_experiment(
                     config,
                     secrets.token_bytes(32),
                     ports,
                     debug,
-                    parent_death_pipe=parent_death_pipe,
+                    parent_death_pipe=pipe,
                     experiment_id=self._given_id,
-                )
-        self._note_started(known, known.manager, run_mode)
+                ),
+            )
 
     def run(self, port: Port = 8080, wait_completion: bool = True, debug: bool = False) -> bool | None:
         """Start the experiment, show its progress, and wait until it is terminal. True if it ended without an error.
@@ -206,7 +191,7 @@ class Experiment:
 
         Raises:
             ConfigInvalid, UserError, RetryableError: see `start`.
-            ManagerGone: the manager died while this waited.
+            RetryableError: the manager died while this waited.
         """
         return self._and_wait(lambda: self.start(port, debug), wait_completion)
 
@@ -219,14 +204,14 @@ class Experiment:
         if self._folder is None:
             return
         self._is_stopping = True
-        known = look(self._folder)
+        known = known_experiment(self._folder)
         if known is not None and known.view is not None:
-            manager_process.end_view(known)
+            manager_stop.end_view(known)
         if known is not None and known.manager is not None:
             output.info(f"Stopping experiment {self.id}")
-            manager_process.stop_experiment(known, output.info)
-            output.info(f"Experiment {self.id} is stopped; Experiment.resume({self.id!r}) goes on with it")
-        self._let_go()
+            manager_stop.stop_experiment(known, output.info)
+            output.info(f"Experiment {self.id} is stopped; Experiment.resume({self.id!r}) resumes it")
+        self._release()
 
     @classmethod
     def connect(cls, port: int) -> Experiment:
@@ -244,7 +229,7 @@ class Experiment:
                 found.id, found.port, found._folder = known.experiment_id, port, known.folder
                 return found
         raise UserError(
-            f"cannot connect to port {port}: no experiment of yours is there; `nnictl experiment list` shows those that run"
+            f"cannot connect to port {port}: no experiment of yours is there; `nnictl experiment list` lists the running ones"
         )
 
     @overload
@@ -264,7 +249,7 @@ class Experiment:
 
         Raises:
             UserError: the experiment does not exist, or it runs.
-            ManagerGone: the manager died while this waited.
+            RetryableError: the manager died while this waited.
         """
         if not isinstance(self, Experiment):
             found = _of_id(self)
@@ -288,15 +273,16 @@ class Experiment:
         """
         if not isinstance(self, Experiment):
             return _of_id(self).view(port, non_blocking)
-        known = self._stored()
-        with _in_words_of_python():
+        folder = self._stored().folder
+        with in_python_terms():
             ports = _ports(port, count=1)
-            with self._tied(RunMode.Background) as parent_death_pipe:
-                known = manager_process.start_view(known.folder, ports, parent_death_pipe=parent_death_pipe)
-        self._note_started(known, known.view, RunMode.Background)
+            known = self._launch(
+                RunMode.Background,
+                lambda pipe: manager_process.start_view(folder, ports, parent_death_pipe=pipe),
+            )
         if not non_blocking:
             try:
-                manager_process.wait_for_view(known)
+                manager_stop.wait_for_view(known)
             except KeyboardInterrupt:
                 output.info(f"Ctrl-C: experiment {self.id} is served no more")
             finally:
@@ -309,7 +295,7 @@ class Experiment:
         """Resume the experiment of this id if it exists, or run it; returns the result of `run`.
 
         Raises:
-            ConfigInvalid, UserError, RetryableError, ManagerGone: see `run`.
+            ConfigInvalid, UserError, RetryableError: see `run`.
         """
         how = self.resume if self.has_checkpoint() else self.run
         return how(port, wait_completion, debug)
@@ -328,134 +314,7 @@ class Experiment:
         """
         self._stored()
 
-    # ---- queries
-
-    def get_status(self) -> str:
-        """INITIALIZED, RUNNING, NO_MORE_TRIAL, TUNER_NO_MORE_TRIAL, DONE, ERROR, STOPPING or STOPPED."""
-        return str(self._ask(KnownExperiment.status)["status"])
-
-    def get_trial_job(self, trial_job_id: str) -> TrialJob:
-        """One trial.
-
-        Raises:
-            UserError: no trial has this id.
-        """
-        return TrialJob.of(self._ask(lambda known: known.trial(trial_job_id)))
-
-    def list_trial_jobs(self) -> list[TrialJob]:
-        """All trials, in order of creation."""
-        return [TrialJob.of(each) for each in self._ask(KnownExperiment.trials)]
-
-    def get_job_statistics(self) -> list[dict[str, Any]]:
-        """The number of trials in each status: `trialJobStatus` and `trialJobNumber`."""
-        return self._ask(KnownExperiment.statistics)
-
-    def get_job_metrics(self, trial_job_id: str | None = None) -> dict[str, list[TrialMetricData]]:
-        """All reported metrics, by trial, in order of arrival; those of one trial if its id is given.
-
-        Raises:
-            UserError: no trial has this id.
-        """
-        if trial_job_id is not None:
-            self.get_trial_job(trial_job_id)
-        found: dict[str, list[TrialMetricData]] = {}
-        for each in self._ask(lambda known: known.metrics(trial_job_id)):
-            found.setdefault(each["trialJobId"], []).append(TrialMetricData.of(each))
-        return found
-
-    def get_experiment_profile(self) -> dict[str, Any]:
-        """The limits, search space, tuner and trial of the experiment, with the keys of NNI's REST API."""
-        return self._ask(KnownExperiment.profile)
-
-    def get_experiment_metadata(self, exp_id: str) -> dict[str, Any]:
-        """The list entry of one experiment of this user; empty if none has this id."""
-        lines = self.get_all_experiments_metadata()
-        return next((line for line in lines if line["id"] == exp_id), {})
-
-    def get_all_experiments_metadata(self) -> list[dict[str, Any]]:
-        """The list entries of all experiments of this user."""
-        return [known.line() for known in known_experiments()]
-
-    @overload
-    def export_data(self, as_frame: Literal[False] = False) -> list[TrialResult]: ...
-
-    @overload
-    def export_data(self, as_frame: Literal[True]) -> pandas.DataFrame: ...
-
-    @overload
-    def export_data(self, as_frame: bool) -> list[TrialResult] | pandas.DataFrame: ...
-
-    def export_data(self, as_frame: bool = False) -> list[TrialResult] | pandas.DataFrame:
-        """Parameters and final results of the trials, as records or as a pandas data frame.
-
-        Raises:
-            PandasMissing: a frame is requested, and pandas is not installed.
-        """
-        results = [TrialResult.of(each) for each in self._ask(KnownExperiment.results)]
-        return frame_of(results) if as_frame else results
-
-    # ---- changes of a running experiment
-
-    def update_trial_concurrency(self, value: int) -> None:
-        """Set the number of concurrent trials.
-
-        Raises:
-            UserError: the experiment does not run, or the value is invalid.
-        """
-        self._update("TRIAL_CONCURRENCY", "trialConcurrency", value)
-
-    def update_max_experiment_duration(self, value: str | int) -> None:
-        """Set the time, such as "90m", after which no new trials are proposed, counted from the experiment's start.
-
-        Raises:
-            UserError: the experiment does not run, or the value is invalid.
-        """
-        self._update("MAX_EXEC_DURATION", "maxExperimentDuration", value)
-
-    def update_max_trial_number(self, value: int) -> None:
-        """Set the maximum number of trials. A higher limit continues an experiment that is DONE because of it.
-
-        Raises:
-            UserError: the experiment does not run, or the value is invalid.
-        """
-        self._update("MAX_TRIAL_NUM", "maxTrialNumber", value)
-
-    def update_max_trial_duration(self, value: str | int) -> None:
-        """Set the maximum duration of a trial, such as "30m". Trials that run longer are stopped.
-
-        Raises:
-            UserError: the experiment does not run, or the value is invalid.
-        """
-        self._update("MAX_TRIAL_DURATION", "maxTrialDuration", value)
-
-    def update_search_space(self, value: Mapping[str, Any]) -> None:
-        """Set the search space of new trials.
-
-        Raises:
-            UserError: the experiment does not run, or the value is invalid; with every error of it.
-        """
-        self._update("SEARCH_SPACE", "searchSpace", value)
-
-    def kill_trial_job(self, trial_job_id: str) -> None:
-        """Stop one trial; the experiment continues.
-
-        Raises:
-            UserError: no trial has this id, the trial is terminal, or the experiment does not run.
-        """
-        self.get_trial_job(trial_job_id)
-        with _in_words_of_python():
-            self._running("stop a trial of").delete("/trial-jobs", trial_job_id)
-
     # ---- private
-
-    def _refuse_if_it_runs(self) -> None:
-        if self._folder is None:
-            return
-        known = look(self._folder)
-        if known is not None and known.is_served:
-            raise UserError(
-                f"cannot start experiment {self.id}: it is served on port {self.port}; stop() it first, or make another"
-            )
 
     def _stored(self) -> KnownExperiment:
         """The stored experiment of this id.
@@ -467,61 +326,60 @@ class Experiment:
             raise NotStarted(
                 "cannot tell which experiment is meant; write its id, as in Experiment.resume('GvTf2bVe')"
             )
-        known = _known_by(self.id)
+        known = known_by_id(self.id)
         if known.manager is not None and not known.manager_is_frozen():
             raise UserError(
-                f"cannot go on with experiment {known.experiment_id}: it runs; Experiment.connect({known.manager.port}) finds it"
+                f"cannot resume or view experiment {known.experiment_id}: it runs; "
+                f"Experiment.connect({known.manager.port}) finds it"
             )
         return known
 
     def _resume(self, port: Port, debug: bool) -> None:
         known = self._stored()
         if known.view is not None:
-            manager_process.end_view(known)
-        with _in_words_of_python():
+            manager_stop.end_view(known)
+        with in_python_terms():
             ports = _ports(port)
-            with self._tied(RunMode.Background) as parent_death_pipe:
-                known = manager_process.start_manager(
-                    known.folder, ports, debug, parent_death_pipe=parent_death_pipe
-                )
-        self._note_started(known, known.manager, RunMode.Background)
+            self._launch(
+                RunMode.Background,
+                lambda pipe: manager_process.start_manager(
+                    known.folder, ports, debug, parent_death_pipe=pipe
+                ),
+            )
 
-    @contextlib.contextmanager
-    def _tied(self, run_mode: RunMode) -> Iterator[ParentDeathPipe | None]:
-        """The parent-death pipe for a manager that the `with` block starts; None for `RunMode.Detach`."""
-        parent_death_pipe = None if run_mode is RunMode.Detach else ParentDeathPipe()
+    def _launch(
+        self, run_mode: RunMode, start: Callable[[ParentDeathPipe | None], KnownExperiment]
+    ) -> KnownExperiment:
+        """Start a process that, except with `RunMode.Detach`, ends with this one."""
+        pipe = None if run_mode is RunMode.Detach else ParentDeathPipe()
         try:
-            yield parent_death_pipe
+            known = start(pipe)
         except BaseException:
-            if parent_death_pipe is not None:
-                parent_death_pipe.cut()
+            if pipe is not None:
+                pipe.cut()
             raise
-        if parent_death_pipe is not None:
-            parent_death_pipe.hand_over()
-        self._parent_death_pipe = parent_death_pipe
-
-    def _note_started(self, known: KnownExperiment, server: ManagerProcess | None, run_mode: RunMode) -> None:
+        server = known.manager or known.view
         assert server is not None  # it has just been started
         self.id, self.port, self._folder = known.experiment_id, server.port, known.folder
         self._is_stopping = False
         self._pid = os.getpid()
+        self._parent_death_pipe = pipe
+        if pipe is not None:
+            pipe.hand_over()
+            atexit.register(self._stop_what_it_started)
         if run_mode is RunMode.Foreground:
             self._log = LogTail(known.folder.manager_log)
-        if run_mode is not RunMode.Detach:
-            atexit.register(self._stop_at_exit)
         output.info(f"Experiment {self.id} is served at {api_url(server)}")
         print_links(known.experiment_id, server)
+        return known
 
-    def _stop_at_exit(self) -> None:
-        if not self._is_stopping and self._is_of_this_process():
+    def _stop_what_it_started(self) -> None:
+        # Do not wait again if a previous stop was interrupted. A forked child process has not started the experiment.
+        if self._parent_death_pipe is not None and not self._is_stopping and os.getpid() == self._pid:
             self.stop()
 
-    def _is_of_this_process(self) -> bool:
-        """True if this process started the experiment, and not a parent that forked this process."""
-        return os.getpid() == self._pid
-
-    def _let_go(self) -> None:
-        atexit.unregister(self._stop_at_exit)
+    def _release(self) -> None:
+        atexit.unregister(self._stop_what_it_started)
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -553,40 +411,6 @@ class Experiment:
             output.warning(to_python_names(str(why_not)))
         return bool(summary["status"] != "ERROR")
 
-    def _now(self) -> KnownExperiment:
-        if self._folder is None:
-            if self.id is None:
-                raise NotStarted
-            self._folder = _known_by(self.id).folder
-        known = look(self._folder)
-        if known is None:
-            raise UserError(f"cannot ask experiment {self.id}: it was deleted; start another")
-        return known
-
-    def _ask(self, question: Callable[[KnownExperiment], _Answer]) -> _Answer:
-        """The answer of the manager, or of the store after the manager's exit."""
-        known = self._now()
-        with _in_words_of_python():
-            try:
-                return question(known)
-            except ManagerUnresponsive:
-                known = self._now()
-                if known.manager is not None:
-                    raise
-                return question(known)
-
-    def _running(self, what: str) -> Any:
-        client = self._now().client()
-        if client is None:
-            raise UserError(
-                f"cannot {what} experiment {self.id}: it does not run; Experiment.resume({self.id!r}) goes on with it"
-            )
-        return client
-
-    def _update(self, update_type: str, key: str, value: Any) -> None:
-        with _in_words_of_python():
-            self._running("change").put("/experiment", {"params": {key: value}}, update_type=update_type)
-
 
 def _check_id(given: Any) -> None:
     if not isinstance(given, str) or not _ID.fullmatch(given):
@@ -597,8 +421,7 @@ def _check_id(given: Any) -> None:
 
 def _check_run_mode(given: Any) -> None:
     if not isinstance(given, RunMode):
-        known = ", ".join(map(str, RunMode))
-        raise UserError(f"cannot start with run_mode={given!r}; write one of {known}")
+        raise UserError(f"cannot start with run_mode={given!r}; write one of {', '.join(map(str, RunMode))}")
 
 
 def _of_id(given: Any) -> Experiment:
@@ -607,43 +430,11 @@ def _of_id(given: Any) -> Experiment:
     return Experiment(id=given)
 
 
-def _known_by(experiment_id: str) -> KnownExperiment:
-    """The experiment of this exact id. A prefix is refused: a program that requests digits1 does not mean digits10.
-
-    Raises:
-        UserError: the experiment does not exist.
-    """
-    found = resolve(experiment_id)
-    if found.experiment_id != experiment_id:
-        raise UserError(
-            f"cannot find experiment {experiment_id!r}; did you mean {found.experiment_id}? "
-            "`nnictl experiment list --all` shows those there are"
-        )
-    return found
-
-
 def _ports(port: Port, count: int = 2) -> Iterable[int]:
     if port == "auto":
-        return preflight.free_ports()
+        return preflight.usable_ports(None)
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= preflight.HIGHEST_PORT:
         raise UserError(
             f'cannot use port={port!r}: it is no number from 1 to {preflight.HIGHEST_PORT}; write one, or port="auto"'
         )
-    preflight.check_ports(port, preflight.HOST, count)
-    return [port]
-
-
-@contextlib.contextmanager
-def _in_words_of_python() -> Iterator[None]:
-    """Translate errors: replace file keys and nnictl options by Python fields and arguments."""
-    try:
-        yield
-    except ConfigInvalid:
-        raise  # its document has translated the keys already
-    except NniManagerError as error:
-        said = to_python_names(str(error))
-        for words, of_python in _OF_COMMAND_LINE.items():
-            said = re.sub(words, of_python, said)
-        if said == str(error):
-            raise
-        raise type(error)(said) from error
+    return preflight.usable_ports(port, count=count)

@@ -6,7 +6,6 @@ import io
 import sys
 import threading
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from nni_manager.client.watch import ProgressDisplay, Summary, draw
@@ -24,19 +23,11 @@ def is_in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class NotebookView:
+class NotebookView(ProgressDisplay):
     """A progress display for notebooks: one cell output that is updated while the experiment runs."""
 
     def __init__(self) -> None:
         self._shown: Any = None
-
-    def __enter__(self) -> ProgressDisplay:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return None
 
     def show(self, summary: Summary) -> None:
         """Create or update the output."""

@@ -124,7 +124,7 @@ class AuthMiddleware:
             return HTTPStatus.FORBIDDEN, "do this for a web page; use nnictl"
         return (
             HTTPStatus.UNAUTHORIZED,
-            "let you in without the manager's token; nnictl finds it by itself, a browser comes by the link that "
+            "accept a request without the manager's token; nnictl reads it itself, a browser uses the link that "
             "`nnictl webui url` prints, and other programs send it as `Authorization: Bearer TOKEN`: it is in "
             "manager-process.json in the experiment's folder",
         )

@@ -11,7 +11,6 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
 
 from nni_manager.engine import serializers
 from nni_manager.engine.snapshot import ExperimentSnapshot
@@ -54,12 +53,12 @@ class Cursor:
 class ChangeFeed:
     """Streams changes. Must run on the event loop that owns the experiment."""
 
-    def __init__(self, look: Callable[[], ExperimentSnapshot]) -> None:
-        self._look = look
+    def __init__(self, snapshot: Callable[[], ExperimentSnapshot]) -> None:
+        self._snapshot = snapshot
         self._process = secrets.token_hex(4)
         self._rows: dict[str, tuple[int, bytes]] = {}
         """The encoded row of each trial, with the revision it was encoded at."""
-        self._looked_at_s = float("-inf")
+        self._summarised_at_s = float("-inf")
         self._seen = ""
         self._summaries = 0
         self._summary = b""
@@ -67,10 +66,10 @@ class ChangeFeed:
         self.followers = 0
         """Number of open event streams."""
 
-    async def news(self, since: Cursor | None) -> AsyncIterator[bytes]:
+    async def delta(self, since: Cursor | None) -> AsyncIterator[bytes]:
         """The document of changes since a cursor, in chunks; without a cursor, of everything."""
-        snapshot = self._glance()
-        if not self._knows(since):
+        snapshot = self._refreshed()
+        if not self._is_known(since):
             since = None
         version = Cursor(self._process, self._revision, self._summaries)
         yield (
@@ -86,29 +85,29 @@ class ChangeFeed:
                 await asyncio.sleep(0)
                 # Trials may have changed while other tasks ran or a slow client read. An outdated row would be cached under the
                 # newer revision and sent to all later clients.
-                snapshot = self._look()
+                snapshot = self._snapshot()
             rows = [self._row(snapshot, trial_id) for trial_id in changed[first : first + _ROWS_AT_ONCE]]
             yield (b"," if first else b"") + b",".join(rows)
         yield b"]}"
 
     async def follow(self, since: Cursor | None) -> AsyncIterator[bytes]:
         """An endless text/event-stream: the changes since a cursor, then each new change."""
-        told_at_s = time.monotonic()
+        sent_at_s = time.monotonic()
         while True:
-            goes_on = self._glance().experiment.state.counts_time
+            goes_on = self._refreshed().experiment.state.counts_time
             now = Cursor(self._process, self._revision, self._summaries)
-            silent_s = time.monotonic() - told_at_s
+            silent_s = time.monotonic() - sent_at_s
             if since != now or (goes_on and silent_s >= TIME_GOES_ON_S):
                 # Changes during encoding are part of the next document.
-                document = b"".join([piece async for piece in self.news(since)])
+                document = b"".join([piece async for piece in self.delta(since)])
                 yield b"event: changes\nid: %b\ndata: %b\n\n" % (str(now).encode(), document)
-                since, told_at_s = now, time.monotonic()
+                since, sent_at_s = now, time.monotonic()
             elif silent_s >= STILL_THERE_S:
                 yield b": nothing new\n\n"
-                told_at_s = time.monotonic()
+                sent_at_s = time.monotonic()
             await asyncio.sleep(INTERVAL_S)
 
-    def _knows(self, version: Cursor | None) -> bool:
+    def _is_known(self, version: Cursor | None) -> bool:
         return (
             version is not None
             and version.process == self._process
@@ -116,15 +115,16 @@ class ChangeFeed:
             and version.summary <= self._summaries
         )
 
-    def _glance(self) -> ExperimentSnapshot:
+    def _refreshed(self) -> ExperimentSnapshot:
         """The current experiment. Refreshes the summary at most every `INTERVAL_S` / 2: it costs as much as a hundred rows."""
-        snapshot, now_s = self._look(), time.monotonic()
+        snapshot, now_s = self._snapshot(), time.monotonic()
         self._revision = snapshot.experiment.revisions.latest
-        if now_s - self._looked_at_s >= INTERVAL_S / 2:
-            self._looked_at_s = now_s
+        if now_s - self._summarised_at_s >= INTERVAL_S / 2:
+            self._summarised_at_s = now_s
             summary = serializers.summary_view(snapshot)
             self._summary = to_json(summary)
-            seen = json.dumps(_without_clocks(summary), sort_keys=True)
+            # The elapsed time alone is no change.
+            seen = json.dumps(summary | {"elapsedS": None}, sort_keys=True)
             if seen != self._seen:
                 self._seen, self._summaries = seen, self._summaries + 1
         return snapshot
@@ -136,8 +136,3 @@ class ChangeFeed:
             known = revision, to_json(serializers.row_view(snapshot.experiment.trials[trial_id]))
             self._rows[trial_id] = known
         return known[1]
-
-
-def _without_clocks(summary: dict[str, Any]) -> dict[str, Any]:
-    """The summary without elapsed time, to detect real changes."""
-    return {name: value for name, value in summary.items() if name != "elapsedS"}

@@ -78,13 +78,13 @@ class Files:
         file = self._read(self._paths[name])
         # A page of an earlier version may still request its own edition.
         keep = f"max-age={_KEPT_S}, immutable" if edition == self.edition else "no-cache"
-        told = {"ETag": file.tag, "Cache-Control": keep, "Vary": "Accept-Encoding"}
+        sent_headers = {"ETag": file.tag, "Cache-Control": keep, "Vary": "Accept-Encoding"}
         if file.tag in headers.get("if-none-match", ""):
-            return Response(status_code=304, headers=told)
+            return Response(status_code=304, headers=sent_headers)
         content = file.content
         if file.packed is not None and takes_gzip(headers):
-            content, told["Content-Encoding"] = file.packed, "gzip"
-        return Response(content, headers=told, media_type=file.media_type)
+            content, sent_headers["Content-Encoding"] = file.packed, "gzip"
+        return Response(content, headers=sent_headers, media_type=file.media_type)
 
     def _read_anew(self, path: Path) -> _File:
         content = path.read_bytes()

@@ -1,8 +1,13 @@
-"""JSON encoding of the HTTP API."""
+"""JSON of the HTTP API: bodies of requests and responses."""
 
 import json
-import math
 from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from nni_manager.client.results import finite
 
 
 def to_json(content: Any) -> bytes:
@@ -10,14 +15,23 @@ def to_json(content: Any) -> bytes:
     try:
         return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
-        return json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":")).encode()
+        return json.dumps(finite(content), ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+class Json(JSONResponse):
+    """A JSON response, encoded by `to_json`."""
+
+    def render(self, content: Any) -> bytes:
+        """The encoded body."""
+        return to_json(content)
+
+
+async def body_of(request: Request) -> Any:
+    """The JSON of a request. The middleware has checked its size."""
+    try:
+        document = json.loads(await request.body())
+        # Reject what a response cannot encode: NaN, numbers beyond floats, lone surrogates.
+        json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, f"cannot read the request body: it is not JSON ({error}); fix it") from error
+    return document

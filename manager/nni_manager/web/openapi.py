@@ -18,6 +18,9 @@ from nni_manager.web.session_auth import KEY_HEADER
 from trial_keeper import __version__
 
 Schema = Mapping[str, Any]
+ONE: Schema = {"type": "object"}
+MANY: Schema = {"type": "array", "items": ONE}
+MAPPING: Schema = {"type": "object", "additionalProperties": True}
 
 _PATH_PARAMETER = re.compile(r"\{(\w+)\}")
 # `first` and `last` are sequence numbers of trials, in the order of creation.
@@ -74,33 +77,26 @@ class Operation:
             for name in names
         ] + [{"name": name, "in": "query", "schema": dict(schema)} for name, schema in self.query.items()]
         content = (
-            {self.media_type: {"schema": {"type": "string"}}}
-            if self.answer is None
-            else {"application/json": {"schema": dict(self.answer)}}
+            {self.media_type: {"schema": {"type": "string"}}} if self.answer is None else _json(self.answer)
         )
         refusals = dict(_REFUSALS_OF_ALL) | {status: REFUSALS[status] for status in self.refusals}
         summary = (inspect.getdoc(self.endpoint) or "").partition("\n")[0]
-        sent = (
-            {}
-            if self.body is None
-            else {
-                "requestBody": {
-                    "required": True,
-                    "content": {"application/json": {"schema": dict(self.body)}},
-                }
-            }
-        )
-        return {
+        described: dict[str, Any] = {
             "summary": summary,
             "operationId": self.endpoint.__name__,
             "parameters": parameters,
-            **sent,
-            "responses": {str(self.status): {"description": summary, "content": content}}
-            | {
-                str(status): {"description": meaning, "content": {"application/json": {"schema": _ERROR}}}
-                for status, meaning in sorted(refusals.items())
-            },
         }
+        if self.body is not None:
+            described["requestBody"] = {"required": True, "content": _json(self.body)}
+        described["responses"] = {str(self.status): {"description": summary, "content": content}} | {
+            str(status): {"description": meaning, "content": _json(_ERROR)}
+            for status, meaning in sorted(refusals.items())
+        }
+        return described
+
+
+def _json(schema: Schema) -> dict[str, Any]:
+    return {"application/json": {"schema": dict(schema)}}
 
 
 _ERROR: Schema = {"$ref": "#/components/schemas/Error"}

@@ -78,7 +78,7 @@ class SessionAuth:
         except (OSError, ValueError, TypeError, AttributeError) as error:
             # The file is corrupt, so any earlier session may be an ended one: reject all, also after a restart.
             self._none_from_before_s = float(int(now_s()))
-            log.warning("%s is torn (%r): all sessions of before are ended", ended, error)
+            log.warning("%s is corrupt (%r): all earlier sessions are ended", ended, error)
             with contextlib.suppress(OSError):  # the corrupt file has the same effect
                 self._store()
 

@@ -1,0 +1,244 @@
+"""Stops the process of a manager or of a view, and waits until it has exited."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import psutil
+
+from nni_manager.client.experiments import KnownExperiment
+from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerUnresponsive
+from nni_manager.client.manager_process import reap
+from nni_manager.domain.stop_escalation import MAX_STOP_S
+from nni_manager.errors import NniManagerError, RetryableError, UserError
+from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
+from nni_manager.store.process_identity import terminate
+
+_POLL_S = 0.05
+_LEFT_TIMEOUT_S = 10.0
+_REPORT_INTERVAL_S = 5.0
+# A manager with leftovers to report waits longer than this before it exits.
+_SUMMARY_INTERVAL_S = 0.5
+
+
+class ManagerStuck(RetryableError):
+    """cannot stop the manager; end its process by hand"""
+
+
+class StopNotRecorded(RetryableError):
+    """cannot record that the experiment was stopped; nothing of it runs any more"""
+
+
+def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> None:
+    """Stop a running experiment: cancel its trials, keep its data, and wait until its manager has exited.
+
+    `report` receives the number of unfinished trials, or the current storage problem, whenever it changes.
+
+    Raises:
+        ManagerStuck: the manager had to be terminated without a clean stop; the message names what may still run.
+        RetryableError: some jobs may still run; the message names each with the command that removes it.
+        StopNotRecorded: nothing runs, but the stop is not in the database.
+    """
+    process = known.manager
+    if process is None:
+        raise UserError(f"cannot stop experiment {known.experiment_id}: it does not run; nothing to do")
+    client = ManagerClient(known.experiment_id, process)
+    _wake(known, process)
+    try:
+        _ask_to_stop(client)
+    except ManagerUnresponsive as error:
+        if not known.running_process():
+            return
+        leave(known)
+        raise ManagerStuck(
+            f"cannot stop the trials of experiment {known.experiment_id}: its manager did not answer and was ended by a signal; "
+            f"trials may continue: `nnictl resume {known.experiment_id}` finds them, and `nnictl stop` then stops them"
+        ) from error
+    progress = _StopProgress(client, report)
+    if not _wait_until_gone(known, MAX_STOP_S, progress.poll):
+        leave(known)
+        raise ManagerStuck(
+            f"cannot stop all trials of experiment {known.experiment_id} within {MAX_STOP_S:.0f} s: "
+            f"its manager was ended by a signal; trials may continue: `nnictl resume {known.experiment_id}` finds them"
+        )
+    reap()
+    if progress.leftovers:
+        raise RetryableError("; ".join(progress.leftovers))
+    if not known.folder.path.exists():
+        Registry.of_user().remove(known.experiment_id)
+    elif progress.problem and not _is_recorded(known):
+        raise StopNotRecorded(
+            f"cannot record that experiment {known.experiment_id} was stopped, although nothing of it runs any more: "
+            f"{progress.problem}; once that is fixed, `nnictl resume {known.experiment_id}` resumes from what is recorded"
+        )
+
+
+def _wake(known: KnownExperiment, process: ManagerProcess) -> None:
+    """Send SIGCONT: a manager that a debugger or a batch system has stopped never answers."""
+    descriptor = _descriptor_of(process, known.folder, is_view=False)
+    if descriptor is not None:
+        try:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(descriptor, signal.SIGCONT)
+        finally:
+            os.close(descriptor)
+
+
+def _is_recorded(known: KnownExperiment) -> bool:
+    try:
+        return bool(known.stored.status()["isOver"])
+    except NniManagerError:
+        return False  # a database on a full disk may be unreadable
+
+
+def _ask_to_stop(client: ManagerClient) -> None:
+    deadline_s = time.monotonic() + _LEFT_TIMEOUT_S
+    while True:
+        try:
+            client.summary()
+            client.delete("/experiment")
+        except ConnectionClosed:
+            # The manager may be at its connection limit. Retry: a signal would leave the trials running.
+            if time.monotonic() > deadline_s:
+                raise
+        else:
+            return
+        time.sleep(_POLL_S)
+
+
+def leave(known: KnownExperiment) -> None:
+    """Terminate the manager's process. Trials continue, and `resume` finds them.
+
+    Raises:
+        ManagerStuck: the process does not exit.
+    """
+    process = known.running_process()
+    if process is None:
+        return
+    descriptor = _descriptor_of(process, known.folder, is_view=False)
+    if descriptor is None:
+        # The manager is exiting, or runs on another machine; here its pid may belong to any process.
+        if _wait_until_gone(known, _LEFT_TIMEOUT_S):
+            return
+        holder = known.folder.lease_holder() or "another process"
+        raise ManagerStuck(
+            f"cannot end the manager of experiment {known.experiment_id}: {holder} owns it, "
+            f"and is no process of this machine; `nnictl stop {known.experiment_id}` there ends it"
+        )
+    _terminate(
+        descriptor, process, known, "manager", "no stored data is lost, and `nnictl resume` continues it"
+    )
+
+
+def end_view(known: KnownExperiment) -> None:
+    """Terminate the process that serves a view of the experiment; does nothing if there is none.
+
+    Raises:
+        ManagerStuck: the process does not exit.
+    """
+    if known.view is not None:
+        descriptor = _descriptor_of(known.view, known.folder, is_view=True)
+        if descriptor is not None:
+            _terminate(descriptor, known.view, known, "view", "it has no data to lose")
+
+
+def _terminate(
+    descriptor: int, process: ManagerProcess, known: KnownExperiment, what: str, safe: str
+) -> None:
+    if not terminate(descriptor, _LEFT_TIMEOUT_S):
+        raise ManagerStuck(
+            f"cannot end the {what} of experiment {known.experiment_id}: process {process.pid} ignores SIGTERM; "
+            f"end it with `kill -9 {process.pid}`: {safe}"
+        )
+
+
+def wait_for_view(known: KnownExperiment) -> None:
+    """Block until the process that serves this view has exited."""
+    descriptor = None if known.view is None else _descriptor_of(known.view, known.folder, is_view=True)
+    if descriptor is not None:
+        _wait_for_exit(descriptor)
+
+
+def _wait_for_exit(descriptor: int, within_s: float | None = None) -> None:
+    try:
+        select.select([descriptor], [], [], within_s)
+    finally:
+        os.close(descriptor)
+
+
+def _descriptor_of(process: ManagerProcess, folder: ExperimentFolder, *, is_view: bool) -> int | None:
+    """A pidfd of the process; None if it has exited. Its command line is verified, because the pid may be reused."""
+    try:
+        descriptor = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return None
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        words = psutil.Process(process.pid).cmdline()
+        if str(folder.path) in words and ("--view" in words) is is_view:
+            return descriptor
+    os.close(descriptor)
+    return None
+
+
+def _wait_until_gone(
+    known: KnownExperiment, within_s: float, poll: Callable[[], None] = lambda: None
+) -> bool:
+    process = known.running_process()
+    deadline_s = time.monotonic() + within_s
+    while known.running_process() is not None:
+        if time.monotonic() > deadline_s:
+            return False
+        poll()
+        time.sleep(_POLL_S)
+    if process is not None:
+        # The manager has released its lease, but the interpreter needs a moment to exit.
+        with contextlib.suppress(ProcessLookupError):
+            _wait_for_exit(os.pidfd_open(process.pid), _LEFT_TIMEOUT_S)
+    return True
+
+
+class _StopProgress:
+    """Polls the progress of a stopping manager. It polls until the end, because an exited manager cannot be asked."""
+
+    def __init__(self, client: ManagerClient, report: Callable[[str], None]) -> None:
+        self.leftovers: list[str] = []
+        self.problem = ""
+        self._client = client
+        self._report = report
+        self._polls_at_s = time.monotonic() + _SUMMARY_INTERVAL_S
+        self._reports_at_s = time.monotonic() + _REPORT_INTERVAL_S
+        self._reported = ""
+
+    def poll(self) -> None:
+        """Poll the manager if the interval has passed, and report changes."""
+        now_s = time.monotonic()
+        if now_s < self._polls_at_s:
+            return
+        self._polls_at_s = now_s + _SUMMARY_INTERVAL_S
+        try:
+            summary = self._client.summary()
+        except ManagerUnresponsive:
+            return  # it is about to exit
+        # Managers of older versions do not report leftovers.
+        self.leftovers, self.problem = summary.get("leftovers", []), str(summary["problem"])
+        if now_s > self._reports_at_s:
+            self._reports_at_s = now_s + _REPORT_INTERVAL_S
+            waited_for = _waited_for(summary)
+            if waited_for != self._reported:
+                self._reported = waited_for
+                self._report(waited_for)
+
+
+def _waited_for(summary: Mapping[str, Any]) -> str:
+    # A trial is terminal once its end is stored, so a full disk blocks all of them.
+    problem = str(summary["problem"])
+    if problem:
+        return problem.strip().splitlines()[0]
+    count = summary["counts"]["RUNNING"] + summary["counts"]["WAITING"]
+    return "1 trial has not ended yet" if count == 1 else f"{count} trials have not ended yet"

@@ -1,0 +1,114 @@
+"""An experiment's documents from its store, with the paths and the format of the manager's HTTP API.
+
+Import this module late: most commands do not need SQLite.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from nni_manager.client.manager_client import ManagerRefusal
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.reader import StoreReader
+
+Answer = TypeVar("Answer")
+
+
+class StoredDocuments:
+    """Reads the store of an experiment. A manager may run at the same time, except for `get`."""
+
+    def __init__(self, folder: ExperimentFolder) -> None:
+        self._folder = folder
+
+    def get(self, path: str, *names: str) -> Any:
+        """The same document as from `ManagerClient.get`, of an experiment without a manager.
+
+        Raises:
+            ManagerRefusal: no trial has the given id.
+        """
+        # These imports cost 100 ms, and lists, completions and statuses do without.
+        from nni_manager.engine import serializers
+        from nni_manager.engine.snapshot import ExperimentSnapshot
+
+        match path, names:
+            case "/check-status", ():
+                return self.status()
+            case "/trial-jobs", ():
+                snapshot = ExperimentSnapshot.stored(self._folder, has_trials=False)
+                return [serializers.trial_view(snapshot, trial) for trial in self.read(StoreReader.trials)]
+            case "/trial-jobs", (trial_id,):
+                found = self.read(lambda reader: reader.trial(trial_id))
+                if found is None:
+                    raise ManagerRefusal(f"cannot find trial {trial_id!r}")
+                return serializers.trial_view(
+                    ExperimentSnapshot.stored(self._folder, has_trials=False), found
+                )
+            case "/metric-data", _:
+                return self.read(lambda reader: _metrics(reader, *names))
+            case "/export-data", ():
+                return serializers.export_view(self.read(StoreReader.trials))
+            case "/experiment-metadata", ():
+                return serializers.metadata_view(ExperimentSnapshot.stored(self._folder, has_trials=False))
+        snapshot = ExperimentSnapshot.stored(self._folder)
+        match path:
+            case "/job-statistics":
+                return serializers.statistics_view(snapshot.experiment)
+            case "/summary":
+                return serializers.summary_view(snapshot)
+            case "/experiment":
+                return serializers.profile_view(snapshot)
+        raise AssertionError(path)
+
+    def read(self, read: Callable[[StoreReader], Answer]) -> Answer:
+        """The result of `read`, which receives a reader of the store."""
+        with StoreReader(self._folder.database) as reader:
+            return read(reader)
+
+    def config(self) -> ExperimentSpec:
+        """The configuration of the experiment."""
+        return ExperimentSpec.from_json(self.read(StoreReader.experiment).config)
+
+    def status(self) -> dict[str, Any]:
+        """The last status, and what stopped the experiment."""
+        stored = self.read(StoreReader.experiment)
+        return {
+            "status": stored.state.value,
+            "errors": [stored.error] if stored.error else [],
+            "isOver": stored.state.is_over,
+        }
+
+    def trial_list(self) -> list[dict[str, Any]]:
+        """The list columns of all trials."""
+        return self.read(lambda reader: [_list_entry(row) for row in reader.trial_list()])
+
+    def trial_is_over(self, trial_id: str) -> bool:
+        """True if the trial, which must exist, is terminal."""
+        found = self.read(lambda reader: reader.trial(trial_id))
+        return found is None or found.state.is_terminal
+
+
+def _list_entry(row: Mapping[str, Any]) -> dict[str, Any]:
+    began, ended = row["started_at_s"], row["ended_at_s"]
+    return {
+        "sequenceId": row["sequence_id"],
+        "id": row["trial_id"],
+        "state": row["state"],
+        "parameters": json.loads(row["parameters"]),
+        "value": row["value"],
+        "startTime": None if began is None else began * 1000,
+        "endTime": None if ended is None else ended * 1000,
+        "reason": row["reason"],
+        "exitCode": row["exit_code"],
+        "message": row["message"],
+        "warning": row["warning"],
+    }
+
+
+def _metrics(reader: StoreReader, trial_id: str | None = None) -> list[dict[str, Any]]:
+    from nni_manager.engine.serializers import metric_view
+
+    first, last = (0, 2**62) if trial_id is None else reader.place_of(trial_id)
+    return [metric_view(row) for page in reader.metric_pages(None, first, last) for row in page]

@@ -1,0 +1,220 @@
+"""Queries and changes of one experiment, over HTTP to its manager; after the manager's exit, queries read the store."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+
+from nni_manager.client.experiments import KnownExperiment, known_experiment, known_experiments, resolve
+from nni_manager.client.manager_client import ManagerUnresponsive
+from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.config.python_document import to_python_names
+from nni_manager.errors import NniManagerError, UserError
+from nni_manager.experiment.data import TrialJob, TrialMetricData, TrialResult, frame_of
+from nni_manager.store.folders import ExperimentFolder
+
+if TYPE_CHECKING:
+    import pandas
+
+_Answer = TypeVar("_Answer")
+_OF_COMMAND_LINE = {r"--port N or --port auto": 'port=N or port="auto"', r"--port (N|\d+)": r"port=\1"}
+
+
+class NotStarted(UserError):
+    """cannot ask an experiment that has not been started; call start() or run() first"""
+
+
+class StartedExperiment:
+    """The part of `Experiment` that needs no configuration: only the id, once it is started or found."""
+
+    def __init__(self, experiment_id: str | None) -> None:
+        self.id = experiment_id
+        self._folder: ExperimentFolder | None = None
+
+    def get_status(self) -> str:
+        """INITIALIZED, RUNNING, NO_MORE_TRIAL, TUNER_NO_MORE_TRIAL, DONE, ERROR, STOPPING or STOPPED."""
+        return str(self._get("/check-status")["status"])
+
+    def get_trial_job(self, trial_job_id: str) -> TrialJob:
+        """One trial.
+
+        Raises:
+            UserError: no trial has this id.
+        """
+        return TrialJob.of(self._ask(lambda known: known.trial(trial_job_id)))
+
+    def list_trial_jobs(self) -> list[TrialJob]:
+        """All trials, in order of creation."""
+        return [TrialJob.of(each) for each in self._get("/trial-jobs")]
+
+    def get_job_statistics(self) -> list[dict[str, Any]]:
+        """The number of trials in each status: `trialJobStatus` and `trialJobNumber`."""
+        return list(self._get("/job-statistics"))
+
+    def get_job_metrics(self, trial_job_id: str | None = None) -> dict[str, list[TrialMetricData]]:
+        """All reported metrics, by trial, in order of arrival; those of one trial if its id is given.
+
+        Raises:
+            UserError: no trial has this id.
+        """
+        if trial_job_id is not None:
+            self.get_trial_job(trial_job_id)
+        found: dict[str, list[TrialMetricData]] = {}
+        for each in self._get("/metric-data", *filter(None, [trial_job_id])):
+            found.setdefault(each["trialJobId"], []).append(TrialMetricData.of(each))
+        return found
+
+    def get_experiment_profile(self) -> dict[str, Any]:
+        """The limits, search space, tuner and trial of the experiment, with the keys of NNI's REST API."""
+        return dict(self._get("/experiment"))
+
+    def get_experiment_metadata(self, exp_id: str) -> dict[str, Any]:
+        """The list entry of one experiment of this user; empty if none has this id."""
+        lines = self.get_all_experiments_metadata()
+        return next((line for line in lines if line["id"] == exp_id), {})
+
+    def get_all_experiments_metadata(self) -> list[dict[str, Any]]:
+        """The list entries of all experiments of this user."""
+        return [known.line() for known in known_experiments()]
+
+    @overload
+    def export_data(self, as_frame: Literal[False] = False) -> list[TrialResult]: ...
+
+    @overload
+    def export_data(self, as_frame: Literal[True]) -> pandas.DataFrame: ...
+
+    @overload
+    def export_data(self, as_frame: bool) -> list[TrialResult] | pandas.DataFrame: ...
+
+    def export_data(self, as_frame: bool = False) -> list[TrialResult] | pandas.DataFrame:
+        """Parameters and final results of the trials, as records or as a pandas data frame.
+
+        Raises:
+            PandasMissing: a frame is requested, and pandas is not installed.
+        """
+        results = [TrialResult.of(each) for each in self._get("/export-data")]
+        return frame_of(results) if as_frame else results
+
+    # ---- changes of a running experiment
+
+    def update_trial_concurrency(self, value: int) -> None:
+        """Set the number of concurrent trials.
+
+        Raises:
+            UserError: the experiment does not run, or the value is invalid.
+        """
+        self._update("TRIAL_CONCURRENCY", "trialConcurrency", value)
+
+    def update_max_experiment_duration(self, value: str | int) -> None:
+        """Set the time, such as "90m", after which no new trials are proposed, counted from the experiment's start.
+
+        Raises:
+            UserError: the experiment does not run, or the value is invalid.
+        """
+        self._update("MAX_EXEC_DURATION", "maxExperimentDuration", value)
+
+    def update_max_trial_number(self, value: int) -> None:
+        """Set the maximum number of trials. A higher limit continues an experiment that is DONE because of it.
+
+        Raises:
+            UserError: the experiment does not run, or the value is invalid.
+        """
+        self._update("MAX_TRIAL_NUM", "maxTrialNumber", value)
+
+    def update_max_trial_duration(self, value: str | int) -> None:
+        """Set the maximum duration of a trial, such as "30m". Trials that run longer are stopped.
+
+        Raises:
+            UserError: the experiment does not run, or the value is invalid.
+        """
+        self._update("MAX_TRIAL_DURATION", "maxTrialDuration", value)
+
+    def update_search_space(self, value: Mapping[str, Any]) -> None:
+        """Set the search space of new trials.
+
+        Raises:
+            UserError: the experiment does not run, or the value is invalid; with every error of it.
+        """
+        self._update("SEARCH_SPACE", "searchSpace", value)
+
+    def kill_trial_job(self, trial_job_id: str) -> None:
+        """Stop one trial; the experiment continues.
+
+        Raises:
+            UserError: no trial has this id, the trial is terminal, or the experiment does not run.
+        """
+        self.get_trial_job(trial_job_id)
+        with in_python_terms():
+            self._running("stop a trial of").delete("/trial-jobs", trial_job_id)
+
+    # ---- private
+
+    def _now(self) -> KnownExperiment:
+        if self._folder is None:
+            if self.id is None:
+                raise NotStarted
+            self._folder = known_by_id(self.id).folder
+        known = known_experiment(self._folder)
+        if known is None:
+            raise UserError(f"cannot ask experiment {self.id}: it was deleted; start another")
+        return known
+
+    def _ask(self, question: Callable[[KnownExperiment], _Answer]) -> _Answer:
+        """The answer of the manager, or of the store after the manager's exit."""
+        known = self._now()
+        with in_python_terms():
+            try:
+                return question(known)
+            except ManagerUnresponsive:
+                known = self._now()
+                if known.manager is not None:
+                    raise
+                return question(known)
+
+    def _get(self, path: str, *names: str) -> Any:
+        return self._ask(lambda known: known.get(path, *names))
+
+    def _running(self, what: str) -> Any:
+        client = self._now().client()
+        if client is None:
+            raise UserError(
+                f"cannot {what} experiment {self.id}: it does not run; Experiment.resume({self.id!r}) resumes it"
+            )
+        return client
+
+    def _update(self, update_type: str, key: str, value: Any) -> None:
+        with in_python_terms():
+            self._running("change").put("/experiment", {"params": {key: value}}, update_type=update_type)
+
+
+def known_by_id(experiment_id: str) -> KnownExperiment:
+    """The experiment of this exact id. A prefix is refused: a program that requests digits1 does not mean digits10.
+
+    Raises:
+        UserError: the experiment does not exist.
+    """
+    found = resolve(experiment_id)
+    if found.experiment_id != experiment_id:
+        raise UserError(
+            f"cannot find experiment {experiment_id!r}; did you mean {found.experiment_id}? "
+            "`nnictl experiment list --all` lists them"
+        )
+    return found
+
+
+@contextlib.contextmanager
+def in_python_terms() -> Iterator[None]:
+    """Translate errors: replace file keys and nnictl options by Python fields and arguments."""
+    try:
+        yield
+    except ConfigInvalid:
+        raise  # its document has translated the keys already
+    except NniManagerError as error:
+        said = to_python_names(str(error))
+        for words, of_python in _OF_COMMAND_LINE.items():
+            said = re.sub(words, of_python, said)
+        if said == str(error):
+            raise
+        raise type(error)(said) from error

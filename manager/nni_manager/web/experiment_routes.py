@@ -1,0 +1,386 @@
+"""The routes of one experiment, its trials and their metrics: decode, one call, encode."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Union
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from nni_manager.config.changes import UPDATE_TYPES
+from nni_manager.domain.trial import Trial
+from nni_manager.engine import serializers
+from nni_manager.engine.importance import Importance, importance_of
+from nni_manager.engine.listing import experiments_view
+from nni_manager.engine.snapshot import ExperimentSnapshot
+from nni_manager.engine.storage_executor import StorageExecutor
+from nni_manager.engine.trial_logs import (
+    LOGS,
+    MAX_RANGE_BYTES,
+    MIN_RANGE_BYTES,
+    attempts_of,
+    read_range,
+    sizes_of,
+)
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import SeenJob
+from nni_manager.web.json_encoding import Json, body_of, to_json
+from nni_manager.web.openapi import MANY, MAPPING, ONE, Operation, Schema
+
+if TYPE_CHECKING:
+    from nni_manager.engine.engine import Engine
+    from nni_manager.engine.stored_experiment import StoredExperimentReader
+
+ExperimentBackend: TypeAlias = Union["Engine", "StoredExperimentReader"]
+"""The engine of an experiment, or a read-only view of a stored one, which rejects changes."""
+Answer = TypeVar("Answer")
+# Enough for a search space, or for 10,000 results with a few hundred bytes of parameters each.
+MAX_CHANGE_BYTES = 4 * 1024 * 1024
+# For trials that the cluster restarts often.
+MAX_ATTEMPTS = 100
+MAX_ENDED_JOBS = 200
+# Long enough for a storage that is only slow.
+STORAGE_TIMEOUT_S = 10.0
+_MAX_DIGITS = 18
+_LAST_SEQUENCE_ID = 2**62
+
+
+class ExperimentRoutes:
+    """Queries and changes of one experiment. `end` ends the manager's process once the experiment is terminal."""
+
+    def __init__(self, engine: ExperimentBackend, port: int, end: Callable[[], None]) -> None:
+        self._engine = engine
+        self._port = port
+        self._end = end
+        self._storage = StorageExecutor()
+        self._importance: tuple[tuple[str, int], Importance] | None = None
+        """The last evaluated importance, keyed by metric and number of results."""
+        self._importance_lock = asyncio.Lock()
+
+    def operations(self) -> list[Operation]:
+        """All operations."""
+        shown = self._shown
+        of_type = {"type": {"type": "string", "enum": ["FINAL", "PERIODICAL"]}}
+        log_range: dict[str, Schema] = {
+            "attempt": {"type": "integer", "minimum": 0},
+            "task": {"type": "string"},
+            "from": {"type": "integer"},
+            "limit": {"type": "integer", "minimum": MIN_RANGE_BYTES, "maximum": MAX_RANGE_BYTES},
+        }
+        params = {"type": "object", "required": ["params"], "properties": {"params": MAPPING}}
+        update_type = {"update_type": {"type": "string", "enum": list(UPDATE_TYPES)}}
+        at, large = "/trial-jobs/{trial_id}", MAX_CHANGE_BYTES
+        return [
+            shown("/check-status", "check_status", "The experiment's state.", serializers.status_view),
+            shown("/summary", "summary", "A summary of the experiment.", serializers.summary_view),
+            shown("/experiment", "experiment", "The experiment's profile.", serializers.profile_view),
+            Operation("/experiment", self.stop_experiment, ONE, "DELETE", 202),
+            Operation(
+                "/experiment", self.update, ONE, "PUT", query=update_type, body=params, most_body_bytes=large
+            ),
+            Operation("/experiment/imported-data", self.imported, MANY),
+            Operation(
+                "/experiment/import-data", self.import_data, ONE, "POST", body=MANY, most_body_bytes=large
+            ),
+            shown(
+                "/experiment-metadata",
+                "metadata",
+                "The experiment as an item of a list of experiments.",
+                lambda snapshot: serializers.metadata_view(snapshot) | {"port": self._port},
+            ),
+            shown(
+                "/job-statistics",
+                "statistics",
+                "Counts of trials by status, without zero counts.",
+                lambda snapshot: serializers.statistics_view(snapshot.experiment),
+                MANY,
+            ),
+            Operation("/trial-jobs", self.trials, MANY, query={"status": {"type": "string"}}),
+            Operation("/trial-jobs", self.propose, ONE, "POST", body=MAPPING, refusals=(409,)),
+            Operation(at, self.trial, ONE, refusals=(404,)),
+            Operation(at, self.stop_trial, ONE, "DELETE", 202, refusals=(404, 409)),
+            Operation(f"{at}/retry", self.retry, ONE, "POST", refusals=(404, 409)),
+            Operation(f"{at}/usage", self.usage_of_trial, MANY, refusals=(404,)),
+            Operation(f"{at}/attempts", self.attempts_of_trial, MANY, refusals=(404,)),
+            Operation(f"{at}/log/{{stream}}", self.log_of_trial, ONE, query=log_range, refusals=(404,)),
+            Operation("/importance", self.importance, ONE, query={"metric": {"type": "string"}}),
+            Operation("/jobs", self.jobs, MANY),
+            Operation("/experiments", self.experiments, MANY),
+            shown(
+                "/configuration",
+                "configuration",
+                "The experiment's current configuration, without credentials.",
+                lambda snapshot: serializers.configuration_view(snapshot.config),
+            ),
+            Operation("/metric-data", self.metrics, MANY, query=of_type),
+            Operation("/metric-data/{trial_id}", self.metrics_of_trial, MANY, query=of_type, refusals=(404,)),
+            Operation("/metric-data-latest", self.latest_metrics, MANY),
+            Operation("/metric-data-range/{first}/{last}", self.metrics_in_range, MANY),
+            shown(
+                "/export-data",
+                "export",
+                "Parameters and final results of the trials.",
+                lambda snapshot: serializers.export_view(snapshot.experiment.trials.values()),
+                MANY,
+            ),
+        ]
+
+    def _shown(
+        self,
+        path: str,
+        name: str,
+        summary: str,
+        view: Callable[[ExperimentSnapshot], Any],
+        answer: Schema = ONE,
+    ) -> Operation:
+        """An operation that answers with a view of the current snapshot."""
+
+        async def endpoint(_: Request) -> Response:
+            return Json(view(self._engine.snapshot()))
+
+        endpoint.__name__, endpoint.__doc__ = name, summary
+        return Operation(path, endpoint, answer)
+
+    async def stop_experiment(self, _: Request) -> Response:
+        """Stop the experiment and end the manager; responds before that is done."""
+        self._engine.stop()
+        self._end()
+        return Json({"status": self._engine.snapshot().experiment.state.value}, status_code=202)
+
+    async def update(self, request: Request) -> Response:
+        """Change a limit or the search space durably. update_type names it; the body is a profile with its params."""
+        changes = self._engine.changes
+        update_type = request.query_params.get("update_type", "")
+        profile = await body_of(request)
+        params = profile.get("params") if isinstance(profile, dict) else None
+        if not isinstance(params, dict):
+            raise HTTPException(
+                400, 'cannot change the experiment: there are no params; send {"params": {"maxTrialNum": 20}}'
+            )
+        await changes.update(update_type, params)
+        return Json({})
+
+    async def import_data(self, request: Request) -> Response:
+        """Import results of other experiments into the tuner: all of them, or none if one is invalid."""
+        changes = self._engine.changes
+        return Json(await changes.import_data(await body_of(request)))
+
+    async def imported(self, _: Request) -> Response:
+        """The results of other experiments that were imported into the tuner."""
+        return await self._read(lambda reader: serializers.imported_view(reader.imported()))
+
+    async def propose(self, request: Request) -> Response:
+        """Start a trial with the given parameters, regardless of the tuner and of all limits."""
+        changes = self._engine.changes
+        parameters = await body_of(request)
+        if not isinstance(parameters, dict):
+            raise HTTPException(
+                400, 'cannot begin a trial: its parameters are no mapping; send {"lr": 0.1}, say'
+            )
+        return self._started(await changes.propose(parameters))
+
+    async def retry(self, request: Request) -> Response:
+        """Start a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged."""
+        changes = self._engine.changes
+        return self._started(await changes.retry(self._trial_of(request)))
+
+    @staticmethod
+    def _started(trial: Trial) -> Response:
+        return Json({"sequenceId": trial.sequence_id, "trialJobId": trial.trial_id})
+
+    async def trials(self, request: Request) -> Response:
+        """All trials, or those with one status."""
+        status = request.query_params.get("status")
+        snapshot = self._engine.snapshot()
+        trials = snapshot.experiment.trials.values()
+        return Json(
+            [
+                serializers.trial_view(snapshot, trial)
+                for trial in trials
+                if status in (None, trial.state.nni_status)
+            ]
+        )
+
+    async def trial(self, request: Request) -> Response:
+        """One trial."""
+        return Json(serializers.trial_view(self._engine.snapshot(), self._trial_of(request)))
+
+    async def stop_trial(self, request: Request) -> Response:
+        """Stop one trial; responds before it has ended."""
+        trial = self._trial_of(request)
+        if trial.state.is_terminal:
+            raise HTTPException(409, f"cannot stop trial {trial.trial_id}: it is {trial.state.value} already")
+        self._engine.stop_trial(trial.trial_id)
+        return Json(serializers.trial_view(self._engine.snapshot(), trial), status_code=202)
+
+    async def usage_of_trial(self, request: Request) -> Response:
+        """The resource usage samples of one trial."""
+        trial_id = self._trial_of(request).trial_id
+        return await self._read(lambda reader: serializers.usage_samples_view(reader.usage_of(trial_id)))
+
+    async def attempts_of_trial(self, request: Request) -> Response:
+        """The attempts of one trial with their tasks, and the sizes of their streams."""
+        trial_id, folder = self._trial_of(request).trial_id, self._engine.folder
+
+        def read() -> Any:
+            attempts = attempts_of(folder, trial_id)[-MAX_ATTEMPTS:]
+            return serializers.attempts_view([(each, sizes_of(folder, each)) for each in attempts])
+
+        return Json(await self._from_storage(read))
+
+    async def log_of_trial(self, request: Request) -> Response:
+        """A range of a stream of one trial, of its newest attempt or of a given one. `from` below 0 counts from the end."""
+        trial = self._trial_of(request)
+        stream = next((each for each in LOGS if each.value == request.path_params["stream"]), None)
+        if stream is None:
+            words = ", ".join(each.value for each in LOGS)
+            raise HTTPException(404, f"cannot find this log of trial {trial.trial_id}: there are {words}")
+        read = partial(
+            read_range,
+            self._engine.folder,
+            trial.trial_id,
+            stream,
+            first=_whole_number(request, "from", -(10**_MAX_DIGITS), 10**_MAX_DIGITS) or 0,
+            most_bytes=_whole_number(request, "limit", MIN_RANGE_BYTES, MAX_RANGE_BYTES) or MAX_RANGE_BYTES,
+            attempt=_whole_number(request, "attempt", 0, 10**9),
+            task=request.query_params.get("task"),
+            is_whole=trial.state.is_terminal,
+        )
+        found = await self._from_storage(read)
+        return Json(
+            {"size": found.size_bytes, "from": found.first, "text": found.text, "next": found.following}
+        )
+
+    async def importance(self, request: Request) -> Response:
+        """The importance of each hyper-parameter for the best results; `why` has the reason if there is none."""
+        metric = request.query_params.get("metric") or "default"
+        snapshot = self._engine.snapshot()
+        results = [
+            (trial.parameters, trial.result)
+            for trial in snapshot.experiment.trials.values()
+            if trial.result is not None
+        ]
+        key = metric, len(results)
+        async with self._importance_lock:  # concurrent requests share one evaluation
+            if self._importance is None or self._importance[0] != key:
+                maximize = snapshot.experiment.leaderboard.maximize
+                evaluate = partial(importance_of, results, metric, maximize=maximize)
+                self._importance = key, await asyncio.to_thread(evaluate)
+        found = self._importance[1]
+        shares = [{"name": name, "value": share} for name, share in found.shares.items()]
+        return Json({"importances": shares, "trials": found.trials, "why": found.why})
+
+    async def jobs(self, _: Request) -> Response:
+        """The active jobs and the newest terminal ones, with their trials and transports."""
+        stored = await asyncio.to_thread(self._stored_jobs)
+        return Json(serializers.jobs_view(self._engine.snapshot(), stored))
+
+    def _stored_jobs(self) -> list[SeenJob]:
+        with StoreReader(self._engine.folder.database) as reader:
+            return reader.newest_jobs(MAX_ENDED_JOBS)
+
+    async def experiments(self, _: Request) -> Response:
+        """All experiments of the manager's user, with the address of each that is served."""
+        return Json(await asyncio.to_thread(experiments_view, self._engine.folder))
+
+    async def _from_storage(self, read: Callable[[], Answer]) -> Answer:
+        """Read from the storage that trials write to, which may be unavailable."""
+        try:
+            return await asyncio.wait_for(self._storage.call(read), STORAGE_TIMEOUT_S)
+        except (asyncio.TimeoutError, OSError) as error:
+            why = str(error) or f"no answer within {STORAGE_TIMEOUT_S:.0f} s"
+            raise HTTPException(
+                503, f"cannot read what the trial wrote: {why}; check the shared storage, or try again"
+            ) from error
+
+    async def metrics(self, request: Request) -> Response:
+        """The metric records of all trials."""
+        return await self._pages(_is_final(request), lambda _: (0, _LAST_SEQUENCE_ID))
+
+    async def metrics_of_trial(self, request: Request) -> Response:
+        """The metric records of one trial."""
+        is_final, trial_id = _is_final(request), self._trial_of(request).trial_id
+        return await self._pages(is_final, lambda reader: reader.place_of(trial_id))
+
+    async def metrics_in_range(self, request: Request) -> Response:
+        """The metric records of the trials in this range of sequence numbers, both ends included."""
+        first, last = _sequence_id(request, "first"), _sequence_id(request, "last")
+        return await self._pages(None, lambda _: (first, last))
+
+    async def latest_metrics(self, _: Request) -> Response:
+        """All final results, and the newest intermediate result of each trial."""
+        return await self._read(
+            lambda reader: [
+                serializers.metric_view(row)
+                for row in (*reader.metrics(is_final=True), *reader.latest_intermediates())
+            ]
+        )
+
+    async def _pages(
+        self, is_final: bool | None, between: Callable[[StoreReader], tuple[int, int]]
+    ) -> Response:
+        """Stream the records in pages: there may be too many for memory, and the client may be slow."""
+
+        def read() -> Iterator[bytes]:
+            lead = b"["
+            with StoreReader(self._engine.folder.database) as reader:
+                for page in reader.metric_pages(is_final, *between(reader)):
+                    yield lead + b",".join(to_json(serializers.metric_view(row)) for row in page)
+                    lead = b","
+            yield b"[]" if lead == b"[" else b"]"
+
+        pages = read()
+        # Read the first page before the response starts, so that an unreadable store gives an error status.
+        first = await asyncio.to_thread(next, pages)
+        return StreamingResponse(chain((first,), pages), media_type=Json.media_type)
+
+    async def _read(self, read: Callable[[StoreReader], Any]) -> Response:
+        def read_beside_the_engine() -> Response:
+            with StoreReader(self._engine.folder.database) as reader:
+                return Json(read(reader))
+
+        return await asyncio.to_thread(read_beside_the_engine)
+
+    def _trial_of(self, request: Request) -> Trial:
+        trial_id = request.path_params["trial_id"]
+        trial = self._engine.snapshot().experiment.trials.get(trial_id)
+        if trial is None:
+            raise HTTPException(404, f"cannot find trial {trial_id!r}; `nnictl trial ls` lists them")
+        return trial
+
+
+def _whole_number(request: Request, name: str, least: int, most: int) -> int | None:
+    """The value of a query parameter; None if it is missing."""
+    text = request.query_params.get(name)
+    if text is None:
+        return None
+    digits = text.removeprefix("-")
+    # Checked before int(), which raises on thousands of digits.
+    if digits.isascii() and digits.isdecimal() and len(digits) <= _MAX_DIGITS and least <= int(text) <= most:
+        return int(text)
+    raise HTTPException(
+        400, f"cannot use {name}={text[:_MAX_DIGITS]}: write a number from {least} to {most}, in digits"
+    )
+
+
+def _sequence_id(request: Request, name: str) -> int:
+    text = request.path_params[name]
+    # Checked before int(), which raises on thousands of digits; the database holds 18.
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
+        raise HTTPException(400, f"cannot use {text[:_MAX_DIGITS]!r} as a trial's number: write it in digits")
+    return int(text)
+
+
+def _is_final(request: Request) -> bool | None:
+    match request.query_params.get("type"):
+        case None:
+            return None
+        case "FINAL":
+            return True
+        case "PERIODICAL":
+            return False
+        case other:
+            raise HTTPException(400, f"cannot use type={other}: write FINAL or PERIODICAL")
