@@ -30,7 +30,6 @@ from nni_manager.domain.events import (
     Event,
     ExperimentStopAsked,
     Finish,
-    JobSubmitted,
     JobTerminated,
     KeeperConnected,
     LimitsChanged,
@@ -1036,15 +1035,17 @@ def test_only_the_attempt_that_counts_uses_anything(a_search) -> None:
 
 
 def test_a_job_is_silent_until_its_keeper_connects_or_its_trial_is_over(a_search) -> None:
-    search = a_search(concurrency=2)
-    silence = search.experiment.scheduler.connect_watchdog
-    for trial_id in (search.suggest(), search.suggest()):
-        search.handle(JobSubmitted(trial_id))
-    assert "job t0" in silence.problem(60.0)
-    search.handle(KeeperConnected("t0"))
-    assert "job t1" in silence.problem(60.0)
+    search = a_search(concurrency=3)
+    transports = search.experiment.transports
+    for trial_id in (search.suggest(), search.suggest(), search.suggest()):
+        transports.track(trial_id, 0.0)
+    assert "job t0" in transports.problem(60.0)
+    transports.connected("t0", "main-0", 50.0)
+    assert "job t1" in transports.problem(60.0)
     search.handle(JobTerminated("t1", ExitReason.JOB_LOST, "gone", 50.0))
-    assert silence.problem(1e6) == ""
+    assert "job t2" in transports.problem(60.0)
+    search.run("t2", "0.5")
+    assert transports.problem(1e6) == ""
 
 
 # ---- resume

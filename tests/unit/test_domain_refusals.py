@@ -14,7 +14,6 @@ from nni_manager.domain.events import (
     DrainJob,
     Finish,
     JobAccepted,
-    JobSubmitted,
     JobTerminated,
     KeeperConnected,
     KeeperIdle,
@@ -69,11 +68,9 @@ class Search:
                     self.is_finished = True
 
     def refuse(self, job_id):
-        self.handle(JobSubmitted(job_id))
         self.handle(JobTerminated(job_id, ExitReason.COULD_NOT_START, REFUSED, 2.0, is_refused=True))
 
     def accept(self, job_id):
-        self.handle(JobSubmitted(job_id))
         self.handle(JobAccepted(job_id))
         if self.reuse:
             self.handle(KeeperConnected(job_id, supports_revoke=True))

@@ -30,7 +30,6 @@ from nni_manager.domain.events import (
     Finish,
     JobAccepted,
     JobProcessesEnded,
-    JobSubmitted,
     JobTerminated,
     KeeperConnected,
     KeeperDisconnected,
@@ -61,6 +60,7 @@ from nni_manager.domain.limits import Limits
 from nni_manager.domain.refusal_streak import RefusalStreak
 from nni_manager.domain.search_budget import SearchBudget
 from nni_manager.domain.stop_escalation import StopEscalation, StopEvent
+from nni_manager.domain.transports import TransportTracker
 from nni_manager.domain.trial import Trial
 from nni_manager.domain.trial_lifecycle import TrialLifecycle
 
@@ -168,7 +168,10 @@ TRANSITIONS: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = CH
 
 
 class Experiment:
-    """One experiment. Its owners share `trials` (of `lifecycle`), `jobs` and `stops` (both of `scheduler`)."""
+    """One experiment. Its owners share `trials` (of `lifecycle`), `jobs`, `stops` and `transports` (of `scheduler`).
+
+    `trials_per_job`: the number of trials a job may run; 0: unlimited. `cluster_grace_s`: see `StopEscalation`.
+    """
 
     def __init__(
         self,
@@ -177,6 +180,8 @@ class Experiment:
         maximize: bool,
         *,
         reuses_jobs: bool = False,
+        trials_per_job: int = 0,
+        cluster_grace_s: float = 0.0,
         completion: Completion | None = None,
         may_prefetch: bool = False,
         is_assessed: bool = False,
@@ -191,12 +196,21 @@ class Experiment:
         self.state = state
         self.error = error
         self.trials: dict[str, Trial] = {}
-        self.jobs = Jobs()
-        self.stops = StopEscalation()
+        completion = completion or Completion()
+        self.jobs = Jobs(completion.tasks, trials_per_job)
+        self.stops = StopEscalation(cluster_grace_s)
+        self.transports = TransportTracker(completion.tasks, reuses_jobs)
         self.budget = SearchBudget(limits, active_s)
         self.leaderboard = Leaderboard(maximize)
         self.scheduler = JobScheduler(
-            self.trials, self.jobs, self.stops, self.budget, reuses_jobs, may_prefetch, any_compatible_keeper
+            self.trials,
+            self.jobs,
+            self.stops,
+            self.transports,
+            self.budget,
+            reuses_jobs,
+            may_prefetch,
+            any_compatible_keeper,
         )
         self.lifecycle = TrialLifecycle(
             self.trials,
@@ -204,7 +218,7 @@ class Experiment:
             self.scheduler,
             self.leaderboard,
             self._fail,
-            completion or Completion(),
+            completion,
             is_assessed,
             assessor_sees_all,
             learns_from_early_stopped,
@@ -315,9 +329,6 @@ class Experiment:
                 return []
             case KeeperSeenOnStorage():
                 return scheduler.note_found(event.job_id)
-            case JobSubmitted():
-                scheduler.connect_watchdog.submitted(event.job_id, now_s)
-                return []
             case JobAccepted():
                 self.refusals.accepted()
                 return []

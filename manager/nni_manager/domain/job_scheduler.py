@@ -10,9 +10,8 @@ A stop ends even if a job ignores it: a job that misses a deadline meets the nex
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from nni_manager.domain.connect_watchdog import ConnectWatchdog
 from nni_manager.domain.events import (
     AbandonJob,
     CancelTrial,
@@ -31,6 +30,7 @@ from nni_manager.domain.events import (
 from nni_manager.domain.jobs import MAX_PREFETCH, Job, Jobs, JobState
 from nni_manager.domain.search_budget import SearchBudget
 from nni_manager.domain.stop_escalation import StopEscalation, StopEvent, StopStage
+from nni_manager.domain.transports import TransportTracker
 from nni_manager.domain.trial import Trial, TrialState
 from trial_keeper.wire.reasons import ExitReason
 
@@ -48,12 +48,12 @@ class JobScheduler:
     """The trials by id; `TrialLifecycle` owns them."""
     jobs: Jobs
     stops: StopEscalation
+    transports: TransportTracker
     budget: SearchBudget
     reuses_jobs: bool = False
     may_prefetch: bool = False
     """True if parameters may be requested before earlier results are known: the tuner does not learn from results."""
     any_compatible_keeper: bool = False
-    connect_watchdog: ConnectWatchdog = field(default_factory=ConnectWatchdog)
     _prefetch_limit: int = 0
     """The number of prefetched trials per job, derived from recent trial durations."""
 
@@ -121,7 +121,6 @@ class JobScheduler:
     def note_connected(self, event: KeeperConnected) -> list[Effect]:
         """Record that a keeper of a compatible version has connected."""
         self.any_compatible_keeper = True
-        self.connect_watchdog.broken(event.job_id)
         if (job := self.jobs.live.get(event.job_id)) is None:
             return []
         self.jobs.note_link(job, is_up=True, supports_revoke=event.supports_revoke)
@@ -139,7 +138,6 @@ class JobScheduler:
         job.was_found = True
         # At its start the keeper compared its version with the one in the workspace.
         self.any_compatible_keeper = True
-        self.connect_watchdog.found(job_id)
         return _note_ever_connected(job)
 
     def note_idle(self, event: KeeperIdle) -> list[Effect]:
@@ -238,7 +236,7 @@ class JobScheduler:
                     most if trial.state is TrialState.SUCCEEDED else min(most, self._prefetch_limit)
                 )
         elif (job := self.jobs.live.get(trial.job_id)) is not None:
-            self.connect_watchdog.broken(job.job_id)
+            self.transports.expect_no_keeper(job.job_id)
             self.jobs.dismiss(job)  # the keeper ends by itself
 
     # ---- the end of jobs
@@ -246,10 +244,8 @@ class JobScheduler:
     def end(self, job_id: str) -> Job | None:
         """Remove a job that has ended and return it; None if it was removed before."""
         self.stops.forget(job_id)
-        job = self.jobs.end(job_id)
-        if job is not None:
-            self.connect_watchdog.broken(job_id)
-        return job
+        self.transports.forget(job_id)
+        return self.jobs.end(job_id)
 
     def cancel(self, trial: Trial, reason: ExitReason, now_s: float) -> CancelTrial:
         """Cancel a trial. The job ends as well if the experiment stops or jobs are not reused."""

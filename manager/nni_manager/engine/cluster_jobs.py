@@ -6,10 +6,8 @@ It decides nothing about trials: it performs the domain's effects and posts the 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from collections.abc import Collection
 
-from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.events import (
     AbandonJob,
     AttemptDrained,
@@ -17,29 +15,25 @@ from nni_manager.domain.events import (
     AttemptStarted,
     DispatchTrial,
     EndJob,
-    Event,
     JobAccepted,
     JobProcessesEnded,
-    JobSubmitted,
     JobTerminated,
     KeeperDisconnected,
     KillJob,
     RevokePrefetched,
 )
-from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_IT_BEGAN
-from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.connected_keepers import ConnectedKeepers
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
-from nni_manager.engine.shared_files import SharedFiles
+from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
 from nni_manager.engine.submission_gate import SubmissionGate
 from nni_manager.engine.trial_files import STORAGE_LAG_S, AttemptReadout
 from nni_manager.errors import NniManagerError, RetryableError, UserError
-from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.training_services.errors import Unauthenticated
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
@@ -60,32 +54,21 @@ class ClusterJobs:
 
     def __init__(
         self,
-        config: ExperimentSpec,
-        experiment: Experiment,
-        files: SharedFiles,
-        service: TrainingService,
+        runtime: Runtime,
         admission: KeeperAdmission,
         keepers: ConnectedKeepers,
         ingest: KeeperIngest,
         storage_poller: SharedStoragePoller,
-        commits: GroupCommit,
-        post: Callable[[Event], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
-        saved: Callable[[], "asyncio.Future[None] | None"],
     ) -> None:
-        """`saved`: returns a future that is done when everything decided so far is durable; None if nothing is pending."""
-        self._config = config
-        self._experiment = experiment
-        self._files = files
-        self._service = service
+        self._runtime = runtime
+        self._experiment = runtime.experiment
+        self._service = runtime.service
+        self._post = runtime.post
+        self._spawn = runtime.spawn
         self._admission = admission
         self._keepers = keepers
         self._ingest = ingest
         self._storage_poller = storage_poller
-        self._commits = commits
-        self._post = post
-        self._spawn = spawn
-        self._saved = saved
         self.problem = ""
         """Why jobs cannot be submitted at present; empty if they can."""
         self.leftovers: dict[str, str] = {}
@@ -148,11 +131,7 @@ class ClusterJobs:
             if self._why_not_accepted.pop(job.job_id, "") and not self._why_not_accepted:
                 self.problem = ""
         # A keeper may connect before the training service answers; its trial runs then and must not be stopped.
-        trial = self._trial_of(job)
-        is_to_end = job.state is JobState.DRAINING or (
-            trial is not None and trial.state is TrialState.STOPPING
-        )
-        if job.job_id in self._experiment.jobs.live and is_to_end:
+        if job.job_id in self._experiment.jobs.live and self._is_to_end(job):
             await self.stop(job.job_id)
 
     def pending_reason(self, job_id: str) -> str:
@@ -170,6 +149,11 @@ class ClusterJobs:
         is_live = job.job_id in self._experiment.jobs.live and job.state is not JobState.DRAINING
         return is_live and (trial is None or trial.state is TrialState.WAITING)
 
+    def _is_to_end(self, job: Job) -> bool:
+        """True if the job was asked to end before it existed, or by an earlier manager."""
+        trial = self._trial_of(job)
+        return job.state is JobState.DRAINING or (trial is not None and trial.state is TrialState.STOPPING)
+
     def _trial_of(self, job: Job) -> Trial | None:
         return None if job.trial_id is None else self._experiment.trials[job.trial_id]
 
@@ -177,7 +161,7 @@ class ClusterJobs:
         return [self._experiment.trials[trial_id] for trial_id in job.trial_ids]
 
     async def _submit_once(self, job: Job) -> None:
-        if (saved := self._saved()) is not None:
+        if (saved := self._runtime.last_save) is not None:
             await asyncio.shield(saved)  # a job must not exist before it is stored
         is_submitted = False
         await self._service.place(job.job_id)
@@ -188,8 +172,7 @@ class ClusterJobs:
             if self._is_wanted(job):
                 # From here on the job may exist, so only the training service can stop it.
                 self._submitting.pop(job.job_id, None)
-                self._post(JobSubmitted(job.job_id))
-                self._admission.transports.track(job.job_id, time.monotonic())
+                self._experiment.transports.track(job.job_id, time.monotonic())
                 await self._service.submit(self._settings(job))
                 is_submitted = True
                 self._gate.resume()
@@ -202,9 +185,9 @@ class ClusterJobs:
     async def _write_trial(self, job: Job, trial: Trial) -> None:
         placement = self._service.placement(job.job_id)
         await self._storage_poller.threads.call(
-            self._files.write_trial,
+            self._runtime.files.write_trial,
             trial,
-            self._config.trial_command,
+            self._runtime.config.trial_command,
             placement,
             self.code_snapshot,
         )
@@ -223,7 +206,7 @@ class ClusterJobs:
     async def _give(
         self, job: Job, trial: Trial, task: str | None, before: "asyncio.Task[None] | None"
     ) -> None:
-        saved, delay_s = self._saved(), _FIRST_RESUBMIT_S
+        saved, delay_s = self._runtime.last_save, _FIRST_RESUBMIT_S
         if before is not None:
             await asyncio.wait({before})
         while _runs_in(job, trial):
@@ -265,14 +248,14 @@ class ClusterJobs:
         return KeeperSettings(
             experiment_id=self._experiment.experiment_id,
             job_id=job.job_id,
-            workspace=str(self._files.workspace.root),
+            workspace=str(self._runtime.files.workspace.root),
             token=self._admission.token(job.job_id),
             trial_id=job.trial_id,
-            collect_logs=self._config.log_collection == "http",
-            version_check=self._config.version_check,
-            idle_timeout_s=self._config.reuse.idle_timeout_s,
-            max_trials=self._config.reuse.max_trials,
-            warm_imports=self._config.reuse.warm_imports,
+            collect_logs=self._runtime.config.log_collection == "http",
+            version_check=self._runtime.config.version_check,
+            idle_timeout_s=self._runtime.config.reuse.idle_timeout_s,
+            max_trials=self._runtime.config.reuse.max_trials,
+            warm_imports=self._runtime.config.reuse.warm_imports,
         )
 
     def cancel(self, trial: Trial, reason: ExitReason, *, ends_job: bool) -> None:
@@ -281,7 +264,7 @@ class ClusterJobs:
         is_heard = self._keepers.stop(trial, reason)
         job_must_end = ends_job or not is_heard
         self._service.wake(job_id)
-        if job_id in self._submitting or self._admission.transports.is_all_grpc(job_id):
+        if job_id in self._submitting or self._experiment.transports.is_all_grpc(job_id):
             if job_must_end:
                 self._spawn(self.stop(job_id))
         else:
@@ -337,7 +320,7 @@ class ClusterJobs:
         for trial in self._trials_of(job):
             if not trial.state.is_terminal:
                 await self._take_left(trial, nobody_told, may_be_late=False)
-        await asyncio.shield(self._commits.add([]))
+        await asyncio.shield(self._runtime.commits.add([]))
 
     def _note_gone(self, job_id: str, reason: ExitReason, message: str, *, is_refused: bool = False) -> None:
         self._post(JobTerminated(job_id, reason, message, time.time(), is_refused=is_refused))
@@ -357,11 +340,12 @@ class ClusterJobs:
         is_untouched = all([await self._is_untouched(each) for each in self._trials_of(job)])
         log.info("job %s is %s", job.job_id, presence.value)
         if presence is JobPresence.RUNNING:
-            self._admission.transports.track(job.job_id, time.monotonic())
-            if (trial is not None and trial.state is TrialState.STOPPING) or job.state is JobState.DRAINING:
+            is_to_end = self._is_to_end(job)
+            self._experiment.transports.track(
+                job.job_id, time.monotonic(), expects_keeper=not (is_to_end or job.ever_connected)
+            )
+            if is_to_end:
                 await self.stop(job.job_id)
-            elif not job.ever_connected:
-                self._post(JobSubmitted(job.job_id))
         elif self._experiment.scheduler.reuses_jobs and is_untouched:
             # Or it never existed: the earlier manager died before it submitted the job.
             how = "it ended while no manager was there"
@@ -425,7 +409,7 @@ class ClusterJobs:
                 if not left:
                     untouched.add(trial.trial_id)
             # Wait until everything read so far is stored and the experiment has received it.
-            await asyncio.shield(self._commits.add([]))
+            await asyncio.shield(self._runtime.commits.add([]))
             if any(each.ended for each in left) and not trial.state.is_terminal:
                 how, reason = (
                     "the workspace does not hold all that it wrote; check the shared storage",

@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ from nni_manager.domain.events import (
     AttemptEnded,
     AttemptSeen,
     AttemptStarted,
-    Event,
     KeeperIdle,
     MetricsStored,
     QuotaReached,
@@ -22,12 +20,10 @@ from nni_manager.domain.events import (
     TrialReclaimed,
     UsageReported,
 )
-from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.domain.trial import METRICS_ARE_CUT, Trial
-from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
-from nni_manager.store.reader import StoreReader
+from nni_manager.engine.runtime import Runtime
 from trial_keeper.wire.limits import QUOTA_BYTES
 from trial_keeper.wire.messages import (
     Ack,
@@ -43,7 +39,6 @@ from trial_keeper.wire.messages import (
     TrialStarted,
     Usage,
 )
-from trial_keeper.wire.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -61,22 +56,14 @@ class KeeperIngest:
     One `AttemptIngest` per attempt exists from its first byte to its close, across any number of gRPC streams.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        commits: GroupCommit,
-        reader: StoreReader,
-        workspace: Workspace,
-        keepers: ConnectedKeepers,
-        post: Callable[[Event], None],
-    ) -> None:
-        self._experiment = experiment
-        self.commits = commits
+    def __init__(self, runtime: Runtime, keepers: ConnectedKeepers) -> None:
+        self._experiment = runtime.experiment
+        self.commits = runtime.commits
         """Stores the data of all keepers."""
-        self._reader = reader
-        self._workspace = workspace
+        self._reader = runtime.reader
+        self._workspace = runtime.folder.workspace
         self._keepers = keepers
-        self._post = post
+        self._post = runtime.post
         self._receivers: dict[AttemptKey, AttemptIngest] = {}
         self._garbage_lines: dict[AttemptKey, int] = {}
 
@@ -84,6 +71,7 @@ class KeeperIngest:
 
     def receive(self, keeper: ConnectedKeeper, message: KeeperMessage) -> None:
         """Handle a message of an admitted keeper; see `KeeperSession.receive`."""
+        self._experiment.transports.received(keeper.job_id, keeper.task, time.monotonic())
         match message:
             case Hello():
                 raise ProtocolError(

@@ -216,7 +216,7 @@ def transport_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]
 
 
 def _transport_of_job(snapshot: ExperimentSnapshot, job_id: str) -> dict[str, Any]:
-    seen = snapshot.transports.last_seen(job_id)
+    seen = snapshot.experiment.transports.last_seen(job_id)
     ago_s = None if seen.at_s is None else round(snapshot.now_s - seen.at_s, 1)
     return {"transport": seen.transport.value, "road": _ROAD[seen.transport], "lastContactAgoS": ago_s}
 

@@ -12,14 +12,12 @@ from functools import partial
 from typing import TypeVar
 
 from nni_manager.domain.admission_errors import ProtocolError
-from nni_manager.domain.events import AttemptRejected, AttemptStarted, Event, KeeperSeenOnStorage
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.events import AttemptRejected, AttemptStarted, KeeperSeenOnStorage
 from nni_manager.domain.ingest import OffsetGap
 from nni_manager.domain.trial import Trial
-from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
-from nni_manager.engine.shared_files import SharedFiles
+from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.storage_executor import THREADS, StorageExecutor
 from nni_manager.engine.trial_files import STORAGE_LAG_S, AttemptReadout, FoundAttempts, Signer
 from nni_manager.errors import RetryableError, UserError
@@ -50,30 +48,21 @@ class StoragePermissionDenied(UserError):
 class SharedStoragePoller:
     """Polls the attempts whose keepers are not connected, and drains those whose keepers have ended."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        files: SharedFiles,
-        admission: KeeperAdmission,
-        ingest: KeeperIngest,
-        commits: GroupCommit,
-        streams: tuple[Stream, ...],
-        post: Callable[[Event], None],
-        *,
-        lag_s: float,
-    ) -> None:
-        """`streams`: the streams to collect, most urgent first. `lag_s`: how late the storage may show data."""
+    def __init__(self, runtime: Runtime, admission: KeeperAdmission, ingest: KeeperIngest) -> None:
         self.threads = StorageExecutor()
-        self._experiment = experiment
-        self._files = files
+        self._experiment = runtime.experiment
+        self._transports = runtime.experiment.transports
+        self._files = runtime.files
+        self._commits = runtime.commits
+        self._post = runtime.post
         self._admission = admission
         self._ingest = ingest
-        self._commits = commits
-        self._streams = streams
-        self._post = post
+        self._streams = tuple(Stream) if runtime.config.log_collection == "http" else (Stream.METRICS,)
+        """The streams to collect, most urgent first."""
+        # Other machines write there only if the jobs need a snapshot.
+        self._lag_s = STORAGE_LAG_S if runtime.service.uses_snapshot else 0.0
         self._failures: dict[str, str] = {}
         """Why the files of a job cannot be read at present, by job id."""
-        self._lag_s = lag_s
         self._rejected: dict[str, tuple[str, float]] = {}
         """The message about a rejected attempt of each trial, and its time; `_REPORTED` once it is reported."""
         self._looking = 0
@@ -94,14 +83,13 @@ class SharedStoragePoller:
 
     async def follow(self, spawn: Callable[[Coroutine[None, None, None]], object]) -> None:
         """Start the polls that are due, forever. `spawn` runs a poll as a task."""
-        transports = self._admission.transports
         while True:
             now_s = time.monotonic()
-            job_id = transports.next_poll(now_s) if self._looking < THREADS else None
+            job_id = self._transports.next_poll(now_s) if self._looking < THREADS else None
             if job_id is not None:
                 self._looking += 1
                 spawn(self._look(job_id))
-            due_at_s = transports.next_poll_at_s()
+            due_at_s = self._transports.next_poll_at_s()
             pause_s = _MAX_PAUSE_S if due_at_s is None else min(due_at_s - now_s, _MAX_PAUSE_S)
             await asyncio.sleep(max(pause_s, 1e-3) if self._looking < THREADS else _RETRY_DELAY_S)
 
@@ -119,7 +107,7 @@ class SharedStoragePoller:
             self._note_failure(job_id, error)
         finally:
             self._looking -= 1
-            self._admission.transports.polled(job_id, time.monotonic())
+            self._transports.polled(job_id, time.monotonic())
 
     def _trials_of(self, job_id: str) -> list[Trial]:
         job = self._experiment.jobs.live.get(job_id)
@@ -135,7 +123,7 @@ class SharedStoragePoller:
             if not seen.has_begun or not self._is_wanted(job_id, trial, key):
                 return
             has_new_data = bool(seen.pieces) or not trial.has_seen(key)
-            self._admission.transports.found(job_id, key.task, time.monotonic(), has_new_data=has_new_data)
+            self._transports.found(job_id, key.task, time.monotonic(), has_new_data=has_new_data)
             if not self._experiment.jobs.live[job_id].was_found:
                 self._post(KeeperSeenOnStorage(job_id))
             self._tell_start(trial, seen)
@@ -150,7 +138,7 @@ class SharedStoragePoller:
             trial in self._trials_of(job_id)
             and trial.is_current(key)
             and not (is_told and trial.attempt_id_of(key.task) == key.attempt_id)
-            and self._admission.transports.polls_storage(job_id, key.task, time.monotonic())
+            and self._transports.polls_storage(job_id, key.task, time.monotonic())
         )
 
     def _signer(self, trial: Trial) -> Signer:
