@@ -29,9 +29,9 @@ from nni_manager.engine.connected_keepers import ConnectedKeepers
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
 from nni_manager.engine.runtime import Runtime
+from nni_manager.engine.shared_files import STORAGE_LAG_S, AttemptReadout
 from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
 from nni_manager.engine.submission_gate import SubmissionGate
-from nni_manager.engine.trial_files import STORAGE_LAG_S, AttemptReadout
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.training_services.errors import Unauthenticated

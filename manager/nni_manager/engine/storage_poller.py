@@ -18,8 +18,8 @@ from nni_manager.domain.trial import Trial
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
 from nni_manager.engine.runtime import Runtime
+from nni_manager.engine.shared_files import STORAGE_LAG_S, AttemptReadout, FoundAttempts, Signer
 from nni_manager.engine.storage_executor import THREADS, StorageExecutor
-from nni_manager.engine.trial_files import STORAGE_LAG_S, AttemptReadout, FoundAttempts, Signer
 from nni_manager.errors import RetryableError, UserError
 from trial_keeper.wire.limits import QUOTA_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nni_manager.domain.attempts import Attempts, RegisteredAttempt
-from nni_manager.engine.trial_files import is_signed
+from nni_manager.engine.shared_files import is_signed
 from nni_manager.errors import UserError
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
