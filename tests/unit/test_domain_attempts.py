@@ -1,11 +1,22 @@
 """Which attempt of a task counts: the one with the latest start that is not lost, in whatever order they are registered."""
 
+from itertools import product
+
+import pytest
 from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.domain.attempts import Attempts
-from trial_keeper.wire.messages import AttemptKey
+from nni_manager.domain.attempts import (
+    HAVE_ENDED,
+    TRANSITIONS,
+    AttemptPhase,
+    AttemptReport,
+    Attempts,
+    RegisteredAttempt,
+)
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
 
 
 def key_of(number: int, task: str = "main-0") -> AttemptKey:
@@ -68,3 +79,19 @@ def test_only_registered_numbers_of_version_0_6_need_no_signature() -> None:
     attempts.register(key_of(1))
     attempts.register(AttemptKey("t0", "4", ""))
     assert attempts.unsigned_ids == {"4"}
+
+
+@pytest.mark.parametrize(("phase", "report"), list(product(AttemptPhase, AttemptReport)))
+def test_what_the_table_does_not_hold_cannot_happen_to_an_attempt(
+    phase: AttemptPhase, report: AttemptReport
+) -> None:
+    end = TrialEnded(key_of(0), ExitReason.SUCCEEDED, 0, 1.0, 2.0, {}, "") if phase in HAVE_ENDED else None
+    attempt = RegisteredAttempt(key_of(0), 0, phase, end)
+    if (phase, report) in TRANSITIONS:
+        attempt.apply(report)
+        assert attempt.phase is TRANSITIONS[phase, report]
+        assert attempt.end is (end if attempt.phase in HAVE_ENDED else None)
+    else:
+        with pytest.raises(KeyError):
+            attempt.apply(report)
+        assert attempt.phase is phase

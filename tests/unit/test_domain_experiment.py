@@ -13,6 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from nni_manager.domain.attempts import AttemptReport
 from nni_manager.domain.events import (
     AddObservation,
     AskAssessor,
@@ -308,7 +309,7 @@ def test_a_trial_that_is_final_keeps_only_what_is_stored_of_it(a_search) -> None
     assert (len(trial.registered.registered), len(trial.attempts), len(trial.ends)) == (1, 1, 1)
     search.deliver("t0")
     assert (trial.state, trial.result) == (TrialState.SUCCEEDED, "0.5")
-    assert (trial.registered.registered, trial.attempts, trial.ends, trial.ended) == ([], {}, {}, None)
+    assert (trial.registered.registered, trial.attempts, trial.ends, trial.ended) == ([], {}, [], None)
 
 
 def test_a_trial_so_short_that_its_start_is_never_told_counts_like_any_other(a_search) -> None:
@@ -1076,8 +1077,7 @@ def test_a_trial_that_was_closing_when_the_manager_died_is_told_of_again(a_searc
     search.end("t0")
     trial = search.trial("t0")
     trial.ended = None  # it is not stored
-    trial.ends.clear()
-    trial.undelivered.clear()
+    next(iter(trial.attempts.values())).apply(AttemptReport.DISCARDED)
     after = restored(search)
     after.handle(ManagerReady())
     after.start("t0")

@@ -1,4 +1,4 @@
-"""The attempts of one trial that the manager has registered, and which of them counts.
+"""The attempts of one trial: which of them counts, and how far each has got.
 
 Each task starts its own attempts. The attempt of a task with the latest start counts, independent of the order of registration,
 but never one that was declared lost. The number is for users: the attempts of a task count from 0 in order of registration.
@@ -6,18 +6,91 @@ but never one that was declared lost. The number is for users: the attempts of a
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 
 from trial_keeper.wire.attempt_ids import is_legacy_number, sort_key
-from trial_keeper.wire.messages import AttemptKey
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
+
+
+class AttemptPhase(Enum):
+    """How far an attempt has got, as reported to this manager. Only LOST is stored."""
+
+    REGISTERED = "registered"
+    RUNNING = "running"
+    ENDED = "ended"  # its last bytes may still be in transit
+    DELIVERED = "delivered"
+    LOST = "lost"
+
+
+HAVE_ENDED = frozenset({AttemptPhase.ENDED, AttemptPhase.DELIVERED})
+UNDELIVERED = frozenset({AttemptPhase.RUNNING, AttemptPhase.ENDED})
+"""The phases of a started attempt whose last byte has not arrived."""
+HAVE_BEGUN = HAVE_ENDED | UNDELIVERED
+
+
+class AttemptReport(Enum):
+    """What can happen to a registered attempt."""
+
+    STARTED = "started"
+    ENDED = "ended"
+    DELIVERED = "delivered"
+    DISCARDED = "discarded"
+    LOST = "lost"
+
+
+_P, _R = AttemptPhase, AttemptReport
+CHANGES: dict[tuple[AttemptPhase, AttemptReport], AttemptPhase] = {
+    (_P.REGISTERED, _R.STARTED): _P.RUNNING,
+    (_P.REGISTERED, _R.ENDED): _P.ENDED,  # a command that could not be started reports only an end
+    (_P.RUNNING, _R.ENDED): _P.ENDED,
+    (_P.ENDED, _R.DELIVERED): _P.DELIVERED,
+    # Its reports count no more: the cluster runs the whole job again, or its keeper is gone and nobody waits for it.
+    (_P.RUNNING, _R.DISCARDED): _P.REGISTERED,
+    (_P.ENDED, _R.DISCARDED): _P.REGISTERED,
+    (_P.DELIVERED, _R.DISCARDED): _P.REGISTERED,
+    (_P.REGISTERED, _R.LOST): _P.LOST,
+    (_P.RUNNING, _R.LOST): _P.LOST,
+    (_P.ENDED, _R.LOST): _P.LOST,
+    (_P.DELIVERED, _R.LOST): _P.LOST,
+}
+# Reports that leave the phase as it is.
+IGNORED: frozenset[tuple[AttemptPhase, AttemptReport]] = frozenset(
+    {
+        (_P.RUNNING, _R.STARTED),
+        (_P.DELIVERED, _R.DELIVERED),  # repeated after a lost connection
+        (_P.REGISTERED, _R.DISCARDED),
+        (_P.LOST, _R.DISCARDED),
+    }
+)
+TRANSITIONS: dict[tuple[AttemptPhase, AttemptReport], AttemptPhase] = CHANGES | {
+    (phase, report): phase for phase, report in IGNORED
+}
 
 
 @dataclass(slots=True)
 class RegisteredAttempt:
-    """One attempt, its number, and whether it was declared lost."""
+    """One attempt of one task, with its number."""
 
     key: AttemptKey
     number: int
-    is_lost: bool = False
+    phase: AttemptPhase = AttemptPhase.REGISTERED
+    end: TrialEnded | None = None
+    """The reported end, in the phases ENDED and DELIVERED."""
+
+    def apply(self, report: AttemptReport) -> None:
+        """Change the phase by the table.
+
+        Raises:
+            KeyError: the report is not possible in this phase; a bug.
+        """
+        self.phase = TRANSITIONS[self.phase, report]
+        if self.phase not in HAVE_ENDED:
+            self.end = None
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the attempt was declared lost."""
+        return self.phase is AttemptPhase.LOST
 
 
 @dataclass(slots=True)
@@ -28,12 +101,11 @@ class Attempts:
 
     def register(self, key: AttemptKey) -> RegisteredAttempt | None:
         """Register an attempt and return it with its new number; None if it is already registered."""
-        if self.find(key) is not None:
-            return None
-        number = 1 + max((each.number for each in self._of_task(key.task)), default=-1)
-        attempt = RegisteredAttempt(key, number)
-        self.registered.append(attempt)
-        return attempt
+        return None if self.find(key) is not None else self._register(key)
+
+    def find_or_register(self, key: AttemptKey) -> RegisteredAttempt:
+        """The registered attempt, registered now if it was not before."""
+        return self.find(key) or self._register(key)
 
     def find(self, key: AttemptKey) -> RegisteredAttempt | None:
         """The registered attempt; None if it is not registered."""
@@ -77,8 +149,14 @@ class Attempts:
     def _mark_lost(self, attempts: Iterable[RegisteredAttempt]) -> list[RegisteredAttempt]:
         lost = [each for each in attempts if not each.is_lost]
         for each in lost:
-            each.is_lost = True
+            each.apply(AttemptReport.LOST)
         return lost
+
+    def _register(self, key: AttemptKey) -> RegisteredAttempt:
+        number = 1 + max((each.number for each in self._of_task(key.task)), default=-1)
+        attempt = RegisteredAttempt(key, number)
+        self.registered.append(attempt)
+        return attempt
 
     def _of_task(self, task: str) -> list[RegisteredAttempt]:
         return [each for each in self.registered if each.key.task == task]

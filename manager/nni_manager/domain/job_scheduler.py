@@ -12,6 +12,7 @@ A stop ends even if a job ignores it: a job that misses a deadline meets the nex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from nni_manager.domain.attempts import HAVE_BEGUN, AttemptPhase
 from nni_manager.domain.events import (
     AbandonJob,
     CancelTrial,
@@ -149,7 +150,7 @@ class JobScheduler:
         for trial in self.trials_of(job):
             if trial.trial_id in job.revoking_ids:
                 continue  # the answer to the revoke, which the keeper sends next, decides
-            if event.task not in trial.ends and event.task not in trial.undelivered:
+            if trial.phase_in(event.task) not in HAVE_BEGUN:
                 # The keeper has not received the trial: the dispatch was lost with a connection or a manager, or is in transit.
                 return [DispatchTrial(job, trial, event.task)]
         self.jobs.note_idle(job, event.task)
@@ -315,6 +316,4 @@ def _note_ever_connected(job: Job) -> list[Effect]:
 
 def _may_run(trial: Trial) -> bool:
     """True if a task of the trial has not reported its end."""
-    return not trial.state.is_terminal and (
-        trial.ended is None or bool(trial.undelivered - trial.ends.keys())
-    )
+    return not trial.state.is_terminal and (trial.ended is None or trial.has_task_in(AttemptPhase.RUNNING))

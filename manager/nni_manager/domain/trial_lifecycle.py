@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from nni_manager.domain.attempts import RegisteredAttempt
+from nni_manager.domain.attempts import (
+    HAVE_BEGUN,
+    HAVE_ENDED,
+    UNDELIVERED,
+    AttemptPhase,
+    AttemptReport,
+    RegisteredAttempt,
+)
 from nni_manager.domain.completion import Completion
 from nni_manager.domain.events import (
     AddObservation,
@@ -207,7 +214,7 @@ class TrialLifecycle:
         trial, key = self.trials[event.key.trial_id], event.key
         if trial.state.is_terminal or trial.registered.is_lost(key):
             return [CloseAttempt(key)]  # too late: the keeper ends the attempt
-        if not trial.is_current(key) or trial.has_seen(key):
+        if not trial.is_current(key) or trial.phase_of(key) in HAVE_BEGUN:
             return []
         self.scheduler.jobs.note_begun(trial.job_id, trial.trial_id)
         if trial.state is not TrialState.WAITING and not trial.supersedes(key):
@@ -276,7 +283,7 @@ class TrialLifecycle:
     def note_usage(self, usage: Usage) -> list[Effect]:
         """Record the usage of an attempt."""
         trial = self.trials[usage.key.trial_id]
-        if trial.state.is_terminal or trial.attempt_id_of(usage.key.task) != usage.key.attempt_id:
+        if trial.state.is_terminal or not trial.describes(usage.key):
             return []
         is_higher = trial.used(usage)
         return [SaveUsage(usage), *([SaveTrial(trial)] if is_higher else [])]
@@ -288,8 +295,7 @@ class TrialLifecycle:
             return [CloseAttempt(key)]
         if not trial.is_current(key):
             return []
-        is_told_again = trial.attempt_id_of(key.task) == key.attempt_id and key.task in trial.ends
-        if is_told_again:
+        if trial.phase_of(key) in HAVE_ENDED:  # a repeated report
             return [SaveTrial(trial)] if trial.warn_of_files(ended) else []
         trial.ended_in(ended)
         # A command that could not be started has no start.
@@ -300,44 +306,43 @@ class TrialLifecycle:
 
     def _evaluate_completion(self, trial: Trial, now_s: float) -> list[Effect]:
         """End the trial if the reported ends of its tasks are decisive."""
-        decisive = self.completion.decisive(trial.ends.values()) if trial.ended is None else None
+        decisive = self.completion.decisive(trial.ends) if trial.ended is None else None
         if decisive is None:
             return []
         with self._counted(trial):
             trial.finished(decisive)
-        goes_on_elsewhere = trial.undelivered - trial.ends.keys()
         effects: list[Effect] = [SaveTrial(trial)]
-        if goes_on_elsewhere:
+        if trial.has_task_in(AttemptPhase.RUNNING):
             effects.append(self.scheduler.cancel(trial, trial.reason_for_others, now_s))
         return effects
 
     def note_delivered(self, key: AttemptKey, now_s: float) -> list[Effect]:
         """Record that the last byte of a task is stored."""
         trial = self.trials[key.trial_id]
-        if trial.state.is_terminal or not trial.is_current(key) or key.task not in trial.ends:
+        if trial.state.is_terminal or not trial.is_current(key) or trial.phase_in(key.task) not in HAVE_ENDED:
             return [CloseAttempt(key)]
-        trial.undelivered.discard(key.task)
+        trial.attempts[key.task].apply(AttemptReport.DELIVERED)
         return [*self._close_when_complete(trial, now_s), CloseAttempt(key)]
 
     def _close_when_complete(self, trial: Trial, now_s: float) -> list[Effect]:
         """Close the trial unless other tasks of it still run."""
-        return [] if trial.ended is None or trial.undelivered else self._close(trial, now_s)
+        return [] if trial.ended is None or trial.has_task_in(*UNDELIVERED) else self._close(trial, now_s)
 
     def note_orphaned(self, key: AttemptKey) -> list[Effect]:
         """Read the rest of an attempt whose keeper has left from the shared storage."""
         trial = self.trials[key.trial_id]
-        is_of_job = self.scheduler.reuses_jobs and not trial.state.is_terminal and trial.has_seen(key)
-        return [DrainAttempt(key)] if is_of_job and key.task in trial.undelivered else []
+        is_of_job = self.scheduler.reuses_jobs and not trial.state.is_terminal
+        return [DrainAttempt(key)] if is_of_job and trial.phase_of(key) in UNDELIVERED else []
 
     def note_lost(self, event: AttemptLost, now_s: float) -> list[Effect]:
         """Dispatch a trial again whose attempt was lost with its keeper."""
         trial, key = self.trials[event.key.trial_id], event.key
         job = self.scheduler.jobs.live.get(trial.job_id)
-        if trial.state.is_terminal or job is None or not trial.has_seen(key) or key.task in trial.ends:
+        if trial.state.is_terminal or job is None or trial.phase_of(key) is not AttemptPhase.RUNNING:
             return []
         if trial.stop_reason is not None:
             return self._lose(trial, trial.stop_reason, _KEEPER_RESTARTED, event.at_s, now_s)
-        trial.undelivered.discard(key.task)
+        trial.attempts[key.task].apply(AttemptReport.DISCARDED)
         if trial.ended is not None:
             return self._close_when_complete(trial, now_s)
         job.idle_tasks.discard(key.task)
@@ -404,7 +409,7 @@ class TrialLifecycle:
             trial.job_id = ""
             self.scheduler.jobs.queue.appendleft(trial.trial_id)
             return [SaveTrial(trial)]
-        if trial.ended is not None and not trial.undelivered & trial.ends.keys():
+        if trial.ended is not None and not trial.has_task_in(AttemptPhase.ENDED):
             # Tasks without a reported end will not report one, and the decisive end is known.
             return [*self._close(trial, now_s), DetachTrial(trial, trial.job_id)]
         return self._lose_to_cluster(trial, event, now_s, may_retry=may_retry)

@@ -10,7 +10,7 @@ from functools import partial
 from nni_manager.clock import monotonic_epoch_s
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult
-from nni_manager.domain.attempts import Attempts
+from nni_manager.domain.attempts import AttemptReport, Attempts
 from nni_manager.domain.events import (
     AbandonJob,
     AddObservation,
@@ -154,7 +154,7 @@ class Engine(Runtime):
                     durable.get(stream, 0) >= collected(stream, size)
                     for stream, size in left.ended.final_sizes.items()
                 ):
-                    trial.undelivered.discard(left.key.task)
+                    trial.attempts[left.key.task].apply(AttemptReport.DELIVERED)
 
     async def start(self, addresses: tuple[str, ...], certificate: str | None = None) -> None:
         """Start the experiment, or resume it. From now on keepers reach this manager at `addresses`.

@@ -5,6 +5,7 @@ import time
 from collections.abc import Collection
 
 from nni_manager.domain.admission_errors import InvalidToken, NotAccepting, UnknownJob, VersionRefused
+from nni_manager.domain.attempts import HAVE_ENDED
 from nni_manager.domain.events import AttemptOrphaned, KeeperConnected, KeeperDisconnected
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
@@ -153,10 +154,9 @@ class KeeperAdmission:
 
     def _look_for_missing(self, session: KeeperSession, attempts: Collection[AttemptKey]) -> None:
         for trial_id in self._experiment.jobs.live[session.job_id].trial_ids:
-            attempt_id = self._experiment.trials[trial_id].attempt_id_of(session.task)
-            key = None if attempt_id is None else AttemptKey(trial_id, attempt_id, session.task)
-            if key is not None and key not in attempts:
-                self._post(AttemptOrphaned(key))
+            attempt = self._experiment.trials[trial_id].attempts.get(session.task)
+            if attempt is not None and attempt.key not in attempts:
+                self._post(AttemptOrphaned(attempt.key))
 
     def forget(self, session: KeeperSession) -> None:
         """Remove a session whose stream has ended."""
@@ -176,4 +176,8 @@ def _stopped_for(trial: Trial, task: str) -> ExitReason | None:
     """The reason to stop a running task: the trial was stopped, or other tasks have ended it. None: the task may run."""
     if trial.state is TrialState.STOPPING:
         return trial.stop_reason
-    return trial.reason_for_others if trial.ended is not None and task not in trial.ends else None
+    return (
+        trial.reason_for_others
+        if trial.ended is not None and trial.phase_in(task) not in HAVE_ENDED
+        else None
+    )

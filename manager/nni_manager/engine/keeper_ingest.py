@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from nni_manager.domain.admission_errors import ProtocolError
+from nni_manager.domain.attempts import AttemptPhase
 from nni_manager.domain.events import (
     AttemptDelivered,
     AttemptEnded,
@@ -98,7 +99,7 @@ class KeeperIngest:
             return
         match message:
             case Chunk():
-                if not (trial.state.is_terminal or trial.is_delivered(key)):
+                if not (trial.state.is_terminal or trial.phase_of(key) is AttemptPhase.DELIVERED):
                     self.take(key, message.stream, message.offset, message.data)
             case TrialStarted():
                 self._post(AttemptStarted(key, message.started_at_s))

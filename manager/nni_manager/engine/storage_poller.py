@@ -12,6 +12,7 @@ from functools import partial
 from typing import TypeVar
 
 from nni_manager.domain.admission_errors import ProtocolError
+from nni_manager.domain.attempts import HAVE_BEGUN, AttemptPhase
 from nni_manager.domain.events import AttemptRejected, AttemptStarted, KeeperSeenOnStorage
 from nni_manager.domain.ingest import OffsetGap
 from nni_manager.domain.trial import Trial
@@ -122,7 +123,7 @@ class SharedStoragePoller:
             )
             if not seen.has_begun or not self._is_wanted(job_id, trial, key):
                 return
-            has_new_data = bool(seen.pieces) or not trial.has_seen(key)
+            has_new_data = bool(seen.pieces) or trial.phase_of(key) not in HAVE_BEGUN
             self._transports.found(job_id, key.task, time.monotonic(), has_new_data=has_new_data)
             if not self._experiment.jobs.live[job_id].was_found:
                 self._post(KeeperSeenOnStorage(job_id))
@@ -133,11 +134,10 @@ class SharedStoragePoller:
 
     def _is_wanted(self, job_id: str, trial: Trial, key: AttemptKey) -> bool:
         """True if more data of the attempt is expected over this transport."""
-        is_told = key.task in trial.ends and key.task not in trial.undelivered
         return (
             trial in self._trials_of(job_id)
             and trial.is_current(key)
-            and not (is_told and trial.attempt_id_of(key.task) == key.attempt_id)
+            and trial.phase_of(key) is not AttemptPhase.DELIVERED
             and self._transports.polls_storage(job_id, key.task, time.monotonic())
         )
 
@@ -180,7 +180,7 @@ class SharedStoragePoller:
             self._note_rejected(trial, found, is_over=True)
 
     def _tell_start(self, trial: Trial, seen: AttemptReadout) -> None:
-        if not trial.has_seen(seen.key):
+        if trial.phase_of(seen.key) not in HAVE_BEGUN:
             at_s = time.time() if seen.ended is None else seen.ended.started_at_s
             self._post(AttemptStarted(seen.key, at_s))
 

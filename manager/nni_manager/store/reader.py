@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nni_manager.config.prior_results import PriorResult
-from nni_manager.domain.attempts import Attempts, RegisteredAttempt
+from nni_manager.domain.attempts import AttemptPhase, Attempts, RegisteredAttempt
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.metrics import reward, truncate_for_display
@@ -257,7 +257,8 @@ class StoreReader:
 
 def _attempt_of(row: sqlite3.Row) -> RegisteredAttempt:
     key = AttemptKey(row["trial_id"], row["attempt_id"], row["task"])
-    return RegisteredAttempt(key, row["attempt"], bool(row["is_lost"]))
+    phase = AttemptPhase.LOST if row["is_lost"] else AttemptPhase.REGISTERED
+    return RegisteredAttempt(key, row["attempt"], phase)
 
 
 def _metric_of(row: sqlite3.Row) -> MetricRow:
