@@ -317,9 +317,8 @@ class ClusterJobs:
 
     async def _take_shown(self, job: Job) -> None:
         nobody_told = JobEnded(job.job_id, None, "")
-        for trial in self._trials_of(job):
-            if not trial.state.is_terminal:
-                await self._take_left(trial, nobody_told, may_be_late=False)
+        for trial in self._experiment.scheduler.trials_of(job):
+            await self._take_left(trial, nobody_told, may_be_late=False)
         await asyncio.shield(self._runtime.commits.add([]))
 
     def _note_gone(self, job_id: str, reason: ExitReason, message: str, *, is_refused: bool = False) -> None:
@@ -393,13 +392,16 @@ class ClusterJobs:
             self._killed.discard(job.job_id)
             how = "its keeper did not end it in time, so its job was killed; see the end of the keeper's log"
         untouched: set[str] = set()
-        looked_at: set[str] = set()
+        scanned: set[str] = set()
         shows_all_at_s = time.monotonic() + STORAGE_LAG_S
         # A trial whose end is found here frees its slot, so the job may get further trials until its own end is posted.
-        while trial := self._next_trial_of(job, looked_at):
-            looked_at.add(trial.trial_id)
-            await self._service.reap_orphans(job.job_id, trial.trial_id)
-            self._post(JobProcessesEnded(job.job_id))
+        while trial := self._next_trial_of(job, scanned):
+            if not scanned:
+                # Trials that the job gets from now on never start.
+                unfinished = [each.trial_id for each in self._experiment.scheduler.trials_of(job)]
+                await self._service.reap_orphans(job.job_id, unfinished)
+                self._post(JobProcessesEnded(job.job_id))
+            scanned.add(trial.trial_id)
             try:
                 may_be_late = time.monotonic() < shows_all_at_s
                 left = await self._take_left(trial, ended, may_be_late=may_be_late)
@@ -432,9 +434,9 @@ class ClusterJobs:
             )
         )
 
-    def _next_trial_of(self, job: Job, looked_at: Collection[str]) -> Trial | None:
-        trials = (each for each in self._trials_of(job) if not each.state.is_terminal)
-        return next((each for each in trials if each.trial_id not in looked_at), None)
+    def _next_trial_of(self, job: Job, scanned: Collection[str]) -> Trial | None:
+        trials = self._experiment.scheduler.trials_of(job)
+        return next((each for each in trials if each.trial_id not in scanned), None)
 
     async def _take_left(self, trial: Trial, ended: JobEnded, *, may_be_late: bool) -> list[AttemptReadout]:
         """Ingest all remaining data of a trial's attempts, to which nothing writes any more; returns their readouts.

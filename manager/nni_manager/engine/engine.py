@@ -94,7 +94,7 @@ class Engine(Runtime):
         self.admission = KeeperAdmission(self, self.keepers, self.ingest)
         self.storage_poller = SharedStoragePoller(self, self.admission, self.ingest)
         self.jobs = ClusterJobs(self, self.admission, self.keepers, self.ingest, self.storage_poller)
-        self.changes = ExperimentCommands(self, self._all_known)
+        self.changes = ExperimentCommands(self, self.all_known)
         self._pending_observations: set[str] = set()
         """Ended trials that a user proposed and whose results are about to be sent to the tuner."""
         self._no_jobs = asyncio.Event()
@@ -357,7 +357,8 @@ class Engine(Runtime):
         else:
             log.info("trial %s: %s", trial.trial_id, trial.state.value)
 
-    def _all_known(self) -> tuple[list[PriorResult], set[int]]:
+    def all_known(self) -> tuple[list[PriorResult], set[int]]:
+        """See `History.all_known`."""
         return self.history.all_known(self._pending_observations)
 
     def _note_job_ended(self, ended: JobEnded) -> None:
