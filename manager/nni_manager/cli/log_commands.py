@@ -268,7 +268,7 @@ def _opened(place: LogLocation) -> Iterator[BinaryIO]:
 
 def _log_of(known: KnownExperiment, shared: SharedFiles, trial_id: str, word: str) -> LogLocation | None:
     """The location of this log in the newest attempt that has it; None: no attempt has it."""
-    from nni_manager.engine.trial_logs import newest_place
+    from nni_manager.engine.trial_logs import log_location
     from trial_keeper.wire.messages import Stream
 
     stream = {"stdout": Stream.STDOUT, "stderr": Stream.STDERR, "trial.log": Stream.KEEPER}[word]
@@ -276,4 +276,4 @@ def _log_of(known: KnownExperiment, shared: SharedFiles, trial_id: str, word: st
         shared.fetch(trial_id, stream)
     except RetryableError as error:
         output.warning(str(error))
-    return newest_place(known.folder, trial_id, stream)
+    return log_location(known.folder, trial_id, stream)

@@ -57,12 +57,14 @@ from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
 from nni_manager.domain.limits import Limits
-from nni_manager.domain.refusal_streak import RefusalStreak
 from nni_manager.domain.search_budget import SearchBudget
 from nni_manager.domain.stop_escalation import StopEscalation, StopEvent
 from nni_manager.domain.transports import TransportTracker
 from nni_manager.domain.trial import Trial
 from nni_manager.domain.trial_lifecycle import TrialLifecycle
+
+# One refusal may concern a single job, e.g. a name that exists; three in a row concern the template or the account.
+MAX_REFUSALS_IN_A_ROW = 3
 
 
 class ExperimentState(str, Enum):
@@ -225,7 +227,7 @@ class Experiment:
         )
         self.revisions = ChangeLog()
         """The changes of trials, for displays."""
-        self.refusals = RefusalStreak()
+        self.refusals = 0
         """The permanent refusals since the cluster last accepted a job."""
         self._finished = False
         self._gave_up = False
@@ -330,7 +332,7 @@ class Experiment:
             case KeeperSeenOnStorage():
                 return scheduler.note_found(event.job_id)
             case JobAccepted():
-                self.refusals.accepted()
+                self.refusals = 0
                 return []
             case JobProcessesEnded():
                 scheduler.note_processes_ended(event.job_id, now_s)
@@ -351,7 +353,7 @@ class Experiment:
 
     def _begin(self, now_s: float) -> list[Effect]:
         self.error = ""
-        self.refusals = RefusalStreak()
+        self.refusals = 0
         self._finished = self._gave_up = self.stops.is_stopping = False
         return self.lifecycle.begin(now_s) + self._move(ExperimentEvent.BEGUN, now_s)
 
@@ -365,9 +367,14 @@ class Experiment:
         if job is None:
             return []
         effects: list[Effect] = [SaveJob(job, is_over=True)]
-        if event.is_refused and self.refusals.refused():
-            # The cluster would refuse every other job as well.
-            effects += self._fail(self.refusals.describe(event.message), now_s)
+        self.refusals += event.is_refused
+        if event.is_refused and self.refusals >= MAX_REFUSALS_IN_A_ROW:
+            # All jobs come from one template, so the cluster would refuse every other job as well.
+            message = (
+                f"cannot submit jobs: the cluster has refused {self.refusals} in a row, the last with this message: "
+                f"{event.message}; fix the cause, then run `nnictl resume`"
+            )
+            effects += self._fail(message, now_s)
         return effects + self.lifecycle.note_job_end(job, event, now_s, is_running=self.state.counts_time)
 
     def _change_limits(self, limits: Limits, now_s: float) -> list[Effect]:

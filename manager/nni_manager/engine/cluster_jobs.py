@@ -6,7 +6,7 @@ It decides nothing about trials: it performs the domain's effects and posts the 
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Coroutine
 
 from nni_manager.domain.events import (
     AbandonJob,
@@ -199,16 +199,23 @@ class ClusterJobs:
         if self._inflight_commands & {word, (job_id, trial_id, None)}:
             return  # the dispatch in progress also serves this request
         self._inflight_commands.add(word)
-        give = self._give(effect.job, effect.trial, effect.task, self._dispatches.get(job_id))
-        self._dispatches[job_id] = self._spawn(give)
-        self._dispatches[job_id].add_done_callback(lambda _: self._inflight_commands.discard(word))
+        dispatched = self._in_order(job_id, self._dispatch(effect, self._runtime.last_save))
+        dispatched.add_done_callback(lambda _: self._inflight_commands.discard(word))
 
-    async def _give(
-        self, job: Job, trial: Trial, task: str | None, before: "asyncio.Task[None] | None"
-    ) -> None:
-        saved, delay_s = self._runtime.last_save, _FIRST_RESUBMIT_S
-        if before is not None:
-            await asyncio.wait({before})
+    def _in_order(self, job_id: str, command: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        """Run a command to the keepers of a job after all earlier ones."""
+        earlier = self._dispatches.get(job_id)
+
+        async def run() -> None:
+            if earlier is not None:
+                await asyncio.wait({earlier})
+            await command
+
+        task = self._dispatches[job_id] = self._spawn(run())
+        return task
+
+    async def _dispatch(self, effect: DispatchTrial, saved: "asyncio.Future[None] | None") -> None:
+        job, trial, delay_s = effect.job, effect.trial, _FIRST_RESUBMIT_S
         while _runs_in(job, trial):
             try:
                 await self._write_trial(job, trial)
@@ -221,7 +228,7 @@ class ClusterJobs:
             await asyncio.shield(saved)  # a trial must not run before it is stored
         self.problem = ""
         if _runs_in(job, trial):
-            self._keepers.run(job.job_id, trial.trial_id, task)
+            self._keepers.run(job.job_id, trial.trial_id, effect.task)
             if trial.stop_reason is not None:
                 self._keepers.stop(trial, trial.stop_reason)
 
@@ -229,14 +236,9 @@ class ClusterJobs:
         """Revoke a trial from the keeper of a job, after its dispatch and before any later message."""
         # An older revoke is dropped: its stream has ended, and the trial may have been dispatched again since.
         question = self._pending_revokes[effect.job.job_id, effect.trial.trial_id] = object()
-        ask = self._revoke(effect.job, effect.trial, question, self._dispatches.get(effect.job.job_id))
-        self._dispatches[effect.job.job_id] = self._spawn(ask)
+        self._in_order(effect.job.job_id, self._revoke(effect.job, effect.trial, question))
 
-    async def _revoke(
-        self, job: Job, trial: Trial, question: object, before: "asyncio.Task[None] | None"
-    ) -> None:
-        if before is not None:
-            await asyncio.wait({before})
+    async def _revoke(self, job: Job, trial: Trial, question: object) -> None:
         if self._pending_revokes.get((job.job_id, trial.trial_id)) is not question:
             return
         del self._pending_revokes[job.job_id, trial.trial_id]

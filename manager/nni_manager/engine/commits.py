@@ -185,7 +185,7 @@ class GroupCommit:
         waiting = _Waiting(write, _size_of(write), asyncio.get_running_loop().create_future())
         match write:
             case StreamWrite() | UsageRow():
-                key = _attempt_of(write)
+                key = write.key
                 self._lanes.setdefault(key, deque()).append(waiting)
                 self._bytes_of[key] = self._bytes_of.get(key, 0) + waiting.size_bytes
             case TrialRow() | AttemptRow() | JobRow() | ExperimentRow() | ConfigRow() | ImportedRows():
@@ -271,7 +271,7 @@ class GroupCommit:
     def _release(self, waiting: _Waiting) -> None:
         self.waiting_bytes -= waiting.size_bytes
         if isinstance(waiting.write, StreamWrite | UsageRow):
-            key = _attempt_of(waiting.write)
+            key = waiting.write.key
             self._bytes_of[key] -= waiting.size_bytes
             if not self._bytes_of[key]:
                 del self._bytes_of[key]
@@ -322,10 +322,6 @@ class GroupCommit:
             for each in (self._small_at_s, self._flood_at_s)
         )
         return not self._small_at_s.keys() <= self._flood_at_s.keys()
-
-
-def _attempt_of(write: StreamWrite | UsageRow) -> AttemptKey:
-    return write.key if isinstance(write, StreamWrite) else write.usage.key
 
 
 def _id_of(write: TrialRow | AttemptRow | JobRow | ExperimentRow | ConfigRow | ImportedRows) -> str:

@@ -10,8 +10,9 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -111,46 +112,33 @@ class TunerExecutor:
 
     async def ask(self, sequence_id: int) -> None:
         """Ask the tuner for the parameters of a trial."""
-        if self._tuner_failed is not None:
-            self._note_tuner_failure(self._tuner_failed, was_asked=True)
-            return
-        try:
+        with self._failures_shown(was_asked=True):
+            if self._tuner_failed is not None:
+                raise self._tuner_failed
             suggestion: Suggestion | Later | None = await self._answer(
                 self._proposer.ask, sequence_id, is_proposal=True
             )
-        except Exception as error:  # noqa: BLE001 - whatever a tuner raises is shown to the user
-            self._note_tuner_failure(error, was_asked=True)
-            return
-        if suggestion is None:
-            self._post(TunerExhausted())
-            return
-        if suggestion is Later.LATER:
-            self._post(TunerNotReady(sequence_id))
-            return
-        self._post(
-            ParametersSuggested(
-                self._new_trial_id(), sequence_id, suggestion.parameters, suggestion.metadata, time.time()
-            )
-        )
+            if suggestion is None:
+                self._post(TunerExhausted())
+            elif suggestion is Later.LATER:
+                self._post(TunerNotReady(sequence_id))
+            else:
+                trial_id, at_s = self._new_trial_id(), time.time()
+                parameters, metadata = suggestion.parameters, suggestion.metadata
+                self._post(ParametersSuggested(trial_id, sequence_id, parameters, metadata, at_s))
 
     async def tell(self, sequence_id: int, result: Observation) -> None:
         """Send the result of a trial to the tuner."""
-        if self._tuner_failed is not None:
-            return  # a fixed tuner gets all stored results after the resume
-        try:
-            await self._answer(self._proposer.hear, sequence_id, result)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._note_tuner_failure(error, was_asked=False)
+        if self._tuner_failed is None:  # a fixed tuner gets all stored results after the resume
+            with self._failures_shown():
+                await self._answer(self._proposer.hear, sequence_id, result)
 
     async def teach(self, results: Sequence[PriorResult]) -> int:
         """Add results of parameters that the tuner did not propose. Returns how many of them it uses."""
-        if self._tuner_failed is not None:
-            return 0  # as above
-        try:
-            return int(await self._change(self._proposer.import_results, results))
-        except Exception as error:  # noqa: BLE001 - as above
-            self._note_tuner_failure(error, was_asked=False)
-            return 0
+        if self._tuner_failed is None:  # as above
+            with self._failures_shown():
+                return int(await self._change(self._proposer.import_results, results))
+        return 0
 
     async def change_space(
         self, config: ExperimentSpec, known: Sequence[PriorResult], over: Collection[int]
@@ -159,13 +147,12 @@ class TunerExecutor:
 
         See `TunerSession.change_space`.
         """
-        try:
+        is_done = False
+        with self._failures_shown():
             await self._change(self._proposer.change_space, config, known, over)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._note_tuner_failure(error, was_asked=False)
-            return False
-        self._post(SearchSpaceChanged())
-        return True
+            self._post(SearchSpaceChanged())
+            is_done = True
+        return is_done
 
     async def assess(self, effect: AskAssessor) -> None:
         """Send intermediate results to the assessor, which may stop the trial early. Waiting results are sent together."""
@@ -209,8 +196,13 @@ class TunerExecutor:
         name = "" if self._config.assessor is None else self._config.assessor.name
         self._note_failure("assessor", name, error)
 
-    def _note_tuner_failure(self, error: Exception, *, was_asked: bool) -> None:
-        self._note_failure("tuner", self._config.tuner.name, error, was_asked=was_asked)
+    @contextmanager
+    def _failures_shown(self, *, was_asked: bool = False) -> Iterator[None]:
+        """Show the user whatever the tuner raises."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
+            self._note_failure("tuner", self._config.tuner.name, error, was_asked=was_asked)
 
     def _note_failure(self, what: str, name: str, error: Exception, *, was_asked: bool = False) -> None:
         # An error in the user's own code has its traceback in the message; ours would hide it.

@@ -128,6 +128,11 @@ class UsageRow:
     usage: Usage
     at_s: float
 
+    @property
+    def key(self) -> AttemptKey:
+        """The attempt."""
+        return self.usage.key
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigRow:
