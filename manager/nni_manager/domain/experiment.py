@@ -11,48 +11,10 @@ Events in, effects out. Times named `now_s` are monotonic; those inside events a
 from collections.abc import Iterable
 from enum import Enum
 
+from nni_manager.domain import events
 from nni_manager.domain.change_log import ChangeLog
 from nni_manager.domain.completion import Completion
-from nni_manager.domain.events import (
-    AskTuner,
-    AttemptDelivered,
-    AttemptDrained,
-    AttemptEnded,
-    AttemptLost,
-    AttemptOrphaned,
-    AttemptRejected,
-    AttemptSeen,
-    AttemptStarted,
-    EarlyStopRequested,
-    Effect,
-    Event,
-    ExperimentStopAsked,
-    Finish,
-    JobAccepted,
-    JobProcessesEnded,
-    JobTerminated,
-    KeeperConnected,
-    KeeperDisconnected,
-    KeeperIdle,
-    KeeperSeenOnStorage,
-    LimitsChanged,
-    ManagerReady,
-    MetricsStored,
-    ParametersSuggested,
-    QuotaReached,
-    SaveExperiment,
-    SaveJob,
-    SearchSpaceChanged,
-    TaskReported,
-    TimePassed,
-    TrialProposed,
-    TrialReclaimed,
-    TrialStopAsked,
-    TunerExhausted,
-    TunerFailed,
-    TunerNotReady,
-    UsageReported,
-)
+from nni_manager.domain.events import Effect, Event
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
@@ -278,77 +240,77 @@ class Experiment:
     def _handle(self, event: Event, now_s: float) -> list[Effect]:
         lifecycle, scheduler = self.lifecycle, self.scheduler
         match event:
-            case AttemptSeen() | TimePassed():
+            case events.AttemptSeen() | events.TimePassed():
                 return []
-            case AttemptRejected():
+            case events.AttemptRejected():
                 return lifecycle.note_rejected(event)
-            case MetricsStored():
+            case events.MetricsStored():
                 return lifecycle.note_metrics(event, now_s)
-            case AttemptStarted():
+            case events.AttemptStarted():
                 return lifecycle.note_started(
                     event, now_s, is_stopping=self.state is ExperimentState.STOPPING
                 )
-            case AttemptEnded():
+            case events.AttemptEnded():
                 return lifecycle.note_ended(event.ended, now_s)
-            case AttemptDelivered():
+            case events.AttemptDelivered():
                 return lifecycle.note_delivered(event.key, now_s)
-            case TaskReported():
+            case events.TaskReported():
                 return lifecycle.note_report(event.key)
-            case QuotaReached():
+            case events.QuotaReached():
                 return lifecycle.note_quota_reached(event)
-            case AttemptOrphaned():
+            case events.AttemptOrphaned():
                 return lifecycle.note_orphaned(event.key)
-            case AttemptLost():
+            case events.AttemptLost():
                 return lifecycle.note_lost(event, now_s)
-            case UsageReported():
+            case events.UsageReported():
                 return lifecycle.note_usage(event.usage)
-            case TrialReclaimed():
+            case events.TrialReclaimed():
                 return lifecycle.note_reclaimed(event, now_s)
-            case TrialStopAsked():
+            case events.TrialStopAsked():
                 return lifecycle.stop(event.trial_id, event.reason, event.at_s, now_s)
-            case EarlyStopRequested():
+            case events.EarlyStopRequested():
                 return lifecycle.stop_early(event, now_s)
-            case ParametersSuggested():
+            case events.ParametersSuggested():
                 return lifecycle.add_suggested(event, now_s, is_running=self.state.counts_time)
-            case TrialProposed():
+            case events.TrialProposed():
                 self._finished = False
                 return lifecycle.add_proposed(event) + self._move(ExperimentEvent.TRIAL_PROPOSED, now_s)
-            case TunerExhausted():
+            case events.TunerExhausted():
                 self.budget.note_unanswered()
                 return self._move(ExperimentEvent.TUNER_EXHAUSTED, now_s)
-            case TunerNotReady():
+            case events.TunerNotReady():
                 self.budget.note_not_ready(event.sequence_id)
                 return []
-            case TunerFailed():
+            case events.TunerFailed():
                 self.budget.note_unanswered(event.was_asked)
                 return self._fail(event.message, now_s)
-            case KeeperIdle():
+            case events.KeeperIdle():
                 return scheduler.note_idle(event)
-            case KeeperConnected():
+            case events.KeeperConnected():
                 return scheduler.note_connected(event)
-            case KeeperDisconnected():
+            case events.KeeperDisconnected():
                 scheduler.note_disconnected(event.job_id)
                 return []
-            case KeeperSeenOnStorage():
+            case events.KeeperSeenOnStorage():
                 return scheduler.note_found(event.job_id)
-            case JobAccepted():
+            case events.JobAccepted():
                 self.refusals = 0
                 return []
-            case JobProcessesEnded():
+            case events.JobProcessesEnded():
                 scheduler.note_processes_ended(event.job_id, now_s)
                 return []
-            case AttemptDrained():
+            case events.AttemptDrained():
                 self.stops.apply(event.job_id, StopEvent.PROGRESSED, now_s)
                 return []
-            case JobTerminated():
+            case events.JobTerminated():
                 return self._note_job_end(event, now_s)
-            case LimitsChanged():
+            case events.LimitsChanged():
                 return self._change_limits(event.limits, now_s)
-            case SearchSpaceChanged():
+            case events.SearchSpaceChanged():
                 return self._resume_asking(now_s)
-            case ExperimentStopAsked():
+            case events.ExperimentStopAsked():
                 return self._stop_all(event.at_s, now_s)
-            case ManagerReady():
+            case events.ManagerReady():
                 return self._begin(now_s)
 
     def _begin(self, now_s: float) -> list[Effect]:
@@ -362,11 +324,11 @@ class Experiment:
         self.stops.begin_stopping(now_s)
         return effects + self.lifecycle.stop_all(at_s, now_s) + self.scheduler.end_all(now_s)
 
-    def _note_job_end(self, event: JobTerminated, now_s: float) -> list[Effect]:
+    def _note_job_end(self, event: events.JobTerminated, now_s: float) -> list[Effect]:
         job = self.scheduler.end(event.job_id)
         if job is None:
             return []
-        effects: list[Effect] = [SaveJob(job, is_over=True)]
+        effects: list[Effect] = [events.SaveJob(job, is_over=True)]
         self.refusals += event.is_refused
         if event.is_refused and self.refusals >= MAX_REFUSALS_IN_A_ROW:
             # All jobs come from one template, so the cluster would refuse every other job as well.
@@ -406,7 +368,7 @@ class Experiment:
                 self.budget.unblock()
                 effects += self._move(ExperimentEvent.TUNER_EXHAUSTED, now_s)
             else:
-                effects += map(AskTuner, self.budget.ask(self.scheduler.prefetch_room))
+                effects += map(events.AskTuner, self.budget.ask(self.scheduler.prefetch_room))
         is_asking = self.state in (ExperimentState.INITIALIZED, ExperimentState.RUNNING)
         effects += self.scheduler.revoke() + self.scheduler.fit_jobs(is_asking=is_asking)
         if self.budget.is_idle:
@@ -414,13 +376,15 @@ class Experiment:
                 effects += self._move(ExperimentEvent.ALL_ENDED, now_s)
             if self.state.is_over and not self._finished:
                 self._finished = True
-                effects.append(Finish())
+                effects.append(events.Finish())
         elif self.scheduler.is_stalled and not self._gave_up:
             self._gave_up = True
-            effects.append(Finish(is_recorded=False))
+            effects.append(events.Finish(is_recorded=False))
         return effects
 
     def _move(self, event: ExperimentEvent, now_s: float) -> list[Effect]:
         before, self.state = self.state, TRANSITIONS[self.state, event]
         self.budget.count_time(now_s, counts=self.state.counts_time)
-        return [SaveExperiment()] if before is not self.state or event is ExperimentEvent.FAILED else []
+        return (
+            [events.SaveExperiment()] if before is not self.state or event is ExperimentEvent.FAILED else []
+        )

@@ -8,20 +8,7 @@ import logging
 import time
 from collections.abc import Collection, Coroutine
 
-from nni_manager.domain.events import (
-    AbandonJob,
-    AttemptDrained,
-    AttemptLost,
-    AttemptStarted,
-    DispatchTrial,
-    EndJob,
-    JobAccepted,
-    JobProcessesEnded,
-    JobTerminated,
-    KeeperDisconnected,
-    KillJob,
-    RevokePrefetched,
-)
+from nni_manager.domain import events
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_IT_BEGAN
@@ -176,7 +163,7 @@ class ClusterJobs:
                 await self._service.submit(self._settings(job))
                 is_submitted = True
                 self._gate.resume()
-                self._post(JobAccepted(job.job_id))
+                self._post(events.JobAccepted(job.job_id))
                 self.problem = ""
         finally:
             if not is_submitted:
@@ -192,7 +179,7 @@ class ClusterJobs:
             self.code_snapshot,
         )
 
-    def dispatch(self, effect: DispatchTrial) -> None:
+    def dispatch(self, effect: events.DispatchTrial) -> None:
         """Dispatch a trial to the keepers of a job, after all earlier dispatches to them."""
         trial_id, job_id = effect.trial.trial_id, effect.job.job_id
         word = (job_id, trial_id, effect.task)
@@ -214,7 +201,7 @@ class ClusterJobs:
         task = self._dispatches[job_id] = self._spawn(run())
         return task
 
-    async def _dispatch(self, effect: DispatchTrial, saved: "asyncio.Future[None] | None") -> None:
+    async def _dispatch(self, effect: events.DispatchTrial, saved: "asyncio.Future[None] | None") -> None:
         job, trial, delay_s = effect.job, effect.trial, _FIRST_RESUBMIT_S
         while _runs_in(job, trial):
             try:
@@ -232,7 +219,7 @@ class ClusterJobs:
             if trial.stop_reason is not None:
                 self._keepers.stop(trial, trial.stop_reason)
 
-    def begin_revoke(self, effect: RevokePrefetched) -> None:
+    def begin_revoke(self, effect: events.RevokePrefetched) -> None:
         """Revoke a trial from the keeper of a job, after its dispatch and before any later message."""
         # An older revoke is dropped: its stream has ended, and the trial may have been dispatched again since.
         question = self._pending_revokes[effect.job.job_id, effect.trial.trial_id] = object()
@@ -289,19 +276,19 @@ class ClusterJobs:
         elif not await self._service.stop(job_id) and job_id not in self._recovering:
             self._note_gone(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
 
-    def escalate(self, effect: EndJob | KillJob | AbandonJob) -> None:
+    def escalate(self, effect: events.EndJob | events.KillJob | events.AbandonJob) -> None:
         """Take the next step against a job that missed a stop deadline."""
         job_id = effect.job.job_id
         match effect:
-            case EndJob():
+            case events.EndJob():
                 log.warning("job %s has not stopped or left in time; the training service ends it", job_id)
                 self._service.wake(job_id)
                 self._spawn(self.stop(job_id))
-            case KillJob():
+            case events.KillJob():
                 log.warning("job %s does not end; it is killed", job_id)
                 self._killed.add(job_id)
                 self._spawn(self._service.kill(job_id))
-            case AbandonJob():
+            case events.AbandonJob():
                 self._spawn(self._abandon(effect.job))
 
     async def _abandon(self, job: Job) -> None:
@@ -315,7 +302,9 @@ class ClusterJobs:
         except (StoragePermissionDenied, TimeoutError, asyncio.TimeoutError) as error:
             log.warning("job %s: not all that its trials have written is read: %s", job.job_id, error)
         untouched = frozenset(job.trial_ids) - job.begun_ids
-        self._post(JobTerminated(job.job_id, ExitReason.JOB_LOST, message, time.time(), untouched=untouched))
+        self._post(
+            events.JobTerminated(job.job_id, ExitReason.JOB_LOST, message, time.time(), untouched=untouched)
+        )
 
     async def _take_shown(self, job: Job) -> None:
         nobody_told = JobEnded(job.job_id, None, "")
@@ -324,7 +313,7 @@ class ClusterJobs:
         await asyncio.shield(self._runtime.commits.add([]))
 
     def _note_gone(self, job_id: str, reason: ExitReason, message: str, *, is_refused: bool = False) -> None:
-        self._post(JobTerminated(job_id, reason, message, time.time(), is_refused=is_refused))
+        self._post(events.JobTerminated(job_id, reason, message, time.time(), is_refused=is_refused))
 
     def note_ended(self, ended: JobEnded) -> None:
         """Handle the end of a job that the training service reports."""
@@ -351,7 +340,7 @@ class ClusterJobs:
             # Or it never existed: the earlier manager died before it submitted the job.
             how = "it ended while no manager was there"
             self._post(
-                JobTerminated(
+                events.JobTerminated(
                     job.job_id, ExitReason.JOB_LOST, how, time.time(), is_clean=True, was_supervised=False
                 )
             )
@@ -381,7 +370,7 @@ class ClusterJobs:
     async def _recover(self, job: Job, ended: JobEnded) -> None:
         """Read the data of an ended job that its keepers have not sent from the workspace, then report its end."""
         # From here on no trial of it may move to another job: the files here would be taken for that job's.
-        self._post(KeeperDisconnected(job.job_id))
+        self._post(events.KeeperDisconnected(job.job_id))
         how = (
             "its keeper is gone"
             if ended.exit_code is None
@@ -402,7 +391,7 @@ class ClusterJobs:
                 # Trials that the job gets from now on never start.
                 unfinished = [each.trial_id for each in self._experiment.scheduler.trials_of(job)]
                 await self._service.reap_orphans(job.job_id, unfinished)
-                self._post(JobProcessesEnded(job.job_id))
+                self._post(events.JobProcessesEnded(job.job_id))
             scanned.add(trial.trial_id)
             try:
                 may_be_late = time.monotonic() < shows_all_at_s
@@ -426,7 +415,7 @@ class ClusterJobs:
         self._recovering.discard(job.job_id)
         message = "\n".join(part for part in (how, ended.message) if part)
         self._post(
-            JobTerminated(
+            events.JobTerminated(
                 job.job_id,
                 reason,
                 message,
@@ -456,9 +445,13 @@ class ClusterJobs:
         )
         for each in left:
             self._post(
-                AttemptStarted(each.key, time.time() if each.ended is None else each.ended.started_at_s)
+                events.AttemptStarted(
+                    each.key, time.time() if each.ended is None else each.ended.started_at_s
+                )
             )
-            await self._storage_poller.drain(trial, each, lambda: self._post(AttemptDrained(trial.job_id)))
+            await self._storage_poller.drain(
+                trial, each, lambda: self._post(events.AttemptDrained(trial.job_id))
+            )
         for each in left:
             if each.ended is not None:
                 self._ingest.end(each.ended)
@@ -477,7 +470,7 @@ class ClusterJobs:
             found = None
         if found is None or found.ended is None:
             log.warning("trial %s: its keeper is gone, and told no end", key)
-            self._post(AttemptLost(key, time.time()))
+            self._post(events.AttemptLost(key, time.time()))
         else:
             self._ingest.end(found.ended)
 

@@ -10,37 +10,9 @@ from functools import partial
 from nni_manager.clock import monotonic_epoch_s
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult
+from nni_manager.domain import events
 from nni_manager.domain.attempts import AttemptReport, Attempts
-from nni_manager.domain.events import (
-    AbandonJob,
-    AddObservation,
-    AskAssessor,
-    AskTuner,
-    CancelQueuedTrial,
-    CancelTrial,
-    CloseAttempt,
-    DetachTrial,
-    DispatchTrial,
-    DrainAttempt,
-    DrainJob,
-    Effect,
-    EndJob,
-    ExperimentStopAsked,
-    Finish,
-    KillJob,
-    ManagerReady,
-    RevokePrefetched,
-    SaveAttempt,
-    SaveExperiment,
-    SaveJob,
-    SaveTrial,
-    SaveUsage,
-    SubmitJob,
-    TellAssessor,
-    TellTuner,
-    TimePassed,
-    TrialStopAsked,
-)
+from nni_manager.domain.events import Effect
 from nni_manager.domain.metrics import reward
 from nni_manager.domain.stop_escalation import MAX_STOP_S, RECORDED_TIMEOUT_S
 from nni_manager.domain.trial import Trial, TrialState
@@ -190,7 +162,7 @@ class Engine(Runtime):
         )
         inherited_jobs = list(self.experiment.jobs.live.values())
         self.finished.clear()
-        self.post(ManagerReady())
+        self.post(events.ManagerReady())
         self.admission.is_open = True
         for job in inherited_jobs:
             await self.jobs.take_over(job)
@@ -239,11 +211,11 @@ class Engine(Runtime):
 
     def stop(self) -> None:
         """Stop the experiment: running trials are cancelled, and `finished` is set when the last has ended."""
-        self.post(ExperimentStopAsked(time.time()))
+        self.post(events.ExperimentStopAsked(time.time()))
 
     def stop_trial(self, trial_id: str, reason: ExitReason = ExitReason.STOPPED_BY_USER) -> None:
         """Stop one trial, which must exist."""
-        self.post(TrialStopAsked(trial_id, reason, time.time()))
+        self.post(events.TrialStopAsked(trial_id, reason, time.time()))
 
     async def until_stopped(self) -> None:
         """Wait until the experiment has finished, then for a limited time until this is stored and its jobs have ended."""
@@ -265,61 +237,56 @@ class Engine(Runtime):
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case SaveTrial() | SaveAttempt() | SaveExperiment() | SaveJob() | SaveUsage():
-                self._save(effect)
-            case AskTuner():
+            case events.SaveTrial():
+                self._save_trial(effect.trial)
+            case events.SaveAttempt():
+                self.save(AttemptRow(effect.key, effect.number, effect.is_lost))
+            case events.SaveExperiment():
+                self._save_experiment()
+            case events.SaveJob():
+                ended_at_s = time.time() if effect.is_over else None
+                self.save(JobRow(effect.job.job_id, effect.job.ever_connected, ended_at_s))
+            case events.SaveUsage():
+                self.commits.add_deferred([UsageRow(effect.usage, monotonic_epoch_s())])
+            case events.AskTuner():
                 self.spawn(self.algorithms.ask(effect.sequence_id))
-            case TellTuner():
+            case events.TellTuner():
                 self.spawn(self.algorithms.tell(effect.sequence_id, self.history.observation(effect)))
-            case AddObservation():
+            case events.AddObservation():
                 self._pending_observations.add(effect.trial_id)
                 self.spawn(self._teach(self.experiment.trials[effect.trial_id], effect.value))
-            case AskAssessor():
+            case events.AskAssessor():
                 self.spawn(self.algorithms.assess(effect))
-            case TellAssessor():
+            case events.TellAssessor():
                 self.spawn(self.algorithms.tell_assessor(effect))
-            case SubmitJob():
+            case events.SubmitJob():
                 self.jobs.begin_to_submit(effect.job)
-            case DispatchTrial():
+            case events.DispatchTrial():
                 self.jobs.dispatch(effect)
-            case RevokePrefetched():
+            case events.RevokePrefetched():
                 self.jobs.begin_revoke(effect)
-            case CancelTrial():
+            case events.CancelTrial():
                 self.jobs.cancel(effect.trial, effect.reason, ends_job=effect.ends_job)
-            case CancelQueuedTrial():
+            case events.CancelQueuedTrial():
                 self.keepers.stop(effect.trial, effect.reason)
-            case DrainJob():
+            case events.DrainJob():
                 if not self.keepers.shut_down(effect.job.job_id, "there are no more trials"):
                     self.spawn(self.jobs.stop(effect.job.job_id))
-            case EndJob() | KillJob() | AbandonJob():
+            case events.EndJob() | events.KillJob() | events.AbandonJob():
                 self.jobs.escalate(effect)
-            case CloseAttempt():
+            case events.CloseAttempt():
                 self._after_save(lambda: self.ingest.close(effect.key))
-            case DrainAttempt():
+            case events.DrainAttempt():
                 self.spawn(self.jobs.take_missing(effect.key))
-            case DetachTrial():
+            case events.DetachTrial():
                 self.ingest.forget_trial(effect.trial, effect.job_id)
-            case Finish():
+            case events.Finish():
                 # The clock may have been set back since the experiment was created.
                 if effect.is_recorded:
                     self.ended_at_s = max(time.time(), self.stored.created_at_s)
                     self._save_experiment()
                     self._after_save(self._finish)
                 self._is_ending.set()
-
-    def _save(self, effect: SaveTrial | SaveAttempt | SaveExperiment | SaveJob | SaveUsage) -> None:
-        match effect:
-            case SaveTrial():
-                self._save_trial(effect.trial)
-            case SaveAttempt():
-                self.save(AttemptRow(effect.key, effect.number, effect.is_lost))
-            case SaveExperiment():
-                self._save_experiment()
-            case SaveJob():
-                ended_at_s = time.time() if effect.is_over else None
-                self.save(JobRow(effect.job.job_id, effect.job.ever_connected, ended_at_s))
-            case SaveUsage():
-                self.commits.add_deferred([UsageRow(effect.usage, monotonic_epoch_s())])
 
     def _save_experiment(self) -> None:
         experiment = self.experiment
@@ -373,7 +340,7 @@ class Engine(Runtime):
             if runs_out_at_s is not None:
                 delay_s = min(delay_s, max(runs_out_at_s - time.monotonic(), 0.05))
             await asyncio.sleep(delay_s)
-            self.post(TimePassed())
+            self.post(events.TimePassed())
             if problem := self.experiment.transports.new_problem(time.monotonic()):
                 log.warning("%s", problem)
             if self.experiment.state.counts_time:

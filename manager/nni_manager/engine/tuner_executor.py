@@ -18,17 +18,8 @@ from typing import Any
 
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult
-from nni_manager.domain.events import (
-    AskAssessor,
-    EarlyStopRequested,
-    Event,
-    ParametersSuggested,
-    SearchSpaceChanged,
-    TellAssessor,
-    TunerExhausted,
-    TunerFailed,
-    TunerNotReady,
-)
+from nni_manager.domain import events
+from nni_manager.domain.events import Event
 from nni_manager.errors import UserError
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, PastLearningCurve
 from nni_manager.tuner.base import BaseTuner, Later, Observation, PastTrial, Suggestion
@@ -119,13 +110,13 @@ class TunerExecutor:
                 self._proposer.ask, sequence_id, is_proposal=True
             )
             if suggestion is None:
-                self._post(TunerExhausted())
+                self._post(events.TunerExhausted())
             elif suggestion is Later.LATER:
-                self._post(TunerNotReady(sequence_id))
+                self._post(events.TunerNotReady(sequence_id))
             else:
                 trial_id, at_s = self._new_trial_id(), time.time()
                 parameters, metadata = suggestion.parameters, suggestion.metadata
-                self._post(ParametersSuggested(trial_id, sequence_id, parameters, metadata, at_s))
+                self._post(events.ParametersSuggested(trial_id, sequence_id, parameters, metadata, at_s))
 
     async def tell(self, sequence_id: int, result: Observation) -> None:
         """Send the result of a trial to the tuner."""
@@ -150,11 +141,11 @@ class TunerExecutor:
         is_done = False
         with self._failures_shown():
             await self._change(self._proposer.change_space, config, known, over)
-            self._post(SearchSpaceChanged())
+            self._post(events.SearchSpaceChanged())
             is_done = True
-        return is_done
+        return is_done  # noqa: RET504 - the block swallows exceptions
 
-    async def assess(self, effect: AskAssessor) -> None:
+    async def assess(self, effect: events.AskAssessor) -> None:
         """Send intermediate results to the assessor, which may stop the trial early. Waiting results are sent together."""
         key = effect.trial_id, effect.attempt
         if (waiting := self._to_assess.get(key)) is not None:
@@ -166,9 +157,9 @@ class TunerExecutor:
             may_go_on = await self._in_assessor_thread(lambda assessment: assessment.hear(*key, values))
         if may_go_on is False:
             log.info("trial %s: the assessor stops it", effect.trial_id)
-            self._post(EarlyStopRequested(effect.trial_id, effect.attempt, time.time()))
+            self._post(events.EarlyStopRequested(effect.trial_id, effect.attempt, time.time()))
 
-    async def tell_assessor(self, effect: TellAssessor) -> None:
+    async def tell_assessor(self, effect: events.TellAssessor) -> None:
         """Notify the assessor that a trial is terminal."""
         async with self._assessors_turn:
             await self._in_assessor_thread(
@@ -210,7 +201,7 @@ class TunerExecutor:
         text = str(error) if is_users else "".join(traceback.format_exception(error))
         log.error("the %s failed:\n%s", what, text)
         self._post(
-            TunerFailed(
+            events.TunerFailed(
                 f"the {what} {name} failed, and no more trials are begun; what it raised follows. "
                 f"Fix it, then go on with `nnictl resume {self._experiment_id}`.\n{text}",
                 was_asked,
