@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from nni_manager.domain.state_tables import changes_by_event
 from trial_keeper.wire.attempt_ids import is_legacy_number, sort_key
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 
@@ -39,20 +40,17 @@ class AttemptReport(Enum):
 
 
 _P, _R = AttemptPhase, AttemptReport
-CHANGES: dict[tuple[AttemptPhase, AttemptReport], AttemptPhase] = {
-    (_P.REGISTERED, _R.STARTED): _P.RUNNING,
-    (_P.REGISTERED, _R.ENDED): _P.ENDED,  # a command that could not be started reports only an end
-    (_P.RUNNING, _R.ENDED): _P.ENDED,
-    (_P.ENDED, _R.DELIVERED): _P.DELIVERED,
-    # Its reports count no more: the cluster runs the whole job again, or its keeper is gone and nobody waits for it.
-    (_P.RUNNING, _R.DISCARDED): _P.REGISTERED,
-    (_P.ENDED, _R.DISCARDED): _P.REGISTERED,
-    (_P.DELIVERED, _R.DISCARDED): _P.REGISTERED,
-    (_P.REGISTERED, _R.LOST): _P.LOST,
-    (_P.RUNNING, _R.LOST): _P.LOST,
-    (_P.ENDED, _R.LOST): _P.LOST,
-    (_P.DELIVERED, _R.LOST): _P.LOST,
-}
+CHANGES: dict[tuple[AttemptPhase, AttemptReport], AttemptPhase] = changes_by_event(
+    {
+        _R.STARTED: {_P.RUNNING: (_P.REGISTERED,)},
+        # A command that could not be started reports only an end.
+        _R.ENDED: {_P.ENDED: (_P.REGISTERED, _P.RUNNING)},
+        _R.DELIVERED: {_P.DELIVERED: (_P.ENDED,)},
+        # Its reports count no more: the cluster runs the whole job again, or its keeper is gone and nobody waits for it.
+        _R.DISCARDED: {_P.REGISTERED: (_P.RUNNING, _P.ENDED, _P.DELIVERED)},
+        _R.LOST: {_P.LOST: (_P.REGISTERED, _P.RUNNING, _P.ENDED, _P.DELIVERED)},
+    }
+)
 # Reports that leave the phase as it is.
 IGNORED: frozenset[tuple[AttemptPhase, AttemptReport]] = frozenset(
     {

@@ -20,6 +20,7 @@ from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
 from nni_manager.domain.limits import Limits
 from nni_manager.domain.search_budget import SearchBudget
+from nni_manager.domain.state_tables import changes_by_event, pairs_by_event
 from nni_manager.domain.stop_escalation import StopEscalation, StopEvent
 from nni_manager.domain.transports import TransportTracker
 from nni_manager.domain.trial import Trial
@@ -70,60 +71,35 @@ class ExperimentEvent(Enum):
 
 
 _E, _X = ExperimentState, ExperimentEvent
-CHANGES: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = {
-    (_E.INITIALIZED, _X.BEGUN): _E.RUNNING,
-    (_E.INITIALIZED, _X.FAILED): _E.ERROR,
-    (_E.INITIALIZED, _X.STOP_ASKED): _E.STOPPING,
-    (_E.RUNNING, _X.LIMIT_REACHED): _E.NO_MORE_TRIAL,
-    (_E.RUNNING, _X.TUNER_EXHAUSTED): _E.TUNER_NO_MORE_TRIAL,
-    (_E.RUNNING, _X.FAILED): _E.ERROR,
-    (_E.RUNNING, _X.STOP_ASKED): _E.STOPPING,
-    (_E.NO_MORE_TRIAL, _X.ALL_ENDED): _E.DONE,
-    (_E.NO_MORE_TRIAL, _X.FAILED): _E.ERROR,
-    (_E.NO_MORE_TRIAL, _X.STOP_ASKED): _E.STOPPING,
-    (_E.TUNER_NO_MORE_TRIAL, _X.ALL_ENDED): _E.DONE,
-    (_E.TUNER_NO_MORE_TRIAL, _X.FAILED): _E.ERROR,
-    (_E.TUNER_NO_MORE_TRIAL, _X.STOP_ASKED): _E.STOPPING,
-    (_E.STOPPING, _X.ALL_ENDED): _E.STOPPED,
-    # A limit was raised or the search space changed. A stopped or failed experiment continues only after a resume.
-    (_E.NO_MORE_TRIAL, _X.MORE_WANTED): _E.RUNNING,
-    (_E.TUNER_NO_MORE_TRIAL, _X.MORE_WANTED): _E.RUNNING,  # the tuner may be exhausted again
-    (_E.DONE, _X.MORE_WANTED): _E.RUNNING,
-    # Absent in the other states: they start no trial.
-    (_E.DONE, _X.TRIAL_PROPOSED): _E.RUNNING,
-    # resume
-    (_E.STOPPING, _X.BEGUN): _E.RUNNING,
-    (_E.STOPPED, _X.BEGUN): _E.RUNNING,
-    (_E.ERROR, _X.BEGUN): _E.RUNNING,
-    (_E.DONE, _X.BEGUN): _E.RUNNING,
-    (_E.NO_MORE_TRIAL, _X.BEGUN): _E.RUNNING,
-    (_E.TUNER_NO_MORE_TRIAL, _X.BEGUN): _E.RUNNING,
-}
-# Events that leave the state as it is.
-IGNORED: frozenset[tuple[ExperimentState, ExperimentEvent]] = frozenset(
+_NO_MORE = (_E.NO_MORE_TRIAL, _E.TUNER_NO_MORE_TRIAL)
+CHANGES: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = changes_by_event(
     {
-        (_E.NO_MORE_TRIAL, _X.TUNER_EXHAUSTED),
-        (_E.TUNER_NO_MORE_TRIAL, _X.TUNER_EXHAUSTED),
-        (_E.TUNER_NO_MORE_TRIAL, _X.LIMIT_REACHED),
-        (_E.STOPPING, _X.STOP_ASKED),
-        (_E.STOPPING, _X.FAILED),
-        (_E.STOPPING, _X.TUNER_EXHAUSTED),  # the answer to a question from before the stop
-        (_E.ERROR, _X.FAILED),  # the first error is the one shown
-        (_E.ERROR, _X.TUNER_EXHAUSTED),
-        (_E.ERROR, _X.STOP_ASKED),
-        (_E.DONE, _X.STOP_ASKED),
-        (_E.STOPPED, _X.STOP_ASKED),
-        (_E.DONE, _X.FAILED),  # the tuner rejected the last result; all results are stored
-        (_E.STOPPED, _X.FAILED),
-        (_E.INITIALIZED, _X.MORE_WANTED),
-        (_E.RUNNING, _X.MORE_WANTED),
-        (_E.STOPPING, _X.MORE_WANTED),
-        (_E.STOPPED, _X.MORE_WANTED),
-        (_E.ERROR, _X.MORE_WANTED),
-        (_E.RUNNING, _X.TRIAL_PROPOSED),
-        (_E.NO_MORE_TRIAL, _X.TRIAL_PROPOSED),
-        (_E.TUNER_NO_MORE_TRIAL, _X.TRIAL_PROPOSED),
-        (_E.RUNNING, _X.BEGUN),
+        # A resume, unless it is new.
+        _X.BEGUN: {_E.RUNNING: (_E.INITIALIZED, *_NO_MORE, _E.DONE, _E.ERROR, _E.STOPPING, _E.STOPPED)},
+        _X.LIMIT_REACHED: {_E.NO_MORE_TRIAL: (_E.RUNNING,)},
+        _X.TUNER_EXHAUSTED: {_E.TUNER_NO_MORE_TRIAL: (_E.RUNNING,)},
+        _X.ALL_ENDED: {_E.DONE: _NO_MORE, _E.STOPPED: (_E.STOPPING,)},
+        _X.FAILED: {_E.ERROR: (_E.INITIALIZED, _E.RUNNING, *_NO_MORE)},
+        _X.STOP_ASKED: {_E.STOPPING: (_E.INITIALIZED, _E.RUNNING, *_NO_MORE)},
+        # A limit was raised or the search space changed; the tuner may be exhausted again. A stopped or failed experiment
+        # continues only after a resume.
+        _X.MORE_WANTED: {_E.RUNNING: (*_NO_MORE, _E.DONE)},
+        # Absent in the states that start no trial.
+        _X.TRIAL_PROPOSED: {_E.RUNNING: (_E.DONE,)},
+    }
+)
+# Events that leave the state as it is.
+IGNORED: frozenset[tuple[ExperimentState, ExperimentEvent]] = pairs_by_event(
+    {
+        _X.BEGUN: (_E.RUNNING,),
+        _X.LIMIT_REACHED: (_E.TUNER_NO_MORE_TRIAL,),
+        # While it stops: the answer to a question from before the stop.
+        _X.TUNER_EXHAUSTED: (*_NO_MORE, _E.STOPPING, _E.ERROR),
+        # The first error is the one shown. DONE: the tuner rejected the last result; all results are stored.
+        _X.FAILED: (_E.STOPPING, _E.STOPPED, _E.ERROR, _E.DONE),
+        _X.STOP_ASKED: (_E.STOPPING, _E.STOPPED, _E.ERROR, _E.DONE),
+        _X.MORE_WANTED: (_E.INITIALIZED, _E.RUNNING, _E.STOPPING, _E.STOPPED, _E.ERROR),
+        _X.TRIAL_PROPOSED: (_E.RUNNING, *_NO_MORE),
     }
 )
 TRANSITIONS: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = CHANGES | {
