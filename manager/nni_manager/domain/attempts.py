@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from nni_manager.domain.state_tables import changes_by_event
+from nni_manager.domain.state_tables import changes_by_event, with_ignored
 from trial_keeper.wire.attempt_ids import is_legacy_number, sort_key
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 
@@ -60,9 +60,7 @@ IGNORED: frozenset[tuple[AttemptPhase, AttemptReport]] = frozenset(
         (_P.LOST, _R.DISCARDED),
     }
 )
-TRANSITIONS: dict[tuple[AttemptPhase, AttemptReport], AttemptPhase] = CHANGES | {
-    (phase, report): phase for phase, report in IGNORED
-}
+TRANSITIONS = with_ignored(CHANGES, IGNORED)
 
 
 @dataclass(slots=True)

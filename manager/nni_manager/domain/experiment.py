@@ -20,7 +20,7 @@ from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
 from nni_manager.domain.limits import Limits
 from nni_manager.domain.search_budget import SearchBudget
-from nni_manager.domain.state_tables import changes_by_event, pairs_by_event
+from nni_manager.domain.state_tables import changes_by_event, pairs_by_event, with_ignored
 from nni_manager.domain.stop_escalation import StopEscalation, StopEvent
 from nni_manager.domain.transports import TransportTracker
 from nni_manager.domain.trial import Trial
@@ -102,9 +102,7 @@ IGNORED: frozenset[tuple[ExperimentState, ExperimentEvent]] = pairs_by_event(
         _X.TRIAL_PROPOSED: (_E.RUNNING, *_NO_MORE),
     }
 )
-TRANSITIONS: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = CHANGES | {
-    (state, event): state for state, event in IGNORED
-}
+TRANSITIONS = with_ignored(CHANGES, IGNORED)
 
 
 class Experiment:

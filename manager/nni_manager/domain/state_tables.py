@@ -6,6 +6,7 @@ from typing import TypeVar
 
 State = TypeVar("State", bound=Enum)
 Event = TypeVar("Event", bound=Enum)
+After = TypeVar("After")
 
 
 def changes_by_event(
@@ -18,6 +19,13 @@ def changes_by_event(
         for after, befores in changes.items()
         for before in befores
     }
+
+
+def with_ignored(
+    changes: Mapping[tuple[State, Event], After], ignored: Iterable[tuple[State, Event]]
+) -> dict[tuple[State, Event], After | State]:
+    """All transitions: the changes, and the ignored pairs, which leave the state as it is."""
+    return {**changes, **{(state, event): state for state, event in ignored}}
 
 
 def pairs_by_event(rows: Mapping[Event, Iterable[State]]) -> frozenset[tuple[State, Event]]:

@@ -13,7 +13,7 @@ Only jobs with a stop request are tracked. Times are monotonic.
 from dataclasses import dataclass, field
 from enum import Enum
 
-from nni_manager.domain.state_tables import changes_by_event, pairs_by_event
+from nni_manager.domain.state_tables import changes_by_event, pairs_by_event, with_ignored
 
 # The keeper's grace, after which it kills its trial; `KeeperSettings.grace_s`.
 KEEPER_GRACE_S = 30.0
@@ -84,9 +84,7 @@ IGNORED: frozenset[tuple[StopStage, StopEvent]] = pairs_by_event(
         _E.PROGRESSED: (*_ASKED, _S.COLLECTING),  # e.g. reports of a trial that still runs
     }
 )
-TRANSITIONS: dict[tuple[StopStage, StopEvent], StopStage] = CHANGES | {
-    (state, event): state for state, event in IGNORED
-}
+TRANSITIONS = with_ignored(CHANGES, IGNORED)
 _RENEWED_BY_PROGRESS = frozenset({_S.SHUTDOWN_SENT, _S.COLLECTING, _S.STALLED})
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
 
+from nni_manager.domain.state_tables import with_ignored
+
 # A keeper makes its first five reconnect attempts within 6 s.
 RECONNECT_GRACE_S = 5.0
 # Shared storage shows new bytes up to 3 s late, so polling more often gains nothing.
@@ -56,9 +58,7 @@ IGNORED: frozenset[tuple[Transport, TransportEvent]] = frozenset(
         (_T.SHARED_STORAGE, _E.FOUND),
     }
 )
-TRANSITIONS: dict[tuple[Transport, TransportEvent], Transport] = CHANGES | {
-    (state, event): state for state, event in IGNORED
-}
+TRANSITIONS = with_ignored(CHANGES, IGNORED)
 
 
 @dataclass(frozen=True, slots=True)

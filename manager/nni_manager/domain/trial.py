@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any
 
 from nni_manager.domain.attempts import HAVE_ENDED, AttemptPhase, AttemptReport, Attempts, RegisteredAttempt
+from nni_manager.domain.state_tables import with_ignored
 from nni_manager.domain.usage import PeakUsage
 from trial_keeper.wire.attempt_ids import sort_key
 from trial_keeper.wire.file_changes import METRICS_FILE_WAS
@@ -115,9 +116,7 @@ IGNORED: frozenset[tuple[TrialState, TrialEvent]] = frozenset(
         (_W, TrialEvent.LOST),
     }
 )
-TRANSITIONS: dict[tuple[TrialState, TrialEvent], TrialState | None] = CHANGES | {
-    (state, event): state for state, event in IGNORED
-}
+TRANSITIONS = with_ignored(CHANGES, IGNORED)
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.training_services.errors import Unauthenticated
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.messages import AttemptKey
+from trial_keeper.wire.messages import AttemptKey, RevokeTrial
 from trial_keeper.wire.reasons import ExitReason
 
 log = logging.getLogger(__name__)
@@ -231,7 +231,7 @@ class ClusterJobs:
         del self._pending_revokes[job.job_id, trial.trial_id]
         if trial.trial_id in job.revoking_ids:
             log.info("trial %s: job %s is asked to give it back", trial.trial_id, job.job_id)
-            self._keepers.revoke(job.job_id, trial.trial_id)
+            self._keepers.send_all(job.job_id, RevokeTrial(trial.trial_id))
 
     def _settings(self, job: Job) -> KeeperSettings:
         return KeeperSettings(

@@ -34,6 +34,7 @@ from nni_manager.tuner.assessment import Assessment
 from nni_manager.tuner.base import BaseTuner
 from trial_keeper import __version__
 from trial_keeper.wire.limits import collected
+from trial_keeper.wire.messages import Shutdown
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import ManagerDocument
 
@@ -270,7 +271,7 @@ class Engine(Runtime):
             case events.CancelQueuedTrial():
                 self.keepers.stop(effect.trial, effect.reason)
             case events.DrainJob():
-                if not self.keepers.shut_down(effect.job.job_id, "there are no more trials"):
+                if not self.keepers.send_all(effect.job.job_id, Shutdown("there are no more trials")):
                     self.spawn(self.jobs.stop(effect.job.job_id))
             case events.EndJob() | events.KillJob() | events.AbandonJob():
                 self.jobs.escalate(effect)

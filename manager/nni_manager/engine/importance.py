@@ -10,12 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nni_manager.domain.metrics import reward
+
 # PED-ANOVA compares the best 10 % of trials with all trials; below this minimum, the best 10 % is one trial.
 MIN_TRIALS = 10
 # A number with at most this many distinct values is treated as a choice.
 _FEW_VALUES = 10
 # A number whose maximum is at least this multiple of its minimum is evaluated on a log scale.
 _WIDE = 100.0
+_LARGEST = 1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ def importance_of(
     known = [
         (dict(_flat(parameters)), value)
         for parameters, final in results
-        if (value := _number(final, metric)) is not None
+        if (value := reward(final, metric)) is not None and abs(value) < _LARGEST
     ]
     if len(known) < MIN_TRIALS:
         return Importance(
@@ -121,18 +124,6 @@ def _is_number(value: Any) -> bool:
     return (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
-        and abs(value) < 1e300
+        and abs(value) < _LARGEST
         and math.isfinite(value)
     )
-
-
-def _number(final: str, metric: str) -> float | None:
-    try:
-        value = json.loads(final)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(value, dict):
-        value = value.get(metric)
-    elif metric != "default":
-        return None
-    return float(value) if _is_number(value) else None

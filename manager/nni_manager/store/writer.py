@@ -5,8 +5,8 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import lru_cache
 from itertools import chain
@@ -109,16 +109,22 @@ class Store:
             self.close()
             raise
 
-    def _begin_epoch(self, holder: LeaseHolder) -> int:
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Commit what the block executes, or nothing of it."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            self._execute("begin_epoch", {"holder": str(holder)})
-            epoch, _ = self._execute("get_lease", {}).fetchone()
+            yield
             self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+
+    def _begin_epoch(self, holder: LeaseHolder) -> int:
+        with self._transaction():
+            self._execute("begin_epoch", {"holder": str(holder)})
+            epoch, _ = self._execute("get_lease", {}).fetchone()
         return int(epoch)
 
     def _check_epoch(self) -> None:
@@ -180,18 +186,12 @@ class Store:
                 self._check_epoch()  # a later rollback does not undo what is written to files
         sync_s = self._write_logs(logs)
         with write_errors(self._path):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
+            with self._transaction():
                 self._check_epoch()
                 for write in writes:
                     self._apply(write, now_s)
                 began_s = time.monotonic()
-                self._connection.execute("COMMIT")
-                sync_s += time.monotonic() - began_s
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+            sync_s += time.monotonic() - began_s
         return Stored(sync_s, self._checkpoint_wal())
 
     def _checkpoint_wal(self) -> str:
