@@ -59,14 +59,14 @@ def test_what_is_declared_lost_is_told_once() -> None:
         attempts.register(key_of(number))
     assert [each.number for each in attempts.mark_lost(key_of(1))] == [1]
     assert attempts.mark_lost(key_of(1)) == []
-    assert [each.number for each in attempts.mark_all_lost()] == [0, 2]
+    assert [each.number for each in attempts.mark_lost()] == [0, 2]
     assert attempts.current("main-0") is None
 
 
 def test_a_new_attempt_counts_although_a_lost_one_seems_to_start_later() -> None:
     attempts = Attempts()
     attempts.register(key_of(9))
-    attempts.mark_all_lost()
+    attempts.mark_lost()
     assert attempts.may_count(key_of(3)), "its machine's clock is behind"
     attempts.register(key_of(3))
     current = attempts.current("main-0")

@@ -361,8 +361,8 @@ def test_the_successor_of_a_lost_attempt_starts_with_empty_hands_also_after_a_re
 def test_a_successor_whose_clock_is_behind_does_not_inherit_from_a_lost_attempt(a_trial) -> None:
     trial = a_trial(state=R, **SPENT)
     trial.registered = Attempts()
-    trial.attempts = {"main": trial.registered.find_or_register(SECOND)}
-    trial.registered.mark_all_lost()
+    trial.attempts = {"main": trial.registered.add(SECOND)}
+    trial.registered.mark_lost()
     trial.registered.register(FIRST)
     trial.began(FIRST, 130.0, 30.0)
     assert (trial.attempt, trial.final, trial.value, trial.intermediate_count) == (1, None, None, 0)

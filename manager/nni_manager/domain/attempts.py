@@ -4,7 +4,6 @@ Each task starts its own attempts. The attempt of a task with the latest start c
 but never one that was declared lost. The number is for users: the attempts of a task count from 0 in order of registration.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -97,11 +96,14 @@ class Attempts:
 
     def register(self, key: AttemptKey) -> RegisteredAttempt | None:
         """Register an attempt and return it with its new number; None if it is already registered."""
-        return None if self.find(key) is not None else self._register(key)
+        return None if self.find(key) is not None else self.add(key)
 
-    def find_or_register(self, key: AttemptKey) -> RegisteredAttempt:
-        """The registered attempt, registered now if it was not before."""
-        return self.find(key) or self._register(key)
+    def add(self, key: AttemptKey) -> RegisteredAttempt:
+        """Add a new attempt with the next number of its task."""
+        number = 1 + max((each.number for each in self._of_task(key.task)), default=-1)
+        attempt = RegisteredAttempt(key, number)
+        self.registered.append(attempt)
+        return attempt
 
     def find(self, key: AttemptKey) -> RegisteredAttempt | None:
         """The registered attempt; None if it is not registered."""
@@ -134,25 +136,12 @@ class Attempts:
         ids = (each.key.attempt_id for each in self.registered)
         return frozenset(filter(is_legacy_number, ids))
 
-    def mark_lost(self, key: AttemptKey) -> list[RegisteredAttempt]:
-        """Declare one attempt lost. Returns it, unless it was already lost."""
-        return self._mark_lost(each for each in self.registered if each.key == key)
-
-    def mark_all_lost(self) -> list[RegisteredAttempt]:
-        """Declare every attempt lost. Returns those that were not already lost."""
-        return self._mark_lost(self.registered)
-
-    def _mark_lost(self, attempts: Iterable[RegisteredAttempt]) -> list[RegisteredAttempt]:
-        lost = [each for each in attempts if not each.is_lost]
+    def mark_lost(self, key: AttemptKey | None = None) -> list[RegisteredAttempt]:
+        """Declare one attempt lost, or every attempt (None). Returns those that were not already lost."""
+        lost = [each for each in self.registered if key in (None, each.key) and not each.is_lost]
         for each in lost:
             each.apply(AttemptReport.LOST)
         return lost
-
-    def _register(self, key: AttemptKey) -> RegisteredAttempt:
-        number = 1 + max((each.number for each in self._of_task(key.task)), default=-1)
-        attempt = RegisteredAttempt(key, number)
-        self.registered.append(attempt)
-        return attempt
 
     def _of_task(self, task: str) -> list[RegisteredAttempt]:
         return [each for each in self.registered if each.key.task == task]

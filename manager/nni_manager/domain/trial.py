@@ -330,7 +330,7 @@ class Trial:
 
     def _describe(self, key: AttemptKey) -> RegisteredAttempt:
         """The attempt, which the fields describe from now on. A newer attempt than before resets them."""
-        attempt = self.registered.find_or_register(key)
+        attempt = self.registered.find(key) or self.registered.add(key)
         if self._is_newer(key):
             if self.ended is not None:  # the cluster runs the whole job again
                 for each in self.attempts.values():
@@ -368,7 +368,7 @@ class Trial:
         Returns the attempts that this call declares lost.
         """
         self.apply(TrialEvent.LOST)
-        lost = self.registered.mark_all_lost()
+        lost = self.registered.mark_lost()
         self.retries += 1
         self.warn(how)
         self.attempts.clear()

@@ -97,28 +97,16 @@ class _Table:
     def __init__(self, name: str, columns: Sequence[tuple[str, str, int]]) -> None:
         self.name = name
         self.columns = [column for column, _, _ in columns]
-        self._definitions = [f'"{column}" {kind}' for column, kind, _ in columns]
-        key = sorted((place, column) for column, _, place in columns if place)
+        quoted = {column: f'"{column}"' for column in self.columns}
+        definitions = [f"{quoted[column]} {kind}" for column, kind, _ in columns]
+        key = sorted((place, quoted[column]) for column, _, place in columns if place)
         if key:
-            self._definitions.append(f"PRIMARY KEY ({', '.join(self._quoted(column for _, column in key))})")
-
-    @staticmethod
-    def _quoted(names: Iterator[str] | Sequence[str]) -> list[str]:
-        return [f'"{name}"' for name in names]
-
-    @property
-    def definition(self) -> str:
+            definitions.append(f"PRIMARY KEY ({', '.join(column for _, column in key)})")
         # STRICT refuses a value of the wrong type here, before a reader finds it.
-        return f'CREATE TABLE "{self.name}" ({", ".join(self._definitions)}) STRICT'
-
-    @property
-    def insertion(self) -> str:
-        return f'INSERT INTO "{self.name}" VALUES ({", ".join("?" * len(self.columns))})'
-
-    @property
-    def selection(self) -> str:
+        self.definition = f'CREATE TABLE "{name}" ({", ".join(definitions)}) STRICT'
+        self.insertion = f'INSERT INTO "{name}" VALUES ({", ".join("?" * len(columns))})'
         # An index in an untrusted file may differ from its table.
-        return f'SELECT {", ".join(self._quoted(self.columns))} FROM main."{self.name}" NOT INDEXED'
+        self.selection = f'SELECT {", ".join(quoted.values())} FROM main."{name}" NOT INDEXED'
 
 
 class _TableReader:
