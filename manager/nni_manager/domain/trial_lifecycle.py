@@ -220,8 +220,8 @@ class TrialLifecycle:
     def note_quota_reached(self, event: events.QuotaReached) -> list[Effect]:
         """Warn that the files of the trial have reached their quota."""
         trial = self.trials[event.key.trial_id]
-        is_news = not trial.state.is_terminal and trial.is_current(event.key) and trial.warn(event.message)
-        return [events.SaveTrial(trial)] if is_news else []
+        is_new = not trial.state.is_terminal and trial.is_current(event.key) and trial.warn(event.message)
+        return [events.SaveTrial(trial)] if is_new else []
 
     def note_rejected(self, event: events.AttemptRejected) -> list[Effect]:
         """Warn that an attempt of the trial was rejected."""
@@ -234,7 +234,7 @@ class TrialLifecycle:
         if trial.state.is_terminal or not trial.is_current(event.key) or trial.reporter != event.key.task:
             return []
         self.scheduler.stops.apply(trial.job_id, StopEvent.PROGRESSED, now_s)
-        has_news = False
+        has_changed = False
         numbers: list[float] = []
         newest: str | None = None
         for is_final, value in event.records:
@@ -247,10 +247,10 @@ class TrialLifecycle:
                 trial.final = value
                 trial.value = reward(value)
                 trial.final_offset = event.final_offset
-                has_news = True
+                has_changed = True
         if newest is not None:
             trial.intermediate = truncate_for_display(newest)
-        effects: list[Effect] = [events.SaveTrial(trial)] if has_news else []
+        effects: list[Effect] = [events.SaveTrial(trial)] if has_changed else []
         if numbers:
             effects.append(events.AskAssessor(trial.trial_id, trial.attempt or 0, tuple(numbers)))
         return effects
@@ -419,11 +419,11 @@ class TrialLifecycle:
         self.scheduler.free(trial, now_s)
         trial.release()
         effects: list[Effect] = [events.SaveTrial(trial)]
-        lesson = self.reward_of(trial)
+        reward_of_trial = self.reward_of(trial)
         if not trial.is_customized:
-            effects.append(events.TellTuner(trial.sequence_id, lesson, trial.trial_id))
-        elif lesson is not None:
-            effects.append(events.AddObservation(trial.trial_id, lesson))
+            effects.append(events.TellTuner(trial.sequence_id, reward_of_trial, trial.trial_id))
+        elif reward_of_trial is not None:
+            effects.append(events.AddObservation(trial.trial_id, reward_of_trial))
         if self.is_assessed:
             effects.append(events.TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
         if trial.reason is ExitReason.VERSION and not self.scheduler.any_compatible_keeper:

@@ -182,12 +182,12 @@ class ClusterJobs:
     def dispatch(self, effect: events.DispatchTrial) -> None:
         """Dispatch a trial to the keepers of a job, after all earlier dispatches to them."""
         trial_id, job_id = effect.trial.trial_id, effect.job.job_id
-        word = (job_id, trial_id, effect.task)
-        if self._inflight_commands & {word, (job_id, trial_id, None)}:
+        command = (job_id, trial_id, effect.task)
+        if self._inflight_commands & {command, (job_id, trial_id, None)}:
             return  # the dispatch in progress also serves this request
-        self._inflight_commands.add(word)
+        self._inflight_commands.add(command)
         dispatched = self._in_order(job_id, self._dispatch(effect, self._runtime.last_save))
-        dispatched.add_done_callback(lambda _: self._inflight_commands.discard(word))
+        dispatched.add_done_callback(lambda _: self._inflight_commands.discard(command))
 
     def _in_order(self, job_id: str, command: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         """Run a command to the keepers of a job after all earlier ones."""
@@ -250,8 +250,8 @@ class ClusterJobs:
     def cancel(self, trial: Trial, reason: ExitReason, *, ends_job: bool) -> None:
         """Stop a trial that has a job. The job ends as well if `ends_job`, or if none of its keepers is connected."""
         job_id = trial.job_id
-        is_heard = self._keepers.stop(trial, reason)
-        job_must_end = ends_job or not is_heard
+        is_connected = self._keepers.stop(trial, reason)
+        job_must_end = ends_job or not is_connected
         self._service.wake(job_id)
         if job_id in self._submitting or self._experiment.transports.is_all_grpc(job_id):
             if job_must_end:
@@ -307,9 +307,9 @@ class ClusterJobs:
         )
 
     async def _take_shown(self, job: Job) -> None:
-        nobody_told = JobEnded(job.job_id, None, "")
+        unreported = JobEnded(job.job_id, None, "")
         for trial in self._experiment.scheduler.trials_of(job):
-            await self._take_left(trial, nobody_told, may_be_late=False)
+            await self._take_left(trial, unreported, may_be_late=False)
         await asyncio.shield(self._runtime.commits.add([]))
 
     def _note_gone(self, job_id: str, reason: ExitReason, message: str, *, is_refused: bool = False) -> None:
@@ -469,7 +469,7 @@ class ClusterJobs:
             log.warning("trial %s: %s", key, error)
             found = None
         if found is None or found.ended is None:
-            log.warning("trial %s: its keeper is gone, and told no end", key)
+            log.warning("trial %s: its keeper is gone and has reported no end", key)
             self._post(events.AttemptLost(key, time.time()))
         else:
             self._ingest.end(found.ended)

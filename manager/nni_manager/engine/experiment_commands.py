@@ -37,7 +37,7 @@ class ExperimentCommands:
         self._engine = engine
         self._all_known = all_known
         self._imported = 0
-        self._lessons = asyncio.Lock()
+        self._tuner_updates = asyncio.Lock()
         """Serialises tuner updates; results are persisted before the tuner sees them."""
 
     def imported_before(self, count: int) -> None:
@@ -61,7 +61,7 @@ class ExperimentCommands:
         engine.post(LimitsChanged(limits_of(after)))
         await asyncio.shield(stored)
         if after.search_space_revision != before.search_space_revision:
-            async with self._lessons:
+            async with self._tuner_updates:
                 is_done = await engine.algorithms.change_space(after, *self._all_known())
             if not is_done:
                 raise TunerFailedOver(
@@ -81,7 +81,7 @@ class ExperimentCommands:
         results = tuple(
             await asyncio.to_thread(results_of, raw, engine.config.search_space, engine.config.tuner.name)
         )
-        async with self._lessons:
+        async with self._tuner_updates:
             position, self._imported = self._imported, self._imported + len(results)
             await asyncio.shield(engine.commits.add([ImportedRows(position, results)]))
             used = await engine.algorithms.teach(results)

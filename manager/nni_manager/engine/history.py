@@ -56,8 +56,8 @@ class History:
         """All known results except those of the `pending` trials, and the sequence ids of the terminal trials."""
         trials = self.experiment.trials.values()
         over = {trial.sequence_id for trial in trials if trial.state.is_terminal}
-        told = self.prior_results(trial for trial in trials if trial.trial_id not in pending)
-        return [*self.reader.imported(), *told], over
+        results = self.prior_results(trial for trial in trials if trial.trial_id not in pending)
+        return [*self.reader.imported(), *results], over
 
     def learning_curves(self, trials: Iterable[Trial]) -> Iterable[PastLearningCurve]:
         """The learning curve of each trial: the intermediate results of its current attempt."""

@@ -96,7 +96,7 @@ class _Axis:
         """The axis of these values; None: they are all the same."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-        options = sorted({_word(value) for value in values})
+        options = sorted({_json_of(value) for value in values})
         if len(options) < 2:
             return None
         if len(options) <= _FEW_VALUES or not all(map(_is_number, values)):
@@ -105,7 +105,7 @@ class _Axis:
         return cls(FloatDistribution(low, high, log=low > 0 and high / low >= _WIDE), None)
 
     def place(self, value: Any) -> Any:
-        return float(value) if self.options is None else _word(value)
+        return float(value) if self.options is None else _json_of(value)
 
 
 def _flat(parameters: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]]:
@@ -116,7 +116,7 @@ def _flat(parameters: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, 
             yield f"{path}{name}", value
 
 
-def _word(value: Any) -> str:
+def _json_of(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 

@@ -136,7 +136,7 @@ class KeeperAdmission:
         if is_given_up:
             session.outgoing.put_nowait(Shutdown("the manager gave this job up while it was out of reach"))
         else:
-            self._look_for_missing(session, hello.attempts)
+            self._report_orphaned(session, hello.attempts)
         return session
 
     def _check(self, hello: Hello, job_id: str, token: str) -> None:
@@ -152,7 +152,7 @@ class KeeperAdmission:
         if hello.experiment_id != self._experiment.experiment_id:
             raise UnknownJob()
 
-    def _look_for_missing(self, session: KeeperSession, attempts: Collection[AttemptKey]) -> None:
+    def _report_orphaned(self, session: KeeperSession, attempts: Collection[AttemptKey]) -> None:
         for trial_id in self._experiment.jobs.live[session.job_id].trial_ids:
             attempt = self._experiment.trials[trial_id].attempts.get(session.task)
             if attempt is not None and attempt.key not in attempts:

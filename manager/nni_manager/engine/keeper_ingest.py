@@ -213,8 +213,8 @@ class KeeperIngest:
 
     def _log_garbage(self, commit: StreamWrite) -> None:
         for span in commit.garbage if commit.key in self._receivers else ():
-            told = self._garbage_lines[commit.key] = self._garbage_lines.get(commit.key, 0) + 1
-            if told > GARBAGE_LINES:
+            logged = self._garbage_lines[commit.key] = self._garbage_lines.get(commit.key, 0) + 1
+            if logged > GARBAGE_LINES:
                 return
             log.warning(
                 "trial %s: %d bytes of metrics at %d are no record: %s%s",
@@ -222,7 +222,7 @@ class KeeperIngest:
                 span.length,
                 span.offset,
                 span.reason,
-                "; of more such bytes nothing is said here" if told == GARBAGE_LINES else "",
+                "; further ones are not logged" if logged == GARBAGE_LINES else "",
             )
 
     def _receiver(self, key: AttemptKey) -> AttemptIngest:

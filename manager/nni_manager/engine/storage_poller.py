@@ -33,10 +33,10 @@ Answer = TypeVar("Answer")
 # The longest pause while no poll is due. A poll that becomes due meanwhile is delayed by up to this.
 _MAX_PAUSE_S = 0.5
 # Bounds one poll to 4 MiB of each stream, so that other jobs get their turn.
-_ROUNDS_PER_LOOK = 16
+_ROUNDS_PER_POLL = 16
 _RETRY_DELAY_S = 0.2
 # Failing storage is polled again and reported for as long as it fails: its files are not lost.
-_FAILED_LOOK_RETRY_DELAY_S = 2.0
+_FAILED_POLL_RETRY_DELAY_S = 2.0
 # A stop request that cannot be written delays the cluster's own stop by at most this.
 _MAX_WRITE_S = 5.0
 _REPORTED = float("-inf")
@@ -66,7 +66,7 @@ class SharedStoragePoller:
         """Why the files of a job cannot be read at present, by job id."""
         self._rejected: dict[str, tuple[str, float]] = {}
         """The message about a rejected attempt of each trial, and its time; `_REPORTED` once it is reported."""
-        self._looking = 0
+        self._polling = 0
 
     @property
     def problem(self) -> str:
@@ -86,15 +86,15 @@ class SharedStoragePoller:
         """Start the polls that are due, forever. `spawn` runs a poll as a task."""
         while True:
             now_s = time.monotonic()
-            job_id = self._transports.next_poll(now_s) if self._looking < THREADS else None
+            job_id = self._transports.next_poll(now_s) if self._polling < THREADS else None
             if job_id is not None:
-                self._looking += 1
-                spawn(self._look(job_id))
+                self._polling += 1
+                spawn(self._poll(job_id))
             due_at_s = self._transports.next_poll_at_s()
             pause_s = _MAX_PAUSE_S if due_at_s is None else min(due_at_s - now_s, _MAX_PAUSE_S)
-            await asyncio.sleep(max(pause_s, 1e-3) if self._looking < THREADS else _RETRY_DELAY_S)
+            await asyncio.sleep(max(pause_s, 1e-3) if self._polling < THREADS else _RETRY_DELAY_S)
 
-    async def _look(self, job_id: str) -> None:
+    async def _poll(self, job_id: str) -> None:
         try:
             for trial in self._trials_of(job_id):
                 found = await self.threads.call(
@@ -107,7 +107,7 @@ class SharedStoragePoller:
         except (OSError, RetryableError, ProtocolError) as error:
             self._note_failure(job_id, error)
         finally:
-            self._looking -= 1
+            self._polling -= 1
             self._transports.polled(job_id, time.monotonic())
 
     def _trials_of(self, job_id: str) -> list[Trial]:
@@ -115,7 +115,7 @@ class SharedStoragePoller:
         return [] if job is None else self._experiment.scheduler.trials_of(job)
 
     async def _follow_attempt(self, job_id: str, trial: Trial, key: AttemptKey) -> None:
-        for _ in range(_ROUNDS_PER_LOOK):
+        for _ in range(_ROUNDS_PER_POLL):
             if not self._is_wanted(job_id, trial, key):
                 return
             seen = await self.threads.call(
@@ -127,7 +127,7 @@ class SharedStoragePoller:
             self._transports.found(job_id, key.task, time.monotonic(), has_new_data=has_new_data)
             if not self._experiment.jobs.live[job_id].was_found:
                 self._post(KeeperSeenOnStorage(job_id))
-            self._tell_start(trial, seen)
+            self._report_start(trial, seen)
             await self._hand_over(seen)
             if not seen.pieces:
                 return
@@ -175,11 +175,11 @@ class SharedStoragePoller:
         try:
             found = await self.threads.call(self._files.find_attempts, trial.trial_id, self._signer(trial))
         except (OSError, RetryableError) as error:  # the result is only for a warning
-            log.info("trial %s: %s", trial.trial_id, _told(error))
+            log.info("trial %s: %s", trial.trial_id, _reason_of(error))
         else:
             self._note_rejected(trial, found, is_over=True)
 
-    def _tell_start(self, trial: Trial, seen: AttemptReadout) -> None:
+    def _report_start(self, trial: Trial, seen: AttemptReadout) -> None:
         if trial.phase_of(seen.key) not in HAVE_BEGUN:
             at_s = time.time() if seen.ended is None else seen.ended.started_at_s
             self._post(AttemptStarted(seen.key, at_s))
@@ -262,16 +262,16 @@ class SharedStoragePoller:
         )
 
     async def _until_it_answers(
-        self, trial: Trial, look: Callable[..., Answer], *arguments: object
+        self, trial: Trial, read: Callable[..., Answer], *arguments: object
     ) -> Answer:
         while True:
             try:
-                answer = await self.threads.call(look, *arguments)
+                answer = await self.threads.call(read, *arguments)
             except PermissionError as error:
-                raise StoragePermissionDenied(_told(error)) from error  # a retry would not help
+                raise StoragePermissionDenied(_reason_of(error)) from error  # a retry would not help
             except (OSError, RetryableError) as error:
                 self._note_failure(trial.job_id, error)
-                await asyncio.sleep(_FAILED_LOOK_RETRY_DELAY_S)
+                await asyncio.sleep(_FAILED_POLL_RETRY_DELAY_S)
             else:
                 self._failures.pop(trial.job_id, None)
                 return answer
@@ -285,17 +285,17 @@ class SharedStoragePoller:
                 self.threads.call(self._files.write_stop, StopTrial(trial_id, reason)), _MAX_WRITE_S
             )
         except (OSError, RetryableError, TimeoutError, asyncio.TimeoutError) as error:
-            log.warning("trial %s: its keepers cannot be told to stop it: %s", trial_id, error)
+            log.warning("trial %s: its keepers cannot be asked to stop it: %s", trial_id, error)
 
     # ---- internals
 
     def _note_failure(self, job_id: str, error: Exception) -> None:
         if job_id not in self._failures:
-            log.warning("job %s: %s", job_id, _told(error))
-        self._failures[job_id] = _told(error)
+            log.warning("job %s: %s", job_id, _reason_of(error))
+        self._failures[job_id] = _reason_of(error)
 
 
-def _told(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
     remedy = (

@@ -75,12 +75,12 @@ class TunerExecutor:
         self,
         trials: Sequence[PastTrial],
         known: Sequence[PriorResult],
-        courses: Callable[[], Iterable[PastLearningCurve]],
+        learning_curves: Callable[[], Iterable[PastLearningCurve]],
     ) -> None:
         """Restore tuner and assessor: `trials` were proposed by the tuner, `known` results come from elsewhere.
 
-        `courses` reads the learning curves, which only an assessor needs. A failure of the user's own code here is reported at
-        its next call, so running trials are still followed until then.
+        `learning_curves` is called only for an assessor. A failure of the user's own code here is reported at its next call, so
+        running trials are still followed until then.
         """
         try:
             await self._change(self._proposer.restore, trials, known)
@@ -89,7 +89,7 @@ class TunerExecutor:
         if self._assessment is not None:
             loop = asyncio.get_running_loop()
             try:
-                await loop.run_in_executor(self._assessor_thread, self._assessment.restore, courses())
+                await loop.run_in_executor(self._assessor_thread, self._assessment.restore, learning_curves())
             except UserError as error:
                 self._assessor_failed = error
 

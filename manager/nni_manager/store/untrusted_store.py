@@ -117,7 +117,7 @@ class _TableReader:
         self._bytes = self._elements = 0
         self._unread_bytes = path.stat().st_size
         """Upper bound of the bytes in the file for rows that are not read yet."""
-        self._gives_up_at_s = math.inf
+        self._deadline_s = math.inf
         self._name = path.name
         self._readable: set[str] = {"sqlite_master"}
         self.interruption = ""
@@ -181,16 +181,16 @@ class _TableReader:
             StoreTooLarge: there are too many rows, or a field is too long.
         """
         cursor = self._connection.cursor()
-        self._gives_up_at_s = time.monotonic() + ROWS_TIMEOUT_S
+        self._deadline_s = time.monotonic() + ROWS_TIMEOUT_S
         cursor.execute(table.selection)
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
             for row in rows:
                 self._check(table, row)
             yield from rows
-            self._gives_up_at_s = time.monotonic() + ROWS_TIMEOUT_S
+            self._deadline_s = time.monotonic() + ROWS_TIMEOUT_S
 
     def _fetched(self, query: str) -> list[tuple[Any, ...]]:
-        self._gives_up_at_s = time.monotonic() + ROWS_TIMEOUT_S
+        self._deadline_s = time.monotonic() + ROWS_TIMEOUT_S
         return self._connection.execute(query).fetchmany(_ROWS_AT_ONCE)
 
     def _check(self, table: _Table, row: Sequence[object]) -> None:
@@ -247,7 +247,7 @@ class _TableReader:
         return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
     def _is_late(self) -> bool:
-        if time.monotonic() < self._gives_up_at_s:
+        if time.monotonic() < self._deadline_s:
             return False
         self.interruption = f"reading it gave nothing for {ROWS_TIMEOUT_S:.0f} s"
         return True
