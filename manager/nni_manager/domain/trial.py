@@ -355,7 +355,10 @@ class Trial:
     def restore_attempts(self, registered: Attempts) -> None:
         """Restore the attempts that an earlier manager registered for an unfinished trial."""
         self.registered = registered
-        currents = [registered.current(task) for task in {each.key.task for each in registered.registered}]
+        currents = [
+            registered.current(task)
+            for task in dict.fromkeys(each.key.task for each in registered.registered)
+        ]
         self.attempts = {each.key.task: each for each in currents if each is not None and each.key.task}
         for each in registered.registered:
             # The fields describe a lost attempt until its successor starts.
