@@ -115,7 +115,9 @@ async def _view(folder: ExperimentFolder, host: str, port: int, parent_death_pip
     with contextlib.closing(StoredExperimentReader(folder)) as view:
         web = HttpServer(ManagerApi(view, host, port, session_auth, must_end.set).app(), path)
         serving = loop.create_task(web.serve(sockets=[listener]))
-        folder.write_view(ManagerProcess(os.getpid(), host, port, __version__, session_auth.token, sha256))
+        folder.write_process(
+            ManagerProcess(os.getpid(), host, port, __version__, session_auth.token, sha256), is_view=True
+        )
         await must_end.wait()
         web.should_exit = True
         await serving

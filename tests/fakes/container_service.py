@@ -86,7 +86,7 @@ class ContainerService(TrainingService):
         self._watch(job_id)
         return JobPresence.RUNNING
 
-    async def reap_orphans(self, job_id, trial_id):
+    async def reap_orphans(self, job_id, trial_ids):
         """A container that ended has left nothing."""
 
     async def close(self):

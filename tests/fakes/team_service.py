@@ -90,7 +90,7 @@ class TeamService(TrainingService):
     async def adopt(self, job_id):
         return JobPresence.UNKNOWN
 
-    async def reap_orphans(self, job_id, trial_id):
+    async def reap_orphans(self, job_id, trial_ids):
         """Each keeper's guard has."""
 
     async def close(self):

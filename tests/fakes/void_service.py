@@ -17,7 +17,6 @@ class Void(TrainingService):
         self.settings = None
         self.state = state
         self.released = []
-        self.swept = []
 
     @property
     def run_script(self):
@@ -45,8 +44,8 @@ class Void(TrainingService):
     def release(self, job_id):
         self.released.append(job_id)
 
-    async def reap_orphans(self, job_id, trial_id):
-        self.swept.append(trial_id)
+    async def reap_orphans(self, job_id, trial_ids):
+        pass
 
     async def close(self):
         pass

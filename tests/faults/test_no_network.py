@@ -423,7 +423,7 @@ def test_a_folder_that_hangs_stops_neither_other_trials_nor_the_manager(a_real_e
 
 
 def test_storage_that_fails_is_told_and_asked_again_and_nothing_is_lost(a_real_experiment, monkeypatch):
-    monkeypatch.setattr(storage_poller, "_FAILED_LOOK_RETRY_DELAY_S", 0.1)
+    monkeypatch.setattr(storage_poller, "_FAILED_POLL_RETRY_DELAY_S", 0.1)
     experiment = a_real_experiment("", maxTrialNum=1, trialConcurrency=1)
 
     async def play():

@@ -64,7 +64,7 @@ def stopped(tmp_path_factory):
             reader.experiment().secret, experiment.folder.experiment_id, experiment.folder.ended_sessions
         )
     session_auth.end(session_auth.begin(session_auth.new_login_code()).cookie)
-    experiment.folder.write_view(ManagerProcess(os.getpid(), "127.0.0.1", 9, __version__))
+    experiment.folder.write_process(ManagerProcess(os.getpid(), "127.0.0.1", 9, __version__), is_view=True)
     return experiment
 
 

@@ -14,8 +14,7 @@ from attempts import attempt_id
 
 from nni_manager.config.model import AzureStorage
 from nni_manager.domain.trial import Trial
-from nni_manager.engine.shared_files import SharedFiles
-from nni_manager.engine.trial_files import Signer
+from nni_manager.engine.shared_files import SharedFiles, Signer
 from nni_manager.training_services.base import Placement
 from nni_manager.training_services.kubernetes.azure_share import AzureShare
 from nni_manager.training_services.kubernetes.errors import KeyUnreadable, VaultUnavailable

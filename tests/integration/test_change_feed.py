@@ -104,7 +104,7 @@ def test_a_trial_that_changes_while_rows_are_told_is_told_as_it_became_to_all_wh
     tmp_path, monkeypatch
 ):
     """A view reads all trials anew, so what is told slowly may be of trials that are no more."""
-    monkeypatch.setattr(stored_experiment, "_LOOKS_INTERVAL_S", 0.0)
+    monkeypatch.setattr(stored_experiment, "_POLL_INTERVAL_S", 0.0)
     stored = made_experiment(tmp_path, 1000).folder
     with contextlib.closing(StoredExperimentReader(stored)) as looked:
         told = ChangeFeed(looked.snapshot)

@@ -27,6 +27,7 @@ from trial_keeper.wire.messages import (
     Idle,
     RevokeTrial,
     RunTrial,
+    Shutdown,
     Stream,
     TrialEnded,
     TrialRevoked,
@@ -414,7 +415,7 @@ def test_a_keeper_that_is_refused_at_the_last_moment_leaves_no_session_behind(a_
         with pytest.raises(ProtocolError):
             engine.admission.admit(*hello_of(engine, trial, *range(MAX_ATTEMPTS + 1)))
         assert len(engine.keepers) == 0
-        assert not engine.keepers.shut_down(trial.job_id, "there are no more trials")
+        assert not engine.keepers.send_all(trial.job_id, Shutdown("there are no more trials"))
         await engine.close()
 
     play(scenario)

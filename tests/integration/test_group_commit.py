@@ -124,7 +124,7 @@ def test_what_nobody_waits_for_goes_along_with_what_somebody_does(counting):
 
 
 def test_what_nobody_waits_for_is_stored_soon_and_together(counting, monkeypatch):
-    monkeypatch.setattr(commits, "MAX_REST_S", 0.05)
+    monkeypatch.setattr(commits, "MAX_DEFERRAL_S", 0.05)
 
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
@@ -139,7 +139,7 @@ def test_what_nobody_waits_for_is_stored_soon_and_together(counting, monkeypatch
 
 
 def test_the_end_stores_also_what_nobody_waits_for(counting, monkeypatch):
-    monkeypatch.setattr(commits, "MAX_REST_S", 3600)
+    monkeypatch.setattr(commits, "MAX_DEFERRAL_S", 3600)
 
     async def run():
         group = commits.GroupCommit(counting, pytest.fail)
@@ -281,7 +281,7 @@ def test_a_flood_of_one_trial_delays_a_report_of_another_by_one_transaction(data
 
 
 def test_a_flood_rests_for_a_neighbour_also_when_that_one_says_much_at_once(database, tmp_path, monkeypatch):
-    monkeypatch.setattr(commits, "_REST", 1e6)
+    monkeypatch.setattr(commits, "_COOLDOWN_FACTOR", 1e6)
 
     async def scenario(group, gate):
         flood = [group.add(metrics(FLOOD, 100, after=100 * number)) for number in range(40)]
@@ -300,7 +300,7 @@ def test_a_flood_rests_for_a_neighbour_also_when_that_one_says_much_at_once(data
 
 
 def test_floods_rest_for_no_flood_that_brings_something_small_as_well(database, tmp_path, monkeypatch):
-    monkeypatch.setattr(commits, "_REST", 1e6)
+    monkeypatch.setattr(commits, "_COOLDOWN_FACTOR", 1e6)
 
     async def scenario(group, gate):
         gate.opened.set()

@@ -289,7 +289,7 @@ def test_a_manager_that_is_still_starting_is_not_taken_for_the_one_before_it(fol
 
 def test_a_view_that_has_ended_leaves_no_note_for_the_next_one(folder):
     with folder.viewed():
-        folder.write_view(ManagerProcess(1, "127.0.0.1", 9000, "0.6.0", "token"))
+        folder.write_process(ManagerProcess(1, "127.0.0.1", 9000, "0.6.0", "token"), is_view=True)
         assert folder.running_view().port == 9000
     note = folder.path / "view-process.json"
     assert not note.exists()

@@ -5,7 +5,7 @@ import time
 
 from void_service import an_engine, start
 
-from nni_manager.domain.connect_watchdog import MAX_SILENCE_S
+from nni_manager.domain.transports import MAX_SILENCE_S
 from nni_manager.engine import serializers
 from nni_manager.training_services.base import JobPresence
 from trial_keeper import __version__
@@ -13,7 +13,7 @@ from trial_keeper.wire.messages import Hello
 
 
 def problem_in_a_minute(engine):
-    return engine.experiment.scheduler.connect_watchdog.problem(time.monotonic() + MAX_SILENCE_S)
+    return engine.experiment.transports.problem(time.monotonic() + MAX_SILENCE_S)
 
 
 def hello(settings, **fields):
@@ -54,9 +54,8 @@ def test_the_summary_shows_the_problem(a_real_experiment):
         await start(engine, ("192.0.2.1:8081",))
         await asyncio.wait_for(service.submitted.wait(), 90)
         # As if it had been submitted a minute ago.
-        silence = engine.experiment.scheduler.connect_watchdog
-        silence.broken(service.settings.job_id)
-        silence.submitted(service.settings.job_id, time.monotonic() - MAX_SILENCE_S)
+        engine.experiment.transports.forget(service.settings.job_id)
+        engine.experiment.transports.track(service.settings.job_id, time.monotonic() - MAX_SILENCE_S)
         assert "trial-keeper doctor" in serializers.summary_view(engine.snapshot())["problem"]
         await engine.close()
 

@@ -109,9 +109,9 @@ def test_a_keeper_that_is_replaced_in_a_job_that_lives_on_runs_its_trial_anew(a_
     async def meddle(engine, service):
         await until(lambda: any(trial.warning for trial in engine.experiment.trials.values()), "both report")
         (trial,) = engine.experiment.trials.values()
-        before = trial.attempts[task]
+        before = trial.attempts[task].key
         service.replace_keeper(trial.job_id, task)
-        await until(lambda: trial.attempts[task] != before, "it begins anew")
+        await until(lambda: trial.attempts[task].key != before, "it begins anew")
         gate.touch()
 
     more = f"while not os.path.exists({str(gate)!r}):\n    time.sleep(0.01)"

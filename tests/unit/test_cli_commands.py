@@ -327,7 +327,12 @@ def test_a_list_reads_no_trial_and_the_log_of_a_trial_reads_no_other(nnictl, an_
     store.close()
     # What costs time with ten thousand trials: rows that are turned into trials.
     made = []
-    monkeypatch.setattr(reader_module, "Trial", lambda *values: (made.append(values[0]), Trial(*values))[1])
+    trial_of = reader_module.trial_of
+    monkeypatch.setattr(
+        reader_module,
+        "trial_of",
+        lambda row, **fields: (made.append(row["trial_id"]), trial_of(row, **fields))[1],
+    )
     assert nnictl("experiment", "list", "--all")[0] == 0
     assert made == []
     code, _, err = nnictl("log", "trial", "abc11111", "-T", "t1")

@@ -166,7 +166,7 @@ def viewed(an_experiment):
     """An experiment that is served to be looked at."""
     folder = an_experiment("abc11111")
     with folder.viewed(), served_view(folder) as served:
-        folder.write_view(served.process)
+        folder.write_process(served.process, is_view=True)
         yield served
 
 

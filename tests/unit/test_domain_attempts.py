@@ -1,11 +1,22 @@
 """Which attempt of a task counts: the one with the latest start that is not lost, in whatever order they are registered."""
 
+from itertools import product
+
+import pytest
 from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.domain.attempts import Attempts
-from trial_keeper.wire.messages import AttemptKey
+from nni_manager.domain.attempts import (
+    HAVE_ENDED,
+    TRANSITIONS,
+    AttemptPhase,
+    AttemptReport,
+    Attempts,
+    RegisteredAttempt,
+)
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.reasons import ExitReason
 
 
 def key_of(number: int, task: str = "main-0") -> AttemptKey:
@@ -48,14 +59,14 @@ def test_what_is_declared_lost_is_told_once() -> None:
         attempts.register(key_of(number))
     assert [each.number for each in attempts.mark_lost(key_of(1))] == [1]
     assert attempts.mark_lost(key_of(1)) == []
-    assert [each.number for each in attempts.mark_all_lost()] == [0, 2]
+    assert [each.number for each in attempts.mark_lost()] == [0, 2]
     assert attempts.current("main-0") is None
 
 
 def test_a_new_attempt_counts_although_a_lost_one_seems_to_start_later() -> None:
     attempts = Attempts()
     attempts.register(key_of(9))
-    attempts.mark_all_lost()
+    attempts.mark_lost()
     assert attempts.may_count(key_of(3)), "its machine's clock is behind"
     attempts.register(key_of(3))
     current = attempts.current("main-0")
@@ -68,3 +79,19 @@ def test_only_registered_numbers_of_version_0_6_need_no_signature() -> None:
     attempts.register(key_of(1))
     attempts.register(AttemptKey("t0", "4", ""))
     assert attempts.unsigned_ids == {"4"}
+
+
+@pytest.mark.parametrize(("phase", "report"), list(product(AttemptPhase, AttemptReport)))
+def test_what_the_table_does_not_hold_cannot_happen_to_an_attempt(
+    phase: AttemptPhase, report: AttemptReport
+) -> None:
+    end = TrialEnded(key_of(0), ExitReason.SUCCEEDED, 0, 1.0, 2.0, {}, "") if phase in HAVE_ENDED else None
+    attempt = RegisteredAttempt(key_of(0), 0, phase, end)
+    if (phase, report) in TRANSITIONS:
+        attempt.apply(report)
+        assert attempt.phase is TRANSITIONS[phase, report]
+        assert attempt.end is (end if attempt.phase in HAVE_ENDED else None)
+    else:
+        with pytest.raises(KeyError):
+            attempt.apply(report)
+        assert attempt.phase is phase

@@ -13,6 +13,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from nni_manager.domain.attempts import AttemptReport
 from nni_manager.domain.events import (
     AddObservation,
     AskAssessor,
@@ -30,7 +31,6 @@ from nni_manager.domain.events import (
     Event,
     ExperimentStopAsked,
     Finish,
-    JobSubmitted,
     JobTerminated,
     KeeperConnected,
     LimitsChanged,
@@ -309,7 +309,7 @@ def test_a_trial_that_is_final_keeps_only_what_is_stored_of_it(a_search) -> None
     assert (len(trial.registered.registered), len(trial.attempts), len(trial.ends)) == (1, 1, 1)
     search.deliver("t0")
     assert (trial.state, trial.result) == (TrialState.SUCCEEDED, "0.5")
-    assert (trial.registered.registered, trial.attempts, trial.ends, trial.ended) == ([], {}, {}, None)
+    assert (trial.registered.registered, trial.attempts, trial.ends, trial.ended) == ([], {}, [], None)
 
 
 def test_a_trial_so_short_that_its_start_is_never_told_counts_like_any_other(a_search) -> None:
@@ -1036,15 +1036,17 @@ def test_only_the_attempt_that_counts_uses_anything(a_search) -> None:
 
 
 def test_a_job_is_silent_until_its_keeper_connects_or_its_trial_is_over(a_search) -> None:
-    search = a_search(concurrency=2)
-    silence = search.experiment.scheduler.connect_watchdog
-    for trial_id in (search.suggest(), search.suggest()):
-        search.handle(JobSubmitted(trial_id))
-    assert "job t0" in silence.problem(60.0)
-    search.handle(KeeperConnected("t0"))
-    assert "job t1" in silence.problem(60.0)
+    search = a_search(concurrency=3)
+    transports = search.experiment.transports
+    for trial_id in (search.suggest(), search.suggest(), search.suggest()):
+        transports.track(trial_id, 0.0)
+    assert "job t0" in transports.problem(60.0)
+    transports.connected("t0", "main-0", 50.0)
+    assert "job t1" in transports.problem(60.0)
     search.handle(JobTerminated("t1", ExitReason.JOB_LOST, "gone", 50.0))
-    assert silence.problem(1e6) == ""
+    assert "job t2" in transports.problem(60.0)
+    search.run("t2", "0.5")
+    assert transports.problem(1e6) == ""
 
 
 # ---- resume
@@ -1075,8 +1077,7 @@ def test_a_trial_that_was_closing_when_the_manager_died_is_told_of_again(a_searc
     search.end("t0")
     trial = search.trial("t0")
     trial.ended = None  # it is not stored
-    trial.ends.clear()
-    trial.undelivered.clear()
+    next(iter(trial.attempts.values())).apply(AttemptReport.DISCARDED)
     after = restored(search)
     after.handle(ManagerReady())
     after.start("t0")

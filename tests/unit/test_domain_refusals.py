@@ -14,7 +14,6 @@ from nni_manager.domain.events import (
     DrainJob,
     Finish,
     JobAccepted,
-    JobSubmitted,
     JobTerminated,
     KeeperConnected,
     KeeperIdle,
@@ -22,26 +21,13 @@ from nni_manager.domain.events import (
     ParametersSuggested,
     SubmitJob,
 )
-from nni_manager.domain.experiment import Experiment, ExperimentState
+from nni_manager.domain.experiment import MAX_REFUSALS_IN_A_ROW, Experiment, ExperimentState
 from nni_manager.domain.limits import Limits
-from nni_manager.domain.refusal_streak import MAX_REFUSALS_IN_A_ROW, RefusalStreak
 from nni_manager.domain.trial import TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
 REFUSED = "cannot submit the job: the cluster says no"
-
-
-@given(st.lists(st.booleans()))
-def test_a_streak_ends_the_experiment_when_so_many_refusals_follow_each_other(accepted):
-    streak, in_a_row = RefusalStreak(), 0
-    for each in accepted:
-        if each:
-            streak.accepted()
-            in_a_row = 0
-        else:
-            in_a_row += 1
-            assert streak.refused() is (in_a_row >= MAX_REFUSALS_IN_A_ROW)
 
 
 class Search:
@@ -69,11 +55,9 @@ class Search:
                     self.is_finished = True
 
     def refuse(self, job_id):
-        self.handle(JobSubmitted(job_id))
         self.handle(JobTerminated(job_id, ExitReason.COULD_NOT_START, REFUSED, 2.0, is_refused=True))
 
     def accept(self, job_id):
-        self.handle(JobSubmitted(job_id))
         self.handle(JobAccepted(job_id))
         if self.reuse:
             self.handle(KeeperConnected(job_id, supports_revoke=True))
@@ -140,7 +124,7 @@ def test_with_reuse_a_refused_job_for_which_no_trial_waits_any_more_counts_and_e
     search.handle(KeeperIdle(first, "main-0"))
     assert search.given == [(first, "t0"), (first, "t1")]
     search.refuse(second)
-    assert search.experiment.refusals.count == 1
+    assert search.experiment.refusals == 1
     assert search.states() == [TrialState.SUCCEEDED, TrialState.WAITING]
     search.succeed("t1")
     assert search.is_finished

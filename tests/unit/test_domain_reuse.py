@@ -9,6 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from nni_manager.domain.attempts import AttemptReport
 from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.domain.events import (
     AskTuner,
@@ -113,7 +114,8 @@ class Play:
         """The attempt that a keeper begins, or has begun, when nobody has lost more than is known."""
         trial = self.trial(trial_id)
         known = sum(each.key.task == task for each in trial.registered.registered)
-        return AttemptKey(trial_id, trial.attempt_id_of(task) or attempt_id(known), task)
+        described = trial.attempts.get(task)
+        return described.key if described else AttemptKey(trial_id, attempt_id(known), task)
 
     def report(self, trial_id: str, value: str, task: str = "main-0") -> None:
         key = self.due(trial_id, task)
@@ -987,7 +989,7 @@ def test_one_task_that_begins_anew_takes_nothing_from_the_others(team: Play) -> 
     team.end("t0", "worker-0")
     team.start("t0", "ps-0", attempt=1)
     trial = team.trial("t0")
-    assert (trial.final, trial.attempt, trial.reporter, set(trial.ends)) == (
+    assert (trial.final, trial.attempt, trial.reporter, {ended.key.task for ended in trial.ends}) == (
         "0.5",
         0,
         "worker-0",
@@ -1002,7 +1004,7 @@ def test_a_reporter_that_begins_anew_takes_its_results_along(team: Play) -> None
     team.end("t0", "worker-1")
     team.start("t0", "worker-0", attempt=1)
     trial = team.trial("t0")
-    assert (trial.final, trial.attempt, set(trial.ends)) == (None, 1, {"worker-1"})
+    assert (trial.final, trial.attempt, {ended.key.task for ended in trial.ends}) == (None, 1, {"worker-1"})
 
 
 def test_a_lost_task_that_nobody_waits_for_any_more_holds_up_nothing(team: Play) -> None:
@@ -1026,8 +1028,8 @@ def restored(play: Play) -> Play:
     after.did = []
     for trial in before.trials.values():
         trial.ended = None
-        trial.ends.clear()
-        trial.undelivered.clear()
+        for attempt in trial.attempts.values():
+            attempt.apply(AttemptReport.DISCARDED)
     jobs = [type(job)(job.job_id, ever_connected=job.ever_connected) for job in before.jobs.live.values()]
     after.experiment.jobs.max_trials = before.jobs.max_trials
     after.experiment.restore(before.trials.values())
@@ -1051,7 +1053,6 @@ def test_after_a_restart_jobs_and_queue_are_what_they_were() -> None:
 def test_after_a_restart_the_ends_that_were_told_before_still_decide(team: Play) -> None:
     for task in ("worker-0", "worker-1"):
         team.end("t0", task)
-    ends = dict(team.trial("t0").ends)
     team.trial("t0").state = TrialState.RUNNING  # as stored before the second of them
     team.trial("t0").reason = None
     before = team.experiment
@@ -1062,7 +1063,8 @@ def test_after_a_restart_the_ends_that_were_told_before_still_decide(team: Play)
     )
     trial = team.trial("t0")
     trial.ended = None
-    trial.ends, trial.undelivered = ends, {"ps-0"}
+    trial.attempts["worker-0"].apply(AttemptReport.DELIVERED)
+    trial.attempts["worker-1"].apply(AttemptReport.DELIVERED)
     after.experiment.restore([trial])
     after.experiment.scheduler.restore(
         [type(job)(job.job_id, ever_connected=True) for job in before.jobs.live.values()], []

@@ -10,7 +10,7 @@ from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.domain.attempts import Attempts
+from nni_manager.domain.attempts import AttemptPhase, AttemptReport, Attempts
 from nni_manager.domain.trial import (
     NO_FINAL_RESULT_IN_CHANGED_FILE,
     TERMINAL_STATE,
@@ -36,7 +36,7 @@ def a_trial() -> Callable[..., Trial]:
         for number in range((trial.attempt or 0) + 1):
             trial.registered.register(AttemptKey("abcde", attempt_id(number), "main"))
         if trial.attempt is not None:
-            trial.attempts.setdefault("main", attempt_id(trial.attempt))
+            trial.attempts["main"] = trial.registered.registered[trial.attempt]
         return trial
 
     return make
@@ -315,9 +315,9 @@ def test_a_new_attempt_starts_with_empty_hands(a_trial) -> None:
     trial = a_trial(state=C, ended=an_end(ExitReason.SIGNAL, 137), **SPENT)
     trial.registered.register(SECOND)
     trial.began(SECOND, 130.0, 30.0)
-    assert trial == a_trial(
-        state=R, attempt=1, started_at_s=130.0, undelivered={"main"}, start_received_at_s=30.0
-    )
+    fresh = a_trial(state=R, attempt=1, started_at_s=130.0, start_received_at_s=30.0)
+    fresh.attempts["main"].apply(AttemptReport.STARTED)
+    assert trial == fresh
 
 
 def test_an_attempt_that_could_not_be_started_does_not_inherit_either(a_trial) -> None:
@@ -337,12 +337,12 @@ def test_an_attempt_that_is_told_again_keeps_what_it_has(a_trial) -> None:
 def test_a_task_has_delivered_when_its_end_is_told_and_nothing_is_missing(a_trial):
     trial = a_trial()
     trial.began(FIRST, 1.0, 0.0)
-    assert not trial.is_delivered(FIRST)
+    assert trial.phase_of(FIRST) is not AttemptPhase.DELIVERED
     trial.ended_in(an_end())
-    assert not trial.is_delivered(FIRST)
-    trial.undelivered.discard(FIRST.task)
-    assert trial.is_delivered(FIRST)
-    assert not trial.is_delivered(SECOND)
+    assert trial.phase_of(FIRST) is not AttemptPhase.DELIVERED
+    trial.attempts[FIRST.task].apply(AttemptReport.DELIVERED)
+    assert trial.phase_of(FIRST) is AttemptPhase.DELIVERED
+    assert trial.phase_of(SECOND) is not AttemptPhase.DELIVERED
 
 
 def test_the_successor_of_a_lost_attempt_starts_with_empty_hands_also_after_a_resume(a_trial) -> None:
@@ -351,7 +351,7 @@ def test_the_successor_of_a_lost_attempt_starts_with_empty_hands_also_after_a_re
     registered.mark_lost(FIRST)
     stored.attempts = {}
     stored.restore_attempts(registered)
-    assert stored.attempt_id_of("main") == FIRST.attempt_id, "it describes the lost one"
+    assert stored.attempts["main"].key == FIRST, "it describes the lost one"
     registered.register(SECOND)
     stored.began(SECOND, 130.0, 30.0)
     assert (stored.attempt, stored.final, stored.value, stored.intermediate_count) == (1, None, None, 0)
@@ -360,9 +360,9 @@ def test_the_successor_of_a_lost_attempt_starts_with_empty_hands_also_after_a_re
 
 def test_a_successor_whose_clock_is_behind_does_not_inherit_from_a_lost_attempt(a_trial) -> None:
     trial = a_trial(state=R, **SPENT)
-    trial.registered, trial.attempts = Attempts(), {"main": SECOND.attempt_id}
-    trial.registered.register(SECOND)
-    trial.registered.mark_all_lost()
+    trial.registered = Attempts()
+    trial.attempts = {"main": trial.registered.add(SECOND)}
+    trial.registered.mark_lost()
     trial.registered.register(FIRST)
     trial.began(FIRST, 130.0, 30.0)
     assert (trial.attempt, trial.final, trial.value, trial.intermediate_count) == (1, None, None, 0)

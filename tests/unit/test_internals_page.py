@@ -16,6 +16,7 @@ MARK = "<!-- generated -->\n"
 TABLES = [
     ("nni_manager.domain.experiment", "", "Experiment", ""),
     ("nni_manager.domain.trial", "", "Trial", "terminal (by reason)"),
+    ("nni_manager.domain.attempts", "", "Attempt, in the manager", ""),
     ("nni_manager.domain.jobs", "", "Job", ""),
     ("nni_manager.domain.stop_escalation", "", "Stop of a job", ""),
     ("nni_manager.domain.transports", "", "Transport of a task", ""),

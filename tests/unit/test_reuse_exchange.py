@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from nni_manager.domain import events as manager
+from nni_manager.domain.attempts import AttemptReport
 from nni_manager.domain.experiment import Experiment, ExperimentState
 from nni_manager.domain.jobs import MAX_PREFETCH, Job, JobState
 from nni_manager.domain.limits import Limits
@@ -261,14 +262,14 @@ class World:
         after.jobs.max_trials = before.jobs.max_trials
         for trial in before.trials.values():
             trial.ended = None
-            trial.ends.clear()
-            trial.undelivered.clear()
+            for attempt in trial.attempts.values():
+                attempt.apply(AttemptReport.DISCARDED)
             key = AttemptKey(trial.trial_id, attempt_id(0), TASK)
             if trial.state not in (TrialState.WAITING, *final_states()) and self.spawned[trial.trial_id]:
                 trial.add_task(key)
                 if key in self.exits:
                     trial.ended_in(self.exits[key])
-                    trial.undelivered.discard(TASK)
+                    trial.attempts[TASK].apply(AttemptReport.DELIVERED)
         after.restore(before.trials.values())
         jobs = [Job(job.job_id, ever_connected=job.ever_connected) for job in before.jobs.live.values()]
         after.scheduler.restore(jobs, [])

@@ -11,16 +11,13 @@ from attempts import attempt_id
 
 import nni_sdk
 from nni_manager.domain.trial import Trial
-from nni_manager.engine.tokens import token_of
-from nni_manager.engine.trial_files import (
+from nni_manager.engine.shared_files import (
     AttemptReadout,
+    SharedFiles,
     Signer,
-    find_attempts,
     is_signed,
-    see_attempt,
-    write_experiment,
-    write_trial,
 )
+from nni_manager.engine.tokens import token_of
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.training_services.base import Placement
 from nni_sdk.records import encode
@@ -50,7 +47,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_a_workspace_has_the_managers_own_sdk_and_nothing_beside_it(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    write_experiment(workspace, DOCUMENT, "exit\n")
+    SharedFiles(workspace).write_experiment(DOCUMENT, "exit\n")
     assert [path.name for path in workspace.sdk.iterdir()] == ["nni_sdk"]
     assert contents(workspace.sdk / "nni_sdk") == SDK
     assert {"__init__.py", "trial.py", "records.py"} <= SDK.keys()
@@ -58,13 +55,13 @@ def test_a_workspace_has_the_managers_own_sdk_and_nothing_beside_it(tmp_path: Pa
 
 def test_a_later_manager_touches_only_what_differs_and_swaps_it_whole(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    write_experiment(workspace, DOCUMENT, "exit\n")
+    SharedFiles(workspace).write_experiment(DOCUMENT, "exit\n")
     folder = workspace.sdk / "nni_sdk"
     (folder / "errors.py").unlink()
     (folder / "trial.py").write_bytes(b"# of an earlier version")
     before = {path.name: path.stat().st_ino for path in folder.iterdir()}
     with (folder / "trial.py").open("rb") as being_read:
-        write_experiment(workspace, DOCUMENT, "exit\n")
+        SharedFiles(workspace).write_experiment(DOCUMENT, "exit\n")
         assert being_read.read() == b"# of an earlier version"
     assert contents(folder) == SDK
     touched = {path.name for path in folder.iterdir() if path.stat().st_ino != before.get(path.name)}
@@ -114,12 +111,12 @@ def test_a_trial_is_written_again_over_what_an_earlier_try_has_written(tmp_path:
     workspace = Workspace(tmp_path)
     workspace.trials.mkdir()
     for command in ("first", "second"):
-        write_trial(workspace, a_trial(), command, Placement(None, None), None)
+        SharedFiles(workspace).write_trial(a_trial(), command, Placement(None, None), None)
     folder = workspace.trial("abcde")
     assert TrialDocument.from_bytes(folder.trial_json.read_bytes()).command == "second"
     assert mode_of(folder.attempts) == 0o1777
     folder.attempts.rmdir()
-    write_trial(workspace, a_trial(), "third", Placement(None, None), None, is_private=True)
+    SharedFiles(workspace, is_private=True).write_trial(a_trial(), "third", Placement(None, None), None)
     assert not mode_of(folder.attempts) & 0o022, "no other user makes attempts"
 
 
@@ -137,7 +134,7 @@ def test_nothing_is_written_into_a_trials_folder_that_another_user_has_made(tmp_
     made.symlink_to(tmp_path / "theirs") if how == "link" else made.mkdir()
     os.chown(made, _NOBODY, _NOBODY, follow_symlinks=False)
     with pytest.raises(FileExistsError, match="another user made this"):
-        write_trial(workspace, a_trial(), "true", Placement(None, None), None)
+        SharedFiles(workspace).write_trial(a_trial(), "true", Placement(None, None), None)
     assert not folder.trial_json.exists()
     assert list((tmp_path / "theirs").iterdir()) == []
 
@@ -167,7 +164,9 @@ def end(folder: AttemptFolder, key: AttemptKey = KEY, **sizes: int) -> TrialEnde
 def look(
     tmp_path: Path, offsets: dict[Stream, int] | None = None, *, is_over: bool = False
 ) -> AttemptReadout:
-    return see_attempt(Workspace(tmp_path), KEY, offsets or {Stream.METRICS: 0}, SIGNER, is_over=is_over)
+    return SharedFiles(Workspace(tmp_path)).see_attempt(
+        KEY, offsets or {Stream.METRICS: 0}, SIGNER, is_over=is_over
+    )
 
 
 def test_a_look_brings_what_follows_the_offsets(tmp_path: Path, left: AttemptFolder) -> None:
@@ -284,9 +283,9 @@ def test_the_newest_signed_attempt_of_each_task_is_the_one_to_look_at(tmp_path: 
     keys = [key_of(number, task) for number, task in ((0, "a"), (0, "b"), (1, "a"), (10, "a"))]
     for key in keys:
         sign(workspace, key)
-    found = find_attempts(workspace, "abcde", SIGNER)
+    found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
     assert (set(found.newest), found.rejected) == ({keys[1], keys[3]}, ())
-    assert find_attempts(workspace, "other", SIGNER).newest == []
+    assert SharedFiles(workspace).find_attempts("other", SIGNER).newest == []
 
 
 @pytest.mark.parametrize(
@@ -303,7 +302,7 @@ def test_an_attempt_that_no_keeper_of_the_job_signed_is_ignored_and_named(
     workspace = Workspace(tmp_path)
     sign(workspace, key_of(1))
     path = sign(workspace, key_of(2), **fields)
-    found = find_attempts(workspace, "abcde", SIGNER)
+    found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
     assert found.newest == [key_of(1)]
     assert found.rejected == (f"ignored {path}: {why}; see who may write to the shared storage",)
 
@@ -314,7 +313,7 @@ def test_an_attempt_of_an_earlier_job_of_the_trial_counts_for_nothing_and_is_not
     workspace = Workspace(tmp_path)
     sign(workspace, key_of(1), job_id="before", token=f"{TOKEN} of before")
     sign(workspace, key_of(2))
-    found = find_attempts(workspace, "abcde", SIGNER)
+    found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
     assert (found.keys, found.rejected) == ((key_of(2),), ())
 
 
@@ -325,7 +324,7 @@ def test_a_document_nested_as_deeply_as_can_be_read_is_not_signed(tmp_path: Path
     signed = AttemptDocument("expABCDE", "job", KEY, 1.0).to_bytes(TOKEN).rstrip().removesuffix(b"}")
     for depth in range(1, 1500):
         folder.attempt_json.write_bytes(signed + b', "z": ' + b"[" * depth + b"]" * depth + b"}")
-        assert find_attempts(workspace, "abcde", SIGNER).keys == ()
+        assert SharedFiles(workspace).find_attempts("abcde", SIGNER).keys == ()
 
 
 @pytest.mark.any_machine
@@ -341,7 +340,7 @@ def test_what_another_user_has_closed_keeps_nobody_from_a_keepers_own_attempt(
     if user == 0:  # who may read everything
         os.seteuid(_NOBODY)
     try:
-        found = find_attempts(workspace, "abcde", SIGNER)
+        found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
         assert found.keys == (key_of(1),)
         assert not found.rejected or "Permission denied" in found.rejected[0]
         os.seteuid(user)
@@ -350,7 +349,7 @@ def test_what_another_user_has_closed_keeps_nobody_from_a_keepers_own_attempt(
             os.seteuid(_NOBODY)
         # It may be a keeper's own.
         with pytest.raises(PermissionError):
-            find_attempts(workspace, "abcde", SIGNER)
+            SharedFiles(workspace).find_attempts("abcde", SIGNER)
     finally:
         os.seteuid(user)
         shut.chmod(0o700)
@@ -359,7 +358,7 @@ def test_what_another_user_has_closed_keeps_nobody_from_a_keepers_own_attempt(
 def test_a_signed_attempt_counts_in_its_own_place_only(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     shutil.copytree(sign(workspace, key_of(1)), workspace.attempt(key_of(2)).path)
-    found = find_attempts(workspace, "abcde", SIGNER)
+    found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
     assert found.newest == [key_of(1)]
     assert "attempt.json names another attempt" in found.rejected[0]
 
@@ -367,21 +366,21 @@ def test_a_signed_attempt_counts_in_its_own_place_only(tmp_path: Path) -> None:
 def test_a_directory_counts_for_nothing_until_it_is_signed(tmp_path: Path, left: AttemptFolder) -> None:
     workspace = Workspace(tmp_path)
     left.stream(Stream.METRICS).write_bytes(b"")
-    found = find_attempts(workspace, "abcde", SIGNER)
+    found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
     assert (found.keys, found.rejected) == ((), ()), "its keeper is about to sign it"
     left.stream(Stream.METRICS).write_bytes(FRAME)
-    found = find_attempts(workspace, "abcde", SIGNER)
+    found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
     assert found.keys == ()
     assert "it has no attempt.json" in found.rejected[0]
     sign(workspace, KEY)
-    assert find_attempts(workspace, "abcde", SIGNER).keys == (KEY,)
+    assert SharedFiles(workspace).find_attempts("abcde", SIGNER).keys == (KEY,)
 
 
 def test_an_unsigned_attempt_of_version_0_6_counts_if_it_is_on_record(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     for name in ("0", "7"):
         workspace.attempt(AttemptKey("abcde", name, "main-0")).path.mkdir(parents=True)
-    found = find_attempts(workspace, "abcde", replace(SIGNER, unsigned_ids=frozenset({"0"})))
+    found = SharedFiles(workspace).find_attempts("abcde", replace(SIGNER, unsigned_ids=frozenset({"0"})))
     assert found.newest == [AttemptKey("abcde", "0", "main-0")]
     assert "attempts/7/main-0: it is no attempt that is on record" in found.rejected[0]
 

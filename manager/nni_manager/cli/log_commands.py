@@ -197,7 +197,7 @@ class _TrialLog:
 
     def place(self) -> LogLocation | None:
         """The location of the log; None: no attempt has it."""
-        from nni_manager.engine.trial_logs import newest_place
+        from nni_manager.engine.trial_logs import log_location
         from trial_keeper.wire.messages import Stream
 
         stream = {"stdout": Stream.STDOUT, "stderr": Stream.STDERR, "trial.log": Stream.KEEPER}[self.stream]
@@ -205,7 +205,7 @@ class _TrialLog:
             self.shared.fetch(self.trial_id, stream)
         except RetryableError as error:
             output.warning(str(error))
-        return newest_place(self.known.folder, self.trial_id, stream)
+        return log_location(self.known.folder, self.trial_id, stream)
 
     def wait_for_place(self) -> LogLocation | None:
         """The location once an attempt has the log; None: the trial is terminal without one."""

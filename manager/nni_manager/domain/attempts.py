@@ -1,23 +1,91 @@
-"""The attempts of one trial that the manager has registered, and which of them counts.
+"""The attempts of one trial: which of them counts, and how far each has got.
 
 Each task starts its own attempts. The attempt of a task with the latest start counts, independent of the order of registration,
 but never one that was declared lost. The number is for users: the attempts of a task count from 0 in order of registration.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import Enum
 
+from nni_manager.domain.state_tables import changes_by_event, with_ignored
 from trial_keeper.wire.attempt_ids import is_legacy_number, sort_key
-from trial_keeper.wire.messages import AttemptKey
+from trial_keeper.wire.messages import AttemptKey, TrialEnded
+
+
+class AttemptPhase(Enum):
+    """How far an attempt has got, as reported to this manager. Only LOST is stored."""
+
+    REGISTERED = "registered"
+    RUNNING = "running"
+    ENDED = "ended"  # its last bytes may still be in transit
+    DELIVERED = "delivered"
+    LOST = "lost"
+
+
+HAVE_ENDED = frozenset({AttemptPhase.ENDED, AttemptPhase.DELIVERED})
+UNDELIVERED = frozenset({AttemptPhase.RUNNING, AttemptPhase.ENDED})
+"""The phases of a started attempt whose last byte has not arrived."""
+HAVE_BEGUN = HAVE_ENDED | UNDELIVERED
+
+
+class AttemptReport(Enum):
+    """What can happen to a registered attempt."""
+
+    STARTED = "started"
+    ENDED = "ended"
+    DELIVERED = "delivered"
+    DISCARDED = "discarded"
+    LOST = "lost"
+
+
+_P, _R = AttemptPhase, AttemptReport
+CHANGES: dict[tuple[AttemptPhase, AttemptReport], AttemptPhase] = changes_by_event(
+    {
+        _R.STARTED: {_P.RUNNING: (_P.REGISTERED,)},
+        # A command that could not be started reports only an end.
+        _R.ENDED: {_P.ENDED: (_P.REGISTERED, _P.RUNNING)},
+        _R.DELIVERED: {_P.DELIVERED: (_P.ENDED,)},
+        # Its reports count no more: the cluster runs the whole job again, or its keeper is gone and nobody waits for it.
+        _R.DISCARDED: {_P.REGISTERED: (_P.RUNNING, _P.ENDED, _P.DELIVERED)},
+        _R.LOST: {_P.LOST: (_P.REGISTERED, _P.RUNNING, _P.ENDED, _P.DELIVERED)},
+    }
+)
+# Reports that leave the phase as it is.
+IGNORED: frozenset[tuple[AttemptPhase, AttemptReport]] = frozenset(
+    {
+        (_P.RUNNING, _R.STARTED),
+        (_P.DELIVERED, _R.DELIVERED),  # repeated after a lost connection
+        (_P.REGISTERED, _R.DISCARDED),
+        (_P.LOST, _R.DISCARDED),
+    }
+)
+TRANSITIONS = with_ignored(CHANGES, IGNORED)
 
 
 @dataclass(slots=True)
 class RegisteredAttempt:
-    """One attempt, its number, and whether it was declared lost."""
+    """One attempt of one task, with its number."""
 
     key: AttemptKey
     number: int
-    is_lost: bool = False
+    phase: AttemptPhase = AttemptPhase.REGISTERED
+    end: TrialEnded | None = None
+    """The reported end, in the phases ENDED and DELIVERED."""
+
+    def apply(self, report: AttemptReport) -> None:
+        """Change the phase by the table.
+
+        Raises:
+            KeyError: the report is not possible in this phase; a bug.
+        """
+        self.phase = TRANSITIONS[self.phase, report]
+        if self.phase not in HAVE_ENDED:
+            self.end = None
+
+    @property
+    def is_lost(self) -> bool:
+        """True if the attempt was declared lost."""
+        return self.phase is AttemptPhase.LOST
 
 
 @dataclass(slots=True)
@@ -28,8 +96,10 @@ class Attempts:
 
     def register(self, key: AttemptKey) -> RegisteredAttempt | None:
         """Register an attempt and return it with its new number; None if it is already registered."""
-        if self.find(key) is not None:
-            return None
+        return None if self.find(key) is not None else self.add(key)
+
+    def add(self, key: AttemptKey) -> RegisteredAttempt:
+        """Add a new attempt with the next number of its task."""
         number = 1 + max((each.number for each in self._of_task(key.task)), default=-1)
         attempt = RegisteredAttempt(key, number)
         self.registered.append(attempt)
@@ -66,18 +136,11 @@ class Attempts:
         ids = (each.key.attempt_id for each in self.registered)
         return frozenset(filter(is_legacy_number, ids))
 
-    def mark_lost(self, key: AttemptKey) -> list[RegisteredAttempt]:
-        """Declare one attempt lost. Returns it, unless it was already lost."""
-        return self._mark_lost(each for each in self.registered if each.key == key)
-
-    def mark_all_lost(self) -> list[RegisteredAttempt]:
-        """Declare every attempt lost. Returns those that were not already lost."""
-        return self._mark_lost(self.registered)
-
-    def _mark_lost(self, attempts: Iterable[RegisteredAttempt]) -> list[RegisteredAttempt]:
-        lost = [each for each in attempts if not each.is_lost]
+    def mark_lost(self, key: AttemptKey | None = None) -> list[RegisteredAttempt]:
+        """Declare one attempt lost, or every attempt (None). Returns those that were not already lost."""
+        lost = [each for each in self.registered if key in (None, each.key) and not each.is_lost]
         for each in lost:
-            each.is_lost = True
+            each.apply(AttemptReport.LOST)
         return lost
 
     def _of_task(self, task: str) -> list[RegisteredAttempt]:

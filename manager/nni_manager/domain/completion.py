@@ -49,8 +49,8 @@ class Completion:
         policies = {role.name: role for role in self.roles}
         failed: Counter[str] = Counter()
         succeeded: Counter[str] = Counter()
-        told = list(ends)
-        for ended in told:
+        reported = list(ends)
+        for ended in reported:
             name = ended.key.task.rpartition("-")[0]
             if ended.reason is ExitReason.TRIAL_OVER:
                 continue
@@ -59,7 +59,7 @@ class Completion:
             counted[name] += 1
             if 1 <= role.min_failed_tasks <= failed[name] or 1 <= role.min_succeeded_tasks <= succeeded[name]:
                 return ended
-        if len(told) < self.tasks:
+        if len(reported) < self.tasks:
             return None
-        by_themselves = [ended for ended in told if ended.reason is not ExitReason.TRIAL_OVER] or told
-        return next((ended for ended in told if ended.reason is ExitReason.SUCCEEDED), by_themselves[-1])
+        by_themselves = [ended for ended in reported if ended.reason is not ExitReason.TRIAL_OVER] or reported
+        return next((ended for ended in reported if ended.reason is ExitReason.SUCCEEDED), by_themselves[-1])

@@ -13,6 +13,22 @@ from nni_manager.domain.trial import Trial
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import ExitReason
 
+
+@dataclass(frozen=True, slots=True)
+class _OfJob:
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class _OfAttempt:
+    key: AttemptKey
+
+
+@dataclass(frozen=True, slots=True)
+class _OnJob:
+    job: Job
+
+
 # ---- events
 
 
@@ -53,11 +69,8 @@ class TunerFailed:
     """True if this answers an `AskTuner`, False if a `TellTuner`."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptSeen:
+class AttemptSeen(_OfAttempt):
     """The first data of an attempt has arrived. Posted before anything of the attempt is stored."""
-
-    key: AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +108,12 @@ class AttemptEnded:
     ended: TrialEnded
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptDelivered:
+class AttemptDelivered(_OfAttempt):
     """The manager has stored every byte of an ended attempt."""
 
-    key: AttemptKey
 
-
-@dataclass(frozen=True, slots=True)
-class TaskReported:
+class TaskReported(_OfAttempt):
     """A task of an attempt reports metrics. Posted before they are stored."""
-
-    key: AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,11 +132,8 @@ class KeeperIdle:
     task: str
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptOrphaned:
+class AttemptOrphaned(_OfAttempt):
     """The connected keeper of this attempt's task does not have the attempt: an earlier keeper of the live job ended."""
-
-    key: AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,32 +164,16 @@ class JobTerminated:
     """True if the cluster refused the job permanently: it never existed, and submitting it again is useless."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobProcessesEnded:
+class JobProcessesEnded(_OfJob):
     """All processes of the job have ended. Its workspace is drained next, then `JobTerminated` follows."""
 
-    job_id: str
 
-
-@dataclass(frozen=True, slots=True)
-class AttemptDrained:
+class AttemptDrained(_OfJob):
     """Data that a job left in the workspace was read and stored."""
 
-    job_id: str
 
-
-@dataclass(frozen=True, slots=True)
-class JobSubmitted:
-    """A job is submitted to the cluster, or an earlier manager submitted it."""
-
-    job_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class JobAccepted:
+class JobAccepted(_OfJob):
     """The cluster has accepted a submitted job."""
-
-    job_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,11 +187,8 @@ class KeeperConnected:
     supports_revoke: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperDisconnected:
+class KeeperDisconnected(_OfJob):
     """The stream of a keeper, or its job, has ended. The last messages in either direction may be lost."""
-
-    job_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,11 +200,8 @@ class TrialReclaimed:
     at_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class KeeperSeenOnStorage:
+class KeeperSeenOnStorage(_OfJob):
     """The workspace shows a working keeper of the job that has not connected to this manager."""
-
-    job_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +285,6 @@ Event = (
     | JobTerminated
     | JobProcessesEnded
     | AttemptDrained
-    | JobSubmitted
     | JobAccepted
     | KeeperConnected
     | KeeperDisconnected
@@ -399,11 +380,8 @@ class SaveUsage:
     usage: Usage
 
 
-@dataclass(frozen=True, slots=True)
-class SubmitJob:
+class SubmitJob(_OnJob):
     """Submit the job to the cluster once it is stored. `job.trial_id`: the trial it is made for, if any."""
-
-    job: Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,32 +401,20 @@ class RevokePrefetched:
     trial: Trial
 
 
-@dataclass(frozen=True, slots=True)
-class DrainJob:
+class DrainJob(_OnJob):
     """Drain the job: it gets no more trials and ends by itself."""
 
-    job: Job
 
-
-@dataclass(frozen=True, slots=True)
-class EndJob:
+class EndJob(_OnJob):
     """Ask the training service to end a job with its grace period."""
 
-    job: Job
 
-
-@dataclass(frozen=True, slots=True)
-class KillJob:
+class KillJob(_OnJob):
     """Ask the training service to kill a job that missed its stop deadlines."""
 
-    job: Job
 
-
-@dataclass(frozen=True, slots=True)
-class AbandonJob:
+class AbandonJob(_OnJob):
     """Stop waiting for the end of a job: report it as terminated, and name what may remain of it."""
-
-    job: Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,18 +437,12 @@ class CancelQueuedTrial:
     reason: ExitReason
 
 
-@dataclass(frozen=True, slots=True)
-class CloseAttempt:
+class CloseAttempt(_OfAttempt):
     """Once the trial is stored, notify the keeper that nothing of the attempt needs to be resent."""
 
-    key: AttemptKey
 
-
-@dataclass(frozen=True, slots=True)
-class DrainAttempt:
+class DrainAttempt(_OfAttempt):
     """Read the end and the remaining streams of an orphaned attempt from the workspace."""
-
-    key: AttemptKey
 
 
 @dataclass(frozen=True, slots=True)

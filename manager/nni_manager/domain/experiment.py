@@ -11,58 +11,23 @@ Events in, effects out. Times named `now_s` are monotonic; those inside events a
 from collections.abc import Iterable
 from enum import Enum
 
+from nni_manager.domain import events
 from nni_manager.domain.change_log import ChangeLog
 from nni_manager.domain.completion import Completion
-from nni_manager.domain.events import (
-    AskTuner,
-    AttemptDelivered,
-    AttemptDrained,
-    AttemptEnded,
-    AttemptLost,
-    AttemptOrphaned,
-    AttemptRejected,
-    AttemptSeen,
-    AttemptStarted,
-    EarlyStopRequested,
-    Effect,
-    Event,
-    ExperimentStopAsked,
-    Finish,
-    JobAccepted,
-    JobProcessesEnded,
-    JobSubmitted,
-    JobTerminated,
-    KeeperConnected,
-    KeeperDisconnected,
-    KeeperIdle,
-    KeeperSeenOnStorage,
-    LimitsChanged,
-    ManagerReady,
-    MetricsStored,
-    ParametersSuggested,
-    QuotaReached,
-    SaveExperiment,
-    SaveJob,
-    SearchSpaceChanged,
-    TaskReported,
-    TimePassed,
-    TrialProposed,
-    TrialReclaimed,
-    TrialStopAsked,
-    TunerExhausted,
-    TunerFailed,
-    TunerNotReady,
-    UsageReported,
-)
+from nni_manager.domain.events import Effect, Event
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
 from nni_manager.domain.limits import Limits
-from nni_manager.domain.refusal_streak import RefusalStreak
 from nni_manager.domain.search_budget import SearchBudget
+from nni_manager.domain.state_tables import changes_by_event, pairs_by_event, with_ignored
 from nni_manager.domain.stop_escalation import StopEscalation, StopEvent
+from nni_manager.domain.transports import TransportTracker
 from nni_manager.domain.trial import Trial
 from nni_manager.domain.trial_lifecycle import TrialLifecycle
+
+# One refusal may concern a single job, e.g. a name that exists; three in a row concern the template or the account.
+MAX_REFUSALS_IN_A_ROW = 3
 
 
 class ExperimentState(str, Enum):
@@ -106,69 +71,45 @@ class ExperimentEvent(Enum):
 
 
 _E, _X = ExperimentState, ExperimentEvent
-CHANGES: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = {
-    (_E.INITIALIZED, _X.BEGUN): _E.RUNNING,
-    (_E.INITIALIZED, _X.FAILED): _E.ERROR,
-    (_E.INITIALIZED, _X.STOP_ASKED): _E.STOPPING,
-    (_E.RUNNING, _X.LIMIT_REACHED): _E.NO_MORE_TRIAL,
-    (_E.RUNNING, _X.TUNER_EXHAUSTED): _E.TUNER_NO_MORE_TRIAL,
-    (_E.RUNNING, _X.FAILED): _E.ERROR,
-    (_E.RUNNING, _X.STOP_ASKED): _E.STOPPING,
-    (_E.NO_MORE_TRIAL, _X.ALL_ENDED): _E.DONE,
-    (_E.NO_MORE_TRIAL, _X.FAILED): _E.ERROR,
-    (_E.NO_MORE_TRIAL, _X.STOP_ASKED): _E.STOPPING,
-    (_E.TUNER_NO_MORE_TRIAL, _X.ALL_ENDED): _E.DONE,
-    (_E.TUNER_NO_MORE_TRIAL, _X.FAILED): _E.ERROR,
-    (_E.TUNER_NO_MORE_TRIAL, _X.STOP_ASKED): _E.STOPPING,
-    (_E.STOPPING, _X.ALL_ENDED): _E.STOPPED,
-    # A limit was raised or the search space changed. A stopped or failed experiment continues only after a resume.
-    (_E.NO_MORE_TRIAL, _X.MORE_WANTED): _E.RUNNING,
-    (_E.TUNER_NO_MORE_TRIAL, _X.MORE_WANTED): _E.RUNNING,  # the tuner may be exhausted again
-    (_E.DONE, _X.MORE_WANTED): _E.RUNNING,
-    # Absent in the other states: they start no trial.
-    (_E.DONE, _X.TRIAL_PROPOSED): _E.RUNNING,
-    # resume
-    (_E.STOPPING, _X.BEGUN): _E.RUNNING,
-    (_E.STOPPED, _X.BEGUN): _E.RUNNING,
-    (_E.ERROR, _X.BEGUN): _E.RUNNING,
-    (_E.DONE, _X.BEGUN): _E.RUNNING,
-    (_E.NO_MORE_TRIAL, _X.BEGUN): _E.RUNNING,
-    (_E.TUNER_NO_MORE_TRIAL, _X.BEGUN): _E.RUNNING,
-}
-# Events that leave the state as it is.
-IGNORED: frozenset[tuple[ExperimentState, ExperimentEvent]] = frozenset(
+_NO_MORE = (_E.NO_MORE_TRIAL, _E.TUNER_NO_MORE_TRIAL)
+CHANGES: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = changes_by_event(
     {
-        (_E.NO_MORE_TRIAL, _X.TUNER_EXHAUSTED),
-        (_E.TUNER_NO_MORE_TRIAL, _X.TUNER_EXHAUSTED),
-        (_E.TUNER_NO_MORE_TRIAL, _X.LIMIT_REACHED),
-        (_E.STOPPING, _X.STOP_ASKED),
-        (_E.STOPPING, _X.FAILED),
-        (_E.STOPPING, _X.TUNER_EXHAUSTED),  # the answer to a question from before the stop
-        (_E.ERROR, _X.FAILED),  # the first error is the one shown
-        (_E.ERROR, _X.TUNER_EXHAUSTED),
-        (_E.ERROR, _X.STOP_ASKED),
-        (_E.DONE, _X.STOP_ASKED),
-        (_E.STOPPED, _X.STOP_ASKED),
-        (_E.DONE, _X.FAILED),  # the tuner rejected the last result; all results are stored
-        (_E.STOPPED, _X.FAILED),
-        (_E.INITIALIZED, _X.MORE_WANTED),
-        (_E.RUNNING, _X.MORE_WANTED),
-        (_E.STOPPING, _X.MORE_WANTED),
-        (_E.STOPPED, _X.MORE_WANTED),
-        (_E.ERROR, _X.MORE_WANTED),
-        (_E.RUNNING, _X.TRIAL_PROPOSED),
-        (_E.NO_MORE_TRIAL, _X.TRIAL_PROPOSED),
-        (_E.TUNER_NO_MORE_TRIAL, _X.TRIAL_PROPOSED),
-        (_E.RUNNING, _X.BEGUN),
+        # A resume, unless it is new.
+        _X.BEGUN: {_E.RUNNING: (_E.INITIALIZED, *_NO_MORE, _E.DONE, _E.ERROR, _E.STOPPING, _E.STOPPED)},
+        _X.LIMIT_REACHED: {_E.NO_MORE_TRIAL: (_E.RUNNING,)},
+        _X.TUNER_EXHAUSTED: {_E.TUNER_NO_MORE_TRIAL: (_E.RUNNING,)},
+        _X.ALL_ENDED: {_E.DONE: _NO_MORE, _E.STOPPED: (_E.STOPPING,)},
+        _X.FAILED: {_E.ERROR: (_E.INITIALIZED, _E.RUNNING, *_NO_MORE)},
+        _X.STOP_ASKED: {_E.STOPPING: (_E.INITIALIZED, _E.RUNNING, *_NO_MORE)},
+        # A limit was raised or the search space changed; the tuner may be exhausted again. A stopped or failed experiment
+        # continues only after a resume.
+        _X.MORE_WANTED: {_E.RUNNING: (*_NO_MORE, _E.DONE)},
+        # Absent in the states that start no trial.
+        _X.TRIAL_PROPOSED: {_E.RUNNING: (_E.DONE,)},
     }
 )
-TRANSITIONS: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = CHANGES | {
-    (state, event): state for state, event in IGNORED
-}
+# Events that leave the state as it is.
+IGNORED: frozenset[tuple[ExperimentState, ExperimentEvent]] = pairs_by_event(
+    {
+        _X.BEGUN: (_E.RUNNING,),
+        _X.LIMIT_REACHED: (_E.TUNER_NO_MORE_TRIAL,),
+        # While it stops: the answer to a question from before the stop.
+        _X.TUNER_EXHAUSTED: (*_NO_MORE, _E.STOPPING, _E.ERROR),
+        # The first error is the one shown. DONE: the tuner rejected the last result; all results are stored.
+        _X.FAILED: (_E.STOPPING, _E.STOPPED, _E.ERROR, _E.DONE),
+        _X.STOP_ASKED: (_E.STOPPING, _E.STOPPED, _E.ERROR, _E.DONE),
+        _X.MORE_WANTED: (_E.INITIALIZED, _E.RUNNING, _E.STOPPING, _E.STOPPED, _E.ERROR),
+        _X.TRIAL_PROPOSED: (_E.RUNNING, *_NO_MORE),
+    }
+)
+TRANSITIONS = with_ignored(CHANGES, IGNORED)
 
 
 class Experiment:
-    """One experiment. Its owners share `trials` (of `lifecycle`), `jobs` and `stops` (both of `scheduler`)."""
+    """One experiment. Its owners share `trials` (of `lifecycle`), `jobs`, `stops` and `transports` (of `scheduler`).
+
+    `trials_per_job`: the number of trials a job may run; 0: unlimited. `cluster_grace_s`: see `StopEscalation`.
+    """
 
     def __init__(
         self,
@@ -177,6 +118,8 @@ class Experiment:
         maximize: bool,
         *,
         reuses_jobs: bool = False,
+        trials_per_job: int = 0,
+        cluster_grace_s: float = 0.0,
         completion: Completion | None = None,
         may_prefetch: bool = False,
         is_assessed: bool = False,
@@ -191,12 +134,21 @@ class Experiment:
         self.state = state
         self.error = error
         self.trials: dict[str, Trial] = {}
-        self.jobs = Jobs()
-        self.stops = StopEscalation()
+        completion = completion or Completion()
+        self.jobs = Jobs(completion.tasks, trials_per_job)
+        self.stops = StopEscalation(cluster_grace_s)
+        self.transports = TransportTracker(completion.tasks, reuses_jobs)
         self.budget = SearchBudget(limits, active_s)
         self.leaderboard = Leaderboard(maximize)
         self.scheduler = JobScheduler(
-            self.trials, self.jobs, self.stops, self.budget, reuses_jobs, may_prefetch, any_compatible_keeper
+            self.trials,
+            self.jobs,
+            self.stops,
+            self.transports,
+            self.budget,
+            reuses_jobs,
+            may_prefetch,
+            any_compatible_keeper,
         )
         self.lifecycle = TrialLifecycle(
             self.trials,
@@ -204,14 +156,14 @@ class Experiment:
             self.scheduler,
             self.leaderboard,
             self._fail,
-            completion or Completion(),
+            completion,
             is_assessed,
             assessor_sees_all,
             learns_from_early_stopped,
         )
         self.revisions = ChangeLog()
         """The changes of trials, for displays."""
-        self.refusals = RefusalStreak()
+        self.refusals = 0
         """The permanent refusals since the cluster last accepted a job."""
         self._finished = False
         self._gave_up = False
@@ -262,85 +214,82 @@ class Experiment:
     def _handle(self, event: Event, now_s: float) -> list[Effect]:
         lifecycle, scheduler = self.lifecycle, self.scheduler
         match event:
-            case AttemptSeen() | TimePassed():
+            case events.AttemptSeen() | events.TimePassed():
                 return []
-            case AttemptRejected():
+            case events.AttemptRejected():
                 return lifecycle.note_rejected(event)
-            case MetricsStored():
+            case events.MetricsStored():
                 return lifecycle.note_metrics(event, now_s)
-            case AttemptStarted():
+            case events.AttemptStarted():
                 return lifecycle.note_started(
                     event, now_s, is_stopping=self.state is ExperimentState.STOPPING
                 )
-            case AttemptEnded():
+            case events.AttemptEnded():
                 return lifecycle.note_ended(event.ended, now_s)
-            case AttemptDelivered():
+            case events.AttemptDelivered():
                 return lifecycle.note_delivered(event.key, now_s)
-            case TaskReported():
+            case events.TaskReported():
                 return lifecycle.note_report(event.key)
-            case QuotaReached():
+            case events.QuotaReached():
                 return lifecycle.note_quota_reached(event)
-            case AttemptOrphaned():
+            case events.AttemptOrphaned():
                 return lifecycle.note_orphaned(event.key)
-            case AttemptLost():
+            case events.AttemptLost():
                 return lifecycle.note_lost(event, now_s)
-            case UsageReported():
+            case events.UsageReported():
                 return lifecycle.note_usage(event.usage)
-            case TrialReclaimed():
+            case events.TrialReclaimed():
                 return lifecycle.note_reclaimed(event, now_s)
-            case TrialStopAsked():
+            case events.TrialStopAsked():
                 return lifecycle.stop(event.trial_id, event.reason, event.at_s, now_s)
-            case EarlyStopRequested():
+            case events.EarlyStopRequested():
                 return lifecycle.stop_early(event, now_s)
-            case ParametersSuggested():
+            case events.ParametersSuggested():
                 return lifecycle.add_suggested(event, now_s, is_running=self.state.counts_time)
-            case TrialProposed():
+            case events.TrialProposed():
                 self._finished = False
                 return lifecycle.add_proposed(event) + self._move(ExperimentEvent.TRIAL_PROPOSED, now_s)
-            case TunerExhausted():
+            case events.TunerExhausted():
                 self.budget.note_unanswered()
                 return self._move(ExperimentEvent.TUNER_EXHAUSTED, now_s)
-            case TunerNotReady():
+            case events.TunerNotReady():
                 self.budget.note_not_ready(event.sequence_id)
                 return []
-            case TunerFailed():
+            case events.TunerFailed():
                 self.budget.note_unanswered(event.was_asked)
                 return self._fail(event.message, now_s)
-            case KeeperIdle():
+            case events.KeeperIdle():
                 return scheduler.note_idle(event)
-            case KeeperConnected():
+            case events.KeeperConnected():
                 return scheduler.note_connected(event)
-            case KeeperDisconnected():
+            case events.KeeperDisconnected():
                 scheduler.note_disconnected(event.job_id)
                 return []
-            case KeeperSeenOnStorage():
+            case events.KeeperSeenOnStorage():
                 return scheduler.note_found(event.job_id)
-            case JobSubmitted():
-                scheduler.connect_watchdog.submitted(event.job_id, now_s)
+            case events.JobAccepted():
+                self.refusals = 0
                 return []
-            case JobAccepted():
-                self.refusals.accepted()
-                return []
-            case JobProcessesEnded():
+            case events.JobProcessesEnded():
                 scheduler.note_processes_ended(event.job_id, now_s)
                 return []
-            case AttemptDrained():
+            case events.AttemptDrained():
                 self.stops.apply(event.job_id, StopEvent.PROGRESSED, now_s)
                 return []
-            case JobTerminated():
+            case events.JobTerminated():
                 return self._note_job_end(event, now_s)
-            case LimitsChanged():
+            case events.LimitsChanged():
                 return self._change_limits(event.limits, now_s)
-            case SearchSpaceChanged():
+            case events.SearchSpaceChanged():
                 return self._resume_asking(now_s)
-            case ExperimentStopAsked():
+            case events.ExperimentStopAsked():
                 return self._stop_all(event.at_s, now_s)
-            case ManagerReady():
+            case events.ManagerReady():
                 return self._begin(now_s)
 
     def _begin(self, now_s: float) -> list[Effect]:
         self.error = ""
-        self.refusals = RefusalStreak()
+        self.refusals = 0
         self._finished = self._gave_up = self.stops.is_stopping = False
         return self.lifecycle.begin(now_s) + self._move(ExperimentEvent.BEGUN, now_s)
 
@@ -349,14 +298,19 @@ class Experiment:
         self.stops.begin_stopping(now_s)
         return effects + self.lifecycle.stop_all(at_s, now_s) + self.scheduler.end_all(now_s)
 
-    def _note_job_end(self, event: JobTerminated, now_s: float) -> list[Effect]:
+    def _note_job_end(self, event: events.JobTerminated, now_s: float) -> list[Effect]:
         job = self.scheduler.end(event.job_id)
         if job is None:
             return []
-        effects: list[Effect] = [SaveJob(job, is_over=True)]
-        if event.is_refused and self.refusals.refused():
-            # The cluster would refuse every other job as well.
-            effects += self._fail(self.refusals.describe(event.message), now_s)
+        effects: list[Effect] = [events.SaveJob(job, is_over=True)]
+        self.refusals += event.is_refused
+        if event.is_refused and self.refusals >= MAX_REFUSALS_IN_A_ROW:
+            # All jobs come from one template, so the cluster would refuse every other job as well.
+            message = (
+                f"cannot submit jobs: the cluster has refused {self.refusals} in a row, the last with this message: "
+                f"{event.message}; fix the cause, then run `nnictl resume`"
+            )
+            effects += self._fail(message, now_s)
         return effects + self.lifecycle.note_job_end(job, event, now_s, is_running=self.state.counts_time)
 
     def _change_limits(self, limits: Limits, now_s: float) -> list[Effect]:
@@ -388,7 +342,7 @@ class Experiment:
                 self.budget.unblock()
                 effects += self._move(ExperimentEvent.TUNER_EXHAUSTED, now_s)
             else:
-                effects += map(AskTuner, self.budget.ask(self.scheduler.prefetch_room))
+                effects += map(events.AskTuner, self.budget.ask(self.scheduler.prefetch_room))
         is_asking = self.state in (ExperimentState.INITIALIZED, ExperimentState.RUNNING)
         effects += self.scheduler.revoke() + self.scheduler.fit_jobs(is_asking=is_asking)
         if self.budget.is_idle:
@@ -396,13 +350,15 @@ class Experiment:
                 effects += self._move(ExperimentEvent.ALL_ENDED, now_s)
             if self.state.is_over and not self._finished:
                 self._finished = True
-                effects.append(Finish())
+                effects.append(events.Finish())
         elif self.scheduler.is_stalled and not self._gave_up:
             self._gave_up = True
-            effects.append(Finish(is_recorded=False))
+            effects.append(events.Finish(is_recorded=False))
         return effects
 
     def _move(self, event: ExperimentEvent, now_s: float) -> list[Effect]:
         before, self.state = self.state, TRANSITIONS[self.state, event]
         self.budget.count_time(now_s, counts=self.state.counts_time)
-        return [SaveExperiment()] if before is not self.state or event is ExperimentEvent.FAILED else []
+        return (
+            [events.SaveExperiment()] if before is not self.state or event is ExperimentEvent.FAILED else []
+        )

@@ -10,27 +10,15 @@ A stop ends even if a job ignores it: a job that misses a deadline meets the nex
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from nni_manager.domain.connect_watchdog import ConnectWatchdog
-from nni_manager.domain.events import (
-    AbandonJob,
-    CancelTrial,
-    DispatchTrial,
-    DrainJob,
-    Effect,
-    EndJob,
-    KeeperConnected,
-    KeeperIdle,
-    KillJob,
-    RevokePrefetched,
-    SaveJob,
-    SaveTrial,
-    SubmitJob,
-)
+from nni_manager.domain import events
+from nni_manager.domain.attempts import HAVE_BEGUN, AttemptPhase
+from nni_manager.domain.events import Effect
 from nni_manager.domain.jobs import MAX_PREFETCH, Job, Jobs, JobState
 from nni_manager.domain.search_budget import SearchBudget
 from nni_manager.domain.stop_escalation import StopEscalation, StopEvent, StopStage
+from nni_manager.domain.transports import TransportTracker
 from nni_manager.domain.trial import Trial, TrialState
 from trial_keeper.wire.reasons import ExitReason
 
@@ -48,12 +36,12 @@ class JobScheduler:
     """The trials by id; `TrialLifecycle` owns them."""
     jobs: Jobs
     stops: StopEscalation
+    transports: TransportTracker
     budget: SearchBudget
     reuses_jobs: bool = False
     may_prefetch: bool = False
     """True if parameters may be requested before earlier results are known: the tuner does not learn from results."""
     any_compatible_keeper: bool = False
-    connect_watchdog: ConnectWatchdog = field(default_factory=ConnectWatchdog)
     _prefetch_limit: int = 0
     """The number of prefetched trials per job, derived from recent trial durations."""
 
@@ -118,10 +106,9 @@ class JobScheduler:
 
     # ---- keepers
 
-    def note_connected(self, event: KeeperConnected) -> list[Effect]:
+    def note_connected(self, event: events.KeeperConnected) -> list[Effect]:
         """Record that a keeper of a compatible version has connected."""
         self.any_compatible_keeper = True
-        self.connect_watchdog.broken(event.job_id)
         if (job := self.jobs.live.get(event.job_id)) is None:
             return []
         self.jobs.note_link(job, is_up=True, supports_revoke=event.supports_revoke)
@@ -139,21 +126,20 @@ class JobScheduler:
         job.was_found = True
         # At its start the keeper compared its version with the one in the workspace.
         self.any_compatible_keeper = True
-        self.connect_watchdog.found(job_id)
         return _note_ever_connected(job)
 
-    def note_idle(self, event: KeeperIdle) -> list[Effect]:
+    def note_idle(self, event: events.KeeperIdle) -> list[Effect]:
         """Record that a keeper is idle, or repeat the command that it has not received."""
         if (job := self.jobs.live.get(event.job_id)) is None:
             return []
         if job.state is JobState.DRAINING:
-            return [DrainJob(job)]  # the drain command was lost with a connection
+            return [events.DrainJob(job)]  # the drain command was lost with a connection
         for trial in self.trials_of(job):
             if trial.trial_id in job.revoking_ids:
                 continue  # the answer to the revoke, which the keeper sends next, decides
-            if event.task not in trial.ends and event.task not in trial.undelivered:
+            if trial.phase_in(event.task) not in HAVE_BEGUN:
                 # The keeper has not received the trial: the dispatch was lost with a connection or a manager, or is in transit.
-                return [DispatchTrial(job, trial, event.task)]
+                return [events.DispatchTrial(job, trial, event.task)]
         self.jobs.note_idle(job, event.task)
         return []
 
@@ -164,7 +150,7 @@ class JobScheduler:
         if not self.reuses_jobs:
             return self._submit_for(trial)
         self.jobs.queue.append(trial.trial_id)
-        return [SaveTrial(trial)]
+        return [events.SaveTrial(trial)]
 
     def assign(self) -> list[Effect]:
         """Drain surplus jobs, dispatch queued trials to idle jobs, then prefetch for busy jobs."""
@@ -188,12 +174,12 @@ class JobScheduler:
     def _dispatch_first(self, job: Job) -> list[Effect]:
         trial = self.trials[self.jobs.queue.popleft()]
         trial.job_id = job.job_id
-        return [SaveTrial(trial), DispatchTrial(job, trial)]
+        return [events.SaveTrial(trial), events.DispatchTrial(job, trial)]
 
     def revoke(self) -> list[Effect]:
         """Revoke prefetched trials for idle jobs that get no trial from the tuner."""
         asked = self.jobs.revoke(self.budget.asked) if self.reuses_jobs else []
-        return [RevokePrefetched(job, self.trials[trial_id]) for job, trial_id in asked]
+        return [events.RevokePrefetched(job, self.trials[trial_id]) for job, trial_id in asked]
 
     def fit_jobs(self, *, is_asking: bool) -> list[Effect]:
         """Submit the missing jobs, or drain the surplus ones. `is_asking`: the tuner may be asked for more trials."""
@@ -206,7 +192,7 @@ class JobScheduler:
             return effects
         for _ in range(min(jobs.shortfall, concurrency - jobs.active)):
             job = jobs.add(Job(jobs.new_id()))
-            effects += [SaveJob(job), SubmitJob(job)]
+            effects += [events.SaveJob(job), events.SubmitJob(job)]
         if not is_asking and not asked and not jobs.queue and jobs.surplus > 0:
             effects += self._drain(jobs.unassigned[: jobs.surplus])
         return effects
@@ -216,13 +202,13 @@ class JobScheduler:
         trial.job_id = f"{trial.trial_id}-{trial.retries}" if trial.retries else trial.trial_id
         job = self.jobs.add(Job(trial.job_id))
         self.jobs.give(job, trial.trial_id)
-        return [SaveTrial(trial), SaveJob(job), SubmitJob(job)]
+        return [events.SaveTrial(trial), events.SaveJob(job), events.SubmitJob(job)]
 
     def _drain(self, jobs: Iterable[Job]) -> list[Effect]:
         effects: list[Effect] = []
         for job in jobs:
             self.jobs.dismiss(job)
-            effects.append(DrainJob(job))
+            effects.append(events.DrainJob(job))
         return effects
 
     def free(self, trial: Trial, now_s: float) -> None:
@@ -238,7 +224,7 @@ class JobScheduler:
                     most if trial.state is TrialState.SUCCEEDED else min(most, self._prefetch_limit)
                 )
         elif (job := self.jobs.live.get(trial.job_id)) is not None:
-            self.connect_watchdog.broken(job.job_id)
+            self.transports.expect_no_keeper(job.job_id)
             self.jobs.dismiss(job)  # the keeper ends by itself
 
     # ---- the end of jobs
@@ -246,16 +232,14 @@ class JobScheduler:
     def end(self, job_id: str) -> Job | None:
         """Remove a job that has ended and return it; None if it was removed before."""
         self.stops.forget(job_id)
-        job = self.jobs.end(job_id)
-        if job is not None:
-            self.connect_watchdog.broken(job_id)
-        return job
+        self.transports.forget(job_id)
+        return self.jobs.end(job_id)
 
-    def cancel(self, trial: Trial, reason: ExitReason, now_s: float) -> CancelTrial:
+    def cancel(self, trial: Trial, reason: ExitReason, now_s: float) -> events.CancelTrial:
         """Cancel a trial. The job ends as well if the experiment stops or jobs are not reused."""
         ends_job = self.stops.is_stopping or not self.reuses_jobs
         self.stops.stop_asked(trial.job_id, now_s, ends_job=ends_job)
-        return CancelTrial(trial, reason, ends_job)
+        return events.CancelTrial(trial, reason, ends_job)
 
     def note_stopped(self, trial: Trial, now_s: float) -> None:
         """Update the stop of the job when no command of the trial runs any more: the keeper has received the stop.
@@ -288,7 +272,7 @@ class JobScheduler:
                     self.stops.apply(job.job_id, StopEvent.DRAIN_ASKED, now_s)
                 case StopStage.TOLD:
                     self.stops.stop_asked(job.job_id, now_s, ends_job=True)
-                    effects.append(EndJob(job))
+                    effects.append(events.EndJob(job))
         return effects
 
     def escalate(self, now_s: float) -> list[Effect]:
@@ -301,12 +285,12 @@ class JobScheduler:
                 continue
             match after:
                 case StopStage.ENDING:
-                    effects += [DrainJob(job)] if before is StopStage.SHUTDOWN_SENT else []
-                    effects.append(EndJob(job))
+                    effects += [events.DrainJob(job)] if before is StopStage.SHUTDOWN_SENT else []
+                    effects.append(events.EndJob(job))
                 case StopStage.KILLED:
-                    effects.append(KillJob(job))
+                    effects.append(events.KillJob(job))
                 case StopStage.ABANDONED:
-                    effects.append(AbandonJob(job))
+                    effects.append(events.AbandonJob(job))
         return effects
 
 
@@ -314,11 +298,9 @@ def _note_ever_connected(job: Job) -> list[Effect]:
     if job.ever_connected:
         return []
     job.ever_connected = True
-    return [SaveJob(job)]
+    return [events.SaveJob(job)]
 
 
 def _may_run(trial: Trial) -> bool:
     """True if a task of the trial has not reported its end."""
-    return not trial.state.is_terminal and (
-        trial.ended is None or bool(trial.undelivered - trial.ends.keys())
-    )
+    return not trial.state.is_terminal and (trial.ended is None or trial.has_task_in(AttemptPhase.RUNNING))

@@ -17,6 +17,8 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from enum import Enum
 
+from nni_manager.domain.state_tables import with_ignored
+
 # The most prefetched trials per job.
 MAX_PREFETCH = 12
 
@@ -59,9 +61,7 @@ IGNORED: frozenset[tuple[JobState, JobEvent]] = frozenset(
         (_S.DRAINING, _E.DRAIN_ASKED),
     }
 )
-TRANSITIONS: dict[tuple[JobState, JobEvent], JobState] = CHANGES | {
-    (state, event): state for state, event in IGNORED
-}
+TRANSITIONS = with_ignored(CHANGES, IGNORED)
 
 
 @dataclass(slots=True)

@@ -7,15 +7,17 @@ import math
 MAX_SHOWN_CHARACTERS = 4096
 
 
-def reward(value: str) -> float | None:
-    """The number for the tuner: the metric itself, or a dict's `default`. None if there is no such finite number.
+def reward(value: str, name: str = "default") -> float | None:
+    """The number for the tuner: the metric itself, or a dict's item `name`. None if there is no such finite number.
 
     `value`: the JSON text that the training code reported; it may contain NaN and infinities, which are no reward.
     """
     try:
         metric = json.loads(value)
         if isinstance(metric, dict):
-            metric = metric.get("default")
+            metric = metric.get(name)
+        elif name != "default":
+            return None
         if isinstance(metric, bool) or not isinstance(metric, (int, float)):
             return None
         number = float(metric)

@@ -13,6 +13,8 @@ Only jobs with a stop request are tracked. Times are monotonic.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from nni_manager.domain.state_tables import changes_by_event, pairs_by_event, with_ignored
+
 # The keeper's grace, after which it kills its trial; `KeeperSettings.grace_s`.
 KEEPER_GRACE_S = 30.0
 # Added to the grace of a keeper or a cluster. A loaded machine takes a second or two.
@@ -58,49 +60,31 @@ FIRST: dict[StopEvent, StopStage] = {
     _E.ENDED: _S.COLLECTING,
 }
 """The first stage of a job without an earlier stop request. A request to stop only a trial starts at TOLD."""
-CHANGES: dict[tuple[StopStage, StopEvent], StopStage] = {
-    (_S.TOLD, _E.OVERDUE): _S.ENDING,
-    (_S.TOLD, _E.DRAIN_ASKED): _S.SHUTDOWN_SENT,
-    (_S.TOLD, _E.END_ASKED): _S.ENDING,
-    (_S.TOLD, _E.ENDED): _S.COLLECTING,
-    (_S.SHUTDOWN_SENT, _E.OVERDUE): _S.ENDING,
-    (_S.SHUTDOWN_SENT, _E.ENDED): _S.COLLECTING,
-    (_S.ENDING, _E.OVERDUE): _S.KILLED,
-    (_S.ENDING, _E.DRAIN_ASKED): _S.SHUTDOWN_SENT,  # its trial has ended
-    (_S.ENDING, _E.ENDED): _S.COLLECTING,
-    (_S.KILLED, _E.OVERDUE): _S.ABANDONED,
-    (_S.KILLED, _E.ENDED): _S.COLLECTING,
-    (_S.ABANDONED, _E.ENDED): _S.COLLECTING,
-    (_S.COLLECTING, _E.OVERDUE): _S.STALLED,
-    (_S.STALLED, _E.PROGRESSED): _S.COLLECTING,
-}
-# Events that leave the state as it is.
-IGNORED: frozenset[tuple[StopStage, StopEvent]] = frozenset(
+_ASKED = (_S.TOLD, _S.SHUTDOWN_SENT, _S.ENDING, _S.KILLED, _S.ABANDONED)
+CHANGES: dict[tuple[StopStage, StopEvent], StopStage] = changes_by_event(
     {
-        (_S.TOLD, _E.PROGRESSED),  # reports of a trial that still runs
-        (_S.SHUTDOWN_SENT, _E.DRAIN_ASKED),
-        (_S.SHUTDOWN_SENT, _E.END_ASKED),
-        (_S.SHUTDOWN_SENT, _E.PROGRESSED),
-        (_S.ENDING, _E.END_ASKED),
-        (_S.ENDING, _E.PROGRESSED),
-        (_S.KILLED, _E.DRAIN_ASKED),
-        (_S.KILLED, _E.END_ASKED),
-        (_S.KILLED, _E.PROGRESSED),
-        (_S.ABANDONED, _E.DRAIN_ASKED),
-        (_S.ABANDONED, _E.END_ASKED),
-        (_S.ABANDONED, _E.PROGRESSED),
-        (_S.COLLECTING, _E.DRAIN_ASKED),
-        (_S.COLLECTING, _E.END_ASKED),
-        (_S.COLLECTING, _E.ENDED),
-        (_S.COLLECTING, _E.PROGRESSED),
-        (_S.STALLED, _E.DRAIN_ASKED),
-        (_S.STALLED, _E.END_ASKED),
-        (_S.STALLED, _E.ENDED),
+        _E.OVERDUE: {
+            _S.ENDING: (_S.TOLD, _S.SHUTDOWN_SENT),
+            _S.KILLED: (_S.ENDING,),
+            _S.ABANDONED: (_S.KILLED,),
+            _S.STALLED: (_S.COLLECTING,),
+        },
+        _E.DRAIN_ASKED: {_S.SHUTDOWN_SENT: (_S.TOLD, _S.ENDING)},  # in ENDING: its trial has ended
+        _E.END_ASKED: {_S.ENDING: (_S.TOLD,)},
+        _E.ENDED: {_S.COLLECTING: _ASKED},
+        _E.PROGRESSED: {_S.COLLECTING: (_S.STALLED,)},
     }
 )
-TRANSITIONS: dict[tuple[StopStage, StopEvent], StopStage] = CHANGES | {
-    (state, event): state for state, event in IGNORED
-}
+# Events that leave the state as it is.
+IGNORED: frozenset[tuple[StopStage, StopEvent]] = pairs_by_event(
+    {
+        _E.DRAIN_ASKED: (_S.SHUTDOWN_SENT, _S.KILLED, _S.ABANDONED, _S.COLLECTING, _S.STALLED),
+        _E.END_ASKED: (_S.SHUTDOWN_SENT, _S.ENDING, _S.KILLED, _S.ABANDONED, _S.COLLECTING, _S.STALLED),
+        _E.ENDED: (_S.COLLECTING, _S.STALLED),
+        _E.PROGRESSED: (*_ASKED, _S.COLLECTING),  # e.g. reports of a trial that still runs
+    }
+)
+TRANSITIONS = with_ignored(CHANGES, IGNORED)
 _RENEWED_BY_PROGRESS = frozenset({_S.SHUTDOWN_SENT, _S.COLLECTING, _S.STALLED})
 
 

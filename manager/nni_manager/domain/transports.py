@@ -1,4 +1,4 @@
-"""Tracks the transport of each task's streams: gRPC, or files on the shared storage.
+"""Tracks whether keepers are alive, and by which transport each task's streams arrive: gRPC, or files on the shared storage.
 
 Theory of operation. A task with a connected keeper uses GRPC and needs no polling. A task without a connection for
 `RECONNECT_GRACE_S` is polled on the shared storage; once something of it is found there, it uses SHARED_STORAGE. A keeper that
@@ -6,11 +6,16 @@ connects puts its task back on GRPC. Both transports share the durable offsets, 
 
 Polls are handed out one at a time, and each job has at most one in progress, so the caller limits concurrency. A job is polled
 every `POLL_INTERVAL_S`, or less often when many jobs are unconnected: at most `MAX_POLLS_PER_S` in total. Times are monotonic.
+
+A keeper that cannot reach its manager cannot report it, and its trial would wait forever without a message. So jobs whose keepers
+have never connected are kept in the order of submission. Only the one that has waited longest is checked.
 """
 
 from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
+
+from nni_manager.domain.state_tables import with_ignored
 
 # A keeper makes its first five reconnect attempts within 6 s.
 RECONNECT_GRACE_S = 5.0
@@ -18,6 +23,8 @@ RECONNECT_GRACE_S = 5.0
 POLL_INTERVAL_S = 2.0
 # One poll is about ten file system calls. A thousand unconnected trials are each polled every 20 s.
 MAX_POLLS_PER_S = 50.0
+# Long enough for a container to start from a cached image, short enough for a user who watches the first trial.
+MAX_SILENCE_S = 60.0
 
 
 class Transport(str, Enum):
@@ -51,9 +58,7 @@ IGNORED: frozenset[tuple[Transport, TransportEvent]] = frozenset(
         (_T.SHARED_STORAGE, _E.FOUND),
     }
 )
-TRANSITIONS: dict[tuple[Transport, TransportEvent], Transport] = CHANGES | {
-    (state, event): state for state, event in IGNORED
-}
+TRANSITIONS = with_ignored(CHANGES, IGNORED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +91,48 @@ class _Job:
 
 @dataclass(slots=True)
 class TransportTracker:
-    """The transports of all jobs that may have keepers. `tasks`: the number of tasks of each job.
+    """The transports of all jobs that may have keepers. No operation iterates over all jobs.
 
-    No operation iterates over all jobs.
+    `tasks`: the number of tasks of each job. `needs_network`: trials can be dispatched to jobs only over gRPC. `addresses`: the
+    addresses to which keepers connect.
     """
 
     tasks: int = 1
+    needs_network: bool = False
+    addresses: tuple[str, ...] = ()
     _jobs: dict[str, _Job] = field(default_factory=dict)
     _due: list[tuple[float, str]] = field(default_factory=list)
     _next_poll_at_s: float = 0.0
+    _silent: dict[str, float] = field(default_factory=dict)
+    """The time of submission of the jobs whose keepers have not connected, in the order of submission."""
+    _unreachable: dict[str, float] = field(default_factory=dict)
+    """The same, for jobs whose keepers were found on the shared storage."""
+    _last_problem: str = ""
 
     # ---- events
 
-    def track(self, job_id: str, now_s: float) -> None:
-        """Start to track a job that the cluster has accepted; idempotent."""
+    def track(self, job_id: str, now_s: float, *, expects_keeper: bool = True) -> None:
+        """Start to track a job that may exist; idempotent. `expects_keeper`: none of its keepers has ever connected."""
         if job_id not in self._jobs:
             self._jobs[job_id] = _Job(now_s)
             self._schedule_poll(job_id, now_s + RECONNECT_GRACE_S)
+            if expects_keeper:
+                self._silent[job_id] = now_s
+
+    def expect_no_keeper(self, job_id: str) -> None:
+        """Report no missing connection of a job: a keeper has connected, or need not connect any more."""
+        self._silent.pop(job_id, None)
+        self._unreachable.pop(job_id, None)
 
     def forget(self, job_id: str) -> None:
         """Stop to track a job that has ended."""
+        self.expect_no_keeper(job_id)
         self._jobs.pop(job_id, None)
 
     def connected(self, job_id: str, task: str, now_s: float) -> None:
         """Record that a keeper connected, perhaps before `track` was called for its job."""
         self.track(job_id, now_s)
+        self.expect_no_keeper(job_id)
         job = self._jobs[job_id]
         self._apply(job, task, TransportEvent.CONNECTED).last_contact_s = now_s
         if self._is_connected(job):
@@ -133,6 +155,8 @@ class TransportTracker:
         """Record that the shared storage shows a started task."""
         job = self._jobs.get(job_id)
         if job is not None:
+            if job_id in self._silent:
+                self._unreachable[job_id] = self._silent.pop(job_id)
             found = self._apply(job, task, TransportEvent.FOUND)
             if has_new_data or found.last_contact_s is None:
                 found.last_contact_s = now_s
@@ -191,6 +215,35 @@ class TransportTracker:
         contacts = [task.last_contact_s for task in tasks if task.last_contact_s is not None]
         return LastSeen(transport, min(contacts, default=None))
 
+    def problem(self, now_s: float) -> str:
+        """A message for users; empty if no job has been silent for too long. It changes only if the silent job does."""
+        addresses = " or ".join(self.addresses)
+        job_id = _first_overdue(self._silent, now_s)
+        if job_id is not None:
+            without = (
+                ". A job that runs many trials (reuse) gets none without the network, and leaves after two minutes; where there "
+                "is no way, write reuse: false"
+                if self.needs_network
+                else ""
+            )
+            return (
+                f"no keeper has connected for {MAX_SILENCE_S:g} s since job {job_id} was submitted; it was told {addresses}; "
+                f"see whether the cluster has started the job, then run `trial-keeper doctor` in its container{without}"
+            )
+        if _first_overdue(self._unreachable, now_s) is not None:
+            # One text for all jobs: a firewall that blocks one keeper blocks the others as well.
+            return (
+                f"keepers do not reach {addresses}, so trials are followed over the shared storage, some seconds late; this does "
+                "no harm. To use the network, let containers connect to that address"
+            )
+        return ""
+
+    def new_problem(self, now_s: float) -> str:
+        """The problem if it differs from that of the previous call, else an empty string."""
+        problem, before = self.problem(now_s), self._last_problem
+        self._last_problem = problem
+        return problem if problem != before else ""
+
     # ---- internals
 
     def _apply(self, job: _Job, name: str, event: TransportEvent) -> _Task:
@@ -206,3 +259,10 @@ class TransportTracker:
         if job.poll_at_s is None and not job.is_polling and not self._is_connected(job):
             job.poll_at_s = at_s
             heappush(self._due, (at_s, job_id))
+
+
+def _first_overdue(submitted_at_s: dict[str, float], now_s: float) -> str | None:
+    """The job that has waited longest, which is the first; None if it has not waited for too long."""
+    longest = next(iter(submitted_at_s), None)
+    is_overdue = longest is not None and now_s - submitted_at_s[longest] >= MAX_SILENCE_S
+    return longest if is_overdue else None

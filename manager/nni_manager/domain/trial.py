@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from nni_manager.domain.attempts import Attempts, RegisteredAttempt
+from nni_manager.domain.attempts import HAVE_ENDED, AttemptPhase, AttemptReport, Attempts, RegisteredAttempt
+from nni_manager.domain.state_tables import with_ignored
 from nni_manager.domain.usage import PeakUsage
 from trial_keeper.wire.attempt_ids import sort_key
 from trial_keeper.wire.file_changes import METRICS_FILE_WAS
@@ -115,9 +116,7 @@ IGNORED: frozenset[tuple[TrialState, TrialEvent]] = frozenset(
         (_W, TrialEvent.LOST),
     }
 )
-TRANSITIONS: dict[tuple[TrialState, TrialEvent], TrialState | None] = CHANGES | {
-    (state, event): state for state, event in IGNORED
-}
+TRANSITIONS = with_ignored(CHANGES, IGNORED)
 
 
 @dataclass(slots=True)
@@ -161,16 +160,15 @@ class Trial:
     """The last reported usage; not stored."""
     ended: TrialEnded | None = field(default=None, repr=False)
     """The decisive end, whose bytes may still be in transit; not stored."""
-    attempts: dict[str, str] = field(default_factory=dict, repr=False)
-    """The id of the described attempt, by task. A cluster may restart one task without the others."""
-    ends: dict[str, TrialEnded] = field(default_factory=dict, repr=False)
-    """The reported ends by task, in the order of their reports; not stored."""
+    attempts: dict[str, RegisteredAttempt] = field(default_factory=dict, repr=False)
+    """The described attempt of each task; those that have ended are in the order of their reports.
+
+    A cluster may restart one task without the others.
+    """
     was_returned: bool = False
     """True if a job crashed when this trial was the next to start there; not stored."""
     final_offset: int | None = None
     """The offset of the record of `final` in the reporter's metrics file; stored in the metric's row."""
-    undelivered: set[str] = field(default_factory=set, repr=False)
-    """The started tasks whose last byte has not arrived; not stored."""
     start_received_at_s: float | None = None
     """When this manager received the start, by its monotonic clock; not stored."""
 
@@ -201,8 +199,8 @@ class Trial:
     @property
     def _had_result_at_stop(self) -> bool:
         """True if the final record lies within the metrics file as the keeper measured it when it received the stop."""
-        end = self.ends.get(self.reporter or "")
-        size = None if end is None else end.metrics_size_at_stop
+        attempt = self.attempts.get(self.reporter or "")
+        size = None if attempt is None or attempt.end is None else attempt.end.metrics_size_at_stop
         is_before = size is not None and self.final_offset is not None and self.final_offset < size
         return is_before and self.reason in _STOPPED
 
@@ -240,9 +238,28 @@ class Trial:
         """True if the attempt counts: it is not lost, and no other attempt of its task started later."""
         return self.registered.may_count(key)
 
-    def attempt_id_of(self, task: str) -> str | None:
-        """The id of the described attempt of a task; None if none has started."""
-        return self.attempts.get(task)
+    @property
+    def ends(self) -> list[TrialEnded]:
+        """The reported ends, in the order of their reports."""
+        return [attempt.end for attempt in self.attempts.values() if attempt.end is not None]
+
+    def has_task_in(self, *phases: AttemptPhase) -> bool:
+        """True if the described attempt of any task is in one of these phases."""
+        return any(attempt.phase in phases for attempt in self.attempts.values())
+
+    def phase_in(self, task: str) -> AttemptPhase:
+        """The phase of the described attempt of a task."""
+        attempt = self.attempts.get(task)
+        return AttemptPhase.REGISTERED if attempt is None else attempt.phase
+
+    def phase_of(self, key: AttemptKey) -> AttemptPhase:
+        """The phase of an attempt; REGISTERED if it is not the described one of its task."""
+        return self.phase_in(key.task) if self.describes(key) else AttemptPhase.REGISTERED
+
+    def describes(self, key: AttemptKey) -> bool:
+        """True if the attempt is the described one of its task."""
+        attempt = self.attempts.get(key.task)
+        return attempt is not None and attempt.key == key
 
     def began(self, key: AttemptKey, at_s: float, now_s: float) -> None:
         """Record that an attempt runs in at least one task. `now_s` is monotonic."""
@@ -252,37 +269,22 @@ class Trial:
 
     def add_task(self, key: AttemptKey) -> None:
         """Record that one more task runs, or a new attempt of a task."""
-        self._reset_for(key)
-        self.undelivered.add(key.task)
-
-    def has_seen(self, key: AttemptKey) -> bool:
-        """True if the attempt has started in this task and is the described one."""
-        has_begun = key.task in self.undelivered or key.task in self.ends
-        return has_begun and self.attempt_id_of(key.task) == key.attempt_id
-
-    def is_delivered(self, key: AttemptKey) -> bool:
-        """True if everything of this task's attempt has arrived; nothing more is accepted."""
-        return (
-            key.task in self.ends
-            and key.task not in self.undelivered
-            and self.attempt_id_of(key.task) == key.attempt_id
-        )
+        self._describe(key).apply(AttemptReport.STARTED)
 
     def supersedes(self, key: AttemptKey) -> bool:
         """True if this attempt resets the trial: a newer attempt of the task whose metrics count."""
         return self._is_newer(key) and self.reporter in (None, key.task)
 
     def _is_newer(self, key: AttemptKey) -> bool:
-        newest = self.attempt_id_of(key.task)
-        if newest is None or newest == key.attempt_id:
+        described = self.attempts.get(key.task)
+        if described is None or described.key == key:
             return False
         # The successor of a lost attempt may run on a machine whose clock is behind.
-        is_lost = self.registered.is_lost(AttemptKey(self.trial_id, newest, key.task))
-        return is_lost or sort_key(key.attempt_id) > sort_key(newest)
+        return described.is_lost or sort_key(key.attempt_id) > sort_key(described.key.attempt_id)
 
     def reported(self, key: AttemptKey) -> str:
         """Register a task that reports metrics. Returns a warning if they will not count, else an empty string."""
-        self._reset_for(key)
+        self._describe(key)
         if self.reporter in (None, key.task):
             self.reporter = key.task
             return ""
@@ -293,9 +295,10 @@ class Trial:
 
     def ended_in(self, ended: TrialEnded) -> None:
         """Record the end of one task, which need not end the trial."""
-        self._reset_for(ended.key)  # a command that could not be started reports only an end
-        self.ends[ended.key.task] = ended
-        self.undelivered.add(ended.key.task)
+        attempt = self._describe(ended.key)
+        attempt.apply(AttemptReport.ENDED)
+        attempt.end = ended
+        self.attempts[ended.key.task] = self.attempts.pop(ended.key.task)  # the last in the order of the ends
         self.warn_of_files(ended)
 
     @property
@@ -306,7 +309,7 @@ class Trial:
 
     def finished(self, ended: TrialEnded) -> None:
         """Record the decisive end. An earlier stop reason takes precedence unless the command succeeded."""
-        if ended.key.task not in self.ends:
+        if self.phase_in(ended.key.task) not in HAVE_ENDED:
             self.ended_in(ended)
         self.ended = ended
         self.reason = (
@@ -315,7 +318,7 @@ class Trial:
         self.exit_code = ended.exit_code
         self.message = ended.message
         self.started_at_s = min(self.started_at_s or ended.started_at_s, ended.started_at_s)
-        self.ended_at_s = max(self.started_at_s, *(each.ended_at_s for each in self.ends.values()))
+        self.ended_at_s = max(self.started_at_s, *(each.ended_at_s for each in self.ends))
         self.apply(TrialEvent.ENDED)
 
     def used(self, usage: Usage) -> bool:
@@ -325,37 +328,42 @@ class Trial:
         self.peak_usage = (before or PeakUsage()).merge_max(usage)
         return self.peak_usage != before
 
-    def _reset_for(self, key: AttemptKey) -> None:
-        """Reset all per-attempt fields when a newer attempt starts."""
+    def _describe(self, key: AttemptKey) -> RegisteredAttempt:
+        """The attempt, which the fields describe from now on. A newer attempt than before resets them."""
+        attempt = self.registered.find(key) or self.registered.add(key)
         if self._is_newer(key):
             if self.ended is not None:  # the cluster runs the whole job again
-                self.ends.clear()
-                self.undelivered.clear()
-            self.ends.pop(key.task, None)
-            self.undelivered.discard(key.task)
+                for each in self.attempts.values():
+                    each.apply(AttemptReport.DISCARDED)
+            attempt.apply(AttemptReport.DISCARDED)
             if self.supersedes(key):
-                self.final = self.final_offset = self.value = self.intermediate = None
-                self.intermediate_count = 0
-                self.peak_usage = self.latest_usage = self.start_received_at_s = None
-                self.ended = self.reason = self.exit_code = self.started_at_s = self.ended_at_s = None
-                self.reporter = None
-                self.message = self.warning = ""
-        self.attempts[key.task] = key.attempt_id
-        found = self.registered.find(key)
-        if found is not None and self.reporter in (None, key.task):
-            self.attempt = found.number
+                self._reset()
+                self.warning = ""
+        self.attempts[key.task] = attempt
+        if self.reporter in (None, key.task):
+            self.attempt = attempt.number
+        return attempt
+
+    def _reset(self) -> None:
+        """Forget what the attempt so far has reported."""
+        self.final = self.final_offset = self.value = self.intermediate = self.reporter = None
+        self.intermediate_count = 0
+        self.peak_usage = self.latest_usage = self.started_at_s = self.start_received_at_s = None
+        self.ended = self.reason = self.exit_code = self.ended_at_s = None
+        self.message = ""
 
     def restore_attempts(self, registered: Attempts) -> None:
         """Restore the attempts that an earlier manager registered for an unfinished trial."""
         self.registered = registered
-        currents = {each.key.task: registered.current(each.key.task) for each in registered.registered}
-        self.attempts = {
-            task: each.key.attempt_id for task, each in currents.items() if each is not None and task
-        }
+        currents = [
+            registered.current(task)
+            for task in dict.fromkeys(each.key.task for each in registered.registered)
+        ]
+        self.attempts = {each.key.task: each for each in currents if each is not None and each.key.task}
         for each in registered.registered:
             # The fields describe a lost attempt until its successor starts.
             if each.key.task and each.number == self.attempt and self.reporter in (None, each.key.task):
-                self.attempts.setdefault(each.key.task, each.key.attempt_id)
+                self.attempts.setdefault(each.key.task, each)
 
     def lost(self, how: str) -> list[RegisteredAttempt]:
         """Queue a trial that the cluster lost for another attempt. Its earlier reports stay stored but do not count.
@@ -363,16 +371,12 @@ class Trial:
         Returns the attempts that this call declares lost.
         """
         self.apply(TrialEvent.LOST)
-        lost = self.registered.mark_all_lost()
+        lost = self.registered.mark_lost()
         self.retries += 1
         self.warn(how)
-        for by_task in (self.attempts, self.ends):
-            by_task.clear()
-        self.undelivered.clear()
-        self.attempt = self.reporter = self.intermediate = None
-        self.final = self.final_offset = self.value = None
-        self.intermediate_count = 0
-        self.peak_usage = self.latest_usage = self.started_at_s = self.start_received_at_s = None
+        self.attempts.clear()
+        self._reset()
+        self.attempt = None
         self.was_returned = False
         self.job_id = ""
         return lost
@@ -396,7 +400,5 @@ class Trial:
     def release(self) -> None:
         """Free what only an unfinished trial needs: an experiment keeps all of its trials in memory."""
         self.registered.registered.clear()
-        for by_task in (self.attempts, self.ends):
-            by_task.clear()
-        self.undelivered.clear()
+        self.attempts.clear()
         self.ended = self.start_received_at_s = None

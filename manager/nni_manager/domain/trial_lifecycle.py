@@ -12,37 +12,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from nni_manager.domain.attempts import RegisteredAttempt
-from nni_manager.domain.completion import Completion
-from nni_manager.domain.events import (
-    AddObservation,
-    AskAssessor,
-    AttemptEnded,
-    AttemptLost,
-    AttemptRejected,
-    AttemptSeen,
-    AttemptStarted,
-    CancelQueuedTrial,
-    CloseAttempt,
-    DetachTrial,
-    DispatchTrial,
-    DrainAttempt,
-    EarlyStopRequested,
-    Effect,
-    Event,
-    JobTerminated,
-    MetricsStored,
-    ParametersSuggested,
-    QuotaReached,
-    SaveAttempt,
-    SaveTrial,
-    SaveUsage,
-    TaskReported,
-    TellAssessor,
-    TellTuner,
-    TrialProposed,
-    TrialReclaimed,
+from nni_manager.domain import events
+from nni_manager.domain.attempts import (
+    HAVE_BEGUN,
+    HAVE_ENDED,
+    UNDELIVERED,
+    AttemptPhase,
+    AttemptReport,
+    RegisteredAttempt,
 )
+from nni_manager.domain.completion import Completion
+from nni_manager.domain.events import Effect, Event
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.leaderboard import Leaderboard
@@ -130,7 +110,9 @@ class TrialLifecycle:
 
     # ---- new trials and attempts
 
-    def add_suggested(self, event: ParametersSuggested, now_s: float, *, is_running: bool) -> list[Effect]:
+    def add_suggested(
+        self, event: events.ParametersSuggested, now_s: float, *, is_running: bool
+    ) -> list[Effect]:
         """Add a trial that the tuner proposed. `is_running`: the experiment still starts trials."""
         self.budget.note_suggested()
         trial = Trial(
@@ -143,7 +125,7 @@ class TrialLifecycle:
         trial.stop_reason = ExitReason.STOPPED_BY_USER
         return self._lose(trial, trial.stop_reason, "the experiment was stopped", event.at_s, now_s)
 
-    def add_proposed(self, event: TrialProposed) -> list[Effect]:
+    def add_proposed(self, event: events.TrialProposed) -> list[Effect]:
         """Add a trial that a user proposed. It gets a job before the tuner is asked again."""
         sequence_id = self.budget.note_proposed()
         trial = Trial(
@@ -151,14 +133,14 @@ class TrialLifecycle:
         )
         self._add(trial)
         self.scheduler.jobs.queue.append(trial.trial_id)
-        return [SaveTrial(trial)]
+        return [events.SaveTrial(trial)]
 
     def register(self, event: Event) -> list[Effect]:
         """Number an attempt when its first event arrives."""
         match event:
-            case AttemptSeen(key=key) | AttemptStarted(key=key) | TaskReported(key=key):
+            case events.AttemptSeen(key=key) | events.AttemptStarted(key=key) | events.TaskReported(key=key):
                 pass
-            case AttemptEnded(ended=TrialEnded(key=key)):
+            case events.AttemptEnded(ended=TrialEnded(key=key)):
                 pass
             case _:
                 return []
@@ -202,12 +184,12 @@ class TrialLifecycle:
 
     # ---- reports of keepers
 
-    def note_started(self, event: AttemptStarted, now_s: float, *, is_stopping: bool) -> list[Effect]:
+    def note_started(self, event: events.AttemptStarted, now_s: float, *, is_stopping: bool) -> list[Effect]:
         """Record that a task of a trial has started. `is_stopping`: the experiment stops."""
         trial, key = self.trials[event.key.trial_id], event.key
         if trial.state.is_terminal or trial.registered.is_lost(key):
-            return [CloseAttempt(key)]  # too late: the keeper ends the attempt
-        if not trial.is_current(key) or trial.has_seen(key):
+            return [events.CloseAttempt(key)]  # too late: the keeper ends the attempt
+        if not trial.is_current(key) or trial.phase_of(key) in HAVE_BEGUN:
             return []
         self.scheduler.jobs.note_begun(trial.job_id, trial.trial_id)
         if trial.state is not TrialState.WAITING and not trial.supersedes(key):
@@ -224,7 +206,7 @@ class TrialLifecycle:
             # The cluster started a new attempt of a trial that was to be stopped.
             trial.stop_reason = None
             return self.stop(trial.trial_id, stopped_before, event.at_s, now_s)
-        return [SaveTrial(trial)]
+        return [events.SaveTrial(trial)]
 
     def note_report(self, key: AttemptKey) -> list[Effect]:
         """Record that a task reports metrics; only those of one task count."""
@@ -233,26 +215,26 @@ class TrialLifecycle:
             return []
         before = trial.reporter, trial.warning
         trial.warn(trial.reported(key))
-        return [SaveTrial(trial)] if before != (trial.reporter, trial.warning) else []
+        return [events.SaveTrial(trial)] if before != (trial.reporter, trial.warning) else []
 
-    def note_quota_reached(self, event: QuotaReached) -> list[Effect]:
+    def note_quota_reached(self, event: events.QuotaReached) -> list[Effect]:
         """Warn that the files of the trial have reached their quota."""
         trial = self.trials[event.key.trial_id]
-        is_news = not trial.state.is_terminal and trial.is_current(event.key) and trial.warn(event.message)
-        return [SaveTrial(trial)] if is_news else []
+        is_new = not trial.state.is_terminal and trial.is_current(event.key) and trial.warn(event.message)
+        return [events.SaveTrial(trial)] if is_new else []
 
-    def note_rejected(self, event: AttemptRejected) -> list[Effect]:
+    def note_rejected(self, event: events.AttemptRejected) -> list[Effect]:
         """Warn that an attempt of the trial was rejected."""
         trial = self.trials[event.trial_id]
-        return [SaveTrial(trial)] if trial.warn(event.message) else []
+        return [events.SaveTrial(trial)] if trial.warn(event.message) else []
 
-    def note_metrics(self, event: MetricsStored, now_s: float) -> list[Effect]:
+    def note_metrics(self, event: events.MetricsStored, now_s: float) -> list[Effect]:
         """Record stored results; the assessor receives the intermediate ones."""
         trial = self.trials[event.key.trial_id]
         if trial.state.is_terminal or not trial.is_current(event.key) or trial.reporter != event.key.task:
             return []
         self.scheduler.stops.apply(trial.job_id, StopEvent.PROGRESSED, now_s)
-        has_news = False
+        has_changed = False
         numbers: list[float] = []
         newest: str | None = None
         for is_final, value in event.records:
@@ -265,32 +247,31 @@ class TrialLifecycle:
                 trial.final = value
                 trial.value = reward(value)
                 trial.final_offset = event.final_offset
-                has_news = True
+                has_changed = True
         if newest is not None:
             trial.intermediate = truncate_for_display(newest)
-        effects: list[Effect] = [SaveTrial(trial)] if has_news else []
+        effects: list[Effect] = [events.SaveTrial(trial)] if has_changed else []
         if numbers:
-            effects.append(AskAssessor(trial.trial_id, trial.attempt or 0, tuple(numbers)))
+            effects.append(events.AskAssessor(trial.trial_id, trial.attempt or 0, tuple(numbers)))
         return effects
 
     def note_usage(self, usage: Usage) -> list[Effect]:
         """Record the usage of an attempt."""
         trial = self.trials[usage.key.trial_id]
-        if trial.state.is_terminal or trial.attempt_id_of(usage.key.task) != usage.key.attempt_id:
+        if trial.state.is_terminal or not trial.describes(usage.key):
             return []
         is_higher = trial.used(usage)
-        return [SaveUsage(usage), *([SaveTrial(trial)] if is_higher else [])]
+        return [events.SaveUsage(usage), *([events.SaveTrial(trial)] if is_higher else [])]
 
     def note_ended(self, ended: TrialEnded, now_s: float) -> list[Effect]:
         """Record that the command of a task has ended."""
         trial, key = self.trials[ended.key.trial_id], ended.key
         if trial.state.is_terminal or trial.registered.is_lost(key):
-            return [CloseAttempt(key)]
+            return [events.CloseAttempt(key)]
         if not trial.is_current(key):
             return []
-        is_told_again = trial.attempt_id_of(key.task) == key.attempt_id and key.task in trial.ends
-        if is_told_again:
-            return [SaveTrial(trial)] if trial.warn_of_files(ended) else []
+        if trial.phase_of(key) in HAVE_ENDED:  # a repeated report
+            return [events.SaveTrial(trial)] if trial.warn_of_files(ended) else []
         trial.ended_in(ended)
         # A command that could not be started has no start.
         self.scheduler.jobs.note_begun(trial.job_id, trial.trial_id)
@@ -300,48 +281,50 @@ class TrialLifecycle:
 
     def _evaluate_completion(self, trial: Trial, now_s: float) -> list[Effect]:
         """End the trial if the reported ends of its tasks are decisive."""
-        decisive = self.completion.decisive(trial.ends.values()) if trial.ended is None else None
+        decisive = self.completion.decisive(trial.ends) if trial.ended is None else None
         if decisive is None:
             return []
         with self._counted(trial):
             trial.finished(decisive)
-        goes_on_elsewhere = trial.undelivered - trial.ends.keys()
-        effects: list[Effect] = [SaveTrial(trial)]
-        if goes_on_elsewhere:
+        effects: list[Effect] = [events.SaveTrial(trial)]
+        if trial.has_task_in(AttemptPhase.RUNNING):
             effects.append(self.scheduler.cancel(trial, trial.reason_for_others, now_s))
         return effects
 
     def note_delivered(self, key: AttemptKey, now_s: float) -> list[Effect]:
         """Record that the last byte of a task is stored."""
         trial = self.trials[key.trial_id]
-        if trial.state.is_terminal or not trial.is_current(key) or key.task not in trial.ends:
-            return [CloseAttempt(key)]
-        trial.undelivered.discard(key.task)
-        return [*self._close_when_complete(trial, now_s), CloseAttempt(key)]
+        if trial.state.is_terminal or not trial.is_current(key) or trial.phase_in(key.task) not in HAVE_ENDED:
+            return [events.CloseAttempt(key)]
+        trial.attempts[key.task].apply(AttemptReport.DELIVERED)
+        return [*self._close_when_complete(trial, now_s), events.CloseAttempt(key)]
 
     def _close_when_complete(self, trial: Trial, now_s: float) -> list[Effect]:
         """Close the trial unless other tasks of it still run."""
-        return [] if trial.ended is None or trial.undelivered else self._close(trial, now_s)
+        return [] if trial.ended is None or trial.has_task_in(*UNDELIVERED) else self._close(trial, now_s)
 
     def note_orphaned(self, key: AttemptKey) -> list[Effect]:
         """Read the rest of an attempt whose keeper has left from the shared storage."""
         trial = self.trials[key.trial_id]
-        is_of_job = self.scheduler.reuses_jobs and not trial.state.is_terminal and trial.has_seen(key)
-        return [DrainAttempt(key)] if is_of_job and key.task in trial.undelivered else []
+        is_of_job = self.scheduler.reuses_jobs and not trial.state.is_terminal
+        return [events.DrainAttempt(key)] if is_of_job and trial.phase_of(key) in UNDELIVERED else []
 
-    def note_lost(self, event: AttemptLost, now_s: float) -> list[Effect]:
+    def note_lost(self, event: events.AttemptLost, now_s: float) -> list[Effect]:
         """Dispatch a trial again whose attempt was lost with its keeper."""
         trial, key = self.trials[event.key.trial_id], event.key
         job = self.scheduler.jobs.live.get(trial.job_id)
-        if trial.state.is_terminal or job is None or not trial.has_seen(key) or key.task in trial.ends:
+        if trial.state.is_terminal or job is None or trial.phase_of(key) is not AttemptPhase.RUNNING:
             return []
         if trial.stop_reason is not None:
             return self._lose(trial, trial.stop_reason, _KEEPER_RESTARTED, event.at_s, now_s)
-        trial.undelivered.discard(key.task)
+        trial.attempts[key.task].apply(AttemptReport.DISCARDED)
         if trial.ended is not None:
             return self._close_when_complete(trial, now_s)
         job.idle_tasks.discard(key.task)
-        return [*map(_save_attempt, trial.registered.mark_lost(key)), DispatchTrial(job, trial, key.task)]
+        return [
+            *map(_save_attempt, trial.registered.mark_lost(key)),
+            events.DispatchTrial(job, trial, key.task),
+        ]
 
     def _close(self, trial: Trial, now_s: float) -> list[Effect]:
         with self._counted(trial):
@@ -353,11 +336,11 @@ class TrialLifecycle:
     ) -> list[Effect]:
         with self._counted(trial):
             trial.gone(reason, message, at_s, now_s)
-        return [*self._finalize(trial, now_s), DetachTrial(trial, trial.job_id)]
+        return [*self._finalize(trial, now_s), events.DetachTrial(trial, trial.job_id)]
 
     # ---- lost jobs
 
-    def note_reclaimed(self, event: TrialReclaimed, now_s: float) -> list[Effect]:
+    def note_reclaimed(self, event: events.TrialReclaimed, now_s: float) -> list[Effect]:
         """Queue a revoked trial that its keeper has returned."""
         job = self.scheduler.jobs.live.get(event.job_id)
         if job is None or event.trial_id not in job.revoking_ids:
@@ -367,9 +350,11 @@ class TrialLifecycle:
             return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_IT_BEGAN, event.at_s, now_s)
         self.scheduler.jobs.reclaim(job, trial.trial_id)
         trial.job_id = ""
-        return [SaveTrial(trial)]
+        return [events.SaveTrial(trial)]
 
-    def note_job_end(self, job: Job, event: JobTerminated, now_s: float, *, is_running: bool) -> list[Effect]:
+    def note_job_end(
+        self, job: Job, event: events.JobTerminated, now_s: float, *, is_running: bool
+    ) -> list[Effect]:
         """Return, retry or fail the trials of a job that has ended. `is_running`: the experiment still starts trials."""
         trials = self.scheduler.trials_of(job)
         may_retry = is_running and event.reason in _FAULTS_OF_CLUSTER
@@ -383,7 +368,7 @@ class TrialLifecycle:
             effects += self._lose_job(trial, event, now_s, is_suspect=trial is suspect, may_retry=may_retry)
         return effects
 
-    def _suspect(self, trials: list[Trial], event: JobTerminated) -> Trial | None:
+    def _suspect(self, trials: list[Trial], event: events.JobTerminated) -> Trial | None:
         """The queued trial that is charged for the job's crash: the next one to start.
 
         None if the job exited cleanly or had started a trial, which is charged instead (failure or retry). A queued trial may
@@ -393,7 +378,7 @@ class TrialLifecycle:
         return None if event.is_clean or has_begun or not trials else trials[0]
 
     def _lose_job(
-        self, trial: Trial, event: JobTerminated, now_s: float, *, is_suspect: bool, may_retry: bool
+        self, trial: Trial, event: events.JobTerminated, now_s: float, *, is_suspect: bool, may_retry: bool
     ) -> list[Effect]:
         is_untouched = trial.trial_id in event.untouched
         may_return = event.is_clean or (is_untouched and not (is_suspect and trial.was_returned))
@@ -403,14 +388,14 @@ class TrialLifecycle:
             trial.was_returned |= is_suspect
             trial.job_id = ""
             self.scheduler.jobs.queue.appendleft(trial.trial_id)
-            return [SaveTrial(trial)]
-        if trial.ended is not None and not trial.undelivered & trial.ends.keys():
+            return [events.SaveTrial(trial)]
+        if trial.ended is not None and not trial.has_task_in(AttemptPhase.ENDED):
             # Tasks without a reported end will not report one, and the decisive end is known.
-            return [*self._close(trial, now_s), DetachTrial(trial, trial.job_id)]
+            return [*self._close(trial, now_s), events.DetachTrial(trial, trial.job_id)]
         return self._lose_to_cluster(trial, event, now_s, may_retry=may_retry)
 
     def _lose_to_cluster(
-        self, trial: Trial, event: JobTerminated, now_s: float, *, may_retry: bool
+        self, trial: Trial, event: events.JobTerminated, now_s: float, *, may_retry: bool
     ) -> list[Effect]:
         # A retry of a trial whose command ended by itself would end in the same way.
         may_retry = may_retry and trial.stop_reason is None and trial.ended is None
@@ -422,7 +407,7 @@ class TrialLifecycle:
                 f"the cluster lost it ({event.reason.value}); begun again, {number} of {self.budget.limits.max_retries}"
             )
         self.scheduler.jobs.queue.appendleft(trial.trial_id)
-        return [SaveTrial(trial), *map(_save_attempt, lost), DetachTrial(trial, event.job_id)]
+        return [events.SaveTrial(trial), *map(_save_attempt, lost), events.DetachTrial(trial, event.job_id)]
 
     # ---- ends and stops
 
@@ -433,14 +418,14 @@ class TrialLifecycle:
         self.leaderboard.add(trial)
         self.scheduler.free(trial, now_s)
         trial.release()
-        effects: list[Effect] = [SaveTrial(trial)]
-        lesson = self.reward_of(trial)
+        effects: list[Effect] = [events.SaveTrial(trial)]
+        reward_of_trial = self.reward_of(trial)
         if not trial.is_customized:
-            effects.append(TellTuner(trial.sequence_id, lesson, trial.trial_id))
-        elif lesson is not None:
-            effects.append(AddObservation(trial.trial_id, lesson))
+            effects.append(events.TellTuner(trial.sequence_id, reward_of_trial, trial.trial_id))
+        elif reward_of_trial is not None:
+            effects.append(events.AddObservation(trial.trial_id, reward_of_trial))
         if self.is_assessed:
-            effects.append(TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
+            effects.append(events.TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
         if trial.reason is ExitReason.VERSION and not self.scheduler.any_compatible_keeper:
             # Every other job would fail in the same way.
             effects += self.fail(trial.message, now_s)
@@ -462,10 +447,10 @@ class TrialLifecycle:
         job = self.scheduler.jobs.live.get(trial.job_id)
         if job is not None and trial_id in job.prefetched_ids and trial.started_at_s is None:
             lost = self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
-            return [*lost, CancelQueuedTrial(trial, reason)]
-        return [SaveTrial(trial), self.scheduler.cancel(trial, reason, now_s)]
+            return [*lost, events.CancelQueuedTrial(trial, reason)]
+        return [events.SaveTrial(trial), self.scheduler.cancel(trial, reason, now_s)]
 
-    def stop_early(self, event: EarlyStopRequested, now_s: float) -> list[Effect]:
+    def stop_early(self, event: events.EarlyStopRequested, now_s: float) -> list[Effect]:
         """Stop the attempt that the assessor found unpromising."""
         if self.trials[event.trial_id].attempt != event.attempt:
             return []  # a new attempt has started in the meantime
@@ -488,5 +473,5 @@ class TrialLifecycle:
             self.counts[trial.state] += 1
 
 
-def _save_attempt(attempt: RegisteredAttempt) -> SaveAttempt:
-    return SaveAttempt(attempt.key, attempt.number, attempt.is_lost)
+def _save_attempt(attempt: RegisteredAttempt) -> events.SaveAttempt:
+    return events.SaveAttempt(attempt.key, attempt.number, attempt.is_lost)

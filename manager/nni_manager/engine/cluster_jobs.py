@@ -6,45 +6,26 @@ It decides nothing about trials: it performs the domain's effects and posts the 
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection, Coroutine
-from typing import Any
+from collections.abc import Collection, Coroutine
 
 from nni_manager.backoff import delays_s
-from nni_manager.config.model import ExperimentSpec
-from nni_manager.domain.events import (
-    AbandonJob,
-    AttemptDrained,
-    AttemptLost,
-    AttemptStarted,
-    DispatchTrial,
-    EndJob,
-    Event,
-    JobAccepted,
-    JobProcessesEnded,
-    JobSubmitted,
-    JobTerminated,
-    KeeperDisconnected,
-    KillJob,
-    RevokePrefetched,
-)
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain import events
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_IT_BEGAN
-from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.connected_keepers import ConnectedKeepers
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
-from nni_manager.engine.shared_files import SharedFiles
+from nni_manager.engine.runtime import Runtime
+from nni_manager.engine.shared_files import STORAGE_LAG_S, AttemptReadout
 from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
 from nni_manager.engine.submission_gate import SubmissionGate
-from nni_manager.engine.trial_files import STORAGE_LAG_S, AttemptReadout
 from nni_manager.errors import NniManagerError, RetryableError, UserError
-from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from nni_manager.training_services.base import JobEnded, JobPresence
 from nni_manager.training_services.errors import Unauthenticated
 from trial_keeper.exit_codes import known
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.messages import AttemptKey
+from trial_keeper.wire.messages import AttemptKey, RevokeTrial
 from trial_keeper.wire.reasons import ExitReason
 
 log = logging.getLogger(__name__)
@@ -61,32 +42,21 @@ class ClusterJobs:
 
     def __init__(
         self,
-        config: ExperimentSpec,
-        experiment: Experiment,
-        files: SharedFiles,
-        service: TrainingService,
+        runtime: Runtime,
         admission: KeeperAdmission,
         keepers: ConnectedKeepers,
         ingest: KeeperIngest,
         storage_poller: SharedStoragePoller,
-        commits: GroupCommit,
-        post: Callable[[Event], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"],
-        saved: Callable[[], "asyncio.Future[None] | None"],
     ) -> None:
-        """`saved`: returns a future that is done when everything decided so far is durable; None if nothing is pending."""
-        self._config = config
-        self._experiment = experiment
-        self._files = files
-        self._service = service
+        self._runtime = runtime
+        self._experiment = runtime.experiment
+        self._service = runtime.service
+        self._post = runtime.post
+        self._spawn = runtime.spawn
         self._admission = admission
         self._keepers = keepers
         self._ingest = ingest
         self._storage_poller = storage_poller
-        self._commits = commits
-        self._post = post
-        self._spawn = spawn
-        self._saved = saved
         self.problem = ""
         """Why jobs cannot be submitted at present; empty if they can."""
         self.leftovers: dict[str, str] = {}
@@ -148,11 +118,7 @@ class ClusterJobs:
             if self._why_not_accepted.pop(job.job_id, "") and not self._why_not_accepted:
                 self.problem = ""
         # A keeper may connect before the training service answers; its trial runs then and must not be stopped.
-        trial = self._trial_of(job)
-        is_to_end = job.state is JobState.DRAINING or (
-            trial is not None and trial.state is TrialState.STOPPING
-        )
-        if job.job_id in self._experiment.jobs.live and is_to_end:
+        if job.job_id in self._experiment.jobs.live and self._is_to_end(job):
             await self.stop(job.job_id)
 
     def pending_reason(self, job_id: str) -> str:
@@ -170,6 +136,11 @@ class ClusterJobs:
         is_live = job.job_id in self._experiment.jobs.live and job.state is not JobState.DRAINING
         return is_live and (trial is None or trial.state is TrialState.WAITING)
 
+    def _is_to_end(self, job: Job) -> bool:
+        """True if the job was asked to end before it existed, or by an earlier manager."""
+        trial = self._trial_of(job)
+        return job.state is JobState.DRAINING or (trial is not None and trial.state is TrialState.STOPPING)
+
     def _trial_of(self, job: Job) -> Trial | None:
         return None if job.trial_id is None else self._experiment.trials[job.trial_id]
 
@@ -177,7 +148,7 @@ class ClusterJobs:
         return [self._experiment.trials[trial_id] for trial_id in job.trial_ids]
 
     async def _submit_once(self, job: Job) -> None:
-        if (saved := self._saved()) is not None:
+        if (saved := self._runtime.last_save) is not None:
             await asyncio.shield(saved)  # a job must not exist before it is stored
         is_submitted = False
         await self._service.place(job.job_id)
@@ -188,12 +159,11 @@ class ClusterJobs:
             if self._is_wanted(job):
                 # From here on the job may exist, so only the training service can stop it.
                 self._submitting.pop(job.job_id, None)
-                self._post(JobSubmitted(job.job_id))
-                self._admission.transports.track(job.job_id, time.monotonic())
+                self._experiment.transports.track(job.job_id, time.monotonic())
                 await self._service.submit(self._settings(job))
                 is_submitted = True
                 self._gate.resume()
-                self._post(JobAccepted(job.job_id))
+                self._post(events.JobAccepted(job.job_id))
                 self.problem = ""
         finally:
             if not is_submitted:
@@ -202,30 +172,37 @@ class ClusterJobs:
     async def _write_trial(self, job: Job, trial: Trial) -> None:
         placement = self._service.placement(job.job_id)
         await self._storage_poller.threads.call(
-            self._files.write_trial,
+            self._runtime.files.write_trial,
             trial,
-            self._config.trial_command,
+            self._runtime.config.trial_command,
             placement,
             self.code_snapshot,
         )
 
-    def dispatch(self, effect: DispatchTrial) -> None:
+    def dispatch(self, effect: events.DispatchTrial) -> None:
         """Dispatch a trial to the keepers of a job, after all earlier dispatches to them."""
         trial_id, job_id = effect.trial.trial_id, effect.job.job_id
-        word = (job_id, trial_id, effect.task)
-        if self._inflight_commands & {word, (job_id, trial_id, None)}:
+        command = (job_id, trial_id, effect.task)
+        if self._inflight_commands & {command, (job_id, trial_id, None)}:
             return  # the dispatch in progress also serves this request
-        self._inflight_commands.add(word)
-        give = self._give(effect.job, effect.trial, effect.task, self._dispatches.get(job_id))
-        self._dispatches[job_id] = self._spawn(give)
-        self._dispatches[job_id].add_done_callback(lambda _: self._inflight_commands.discard(word))
+        self._inflight_commands.add(command)
+        dispatched = self._in_order(job_id, self._dispatch(effect, self._runtime.last_save))
+        dispatched.add_done_callback(lambda _: self._inflight_commands.discard(command))
 
-    async def _give(
-        self, job: Job, trial: Trial, task: str | None, before: "asyncio.Task[None] | None"
-    ) -> None:
-        saved, retry_delays_s = self._saved(), delays_s(_FIRST_RESUBMIT_S, _MAX_RESUBMIT_S)
-        if before is not None:
-            await asyncio.wait({before})
+    def _in_order(self, job_id: str, command: Coroutine[None, None, None]) -> "asyncio.Task[None]":
+        """Run a command to the keepers of a job after all earlier ones."""
+        earlier = self._dispatches.get(job_id)
+
+        async def run() -> None:
+            if earlier is not None:
+                await asyncio.wait({earlier})
+            await command
+
+        task = self._dispatches[job_id] = self._spawn(run())
+        return task
+
+    async def _dispatch(self, effect: events.DispatchTrial, saved: "asyncio.Future[None] | None") -> None:
+        job, trial, retry_delays_s = effect.job, effect.trial, delays_s(_FIRST_RESUBMIT_S, _MAX_RESUBMIT_S)
         while _runs_in(job, trial):
             try:
                 await self._write_trial(job, trial)
@@ -237,50 +214,45 @@ class ClusterJobs:
             await asyncio.shield(saved)  # a trial must not run before it is stored
         self.problem = ""
         if _runs_in(job, trial):
-            self._keepers.run(job.job_id, trial.trial_id, task)
+            self._keepers.run(job.job_id, trial.trial_id, effect.task)
             if trial.stop_reason is not None:
                 self._keepers.stop(trial, trial.stop_reason)
 
-    def begin_revoke(self, effect: RevokePrefetched) -> None:
+    def begin_revoke(self, effect: events.RevokePrefetched) -> None:
         """Revoke a trial from the keeper of a job, after its dispatch and before any later message."""
         # An older revoke is dropped: its stream has ended, and the trial may have been dispatched again since.
         question = self._pending_revokes[effect.job.job_id, effect.trial.trial_id] = object()
-        ask = self._revoke(effect.job, effect.trial, question, self._dispatches.get(effect.job.job_id))
-        self._dispatches[effect.job.job_id] = self._spawn(ask)
+        self._in_order(effect.job.job_id, self._revoke(effect.job, effect.trial, question))
 
-    async def _revoke(
-        self, job: Job, trial: Trial, question: object, before: "asyncio.Task[None] | None"
-    ) -> None:
-        if before is not None:
-            await asyncio.wait({before})
+    async def _revoke(self, job: Job, trial: Trial, question: object) -> None:
         if self._pending_revokes.get((job.job_id, trial.trial_id)) is not question:
             return
         del self._pending_revokes[job.job_id, trial.trial_id]
         if trial.trial_id in job.revoking_ids:
             log.info("trial %s: job %s is asked to give it back", trial.trial_id, job.job_id)
-            self._keepers.revoke(job.job_id, trial.trial_id)
+            self._keepers.send_all(job.job_id, RevokeTrial(trial.trial_id))
 
     def _settings(self, job: Job) -> KeeperSettings:
         return KeeperSettings(
             experiment_id=self._experiment.experiment_id,
             job_id=job.job_id,
-            workspace=str(self._files.workspace.root),
+            workspace=str(self._runtime.files.workspace.root),
             token=self._admission.token(job.job_id),
             trial_id=job.trial_id,
-            collect_logs=self._config.log_collection == "http",
-            version_check=self._config.version_check,
-            idle_timeout_s=self._config.reuse.idle_timeout_s,
-            max_trials=self._config.reuse.max_trials,
-            warm_imports=self._config.reuse.warm_imports,
+            collect_logs=self._runtime.config.log_collection == "http",
+            version_check=self._runtime.config.version_check,
+            idle_timeout_s=self._runtime.config.reuse.idle_timeout_s,
+            max_trials=self._runtime.config.reuse.max_trials,
+            warm_imports=self._runtime.config.reuse.warm_imports,
         )
 
     def cancel(self, trial: Trial, reason: ExitReason, *, ends_job: bool) -> None:
         """Stop a trial that has a job. The job ends as well if `ends_job`, or if none of its keepers is connected."""
         job_id = trial.job_id
-        is_heard = self._keepers.stop(trial, reason)
-        job_must_end = ends_job or not is_heard
+        is_connected = self._keepers.stop(trial, reason)
+        job_must_end = ends_job or not is_connected
         self._service.wake(job_id)
-        if job_id in self._submitting or self._admission.transports.is_all_grpc(job_id):
+        if job_id in self._submitting or self._experiment.transports.is_all_grpc(job_id):
             if job_must_end:
                 self._spawn(self.stop(job_id))
         else:
@@ -303,19 +275,19 @@ class ClusterJobs:
         elif not await self._service.stop(job_id) and job_id not in self._recovering:
             self._note_gone(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
 
-    def escalate(self, effect: EndJob | KillJob | AbandonJob) -> None:
+    def escalate(self, effect: events.EndJob | events.KillJob | events.AbandonJob) -> None:
         """Take the next step against a job that missed a stop deadline."""
         job_id = effect.job.job_id
         match effect:
-            case EndJob():
+            case events.EndJob():
                 log.warning("job %s has not stopped or left in time; the training service ends it", job_id)
                 self._service.wake(job_id)
                 self._spawn(self.stop(job_id))
-            case KillJob():
+            case events.KillJob():
                 log.warning("job %s does not end; it is killed", job_id)
                 self._killed.add(job_id)
                 self._spawn(self._service.kill(job_id))
-            case AbandonJob():
+            case events.AbandonJob():
                 self._spawn(self._abandon(effect.job))
 
     async def _abandon(self, job: Job) -> None:
@@ -329,17 +301,18 @@ class ClusterJobs:
         except (StoragePermissionDenied, TimeoutError, asyncio.TimeoutError) as error:
             log.warning("job %s: not all that its trials have written is read: %s", job.job_id, error)
         untouched = frozenset(job.trial_ids) - job.begun_ids
-        self._post(JobTerminated(job.job_id, ExitReason.JOB_LOST, message, time.time(), untouched=untouched))
+        self._post(
+            events.JobTerminated(job.job_id, ExitReason.JOB_LOST, message, time.time(), untouched=untouched)
+        )
 
     async def _take_shown(self, job: Job) -> None:
-        nobody_told = JobEnded(job.job_id, None, "")
-        for trial in self._trials_of(job):
-            if not trial.state.is_terminal:
-                await self._take_left(trial, nobody_told, may_be_late=False)
-        await asyncio.shield(self._commits.add([]))
+        unreported = JobEnded(job.job_id, None, "")
+        for trial in self._experiment.scheduler.trials_of(job):
+            await self._take_left(trial, unreported, may_be_late=False)
+        await asyncio.shield(self._runtime.commits.add([]))
 
     def _note_gone(self, job_id: str, reason: ExitReason, message: str, *, is_refused: bool = False) -> None:
-        self._post(JobTerminated(job_id, reason, message, time.time(), is_refused=is_refused))
+        self._post(events.JobTerminated(job_id, reason, message, time.time(), is_refused=is_refused))
 
     def note_ended(self, ended: JobEnded) -> None:
         """Handle the end of a job that the training service reports."""
@@ -356,16 +329,17 @@ class ClusterJobs:
         is_untouched = all([await self._is_untouched(each) for each in self._trials_of(job)])
         log.info("job %s is %s", job.job_id, presence.value)
         if presence is JobPresence.RUNNING:
-            self._admission.transports.track(job.job_id, time.monotonic())
-            if (trial is not None and trial.state is TrialState.STOPPING) or job.state is JobState.DRAINING:
+            is_to_end = self._is_to_end(job)
+            self._experiment.transports.track(
+                job.job_id, time.monotonic(), expects_keeper=not (is_to_end or job.ever_connected)
+            )
+            if is_to_end:
                 await self.stop(job.job_id)
-            elif not job.ever_connected:
-                self._post(JobSubmitted(job.job_id))
         elif self._experiment.scheduler.reuses_jobs and is_untouched:
             # Or it never existed: the earlier manager died before it submitted the job.
             how = "it ended while no manager was there"
             self._post(
-                JobTerminated(
+                events.JobTerminated(
                     job.job_id, ExitReason.JOB_LOST, how, time.time(), is_clean=True, was_supervised=False
                 )
             )
@@ -395,7 +369,7 @@ class ClusterJobs:
     async def _recover(self, job: Job, ended: JobEnded) -> None:
         """Read the data of an ended job that its keepers have not sent from the workspace, then report its end."""
         # From here on no trial of it may move to another job: the files here would be taken for that job's.
-        self._post(KeeperDisconnected(job.job_id))
+        self._post(events.KeeperDisconnected(job.job_id))
         how = (
             "its keeper is gone"
             if ended.exit_code is None
@@ -408,13 +382,16 @@ class ClusterJobs:
             self._killed.discard(job.job_id)
             how = "its keeper did not end it in time, so its job was killed; see the end of the keeper's log"
         untouched: set[str] = set()
-        looked_at: set[str] = set()
+        scanned: set[str] = set()
         shows_all_at_s = time.monotonic() + STORAGE_LAG_S
         # A trial whose end is found here frees its slot, so the job may get further trials until its own end is posted.
-        while trial := self._next_trial_of(job, looked_at):
-            looked_at.add(trial.trial_id)
-            await self._service.reap_orphans(job.job_id, trial.trial_id)
-            self._post(JobProcessesEnded(job.job_id))
+        while trial := self._next_trial_of(job, scanned):
+            if not scanned:
+                # Trials that the job gets from now on never start.
+                unfinished = [each.trial_id for each in self._experiment.scheduler.trials_of(job)]
+                await self._service.reap_orphans(job.job_id, unfinished)
+                self._post(events.JobProcessesEnded(job.job_id))
+            scanned.add(trial.trial_id)
             try:
                 may_be_late = time.monotonic() < shows_all_at_s
                 left = await self._take_left(trial, ended, may_be_late=may_be_late)
@@ -424,7 +401,7 @@ class ClusterJobs:
                 if not left:
                     untouched.add(trial.trial_id)
             # Wait until everything read so far is stored and the experiment has received it.
-            await asyncio.shield(self._commits.add([]))
+            await asyncio.shield(self._runtime.commits.add([]))
             if any(each.ended for each in left) and not trial.state.is_terminal:
                 how, reason = (
                     "the workspace does not hold all that it wrote; check the shared storage",
@@ -437,7 +414,7 @@ class ClusterJobs:
         self._recovering.discard(job.job_id)
         message = "\n".join(part for part in (how, ended.message) if part)
         self._post(
-            JobTerminated(
+            events.JobTerminated(
                 job.job_id,
                 reason,
                 message,
@@ -447,9 +424,9 @@ class ClusterJobs:
             )
         )
 
-    def _next_trial_of(self, job: Job, looked_at: Collection[str]) -> Trial | None:
-        trials = (each for each in self._trials_of(job) if not each.state.is_terminal)
-        return next((each for each in trials if each.trial_id not in looked_at), None)
+    def _next_trial_of(self, job: Job, scanned: Collection[str]) -> Trial | None:
+        trials = self._experiment.scheduler.trials_of(job)
+        return next((each for each in trials if each.trial_id not in scanned), None)
 
     async def _take_left(self, trial: Trial, ended: JobEnded, *, may_be_late: bool) -> list[AttemptReadout]:
         """Ingest all remaining data of a trial's attempts, to which nothing writes any more; returns their readouts.
@@ -467,9 +444,13 @@ class ClusterJobs:
         )
         for each in left:
             self._post(
-                AttemptStarted(each.key, time.time() if each.ended is None else each.ended.started_at_s)
+                events.AttemptStarted(
+                    each.key, time.time() if each.ended is None else each.ended.started_at_s
+                )
             )
-            await self._storage_poller.drain(trial, each, lambda: self._post(AttemptDrained(trial.job_id)))
+            await self._storage_poller.drain(
+                trial, each, lambda: self._post(events.AttemptDrained(trial.job_id))
+            )
         for each in left:
             if each.ended is not None:
                 self._ingest.end(each.ended)
@@ -487,8 +468,8 @@ class ClusterJobs:
             log.warning("trial %s: %s", key, error)
             found = None
         if found is None or found.ended is None:
-            log.warning("trial %s: its keeper is gone, and told no end", key)
-            self._post(AttemptLost(key, time.time()))
+            log.warning("trial %s: its keeper is gone and has reported no end", key)
+            self._post(events.AttemptLost(key, time.time()))
         else:
             self._ingest.end(found.ended)
 

@@ -47,7 +47,7 @@ MAX_BYTES = 64 << 20
 # writers.
 MAX_OF_ONE_BYTES = 4 << 20
 # The delay of deferred writes: samples of 1,000 tasks, one every 5 s each, need one transaction a second instead of 200.
-MAX_REST_S = 1.0
+MAX_DEFERRAL_S = 1.0
 # The high watermark: above it only producers without pending bytes may add more. Bulk writers leave half to the others.
 _CROWDED_BYTES = MAX_BYTES // 2
 # The memory of a record as Python objects and as a SQLite row, in addition to its bytes on the wire.
@@ -64,7 +64,7 @@ _SYNCS = 3
 _TARGET_TRANSACTION_AMONG_BULK_WRITERS_S = 0.025
 # The cooldown after a bulk transaction, as a multiple of its duration without the sync, which does not delay the others. The
 # remaining quarter of the time suffices for 30,000 records a second.
-_REST = 3
+_COOLDOWN_FACTOR = 3
 # With this many bulk writers at once, bulk writes are the normal load and are not throttled.
 _MANY_BULK_WRITERS = 4
 # Throttle bulk writers only if an interactive writer was active within this window.
@@ -94,17 +94,17 @@ class GroupCommit:
         self._batch: list[_Waiting] = []
         """The writes of the current transaction."""
         self._batch_bytes = _MIN_BATCH_BYTES
-        self._has_flood = False
+        self._has_bulk = False
         """True if the current transaction includes bulk writes."""
-        self._floods_rest_until_s = 0.0
+        self._bulk_cooldown_until_s = 0.0
         self._small_at_s: dict[AttemptKey, float] = {}
-        self._flood_at_s: dict[AttemptKey, float] = {}
+        self._bulk_at_s: dict[AttemptKey, float] = {}
         """The time of an attempt's last small write, and of its last bulk write, within `_INTERACTIVE_WINDOW_S`."""
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._waiters: dict[asyncio.Future[None], Callable[[], int]] = {}
         """The waiting producers, each with a function that returns its pending bytes."""
-        self._rest: asyncio.TimerHandle | None = None
+        self._deferral: asyncio.TimerHandle | None = None
         self._is_closing = False
         self.waiting_bytes = 0
         """An upper estimate of the memory held by pending writes."""
@@ -146,11 +146,11 @@ class GroupCommit:
                 self._waiters.pop(there_is_room, None)
 
     def add_deferred(self, writes: Sequence[Write]) -> None:
-        """Store the writes with the next transaction, or after `MAX_REST_S` at the latest."""
+        """Store the writes with the next transaction, or after `MAX_DEFERRAL_S` at the latest."""
         for write in writes:
             self._hold(write)
-        if self._rest is None and self._task is None:
-            self._rest = asyncio.get_running_loop().call_later(MAX_REST_S, self._start)
+        if self._deferral is None and self._task is None:
+            self._deferral = asyncio.get_running_loop().call_later(MAX_DEFERRAL_S, self._start)
 
     async def close(self) -> None:
         """Wait until all writes are durable, and close the store.
@@ -173,9 +173,9 @@ class GroupCommit:
 
     def _start(self) -> None:
         """Start to write the pending writes, unless a transaction loop is running."""
-        if self._rest is not None:
-            self._rest.cancel()
-            self._rest = None
+        if self._deferral is not None:
+            self._deferral.cancel()
+            self._deferral = None
         self._added.set()
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
@@ -185,7 +185,7 @@ class GroupCommit:
         waiting = _Waiting(write, _size_of(write), asyncio.get_running_loop().create_future())
         match write:
             case StreamWrite() | UsageRow():
-                key = _attempt_of(write)
+                key = write.key
                 self._lanes.setdefault(key, deque()).append(waiting)
                 self._bytes_of[key] = self._bytes_of.get(key, 0) + waiting.size_bytes
             case TrialRow() | AttemptRow() | JobRow() | ExperimentRow() | ConfigRow() | ImportedRows():
@@ -205,20 +205,20 @@ class GroupCommit:
 
     def _take(self, now_s: float) -> list[_Waiting]:
         """The writes of the next transaction; empty if only bulk writes are pending, in their cooldown."""
-        had_flood, self._has_flood = self._has_flood, False
+        had_bulk, self._has_bulk = self._has_bulk, False
         batch = list(self._rows.values())
         self._rows.clear()
         for key in [key for key, lane in self._lanes.items() if lane[0].size_bytes <= _SMALL_BYTES]:
             batch.append(self._pop(key))
             self._small_at_s[key] = now_s
-        if self._is_closing or (now_s >= self._floods_rest_until_s and not (batch and had_flood)):
+        if self._is_closing or (now_s >= self._bulk_cooldown_until_s and not (batch and had_bulk)):
             room_bytes = self._batch_bytes - sum(waiting.size_bytes for waiting in batch)
             while self._lanes and (room_bytes > 0 or not batch):
-                self._has_flood = True
+                self._has_bulk = True
                 key = next(iter(self._lanes))
                 batch.append(self._pop(key))
                 if batch[-1].size_bytes > _SMALL_BYTES:
-                    self._flood_at_s[key] = now_s
+                    self._bulk_at_s[key] = now_s
                 room_bytes -= batch[-1].size_bytes
         return batch
 
@@ -236,7 +236,7 @@ class GroupCommit:
             self._batch = self._take(time.monotonic())
             if not self._batch:
                 with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                    rest_s = self._floods_rest_until_s - time.monotonic()
+                    rest_s = self._bulk_cooldown_until_s - time.monotonic()
                     await asyncio.wait_for(self._added.wait(), max(rest_s, 0.0))
                 continue
             try:
@@ -271,7 +271,7 @@ class GroupCommit:
     def _release(self, waiting: _Waiting) -> None:
         self.waiting_bytes -= waiting.size_bytes
         if isinstance(waiting.write, StreamWrite | UsageRow):
-            key = _attempt_of(waiting.write)
+            key = waiting.write.key
             self._bytes_of[key] -= waiting.size_bytes
             if not self._bytes_of[key]:
                 del self._bytes_of[key]
@@ -300,32 +300,28 @@ class GroupCommit:
 
     def _pace(self, took_s: float, sync_s: float) -> None:
         """Adapt the size of the next bulk transaction to the target duration."""
-        if not self._has_flood:
+        if not self._has_bulk:
             return
         now_s = time.monotonic()
-        has_neighbours = self._has_neighbours(now_s)
+        has_interactive_writers = self._has_interactive_writers(now_s)
         aim_s = max(
-            _TARGET_TRANSACTION_S if has_neighbours else _TARGET_TRANSACTION_AMONG_BULK_WRITERS_S,
+            _TARGET_TRANSACTION_S if has_interactive_writers else _TARGET_TRANSACTION_AMONG_BULK_WRITERS_S,
             _SYNCS * sync_s,
         )
         ratio = aim_s / max(took_s, 1e-4)
         if ratio < 1 or self._lanes:  # one that took all pending writes gives no evidence for a larger one
             following = self._batch_bytes * min(max(ratio, 0.5), 2.0)
             self._batch_bytes = int(min(max(following, _MIN_BATCH_BYTES), _MAX_BATCH_BYTES))
-        if len(self._lanes) < _MANY_BULK_WRITERS and has_neighbours:
-            self._floods_rest_until_s = now_s + _REST * (took_s - sync_s)
+        if len(self._lanes) < _MANY_BULK_WRITERS and has_interactive_writers:
+            self._bulk_cooldown_until_s = now_s + _COOLDOWN_FACTOR * (took_s - sync_s)
 
-    def _has_neighbours(self, now_s: float) -> bool:
+    def _has_interactive_writers(self, now_s: float) -> bool:
         """True if an interactive writer was active recently."""
-        self._small_at_s, self._flood_at_s = (
+        self._small_at_s, self._bulk_at_s = (
             {key: at_s for key, at_s in each.items() if at_s > now_s - _INTERACTIVE_WINDOW_S}
-            for each in (self._small_at_s, self._flood_at_s)
+            for each in (self._small_at_s, self._bulk_at_s)
         )
-        return not self._small_at_s.keys() <= self._flood_at_s.keys()
-
-
-def _attempt_of(write: StreamWrite | UsageRow) -> AttemptKey:
-    return write.key if isinstance(write, StreamWrite) else write.usage.key
+        return not self._small_at_s.keys() <= self._bulk_at_s.keys()
 
 
 def _id_of(write: TrialRow | AttemptRow | JobRow | ExperimentRow | ConfigRow | ImportedRows) -> str:

@@ -9,7 +9,7 @@ from nni_manager.domain.trial import Trial
 from nni_manager.engine.send_queue import CoalescingQueue
 from nni_manager.engine.snapshot import KeeperSeen
 from trial_keeper.wire.attempt_ids import new_attempt_id, sort_key
-from trial_keeper.wire.messages import ManagerMessage, RevokeTrial, RunTrial, Shutdown, StopTrial
+from trial_keeper.wire.messages import ManagerMessage, RunTrial, StopTrial
 from trial_keeper.wire.reasons import ExitReason
 
 
@@ -69,17 +69,16 @@ class ConnectedKeepers:
             if task in (None, keeper.task):
                 keeper.outgoing.put_nowait(RunTrial(trial_id, attempt_id))
 
-    def revoke(self, job_id: str, trial_id: str) -> None:
-        """Revoke a trial from the keeper of a job. If it disconnects, the experiment receives that event."""
-        self._send_all(job_id, RevokeTrial(trial_id))
-
     def stop(self, trial: Trial, reason: ExitReason) -> bool:
         """Ask the keepers of a trial to stop it; True if one is connected."""
-        return self._send_all(trial.job_id, StopTrial(trial.trial_id, reason))
+        return self.send_all(trial.job_id, StopTrial(trial.trial_id, reason))
 
-    def shut_down(self, job_id: str, reason: str) -> bool:
-        """Ask the keepers of a job to shut down; True if one is connected."""
-        return self._send_all(job_id, Shutdown(reason))
+    def send_all(self, job_id: str, message: ManagerMessage | None) -> bool:
+        """Send a message to the keepers of a job, or end their streams (None); True if one is connected."""
+        keepers = self._of_job(job_id)
+        for keeper in keepers:
+            keeper.outgoing.put_nowait(message)
+        return bool(keepers)
 
     def send(self, job_id: str, task: str, message: ManagerMessage) -> None:
         """Send a message to the keeper of one task."""
@@ -89,7 +88,7 @@ class ConnectedKeepers:
     def end_streams(self) -> None:
         """End all streams; keepers search for a manager again."""
         for job_id in self._by_job:
-            self._send_all(job_id, None)
+            self.send_all(job_id, None)
 
     # ---- internals
 
@@ -98,12 +97,6 @@ class ConnectedKeepers:
 
     def _of_job(self, job_id: str) -> Collection[ConnectedKeeper]:
         return self._by_job.get(job_id, {}).values()
-
-    def _send_all(self, job_id: str, message: ManagerMessage | None) -> bool:
-        keepers = self._of_job(job_id)
-        for keeper in keepers:
-            keeper.outgoing.put_nowait(message)
-        return bool(keepers)
 
     def _new_attempt_id(self, trial_id: str) -> str:
         """A new id that sorts after those of all attempts of the trial, even if the clock was set back."""

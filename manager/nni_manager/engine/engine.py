@@ -2,78 +2,39 @@
 
 import asyncio
 import contextlib
-import json
 import logging
-import secrets
-import string
 import time
-from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable
 from functools import partial
-from itertools import chain
-from typing import Any
 
 from nni_manager.clock import monotonic_epoch_s
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult
-from nni_manager.domain.attempts import Attempts
-from nni_manager.domain.events import (
-    AbandonJob,
-    AddObservation,
-    AskAssessor,
-    AskTuner,
-    CancelQueuedTrial,
-    CancelTrial,
-    CloseAttempt,
-    DetachTrial,
-    DispatchTrial,
-    DrainAttempt,
-    DrainJob,
-    Effect,
-    EndJob,
-    Event,
-    ExperimentStopAsked,
-    Finish,
-    KillJob,
-    ManagerReady,
-    RevokePrefetched,
-    SaveAttempt,
-    SaveExperiment,
-    SaveJob,
-    SaveTrial,
-    SaveUsage,
-    SubmitJob,
-    TellAssessor,
-    TellTuner,
-    TimePassed,
-    TrialStopAsked,
-)
+from nni_manager.domain import events
+from nni_manager.domain.attempts import AttemptReport, Attempts
+from nni_manager.domain.events import Effect
 from nni_manager.domain.metrics import reward
 from nni_manager.domain.stop_escalation import MAX_STOP_S, RECORDED_TIMEOUT_S
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.cluster_jobs import ClusterJobs
 from nni_manager.engine.code_snapshot import take_snapshot
-from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.connected_keepers import ConnectedKeepers
 from nni_manager.engine.experiment_commands import ExperimentCommands
+from nni_manager.engine.history import History
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
-from nni_manager.engine.shared_files import SharedFiles
-from nni_manager.engine.snapshot import ExperimentSnapshot, snapshot_from_stored
+from nni_manager.engine.runtime import Runtime
+from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
-from nni_manager.engine.trial_files import STORAGE_LAG_S
-from nni_manager.engine.tuner_executor import TunerExecutor
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.lease import Lease, LeaseLost
-from nni_manager.store.reader import StoreReader
-from nni_manager.store.rows import AttemptRow, ExperimentRow, JobRow, StoredExperiment, TrialRow, UsageRow
-from nni_manager.store.writer import Store
+from nni_manager.store.lease import Lease
+from nni_manager.store.rows import AttemptRow, ExperimentRow, JobRow, TrialRow, UsageRow
 from nni_manager.training_services.base import JobEnded, TrainingService
-from nni_manager.tuner.assessment import Assessment, PastLearningCurve
-from nni_manager.tuner.base import BaseTuner, Observation, PastTrial
+from nni_manager.tuner.assessment import Assessment
+from nni_manager.tuner.base import BaseTuner
 from trial_keeper import __version__
 from trial_keeper.wire.limits import collected
-from trial_keeper.wire.messages import Stream
+from trial_keeper.wire.messages import Shutdown
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import ManagerDocument
 
@@ -82,18 +43,10 @@ log = logging.getLogger(__name__)
 # A killed manager loses at most this much of the time that counts against maxExecDuration.
 _SAVE_DURATION_INTERVAL_S = 2.0
 _LAST_KEEPERS_S = 5.0
-_ID_LETTERS = string.ascii_letters + string.digits
-TRIAL_ID_LENGTH = 5
-EXPERIMENT_ID_LENGTH = 8
 
 
-def new_id(length: int) -> str:
-    """A random id in NNI's form; the caller checks that it is unused."""
-    return "".join(secrets.choice(_ID_LETTERS) for _ in range(length))
-
-
-class Engine:
-    """One experiment. Lives on one event loop; nothing here is thread-safe."""
+class Engine(Runtime):
+    """One experiment: its parts, their start and end, and the effects of its domain."""
 
     def __init__(
         self,
@@ -104,77 +57,24 @@ class Engine:
         assessment: Assessment | None = None,
         lease: Lease | None = None,
     ) -> None:
-        self.config = config
-        self.folder = folder
-        # The lease holder migrates the database to the current schema before it is read.
-        self.commits = GroupCommit(Store(folder.database, folder.collected_logs, lease), self._fail)
-        self.reader = StoreReader(folder.database)
-        self.stored: StoredExperiment = self.reader.experiment()
-        self.experiment = snapshot_from_stored(self.stored, config)
+        super().__init__(config, folder, make_service, make_tuner, assessment, lease)
         self.finished = asyncio.Event()
         """Set when the experiment is terminal, no trial runs and this is stored."""
-        self.failed = asyncio.Event()
-        """Set when the manager must end and store nothing more: after a bug, from which a resume recovers, or because another
-        manager holds the lease."""
-        self.lease_lost: LeaseLost | None = None
-        """The error that names the manager which now holds the lease; None while this one holds it."""
         self.ended_at_s: float | None = self.stored.ended_at_s
-        self._service = make_service(self._note_job_ended)
-        self._files = SharedFiles(folder.workspace, self._service.share, self._service.runs_as_manager)
-        self.experiment.lifecycle.completion = self._service.completion
-        self.experiment.jobs.tasks = self._service.completion.tasks
-        self.experiment.stops.cluster_grace_s = self._service.grace_s
-        self.experiment.jobs.max_trials = config.reuse.max_trials
-        self.experiment.scheduler.connect_watchdog.needs_network = config.reuse.is_on
+        self.history = History(self.experiment, self.reader)
         self.keepers = ConnectedKeepers(self.experiment)
-        self.ingest = KeeperIngest(
-            self.experiment, self.commits, self.reader, folder.workspace, self.keepers, self.post
-        )
-        self.admission = KeeperAdmission(
-            self.experiment, self.stored.secret, config.version_check, self.keepers, self.ingest, self.post
-        )
-        self.storage_poller = SharedStoragePoller(
-            self.experiment,
-            self._files,
-            self.admission,
-            self.ingest,
-            self.commits,
-            tuple(Stream) if config.log_collection == "http" else (Stream.METRICS,),
-            self.post,
-            lag_s=STORAGE_LAG_S
-            if self._service.uses_snapshot
-            else 0.0,  # only then other machines write there
-        )
-        self.algorithms = TunerExecutor(
-            self.experiment.experiment_id, config, make_tuner, assessment, self.post, self.new_trial_id
-        )
-        self.experiment.scheduler.may_prefetch = not self.algorithms.learns
-        self.jobs = ClusterJobs(
-            config,
-            self.experiment,
-            self._files,
-            self._service,
-            self.admission,
-            self.keepers,
-            self.ingest,
-            self.storage_poller,
-            self.commits,
-            self.post,
-            self._spawn,
-            lambda: self._last_save,
-        )
-        self.changes = ExperimentCommands(self)
+        self.ingest = KeeperIngest(self, self.keepers)
+        self.admission = KeeperAdmission(self, self.keepers, self.ingest)
+        self.storage_poller = SharedStoragePoller(self, self.admission, self.ingest)
+        self.jobs = ClusterJobs(self, self.admission, self.keepers, self.ingest, self.storage_poller)
+        self.changes = ExperimentCommands(self, self.all_known)
         self._pending_observations: set[str] = set()
         """Ended trials that a user proposed and whose results are about to be sent to the tuner."""
-        self._events: deque[Event] = deque()
-        self._is_handling = False
-        self._last_save: asyncio.Future[None] | None = None
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
         self._is_ending = asyncio.Event()
         """Set when the experiment has finished, whether that is stored or not."""
         self._logged: dict[str, TrialState] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
 
     # ---- lifecycle
 
@@ -196,61 +96,10 @@ class Engine:
         self.changes.imported_before(len(imported))
         if trials or imported:
             await self.algorithms.restore(
-                [self._past(trial) for trial in trials if not trial.is_customized],
-                [*imported, *self._lessons(trial for trial in trials if trial.is_customized)],
-                lambda: self._courses(trials),
+                [self.history.past(trial) for trial in trials if not trial.is_customized],
+                [*imported, *self.history.prior_results(trial for trial in trials if trial.is_customized)],
+                lambda: self.history.learning_curves(trials),
             )
-
-    def _past(self, trial: Trial) -> PastTrial:
-        lifecycle = self.experiment.lifecycle
-        return PastTrial(
-            trial.sequence_id,
-            trial.parameters,
-            trial.metadata,
-            lifecycle.reward_of(trial),
-            trial.state.is_terminal,
-            trial.trial_id,
-            lifecycle.metric_of(trial),
-            trial.state is TrialState.SUCCEEDED,
-        )
-
-    def _result_of(self, told: TellTuner) -> Observation:
-        trial = self.experiment.trials[told.trial_id]
-        metric = self.experiment.lifecycle.metric_of(trial)
-        return Observation(trial.trial_id, told.value, metric, trial.state is TrialState.SUCCEEDED)
-
-    def _lesson(self, trial: Trial, value: float) -> PriorResult:
-        metric = self.experiment.lifecycle.metric_of(trial)
-        return PriorResult(trial.parameters, value, metric or json.dumps(value))
-
-    def _lessons(self, trials: Iterable[Trial]) -> list[PriorResult]:
-        """The results of the terminal trials that have one."""
-        reward_of = self.experiment.lifecycle.reward_of
-        lessons = ((trial, reward_of(trial)) for trial in trials if trial.state.is_terminal)
-        return [self._lesson(trial, value) for trial, value in lessons if value is not None]
-
-    def all_known(self) -> tuple[list[PriorResult], set[int]]:
-        """All known results except those about to be sent to the tuner, and the sequence ids of the terminal trials."""
-        trials = self.experiment.trials.values()
-        over = {trial.sequence_id for trial in trials if trial.state.is_terminal}
-        taught = (trial for trial in trials if trial.trial_id not in self._pending_observations)
-        return [*self.reader.imported(), *self._lessons(taught)], over
-
-    def _courses(self, trials: Sequence[Trial]) -> Iterable[PastLearningCurve]:
-        """The learning curve of each trial: the intermediate results of its current attempt."""
-        courses: dict[str, list[float]] = {}
-        for row in chain.from_iterable(self.reader.metric_pages(False, 0, 2**62)):
-            if (number := self.experiment.lifecycle.seen_by_assessor(row.value)) is not None:
-                courses.setdefault(row.trial_id, []).append(number)
-        return [
-            PastLearningCurve(
-                trial.trial_id,
-                trial.attempt or 0,
-                courses.get(trial.trial_id, []),
-                trial.state is TrialState.SUCCEEDED if trial.state.is_terminal else None,
-            )
-            for trial in trials
-        ]
 
     def _restore_results(self, trial: Trial) -> None:
         """Restore the final result from the metric rows: they are stored before the trial's row, which may lack it."""
@@ -278,7 +127,7 @@ class Engine:
                     durable.get(stream, 0) >= collected(stream, size)
                     for stream, size in left.ended.final_sizes.items()
                 ):
-                    trial.undelivered.discard(left.key.task)
+                    trial.attempts[left.key.task].apply(AttemptReport.DELIVERED)
 
     async def start(self, addresses: tuple[str, ...], certificate: str | None = None) -> None:
         """Start the experiment, or resume it. From now on keepers reach this manager at `addresses`.
@@ -289,7 +138,7 @@ class Engine:
             CodeUnusable, SnapshotNotWritten: the training code cannot be packed for the jobs.
             StorageUnavailable: the files that jobs need cannot be written to their storage.
         """
-        if self._service.uses_snapshot:
+        if self.service.uses_snapshot:
             snapshot = await asyncio.to_thread(
                 take_snapshot, self.config.code_dir, self.folder.workspace, self.config.secret_files
             )
@@ -300,39 +149,37 @@ class Engine:
                     ", ".join(map(repr, snapshot.left_out)),
                 )
             self.jobs.code_snapshot = snapshot.name
-        self.experiment.scheduler.connect_watchdog.addresses = addresses
+        self.experiment.transports.addresses = addresses
         document = ManagerDocument(self.experiment.experiment_id, __version__, addresses, certificate)
         await asyncio.to_thread(
             partial(
                 self.folder.set_access,
-                is_private=self._service.runs_as_manager,
+                is_private=self.service.runs_as_manager,
                 reuses_jobs=self.config.reuse.is_on,
             )
         )
         await asyncio.to_thread(
-            self._files.write_experiment, document, self._service.run_script, self.jobs.code_snapshot
+            self.files.write_experiment, document, self.service.run_script, self.jobs.code_snapshot
         )
         inherited_jobs = list(self.experiment.jobs.live.values())
         self.finished.clear()
-        self.post(ManagerReady())
+        self.post(events.ManagerReady())
         self.admission.is_open = True
         for job in inherited_jobs:
             await self.jobs.take_over(job)
         if self.experiment.trials:
-            self._service.garbage_collect()
-        self._spawn(self._watch_time())
-        self._spawn(self.storage_poller.follow(self._spawn))
+            self.service.garbage_collect()
+        self.spawn(self._watch_time())
+        self.spawn(self.storage_poller.follow(self.spawn))
 
     async def close(self) -> None:
         """Release all resources. Running trials continue, and all received data is stored."""
         if self.experiment.state.is_over:
             # The last keepers are asked to shut down: wait for them, so that nothing outlives the manager.
             await _wait_no_longer(self._no_jobs, _LAST_KEEPERS_S)
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._cancel_tasks()
         self.admission.close()
-        await self._service.close()
+        await self.service.close()
         if not self.failed.is_set():
             self._save_experiment()
             await self.commits.close()
@@ -352,32 +199,24 @@ class Engine:
             self.commits.problem
             or self.jobs.problem
             or next(iter(self.jobs.leftovers.values()), "")
-            or self._service.problem
+            or self.service.problem
             or self.storage_poller.problem
-            or self.experiment.scheduler.connect_watchdog.problem(time.monotonic()),
+            or self.experiment.transports.problem(time.monotonic()),
             tuple(self.jobs.leftovers.values()),
             len(self.keepers),
-            self.admission.transports,
             time.monotonic(),
             pending_reason=self.jobs.pending_reason,
             keepers_of=self.keepers.seen,
-            link_of=self._service.link,
+            link_of=self.service.link,
         )
-
-    def on_lease_lost(self, error: LeaseLost) -> None:
-        """Store nothing more and end: another manager holds the lease."""
-        if self.lease_lost is None:
-            self.lease_lost = error
-            log.critical("%s", error)
-        self.failed.set()
 
     def stop(self) -> None:
         """Stop the experiment: running trials are cancelled, and `finished` is set when the last has ended."""
-        self.post(ExperimentStopAsked(time.time()))
+        self.post(events.ExperimentStopAsked(time.time()))
 
     def stop_trial(self, trial_id: str, reason: ExitReason = ExitReason.STOPPED_BY_USER) -> None:
         """Stop one trial, which must exist."""
-        self.post(TrialStopAsked(trial_id, reason, time.time()))
+        self.post(events.TrialStopAsked(trial_id, reason, time.time()))
 
     async def until_stopped(self) -> None:
         """Wait until the experiment has finished, then for a limited time until this is stored and its jobs have ended."""
@@ -385,71 +224,64 @@ class Engine:
         await _wait_no_longer(self.finished, RECORDED_TIMEOUT_S)
         await _wait_no_longer(self._no_jobs, MAX_STOP_S)
 
-    # ---- events
+    # ---- effects
 
-    def post(self, event: Event) -> None:
-        """Handle an event at once, or after the current event if one is being handled."""
-        if self.failed.is_set():
-            return
-        self._events.append(event)
-        if self._is_handling:
-            return
-        self._is_handling = True
-        try:
-            while self._events:
-                for effect in self.experiment.handle(self._events.popleft(), time.monotonic()):
-                    self._perform(effect)
-            if not self.experiment.state.is_over:
-                self.finished.clear()
-            if not self.experiment.is_finished:
-                self._is_ending.clear()
-            if self.experiment.scheduler.runs_jobs:
-                self._no_jobs.clear()
-            else:
-                self._no_jobs.set()
-        except Exception as error:  # noqa: BLE001 - most callers could only drop it
-            self._events.clear()
-            self._fail(error)
-        finally:
-            self._is_handling = False
+    def _note_handled(self) -> None:
+        if not self.experiment.state.is_over:
+            self.finished.clear()
+        if not self.experiment.is_finished:
+            self._is_ending.clear()
+        if self.experiment.scheduler.runs_jobs:
+            self._no_jobs.clear()
+        else:
+            self._no_jobs.set()
 
     def _perform(self, effect: Effect) -> None:
         match effect:
-            case SaveTrial() | SaveAttempt() | SaveExperiment() | SaveJob() | SaveUsage():
-                self._save(effect)
-            case AskTuner():
-                self._spawn(self.algorithms.ask(effect.sequence_id))
-            case TellTuner():
-                self._spawn(self.algorithms.tell(effect.sequence_id, self._result_of(effect)))
-            case AddObservation():
+            case events.SaveTrial():
+                self._save_trial(effect.trial)
+            case events.SaveAttempt():
+                self.save(AttemptRow(effect.key, effect.number, effect.is_lost))
+            case events.SaveExperiment():
+                self._save_experiment()
+            case events.SaveJob():
+                ended_at_s = time.time() if effect.is_over else None
+                self.save(JobRow(effect.job.job_id, effect.job.ever_connected, ended_at_s))
+            case events.SaveUsage():
+                self.commits.add_deferred([UsageRow(effect.usage, monotonic_epoch_s())])
+            case events.AskTuner():
+                self.spawn(self.algorithms.ask(effect.sequence_id))
+            case events.TellTuner():
+                self.spawn(self.algorithms.tell(effect.sequence_id, self.history.observation(effect)))
+            case events.AddObservation():
                 self._pending_observations.add(effect.trial_id)
-                self._spawn(self._teach(self.experiment.trials[effect.trial_id], effect.value))
-            case AskAssessor():
-                self._spawn(self.algorithms.assess(effect))
-            case TellAssessor():
-                self._spawn(self.algorithms.tell_assessor(effect))
-            case SubmitJob():
+                self.spawn(self._teach(self.experiment.trials[effect.trial_id], effect.value))
+            case events.AskAssessor():
+                self.spawn(self.algorithms.assess(effect))
+            case events.TellAssessor():
+                self.spawn(self.algorithms.tell_assessor(effect))
+            case events.SubmitJob():
                 self.jobs.begin_to_submit(effect.job)
-            case DispatchTrial():
+            case events.DispatchTrial():
                 self.jobs.dispatch(effect)
-            case RevokePrefetched():
+            case events.RevokePrefetched():
                 self.jobs.begin_revoke(effect)
-            case CancelTrial():
+            case events.CancelTrial():
                 self.jobs.cancel(effect.trial, effect.reason, ends_job=effect.ends_job)
-            case CancelQueuedTrial():
+            case events.CancelQueuedTrial():
                 self.keepers.stop(effect.trial, effect.reason)
-            case DrainJob():
-                if not self.keepers.shut_down(effect.job.job_id, "there are no more trials"):
-                    self._spawn(self.jobs.stop(effect.job.job_id))
-            case EndJob() | KillJob() | AbandonJob():
+            case events.DrainJob():
+                if not self.keepers.send_all(effect.job.job_id, Shutdown("there are no more trials")):
+                    self.spawn(self.jobs.stop(effect.job.job_id))
+            case events.EndJob() | events.KillJob() | events.AbandonJob():
                 self.jobs.escalate(effect)
-            case CloseAttempt():
+            case events.CloseAttempt():
                 self._after_save(lambda: self.ingest.close(effect.key))
-            case DrainAttempt():
-                self._spawn(self.jobs.take_missing(effect.key))
-            case DetachTrial():
+            case events.DrainAttempt():
+                self.spawn(self.jobs.take_missing(effect.key))
+            case events.DetachTrial():
                 self.ingest.forget_trial(effect.trial, effect.job_id)
-            case Finish():
+            case events.Finish():
                 # The clock may have been set back since the experiment was created.
                 if effect.is_recorded:
                     self.ended_at_s = max(time.time(), self.stored.created_at_s)
@@ -457,36 +289,16 @@ class Engine:
                     self._after_save(self._finish)
                 self._is_ending.set()
 
-    def _save(self, effect: SaveTrial | SaveAttempt | SaveExperiment | SaveJob | SaveUsage) -> None:
-        match effect:
-            case SaveTrial():
-                self._save_trial(effect.trial)
-            case SaveAttempt():
-                self._last_save = self.commits.add([AttemptRow(effect.key, effect.number, effect.is_lost)])
-            case SaveExperiment():
-                self._save_experiment()
-            case SaveJob():
-                if effect.is_over:
-                    self.admission.transports.forget(effect.job.job_id)
-                ended_at_s = time.time() if effect.is_over else None
-                self._last_save = self.commits.add(
-                    [JobRow(effect.job.job_id, effect.job.ever_connected, ended_at_s)]
-                )
-            case SaveUsage():
-                self.commits.add_deferred([UsageRow(effect.usage, monotonic_epoch_s())])
-
     def _save_experiment(self) -> None:
         experiment = self.experiment
-        self._last_save = self.commits.add(
-            [
-                ExperimentRow(
-                    experiment.state,
-                    experiment.error,
-                    experiment.budget.duration_s(time.monotonic()),
-                    self.ended_at_s if experiment.state.is_over else None,
-                    experiment.scheduler.any_compatible_keeper,
-                )
-            ]
+        self.save(
+            ExperimentRow(
+                experiment.state,
+                experiment.error,
+                experiment.budget.duration_s(time.monotonic()),
+                self.ended_at_s if experiment.state.is_over else None,
+                experiment.scheduler.any_compatible_keeper,
+            )
         )
 
     def _finish(self) -> None:
@@ -495,20 +307,10 @@ class Engine:
 
     async def _teach(self, trial: Trial, value: float) -> None:
         self._pending_observations.discard(trial.trial_id)
-        await self.algorithms.teach([self._lesson(trial, value)])
-
-    def durable(self) -> "asyncio.Future[None]":
-        """A future that is done when everything decided so far is stored."""
-        return self.commits.add([])
-
-    def _after_save(self, action: Callable[[], None]) -> None:
-        if self._last_save is None or self._last_save.done():
-            action()
-        else:
-            self._last_save.add_done_callback(lambda done: action() if not done.exception() else None)
+        await self.algorithms.teach([self.history.prior_result(trial, value)])
 
     def _save_trial(self, trial: Trial) -> None:
-        self._last_save = self.commits.add([TrialRow.of(trial)])
+        self.save(TrialRow.of(trial))
         if self._logged.get(trial.trial_id) is trial.state:
             return
         self._logged[trial.trial_id] = trial.state
@@ -523,15 +325,12 @@ class Engine:
         else:
             log.info("trial %s: %s", trial.trial_id, trial.state.value)
 
+    def all_known(self) -> tuple[list[PriorResult], set[int]]:
+        """See `History.all_known`."""
+        return self.history.all_known(self._pending_observations)
+
     def _note_job_ended(self, ended: JobEnded) -> None:
         self.jobs.note_ended(ended)
-
-    def new_trial_id(self) -> str:
-        """An id that no trial has."""
-        trial_id = new_id(TRIAL_ID_LENGTH)
-        while trial_id in self.experiment.trials:
-            trial_id = new_id(TRIAL_ID_LENGTH)
-        return trial_id
 
     # ---- time
 
@@ -542,30 +341,11 @@ class Engine:
             if runs_out_at_s is not None:
                 delay_s = min(delay_s, max(runs_out_at_s - time.monotonic(), 0.05))
             await asyncio.sleep(delay_s)
-            self.post(TimePassed())
-            if news := self.experiment.scheduler.connect_watchdog.news(time.monotonic()):
-                log.warning("%s", news)
+            self.post(events.TimePassed())
+            if problem := self.experiment.transports.new_problem(time.monotonic()):
+                log.warning("%s", problem)
             if self.experiment.state.counts_time:
                 self._save_experiment()
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._note_task)
-        return task
-
-    def _note_task(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if isinstance(error, LeaseLost):
-            self.on_lease_lost(error)
-            return
-        # A bug: the state in memory cannot be trusted, so stop here. The stored state is valid.
-        log.critical("the manager has a bug and ends", exc_info=error)
-        self.failed.set()
 
 
 async def _wait_no_longer(event: asyncio.Event, within_s: float) -> None:

@@ -6,18 +6,15 @@ Limits and the search space are parts of the configuration, so a change rewrites
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from nni_manager.config.changes import changed
-from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult, results_of
-from nni_manager.domain.events import Event, LimitsChanged, TrialProposed
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.events import LimitsChanged, TrialProposed
 from nni_manager.domain.trial import Trial, TrialState
-from nni_manager.engine.commits import GroupCommit
+from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.snapshot import limits_of
-from nni_manager.engine.tuner_executor import TunerExecutor
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.store.rows import ConfigRow, ImportedRows
 
@@ -32,34 +29,15 @@ class TunerFailedOver(RetryableError):
     """cannot change the search space: the tuner failed over it; `nnictl experiment status` shows how"""
 
 
-class ExperimentRuntime(Protocol):
-    """The part of the engine that commands use."""
-
-    config: ExperimentSpec
-    experiment: Experiment
-    commits: GroupCommit
-    algorithms: TunerExecutor
-
-    def post(self, event: Event) -> None:
-        """Handle an event."""
-
-    def durable(self) -> "asyncio.Future[None]":
-        """A future that is done when everything decided so far is stored."""
-
-    def all_known(self) -> tuple[list[PriorResult], set[int]]:
-        """All known results except those about to be sent to the tuner, and the sequence ids of the terminal trials."""
-
-    def new_trial_id(self) -> str:
-        """An id that no trial has."""
-
-
 class ExperimentCommands:
     """Performs user commands on the experiment of one engine. Runs on the engine's loop."""
 
-    def __init__(self, engine: ExperimentRuntime) -> None:
+    def __init__(self, engine: Runtime, all_known: Callable[[], tuple[list[PriorResult], set[int]]]) -> None:
+        """`all_known`: see `History.all_known`."""
         self._engine = engine
+        self._all_known = all_known
         self._imported = 0
-        self._lessons = asyncio.Lock()
+        self._tuner_updates = asyncio.Lock()
         """Serialises tuner updates; results are persisted before the tuner sees them."""
 
     def imported_before(self, count: int) -> None:
@@ -83,8 +61,8 @@ class ExperimentCommands:
         engine.post(LimitsChanged(limits_of(after)))
         await asyncio.shield(stored)
         if after.search_space_revision != before.search_space_revision:
-            async with self._lessons:
-                is_done = await engine.algorithms.change_space(after, *engine.all_known())
+            async with self._tuner_updates:
+                is_done = await engine.algorithms.change_space(after, *self._all_known())
             if not is_done:
                 raise TunerFailedOver(
                     "cannot change the search space: the tuner failed over it; "
@@ -103,7 +81,7 @@ class ExperimentCommands:
         results = tuple(
             await asyncio.to_thread(results_of, raw, engine.config.search_space, engine.config.tuner.name)
         )
-        async with self._lessons:
+        async with self._tuner_updates:
             position, self._imported = self._imported, self._imported + len(results)
             await asyncio.shield(engine.commits.add([ImportedRows(position, results)]))
             used = await engine.algorithms.teach(results)

@@ -10,12 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from nni_manager.domain.metrics import reward
+
 # PED-ANOVA compares the best 10 % of trials with all trials; below this minimum, the best 10 % is one trial.
 MIN_TRIALS = 10
 # A number with at most this many distinct values is treated as a choice.
 _FEW_VALUES = 10
 # A number whose maximum is at least this multiple of its minimum is evaluated on a log scale.
 _WIDE = 100.0
+_LARGEST = 1e300
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ def importance_of(
     known = [
         (dict(_flat(parameters)), value)
         for parameters, final in results
-        if (value := _number(final, metric)) is not None
+        if (value := reward(final, metric)) is not None and abs(value) < _LARGEST
     ]
     if len(known) < MIN_TRIALS:
         return Importance(
@@ -93,7 +96,7 @@ class _Axis:
         """The axis of these values; None: they are all the same."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution
 
-        options = sorted({_word(value) for value in values})
+        options = sorted({_json_of(value) for value in values})
         if len(options) < 2:
             return None
         if len(options) <= _FEW_VALUES or not all(map(_is_number, values)):
@@ -102,7 +105,7 @@ class _Axis:
         return cls(FloatDistribution(low, high, log=low > 0 and high / low >= _WIDE), None)
 
     def place(self, value: Any) -> Any:
-        return float(value) if self.options is None else _word(value)
+        return float(value) if self.options is None else _json_of(value)
 
 
 def _flat(parameters: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, Any]]:
@@ -113,7 +116,7 @@ def _flat(parameters: Mapping[str, Any], path: str = "") -> Iterable[tuple[str, 
             yield f"{path}{name}", value
 
 
-def _word(value: Any) -> str:
+def _json_of(value: Any) -> str:
     return json.dumps(value, sort_keys=True)
 
 
@@ -121,18 +124,6 @@ def _is_number(value: Any) -> bool:
     return (
         isinstance(value, (int, float))
         and not isinstance(value, bool)
-        and abs(value) < 1e300
+        and abs(value) < _LARGEST
         and math.isfinite(value)
     )
-
-
-def _number(final: str, metric: str) -> float | None:
-    try:
-        value = json.loads(final)
-    except (ValueError, RecursionError):
-        return None
-    if isinstance(value, dict):
-        value = value.get(metric)
-    elif metric != "default":
-        return None
-    return float(value) if _is_number(value) else None

@@ -2,16 +2,16 @@
 
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 
 from nni_manager.domain.admission_errors import InvalidToken, NotAccepting, UnknownJob, VersionRefused
-from nni_manager.domain.events import AttemptOrphaned, Event, KeeperConnected, KeeperDisconnected
-from nni_manager.domain.experiment import Experiment
-from nni_manager.domain.transports import TransportTracker
+from nni_manager.domain.attempts import HAVE_ENDED
+from nni_manager.domain.events import AttemptOrphaned, KeeperConnected, KeeperDisconnected
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
 from nni_manager.engine.keeper_ingest import KeeperIngest
 from nni_manager.engine.probe import ProbeSession
+from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.tokens import is_token, token_of
 from trial_keeper import __version__
 from trial_keeper.wire.messages import (
@@ -59,7 +59,6 @@ class KeeperSession(ConnectedKeeper):
         if not isinstance(message, Hello | Idle | TrialRevoked):
             self._speaks_of.add(message.key)
         if self._admission.is_open:  # without an ack the keeper resends it to the next manager
-            self._admission.transports.received(self.job_id, self.task, time.monotonic())
             self._ingest.receive(self, message)
 
     def _waiting_bytes(self) -> int:
@@ -75,25 +74,15 @@ class KeeperSession(ConnectedKeeper):
 class KeeperAdmission:
     """Admits keepers of this experiment's jobs and reports their connections to the experiment."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        secret: bytes,
-        check_versions: bool,
-        keepers: ConnectedKeepers,
-        ingest: KeeperIngest,
-        post: Callable[[Event], None],
-    ) -> None:
-        self._experiment = experiment
-        self._secret = secret
-        self._check_versions = check_versions
+    def __init__(self, runtime: Runtime, keepers: ConnectedKeepers, ingest: KeeperIngest) -> None:
+        self._experiment = runtime.experiment
+        self._secret = runtime.stored.secret
+        self._check_versions = runtime.config.version_check
         self._keepers = keepers
         self._ingest = ingest
-        self._post = post
+        self._post = runtime.post
         self.is_open = False
         """True while connections and messages are accepted: from the start of the experiment to `close`."""
-        self.transports = TransportTracker(experiment.jobs.tasks)
-        """The transport of each task."""
 
     @property
     def most_streams_of_job(self) -> int:
@@ -139,7 +128,7 @@ class KeeperAdmission:
         log.info("job %s: keeper %s of %s connected", job_id, hello.version, hello.task)
         self._post(KeeperConnected(job_id, hello.supports_revoke))
         if not is_given_up:
-            self.transports.connected(job_id, hello.task, time.monotonic())
+            self._experiment.transports.connected(job_id, hello.task, time.monotonic())
         session.outgoing.put_nowait(Welcome(__version__, attempts))
         for trial in trials:
             if (reason := _stopped_for(trial, session.task)) is not None:
@@ -147,7 +136,7 @@ class KeeperAdmission:
         if is_given_up:
             session.outgoing.put_nowait(Shutdown("the manager gave this job up while it was out of reach"))
         else:
-            self._look_for_missing(session, hello.attempts)
+            self._report_orphaned(session, hello.attempts)
         return session
 
     def _check(self, hello: Hello, job_id: str, token: str) -> None:
@@ -163,17 +152,16 @@ class KeeperAdmission:
         if hello.experiment_id != self._experiment.experiment_id:
             raise UnknownJob()
 
-    def _look_for_missing(self, session: KeeperSession, attempts: Collection[AttemptKey]) -> None:
+    def _report_orphaned(self, session: KeeperSession, attempts: Collection[AttemptKey]) -> None:
         for trial_id in self._experiment.jobs.live[session.job_id].trial_ids:
-            attempt_id = self._experiment.trials[trial_id].attempt_id_of(session.task)
-            key = None if attempt_id is None else AttemptKey(trial_id, attempt_id, session.task)
-            if key is not None and key not in attempts:
-                self._post(AttemptOrphaned(key))
+            attempt = self._experiment.trials[trial_id].attempts.get(session.task)
+            if attempt is not None and attempt.key not in attempts:
+                self._post(AttemptOrphaned(attempt.key))
 
     def forget(self, session: KeeperSession) -> None:
         """Remove a session whose stream has ended."""
         if self._keepers.remove(session):
-            self.transports.lost(session.job_id, session.task, time.monotonic())
+            self._experiment.transports.lost(session.job_id, session.task, time.monotonic())
             log.info("job %s: keeper of %s disconnected", session.job_id, session.task)
             if self.is_open:
                 self._post(KeeperDisconnected(session.job_id))
@@ -188,4 +176,8 @@ def _stopped_for(trial: Trial, task: str) -> ExitReason | None:
     """The reason to stop a running task: the trial was stopped, or other tasks have ended it. None: the task may run."""
     if trial.state is TrialState.STOPPING:
         return trial.stop_reason
-    return trial.reason_for_others if trial.ended is not None and task not in trial.ends else None
+    return (
+        trial.reason_for_others
+        if trial.ended is not None and trial.phase_in(task) not in HAVE_ENDED
+        else None
+    )

@@ -3,31 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from nni_manager.domain import events
 from nni_manager.domain.admission_errors import ProtocolError
-from nni_manager.domain.events import (
-    AttemptDelivered,
-    AttemptEnded,
-    AttemptSeen,
-    AttemptStarted,
-    Event,
-    KeeperIdle,
-    MetricsStored,
-    QuotaReached,
-    TaskReported,
-    TrialReclaimed,
-    UsageReported,
-)
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.attempts import AttemptPhase
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.domain.trial import METRICS_ARE_CUT, Trial
-from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
-from nni_manager.store.reader import StoreReader
+from nni_manager.engine.runtime import Runtime
 from trial_keeper.wire.limits import QUOTA_BYTES
 from trial_keeper.wire.messages import (
     Ack,
@@ -43,7 +29,6 @@ from trial_keeper.wire.messages import (
     TrialStarted,
     Usage,
 )
-from trial_keeper.wire.workspace import Workspace
 
 log = logging.getLogger(__name__)
 
@@ -61,22 +46,14 @@ class KeeperIngest:
     One `AttemptIngest` per attempt exists from its first byte to its close, across any number of gRPC streams.
     """
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        commits: GroupCommit,
-        reader: StoreReader,
-        workspace: Workspace,
-        keepers: ConnectedKeepers,
-        post: Callable[[Event], None],
-    ) -> None:
-        self._experiment = experiment
-        self.commits = commits
+    def __init__(self, runtime: Runtime, keepers: ConnectedKeepers) -> None:
+        self._experiment = runtime.experiment
+        self.commits = runtime.commits
         """Stores the data of all keepers."""
-        self._reader = reader
-        self._workspace = workspace
+        self._reader = runtime.reader
+        self._workspace = runtime.folder.workspace
         self._keepers = keepers
-        self._post = post
+        self._post = runtime.post
         self._receivers: dict[AttemptKey, AttemptIngest] = {}
         self._garbage_lines: dict[AttemptKey, int] = {}
 
@@ -84,17 +61,18 @@ class KeeperIngest:
 
     def receive(self, keeper: ConnectedKeeper, message: KeeperMessage) -> None:
         """Handle a message of an admitted keeper; see `KeeperSession.receive`."""
+        self._experiment.transports.received(keeper.job_id, keeper.task, time.monotonic())
         match message:
             case Hello():
                 raise ProtocolError(
                     "cannot take a second Hello on one stream; use the keeper that comes with the manager"
                 )
             case Idle():
-                self._post(KeeperIdle(keeper.job_id, keeper.task))
+                self._post(events.KeeperIdle(keeper.job_id, keeper.task))
             case TrialRevoked():
                 if self._keepers.has(keeper):
                     # An answer on a superseded stream may belong to an earlier revoke.
-                    self._post(TrialReclaimed(keeper.job_id, message.trial_id, time.time()))
+                    self._post(events.TrialReclaimed(keeper.job_id, message.trial_id, time.time()))
             case _:
                 self._receive_of_attempt(keeper, message)
 
@@ -110,14 +88,14 @@ class KeeperIngest:
             return
         match message:
             case Chunk():
-                if not (trial.state.is_terminal or trial.is_delivered(key)):
+                if not (trial.state.is_terminal or trial.phase_of(key) is AttemptPhase.DELIVERED):
                     self.take(key, message.stream, message.offset, message.data)
             case TrialStarted():
-                self._post(AttemptStarted(key, message.started_at_s))
+                self._post(events.AttemptStarted(key, message.started_at_s))
             case TrialEnded():
                 self.end(replace(message, message=message.message[-MESSAGE_CHARACTERS:]))
             case Usage():
-                self._post(UsageReported(message))
+                self._post(events.UsageReported(message))
 
     def own_trial(self, keeper: ConnectedKeeper, key: AttemptKey) -> Trial:
         """The trial of a message, if the keeper may report it. A trial of an abandoned job may have another job by now.
@@ -159,14 +137,14 @@ class KeeperIngest:
 
     def end(self, ended: TrialEnded) -> None:
         """Record the end of an attempt. The attempt is delivered when all its bytes are durable."""
-        self._post(AttemptEnded(ended))
+        self._post(events.AttemptEnded(ended))
         if self._experiment.trials[ended.key.trial_id].state.is_terminal:
             return  # the experiment has already closed it
         receiver = self._receiver(ended.key)
         commits = receiver.end(ended.final_sizes)
         self._store(receiver, commits)
         if not commits and receiver.is_complete:
-            self._post(AttemptDelivered(ended.key))
+            self._post(events.AttemptDelivered(ended.key))
 
     def close(self, key: AttemptKey) -> None:
         """Close an attempt whose data is stored completely: its keeper may discard it."""
@@ -200,7 +178,7 @@ class KeeperIngest:
     def _store(self, receiver: AttemptIngest, commits: list[StreamWrite]) -> None:
         if any(commit.records for commit in commits):
             # First, so that the task whose metrics count is stored no later than its records.
-            self._post(TaskReported(receiver.key))
+            self._post(events.TaskReported(receiver.key))
         for commit in commits:
             self.commits.add([commit]).add_done_callback(partial(self._note_committed, receiver, commit))
 
@@ -209,7 +187,7 @@ class KeeperIngest:
         key, stream = commit.key, commit.stream
         message = quota_message(stream, self._workspace.attempt(key).stream(stream))
         log.warning("trial %s: %s", key, message)
-        self._post(QuotaReached(key, message))
+        self._post(events.QuotaReached(key, message))
         is_log = stream is not Stream.METRICS
         return replace(commit, postscript=f"\n[trial-keeper] {message}\n".encode()) if is_log else commit
 
@@ -225,9 +203,9 @@ class KeeperIngest:
         records = tuple((record.type == "FINAL", record.value) for record in commit.records)
         if records:
             final_offset = next((record.offset for record in commit.records if record.type == "FINAL"), None)
-            self._post(MetricsStored(key, records, final_offset))
+            self._post(events.MetricsStored(key, records, final_offset))
         if receiver.is_complete:
-            self._post(AttemptDelivered(key))
+            self._post(events.AttemptDelivered(key))
 
     def _drop(self, key: AttemptKey) -> None:
         self._receivers.pop(key, None)
@@ -235,8 +213,8 @@ class KeeperIngest:
 
     def _log_garbage(self, commit: StreamWrite) -> None:
         for span in commit.garbage if commit.key in self._receivers else ():
-            told = self._garbage_lines[commit.key] = self._garbage_lines.get(commit.key, 0) + 1
-            if told > GARBAGE_LINES:
+            logged = self._garbage_lines[commit.key] = self._garbage_lines.get(commit.key, 0) + 1
+            if logged > GARBAGE_LINES:
                 return
             log.warning(
                 "trial %s: %d bytes of metrics at %d are no record: %s%s",
@@ -244,7 +222,7 @@ class KeeperIngest:
                 span.length,
                 span.offset,
                 span.reason,
-                "; of more such bytes nothing is said here" if told == GARBAGE_LINES else "",
+                "; further ones are not logged" if logged == GARBAGE_LINES else "",
             )
 
     def _receiver(self, key: AttemptKey) -> AttemptIngest:
@@ -254,7 +232,7 @@ class KeeperIngest:
             self._check_count(trial, key)
             if trial.registered.find(key) is None:
                 # First, so that the attempt's number is stored no later than its data.
-                self._post(AttemptSeen(key))
+                self._post(events.AttemptSeen(key))
             receiver = self._receivers[key] = AttemptIngest.restored(key, self._reader.offsets(key))
         return receiver
 

@@ -68,6 +68,16 @@ def _usage_fields(usage: PeakUsage | Usage) -> dict[str, Any]:
     }
 
 
+def parameters_view(trial: Trial) -> dict[str, Any]:
+    """The parameters of a trial in NNI's format. Source: NNI v3.0 SDK."""
+    return {
+        "parameter_id": trial.sequence_id,
+        "parameter_source": "customized" if trial.is_customized else "algorithm",
+        "parameters": trial.parameters,
+        "parameter_index": 0,
+    }
+
+
 # The path never changes; computing it for each of ten thousand trials would take a fifth of the list's time.
 @lru_cache(maxsize=16)
 def _trials_folder(folder: ExperimentFolder) -> str:
@@ -76,12 +86,6 @@ def _trials_folder(folder: ExperimentFolder) -> str:
 
 def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
     """One trial: NNI's fields and additional ones."""
-    parameters = {
-        "parameter_id": trial.sequence_id,
-        "parameter_source": "customized" if trial.is_customized else "algorithm",
-        "parameters": trial.parameters,
-        "parameter_index": 0,
-    }
     final = None
     if trial.final is not None:
         final = [
@@ -103,7 +107,7 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
             "submitTime": _ms(trial.created_at_s),
             "startTime": _ms(trial.started_at_s),
             "endTime": _ms(trial.ended_at_s),
-            "hyperParameters": [json.dumps(parameters)],
+            "hyperParameters": [json.dumps(parameters_view(trial))],
             "logPath": f"{_trials_folder(snapshot.folder)}/{trial.trial_id}",
             "finalMetricData": final,
         }
@@ -216,7 +220,7 @@ def transport_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]
 
 
 def _transport_of_job(snapshot: ExperimentSnapshot, job_id: str) -> dict[str, Any]:
-    seen = snapshot.transports.last_seen(job_id)
+    seen = snapshot.experiment.transports.last_seen(job_id)
     ago_s = None if seen.at_s is None else round(snapshot.now_s - seen.at_s, 1)
     return {"transport": seen.transport.value, "road": _ROAD[seen.transport], "lastContactAgoS": ago_s}
 

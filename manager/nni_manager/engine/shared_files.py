@@ -1,23 +1,92 @@
-"""Reads and writes the workspace where keepers access it: on mounted storage, or on a share.
+"""The workspace where keepers access it: the files that the manager writes for trials, and those that keepers leave.
 
-Only this module of the engine uses shares; `trial_files` works on files of this machine.
+Its storage is mounted on this machine, or behind an API; see `Share`.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import os
-from dataclasses import dataclass
+import stat
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
+import nni_sdk
 from nni_manager.domain.trial import Trial
-from nni_manager.engine import trial_files
-from nni_manager.engine.trial_files import AttemptReadout, FoundAttempts, Signer
+from nni_manager.engine.serializers import parameters_view
+from nni_manager.engine.tokens import token_of
+from nni_manager.store.folders import WORLD_WRITABLE_STICKY
 from nni_manager.training_services.base import Placement
 from nni_manager.training_services.share import Share
-from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream
-from trial_keeper.wire.workspace import ManagerDocument, Workspace
+from trial_keeper.wire.attempt_ids import is_attempt_id
+from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream, TrialEnded
+from trial_keeper.wire.safe_open import UnsafePath, open_beneath
+from trial_keeper.wire.signatures import DocumentInvalid
+from trial_keeper.wire.workspace import (
+    AttemptDocument,
+    ManagerDocument,
+    TrialDocument,
+    Workspace,
+    exit_from_bytes,
+    replace_file,
+    stop_to_bytes,
+)
 
+_READ_BYTES = 256 * 1024
 _FETCHED_BYTES = 2**20
+# A message of 4 KiB and a few numbers, with a margin.
+_MAX_EXIT_BYTES = 64 * 1024
+_MAX_ATTEMPT_JSON_BYTES = 4096
+# Shared storage may show the last bytes late: twice the 3 s that NFS clients were seen to lag.
+STORAGE_LAG_S = 6.0
+
+Read = Callable[[Path, int, int], bytes]
+"""Reads up to a number of bytes of a file from an offset; empty if the file does not exist or is not visible now."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptReadout:
+    """The state of one attempt as read from its files.
+
+    `has_begun`: its command runs, or has ended. `pieces`: bytes from the requested offsets on. `ended`: None until a complete
+    exit.json is visible.
+    """
+
+    key: AttemptKey
+    has_begun: bool
+    pieces: tuple[tuple[Stream, int, bytes], ...]
+    ended: TrialEnded | None
+
+
+@dataclass(frozen=True, slots=True)
+class Signer:
+    """The valid signer of a trial's attempts: the keepers of one job, which have its token.
+
+    `token_of` returns the token of any job of the experiment. `unsigned_ids`: registered attempts of version 0.6, which signed
+    nothing.
+    """
+
+    experiment_id: str
+    job_id: str
+    token_of: Callable[[str], str] = field(repr=False)
+    unsigned_ids: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAttempts:
+    """The attempts of a trial that its job's keepers have signed, sorted by start, and the rejected ones."""
+
+    keys: tuple[AttemptKey, ...]
+    rejected: tuple[str, ...] = ()
+    """A message for each directory that is ignored."""
+
+    @property
+    def newest(self) -> list[AttemptKey]:
+        """The newest attempt of each task; empty if no keeper ever started one."""
+        return list({key.task: key for key in self.keys}.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +102,19 @@ class SharedFiles:
     is_private: bool = False
     """True if tasks run as the manager's own user: then no folder is open to other users."""
 
+    # ---- files of the manager
+
     def write_experiment(
         self, document: ManagerDocument, run_script: str, code_snapshot: str | None = None
     ) -> None:
-        """Write the files that every job needs, manager.json last: a keeper that can read it finds the others."""
-        trial_files.write_experiment(self.workspace, document, run_script)
+        """Write the files that every job needs, manager.json last: a keeper that can read it finds the others.
+
+        Running trials of an earlier manager may read them at the same time.
+        """
         workspace = self.workspace
+        _write_sdk(workspace.sdk / "nni_sdk")
+        replace_file(workspace.run_sh, run_script.encode())
+        replace_file(workspace.manager_json, document.to_bytes())
         sdk = sorted((workspace.sdk / "nni_sdk").glob("*.py"))
         if self.share is not None and code_snapshot is not None:
             self.share.send(workspace.file(code_snapshot), is_fixed=True)
@@ -48,29 +124,97 @@ class SharedFiles:
     def write_trial(
         self, trial: Trial, command: str, placement: Placement, code_snapshot: str | None
     ) -> None:
-        """Write the files that the job of one trial needs."""
-        trial_files.write_trial(
-            self.workspace, trial, command, placement, code_snapshot, is_private=self.is_private
-        )
+        """Write the files that the job of one trial needs; idempotent. Source for parameter.cfg: NNI v3.0 SDK.
+
+        Raises:
+            OSError: the storage cannot be written, or another user has created the trial's folder.
+        """
         folder = self.workspace.trial(trial.trial_id)
+        # They differ if the storage server maps users.
+        owners = {self.workspace.root.stat().st_uid, os.geteuid()}
+        _make_own(folder.path, owners)
+        _make_own(folder.attempts, owners)
+        if placement.code_dir is None and not self.is_private:
+            # The container runs as another user, who creates the attempts' folders.
+            folder.attempts.chmod(WORLD_WRITABLE_STICKY)
+        replace_file(folder.parameter_cfg, json.dumps(parameters_view(trial)).encode())
+        document = TrialDocument(
+            trial.trial_id,
+            trial.sequence_id,
+            command,
+            placement.code_dir or "",
+            placement.gpu_indices,
+            code_snapshot if placement.code_dir is None else None,
+        )
+        replace_file(folder.trial_json, document.to_bytes())
         self._send(folder.attempts, folder.parameter_cfg, folder.trial_json)
 
     def write_stop(self, stop: StopTrial) -> None:
-        """Write a stop request for the unconnected keepers of a trial."""
-        trial_files.write_stop(self.workspace, stop)
-        self._send(self.workspace.trial(stop.trial_id).stop_json)
+        """Write a stop request for the unconnected keepers of a trial, whose folder exists."""
+        path = self.workspace.trial(stop.trial_id).stop_json
+        replace_file(path, stop_to_bytes(stop))
+        self._send(path)
+
+    def _send(self, *paths: Path) -> None:
+        if self.share is not None:
+            for path in paths:
+                self.share.send(path)
+
+    # ---- files that keepers leave. A trial may have forged them: reading them must neither block nor leave the workspace.
+
+    @property
+    def _read(self) -> Read:
+        return partial(_read, self.workspace) if self.share is None else self.share.read
+
+    @property
+    def _folders_in(self) -> Callable[[Path], list[str]] | None:
+        return None if self.share is None else self.share.folders_in
 
     def find_attempts(self, trial_id: str, signer: Signer) -> FoundAttempts:
-        """The attempts of a trial; see `trial_files.find_attempts`."""
-        folders_in, read = (None, None) if self.share is None else (self.share.folders_in, self.share.read)
-        return trial_files.find_attempts(self.workspace, trial_id, signer, folders_in=folders_in, read=read)
+        """The attempts of a trial in the workspace.
+
+        Raises:
+            PermissionError: this user may read none of them.
+        """
+        keys, rejected = [], []
+        closed: PermissionError | None = None
+        for key in self.workspace.attempts_of(trial_id, self._folders_in):
+            try:
+                why_not = _why_not_trusted(self.workspace, key, signer, self._read)
+            except PermissionError as error:
+                closed, why_not = error, f"cannot read {error.filename}: {error.strerror}"
+            if why_not is None:
+                keys.append(key)
+            elif why_not:
+                path = self.workspace.attempt(key).path
+                rejected.append(f"ignored {path}: {why_not}; see who may write to the shared storage")
+        if closed is not None and not keys:
+            raise closed  # the unreadable one may be a keeper's own
+        return FoundAttempts(tuple(keys), tuple(rejected))
 
     def see_attempt(
         self, key: AttemptKey, offsets: Offsets, signer: Signer, *, is_over: bool = False
     ) -> AttemptReadout:
-        """Read an attempt's files; see `trial_files.see_attempt`."""
-        read = None if self.share is None else self.share.read
-        return trial_files.see_attempt(self.workspace, key, offsets, signer, is_over=is_over, read=read)
+        """Read an attempt's files from these offsets on, at most 256 KiB of each.
+
+        Bytes beyond the sizes in exit.json are ignored. `is_over`: nothing writes there any more, so zero bytes are data.
+        """
+        # Read exit.json first: streams that are read after it contain all bytes within its sizes, or show them later.
+        read, folder = self._read, self.workspace.attempt(key)
+        ended = _exit_of(key, read(folder.exit_json, 0, _MAX_EXIT_BYTES), signer)
+        pieces = []
+        for stream, offset in offsets.items():
+            end = None if ended is None else ended.final_sizes.get(stream)
+            longest = _READ_BYTES if end is None else min(_READ_BYTES, end - offset)
+            data = read(folder.stream(stream), offset, longest) if longest > 0 else b""
+            if ended is None and not is_over:
+                # An NFS client sends written data in any order; the missing parts are read as zeros.
+                data = data.partition(b"\0")[0]
+            if data:
+                pieces.append((stream, offset, data))
+        # A keeper writes its own stream first when a command runs.
+        has_begun = bool(ended or pieces or read(folder.stream(Stream.KEEPER), 0, 1))
+        return AttemptReadout(key, has_begun, tuple(pieces), ended)
 
     def fetch(self, trial_id: str, stream: Stream) -> None:
         """Copy the missing bytes of a stream from the share to the local files, for every attempt of a trial."""
@@ -86,7 +230,86 @@ class SharedFiles:
                 with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o666), "wb", buffering=0) as file:
                     size += os.pwrite(file.fileno(), data, size)
 
-    def _send(self, *paths: Path) -> None:
-        if self.share is not None:
-            for path in paths:
-                self.share.send(path)
+
+def _write_sdk(folder: Path) -> None:
+    """Write this manager's nni_sdk for trials whose Python has none. Files with the same content are left unchanged."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for source in Path(nni_sdk.__file__).parent.glob("*.py"):
+        content, copy = source.read_bytes(), folder / source.name
+        if not copy.is_file() or copy.read_bytes() != content:
+            replace_file(copy, content)
+
+
+def _make_own(folder: Path, owners: Collection[int]) -> None:
+    """Create a folder, unless it exists from an earlier try. In another user's folder, that user controls what jobs run."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
+            raise FileExistsError(
+                errno.EEXIST, "another user made this, so nothing is written there; remove it", str(folder)
+            ) from None
+
+
+def _why_not_trusted(workspace: Workspace, key: AttemptKey, signer: Signer, read: Read) -> str | None:
+    """The reason to reject an attempt's directory; None: a keeper of the job has signed it.
+
+    Empty: it is not this job's, and needs no report: it is still empty, or a keeper of an earlier job of the trial has signed it.
+    """
+    if not is_attempt_id(key.attempt_id):
+        return None if key.attempt_id in signer.unsigned_ids else "it is no attempt that is on record"
+    folder = workspace.attempt(key)
+    content = read(folder.attempt_json, 0, _MAX_ATTEMPT_JSON_BYTES)
+    if not content:
+        is_used = read(folder.exit_json, 0, 1) or read(folder.stream(Stream.METRICS), 0, 1)
+        return "it has no attempt.json" if is_used else ""
+    try:
+        document = AttemptDocument.from_bytes(content, signer.token_of)
+    except DocumentInvalid as error:
+        return str(error)
+    if (document.experiment_id, document.key) != (signer.experiment_id, key):
+        return "attempt.json names another attempt"
+    return None if document.job_id == signer.job_id else ""
+
+
+def is_signed(workspace: Workspace, key: AttemptKey, experiment_id: str, secret: bytes) -> bool:
+    """True if a keeper of any job of the experiment has signed the attempt, and this user may read the signature.
+
+    The storage must be mounted here.
+
+    Raises:
+        OSError: the storage cannot be read.
+    """
+    try:
+        content = _read(workspace, workspace.attempt(key).attempt_json, 0, _MAX_ATTEMPT_JSON_BYTES)
+        document = AttemptDocument.from_bytes(content, partial(token_of, secret))
+    except (PermissionError, DocumentInvalid):
+        return False
+    return (document.experiment_id, document.key) == (experiment_id, key)
+
+
+def _exit_of(key: AttemptKey, content: bytes, signer: Signer) -> TrialEnded | None:
+    token = signer.token_of(signer.job_id) if is_attempt_id(key.attempt_id) else None
+    try:
+        ended = exit_from_bytes(content, token) if content else None
+    except DocumentInvalid:
+        return None
+    # Ignore an end that names another attempt.
+    return ended if ended is not None and ended.key == key else None
+
+
+def _read(workspace: Workspace, path: Path, offset: int, longest: int) -> bytes:
+    try:
+        descriptor = open_beneath(workspace.root, path, owned_as=workspace.attempt_folder_of(path))
+        try:
+            return os.pread(descriptor, longest, offset)
+        finally:
+            os.close(descriptor)
+    except (FileNotFoundError, UnsafePath):
+        return b""
+    except OSError as error:
+        if error.errno == errno.ESTALE:  # another file has replaced it
+            return b""
+        error.filename = str(path)  # instead of its last component
+        raise

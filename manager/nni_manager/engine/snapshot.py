@@ -1,24 +1,34 @@
 """Snapshots of an experiment, taken from the engine that runs it or, without an engine, from the store."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.limits import Limits
-from nni_manager.domain.transports import TransportTracker
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import StoredExperiment
+from nni_manager.training_services.base import TrainingService
 
 
-def snapshot_from_stored(stored: StoredExperiment, config: ExperimentSpec) -> Experiment:
-    """The stored experiment, without its trials."""
+def snapshot_from_stored(
+    stored: StoredExperiment,
+    config: ExperimentSpec,
+    service: TrainingService | None = None,
+    *,
+    may_prefetch: bool = False,
+) -> Experiment:
+    """The stored experiment, without its trials. `service` None: it is only displayed."""
     return Experiment(
         stored.experiment_id,
         limits_of(config),
         maximize=config.tuner.optimize_mode == "maximize",
         reuses_jobs=config.reuse.is_on,
+        trials_per_job=config.reuse.max_trials,
+        cluster_grace_s=0.0 if service is None else service.grace_s,
+        completion=None if service is None else service.completion,
+        may_prefetch=may_prefetch,
         is_assessed=config.assessor is not None,
         assessor_sees_all=config.assessor is not None and config.assessor.own is not None,
         learns_from_early_stopped=config.tuner.include_intermediate_results,
@@ -53,10 +63,10 @@ class ExperimentSnapshot:
     """All data for display. `experiment` is the engine's own object if there is an engine: read it, but do not keep it.
 
     Times are in seconds since the epoch. `problem`: why nothing can be stored at present, or that a job's keeper has not
-    connected. `leftovers`: how to remove each job that could not be ended. `keepers`: the number of connected ones.
-    `transports`: the transport of each job, at `now_s` of the monotonic clock; empty without a manager. `is_view`: the source
-    is read-only. `pending_reason`: as in `TrainingService`; empty without a manager. `keepers_of` and `link_of` return the
-    connected keepers of a job by its id, and the URL of the job on its cluster, if it has one.
+    connected. `leftovers`: how to remove each job that could not be ended. `keepers`: the number of connected ones. `now_s`: the
+    monotonic time of the snapshot. `is_view`: the source is read-only. `pending_reason`: as in `TrainingService`; empty without a
+    manager. `keepers_of` and `link_of` return the connected keepers of a job by its id, and the URL of the job on its cluster, if
+    it has one.
     """
 
     config: ExperimentSpec
@@ -68,7 +78,6 @@ class ExperimentSnapshot:
     problem: str = ""
     leftovers: tuple[str, ...] = ()
     keepers: int = 0
-    transports: TransportTracker = field(default_factory=TransportTracker)
     now_s: float = 0.0
     is_view: bool = False
     pending_reason: Callable[[str], str] = lambda job_id: ""

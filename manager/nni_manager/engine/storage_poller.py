@@ -12,16 +12,15 @@ from functools import partial
 from typing import TypeVar
 
 from nni_manager.domain.admission_errors import ProtocolError
-from nni_manager.domain.events import AttemptRejected, AttemptStarted, Event, KeeperSeenOnStorage
-from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.attempts import HAVE_BEGUN, AttemptPhase
+from nni_manager.domain.events import AttemptRejected, AttemptStarted, KeeperSeenOnStorage
 from nni_manager.domain.ingest import OffsetGap
 from nni_manager.domain.trial import Trial
-from nni_manager.engine.commits import GroupCommit
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
-from nni_manager.engine.shared_files import SharedFiles
+from nni_manager.engine.runtime import Runtime
+from nni_manager.engine.shared_files import STORAGE_LAG_S, AttemptReadout, FoundAttempts, Signer
 from nni_manager.engine.storage_executor import THREADS, StorageExecutor
-from nni_manager.engine.trial_files import STORAGE_LAG_S, AttemptReadout, FoundAttempts, Signer
 from nni_manager.errors import RetryableError, UserError
 from trial_keeper.wire.limits import QUOTA_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Offsets, StopTrial, Stream
@@ -34,10 +33,10 @@ Answer = TypeVar("Answer")
 # The longest pause while no poll is due. A poll that becomes due meanwhile is delayed by up to this.
 _MAX_PAUSE_S = 0.5
 # Bounds one poll to 4 MiB of each stream, so that other jobs get their turn.
-_ROUNDS_PER_LOOK = 16
+_ROUNDS_PER_POLL = 16
 _RETRY_DELAY_S = 0.2
 # Failing storage is polled again and reported for as long as it fails: its files are not lost.
-_FAILED_LOOK_RETRY_DELAY_S = 2.0
+_FAILED_POLL_RETRY_DELAY_S = 2.0
 # A stop request that cannot be written delays the cluster's own stop by at most this.
 _MAX_WRITE_S = 5.0
 _REPORTED = float("-inf")
@@ -50,33 +49,24 @@ class StoragePermissionDenied(UserError):
 class SharedStoragePoller:
     """Polls the attempts whose keepers are not connected, and drains those whose keepers have ended."""
 
-    def __init__(
-        self,
-        experiment: Experiment,
-        files: SharedFiles,
-        admission: KeeperAdmission,
-        ingest: KeeperIngest,
-        commits: GroupCommit,
-        streams: tuple[Stream, ...],
-        post: Callable[[Event], None],
-        *,
-        lag_s: float,
-    ) -> None:
-        """`streams`: the streams to collect, most urgent first. `lag_s`: how late the storage may show data."""
+    def __init__(self, runtime: Runtime, admission: KeeperAdmission, ingest: KeeperIngest) -> None:
         self.threads = StorageExecutor()
-        self._experiment = experiment
-        self._files = files
+        self._experiment = runtime.experiment
+        self._transports = runtime.experiment.transports
+        self._files = runtime.files
+        self._commits = runtime.commits
+        self._post = runtime.post
         self._admission = admission
         self._ingest = ingest
-        self._commits = commits
-        self._streams = streams
-        self._post = post
+        self._streams = tuple(Stream) if runtime.config.log_collection == "http" else (Stream.METRICS,)
+        """The streams to collect, most urgent first."""
+        # Other machines write there only if the jobs need a snapshot.
+        self._lag_s = STORAGE_LAG_S if runtime.service.uses_snapshot else 0.0
         self._failures: dict[str, str] = {}
         """Why the files of a job cannot be read at present, by job id."""
-        self._lag_s = lag_s
         self._rejected: dict[str, tuple[str, float]] = {}
         """The message about a rejected attempt of each trial, and its time; `_REPORTED` once it is reported."""
-        self._looking = 0
+        self._polling = 0
 
     @property
     def problem(self) -> str:
@@ -94,18 +84,17 @@ class SharedStoragePoller:
 
     async def follow(self, spawn: Callable[[Coroutine[None, None, None]], object]) -> None:
         """Start the polls that are due, forever. `spawn` runs a poll as a task."""
-        transports = self._admission.transports
         while True:
             now_s = time.monotonic()
-            job_id = transports.next_poll(now_s) if self._looking < THREADS else None
+            job_id = self._transports.next_poll(now_s) if self._polling < THREADS else None
             if job_id is not None:
-                self._looking += 1
-                spawn(self._look(job_id))
-            due_at_s = transports.next_poll_at_s()
+                self._polling += 1
+                spawn(self._poll(job_id))
+            due_at_s = self._transports.next_poll_at_s()
             pause_s = _MAX_PAUSE_S if due_at_s is None else min(due_at_s - now_s, _MAX_PAUSE_S)
-            await asyncio.sleep(max(pause_s, 1e-3) if self._looking < THREADS else _RETRY_DELAY_S)
+            await asyncio.sleep(max(pause_s, 1e-3) if self._polling < THREADS else _RETRY_DELAY_S)
 
-    async def _look(self, job_id: str) -> None:
+    async def _poll(self, job_id: str) -> None:
         try:
             for trial in self._trials_of(job_id):
                 found = await self.threads.call(
@@ -118,15 +107,15 @@ class SharedStoragePoller:
         except (OSError, RetryableError, ProtocolError) as error:
             self._note_failure(job_id, error)
         finally:
-            self._looking -= 1
-            self._admission.transports.polled(job_id, time.monotonic())
+            self._polling -= 1
+            self._transports.polled(job_id, time.monotonic())
 
     def _trials_of(self, job_id: str) -> list[Trial]:
         job = self._experiment.jobs.live.get(job_id)
         return [] if job is None else self._experiment.scheduler.trials_of(job)
 
     async def _follow_attempt(self, job_id: str, trial: Trial, key: AttemptKey) -> None:
-        for _ in range(_ROUNDS_PER_LOOK):
+        for _ in range(_ROUNDS_PER_POLL):
             if not self._is_wanted(job_id, trial, key):
                 return
             seen = await self.threads.call(
@@ -134,23 +123,22 @@ class SharedStoragePoller:
             )
             if not seen.has_begun or not self._is_wanted(job_id, trial, key):
                 return
-            has_new_data = bool(seen.pieces) or not trial.has_seen(key)
-            self._admission.transports.found(job_id, key.task, time.monotonic(), has_new_data=has_new_data)
+            has_new_data = bool(seen.pieces) or trial.phase_of(key) not in HAVE_BEGUN
+            self._transports.found(job_id, key.task, time.monotonic(), has_new_data=has_new_data)
             if not self._experiment.jobs.live[job_id].was_found:
                 self._post(KeeperSeenOnStorage(job_id))
-            self._tell_start(trial, seen)
+            self._report_start(trial, seen)
             await self._hand_over(seen)
             if not seen.pieces:
                 return
 
     def _is_wanted(self, job_id: str, trial: Trial, key: AttemptKey) -> bool:
         """True if more data of the attempt is expected over this transport."""
-        is_told = key.task in trial.ends and key.task not in trial.undelivered
         return (
             trial in self._trials_of(job_id)
             and trial.is_current(key)
-            and not (is_told and trial.attempt_id_of(key.task) == key.attempt_id)
-            and self._admission.transports.polls_storage(job_id, key.task, time.monotonic())
+            and trial.phase_of(key) is not AttemptPhase.DELIVERED
+            and self._transports.polls_storage(job_id, key.task, time.monotonic())
         )
 
     def _signer(self, trial: Trial) -> Signer:
@@ -187,12 +175,12 @@ class SharedStoragePoller:
         try:
             found = await self.threads.call(self._files.find_attempts, trial.trial_id, self._signer(trial))
         except (OSError, RetryableError) as error:  # the result is only for a warning
-            log.info("trial %s: %s", trial.trial_id, _told(error))
+            log.info("trial %s: %s", trial.trial_id, _reason_of(error))
         else:
             self._note_rejected(trial, found, is_over=True)
 
-    def _tell_start(self, trial: Trial, seen: AttemptReadout) -> None:
-        if not trial.has_seen(seen.key):
+    def _report_start(self, trial: Trial, seen: AttemptReadout) -> None:
+        if trial.phase_of(seen.key) not in HAVE_BEGUN:
             at_s = time.time() if seen.ended is None else seen.ended.started_at_s
             self._post(AttemptStarted(seen.key, at_s))
 
@@ -274,16 +262,16 @@ class SharedStoragePoller:
         )
 
     async def _until_it_answers(
-        self, trial: Trial, look: Callable[..., Answer], *arguments: object
+        self, trial: Trial, read: Callable[..., Answer], *arguments: object
     ) -> Answer:
         while True:
             try:
-                answer = await self.threads.call(look, *arguments)
+                answer = await self.threads.call(read, *arguments)
             except PermissionError as error:
-                raise StoragePermissionDenied(_told(error)) from error  # a retry would not help
+                raise StoragePermissionDenied(_reason_of(error)) from error  # a retry would not help
             except (OSError, RetryableError) as error:
                 self._note_failure(trial.job_id, error)
-                await asyncio.sleep(_FAILED_LOOK_RETRY_DELAY_S)
+                await asyncio.sleep(_FAILED_POLL_RETRY_DELAY_S)
             else:
                 self._failures.pop(trial.job_id, None)
                 return answer
@@ -297,17 +285,17 @@ class SharedStoragePoller:
                 self.threads.call(self._files.write_stop, StopTrial(trial_id, reason)), _MAX_WRITE_S
             )
         except (OSError, RetryableError, TimeoutError, asyncio.TimeoutError) as error:
-            log.warning("trial %s: its keepers cannot be told to stop it: %s", trial_id, error)
+            log.warning("trial %s: its keepers cannot be asked to stop it: %s", trial_id, error)
 
     # ---- internals
 
     def _note_failure(self, job_id: str, error: Exception) -> None:
         if job_id not in self._failures:
-            log.warning("job %s: %s", job_id, _told(error))
-        self._failures[job_id] = _told(error)
+            log.warning("job %s: %s", job_id, _reason_of(error))
+        self._failures[job_id] = _reason_of(error)
 
 
-def _told(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     if not isinstance(error, OSError):
         return str(error)
     remedy = (

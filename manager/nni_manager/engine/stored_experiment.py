@@ -11,7 +11,7 @@ from nni_manager.store.folders import ExperimentFolder, FolderUnreadable
 from nni_manager.store.reader import StoreReader
 
 # Each poll that finds a change reads all trials again.
-_LOOKS_INTERVAL_S = 1.0
+_POLL_INTERVAL_S = 1.0
 
 
 class ViewOnly(UserError):
@@ -32,22 +32,22 @@ class StoredExperimentReader:
         """
         self.folder = folder
         self._reader = StoreReader(folder.database)
-        self._looked_s = time.monotonic()
+        self._polled_s = time.monotonic()
         self._version = self._reader.data_version()
-        self._picture = ExperimentSnapshot.stored(folder)
+        self._snapshot = ExperimentSnapshot.stored(folder)
 
     def snapshot(self) -> ExperimentSnapshot:
         """A snapshot of the stored experiment."""
         now_s = time.monotonic()
-        if now_s - self._looked_s >= _LOOKS_INTERVAL_S:
-            self._looked_s = now_s
+        if now_s - self._polled_s >= _POLL_INTERVAL_S:
+            self._polled_s = now_s
             version = self._reader.data_version()
             if version != self._version:
                 # Data written between the two reads is read now, and again at the next poll.
-                before, self._version = self._picture.experiment, version
-                self._picture = ExperimentSnapshot.stored(self.folder)
-                _go_on_from(before, self._picture.experiment)
-        return replace(self._picture, problem=self._problem(), is_view=True)
+                before, self._version = self._snapshot.experiment, version
+                self._snapshot = ExperimentSnapshot.stored(self.folder)
+                _go_on_from(before, self._snapshot.experiment)
+        return replace(self._snapshot, problem=self._problem(), is_view=True)
 
     def stop(self) -> None:
         """Not supported.
@@ -81,7 +81,7 @@ class StoredExperimentReader:
     def _problem(self) -> str:
         try:
             is_as_it_seems = (
-                self._picture.experiment.state.is_over or self.folder.running_process() is not None
+                self._snapshot.experiment.state.is_over or self.folder.running_process() is not None
             )
         except FolderUnreadable as error:
             return str(error)

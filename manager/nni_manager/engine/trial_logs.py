@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nni_manager.domain.attempts import Attempts, RegisteredAttempt
-from nni_manager.engine.trial_files import is_signed
+from nni_manager.engine.shared_files import is_signed
 from nni_manager.errors import UserError
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
@@ -106,12 +106,23 @@ def place_of(folder: ExperimentFolder, attempt: RegisteredAttempt, stream: Strea
     return max(places, key=lambda place: place.path.lstat().st_size, default=None)
 
 
-def newest_place(folder: ExperimentFolder, trial_id: str, stream: Stream) -> LogLocation | None:
-    """The location of the log of the newest attempt that has one; among several tasks, the first."""
-    newest_first = sorted(
-        attempts_of(folder, trial_id), key=lambda each: (each.is_lost, -each.number, each.key.task)
-    )
-    places = (place_of(folder, each, stream) for each in newest_first)
+def log_location(
+    folder: ExperimentFolder,
+    trial_id: str,
+    stream: Stream,
+    attempt: int | None = None,
+    task: str | None = None,
+) -> LogLocation | None:
+    """The location of the log of the newest attempt that has one, or of that with this number; among tasks, the first.
+
+    `task`: only this task of the numbered attempt.
+    """
+    attempts = attempts_of(folder, trial_id)
+    if attempt is None:
+        attempts.sort(key=lambda each: (each.is_lost, -each.number, each.key.task))
+    else:
+        attempts = [each for each in attempts if each.number == attempt and task in (None, each.key.task)]
+    places = (place_of(folder, each, stream) for each in attempts)
     return next((place for place in places if place is not None), None)
 
 
@@ -142,7 +153,7 @@ def read_range(
         LogReplaced: it is not a regular file.
         OSError: the storage cannot be read.
     """
-    place = _place(folder, trial_id, stream, attempt, task)
+    place = log_location(folder, trial_id, stream, attempt, task)
     if place is None:
         return Range(0, 0, 0, "")
     with open(place.open(), "rb", buffering=0) as file:
@@ -155,20 +166,6 @@ def read_range(
     text = decoder.decode(content[rest:], is_whole and first + len(content) == size)
     held = decoder.getstate()[0]
     return Range(size, first + rest, first + len(content) - len(held), text)
-
-
-def _place(
-    folder: ExperimentFolder, trial_id: str, stream: Stream, attempt: int | None, task: str | None
-) -> LogLocation | None:
-    if attempt is None:
-        return newest_place(folder, trial_id, stream)
-    of_number = (
-        each
-        for each in attempts_of(folder, trial_id)
-        if each.number == attempt and task in (None, each.key.task)
-    )
-    places = (place_of(folder, each, stream) for each in of_number)
-    return next((place for place in places if place is not None), None)
 
 
 def _rest_of_character(before: bytes, content: bytes) -> int:

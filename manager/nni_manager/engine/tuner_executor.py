@@ -10,24 +10,16 @@ import asyncio
 import logging
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult
-from nni_manager.domain.events import (
-    AskAssessor,
-    EarlyStopRequested,
-    Event,
-    ParametersSuggested,
-    SearchSpaceChanged,
-    TellAssessor,
-    TunerExhausted,
-    TunerFailed,
-    TunerNotReady,
-)
+from nni_manager.domain import events
+from nni_manager.domain.events import Event
 from nni_manager.errors import UserError
 from nni_manager.tuner.assessment import MAX_STEPS, Assessment, PastLearningCurve
 from nni_manager.tuner.base import BaseTuner, Later, Observation, PastTrial, Suggestion
@@ -83,12 +75,12 @@ class TunerExecutor:
         self,
         trials: Sequence[PastTrial],
         known: Sequence[PriorResult],
-        courses: Callable[[], Iterable[PastLearningCurve]],
+        learning_curves: Callable[[], Iterable[PastLearningCurve]],
     ) -> None:
         """Restore tuner and assessor: `trials` were proposed by the tuner, `known` results come from elsewhere.
 
-        `courses` reads the learning curves, which only an assessor needs. A failure of the user's own code here is reported at
-        its next call, so running trials are still followed until then.
+        `learning_curves` is called only for an assessor. A failure of the user's own code here is reported at its next call, so
+        running trials are still followed until then.
         """
         try:
             await self._change(self._proposer.restore, trials, known)
@@ -97,7 +89,7 @@ class TunerExecutor:
         if self._assessment is not None:
             loop = asyncio.get_running_loop()
             try:
-                await loop.run_in_executor(self._assessor_thread, self._assessment.restore, courses())
+                await loop.run_in_executor(self._assessor_thread, self._assessment.restore, learning_curves())
             except UserError as error:
                 self._assessor_failed = error
 
@@ -111,46 +103,33 @@ class TunerExecutor:
 
     async def ask(self, sequence_id: int) -> None:
         """Ask the tuner for the parameters of a trial."""
-        if self._tuner_failed is not None:
-            self._note_tuner_failure(self._tuner_failed, was_asked=True)
-            return
-        try:
+        with self._failures_shown(was_asked=True):
+            if self._tuner_failed is not None:
+                raise self._tuner_failed
             suggestion: Suggestion | Later | None = await self._answer(
                 self._proposer.ask, sequence_id, is_proposal=True
             )
-        except Exception as error:  # noqa: BLE001 - whatever a tuner raises is shown to the user
-            self._note_tuner_failure(error, was_asked=True)
-            return
-        if suggestion is None:
-            self._post(TunerExhausted())
-            return
-        if suggestion is Later.LATER:
-            self._post(TunerNotReady(sequence_id))
-            return
-        self._post(
-            ParametersSuggested(
-                self._new_trial_id(), sequence_id, suggestion.parameters, suggestion.metadata, time.time()
-            )
-        )
+            if suggestion is None:
+                self._post(events.TunerExhausted())
+            elif suggestion is Later.LATER:
+                self._post(events.TunerNotReady(sequence_id))
+            else:
+                trial_id, at_s = self._new_trial_id(), time.time()
+                parameters, metadata = suggestion.parameters, suggestion.metadata
+                self._post(events.ParametersSuggested(trial_id, sequence_id, parameters, metadata, at_s))
 
     async def tell(self, sequence_id: int, result: Observation) -> None:
         """Send the result of a trial to the tuner."""
-        if self._tuner_failed is not None:
-            return  # a fixed tuner gets all stored results after the resume
-        try:
-            await self._answer(self._proposer.tell_result, sequence_id, result)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._note_tuner_failure(error, was_asked=False)
+        if self._tuner_failed is None:  # a fixed tuner gets all stored results after the resume
+            with self._failures_shown():
+                await self._answer(self._proposer.tell_result, sequence_id, result)
 
     async def teach(self, results: Sequence[PriorResult]) -> int:
         """Add results of parameters that the tuner did not propose. Returns how many of them it uses."""
-        if self._tuner_failed is not None:
-            return 0  # as above
-        try:
-            return int(await self._change(self._proposer.import_results, results))
-        except Exception as error:  # noqa: BLE001 - as above
-            self._note_tuner_failure(error, was_asked=False)
-            return 0
+        if self._tuner_failed is None:  # as above
+            with self._failures_shown():
+                return int(await self._change(self._proposer.import_results, results))
+        return 0
 
     async def change_space(
         self, config: ExperimentSpec, known: Sequence[PriorResult], over: Collection[int]
@@ -159,15 +138,14 @@ class TunerExecutor:
 
         See `TunerSession.change_space`.
         """
-        try:
+        is_done = False
+        with self._failures_shown():
             await self._change(self._proposer.change_space, config, known, over)
-        except Exception as error:  # noqa: BLE001 - as above
-            self._note_tuner_failure(error, was_asked=False)
-            return False
-        self._post(SearchSpaceChanged())
-        return True
+            self._post(events.SearchSpaceChanged())
+            is_done = True
+        return is_done  # noqa: RET504 - the block swallows exceptions
 
-    async def assess(self, effect: AskAssessor) -> None:
+    async def assess(self, effect: events.AskAssessor) -> None:
         """Send intermediate results to the assessor, which may stop the trial early. Waiting results are sent together."""
         key = effect.trial_id, effect.attempt
         if (waiting := self._to_assess.get(key)) is not None:
@@ -179,9 +157,9 @@ class TunerExecutor:
             may_go_on = await self._in_assessor_thread(lambda assessment: assessment.report(*key, values))
         if may_go_on is False:
             log.info("trial %s: the assessor stops it", effect.trial_id)
-            self._post(EarlyStopRequested(effect.trial_id, effect.attempt, time.time()))
+            self._post(events.EarlyStopRequested(effect.trial_id, effect.attempt, time.time()))
 
-    async def tell_assessor(self, effect: TellAssessor) -> None:
+    async def tell_assessor(self, effect: events.TellAssessor) -> None:
         """Notify the assessor that a trial is terminal."""
         async with self._assessors_turn:
             await self._in_assessor_thread(
@@ -209,8 +187,13 @@ class TunerExecutor:
         name = "" if self._config.assessor is None else self._config.assessor.name
         self._note_failure("assessor", name, error)
 
-    def _note_tuner_failure(self, error: Exception, *, was_asked: bool) -> None:
-        self._note_failure("tuner", self._config.tuner.name, error, was_asked=was_asked)
+    @contextmanager
+    def _failures_shown(self, *, was_asked: bool = False) -> Iterator[None]:
+        """Show the user whatever the tuner raises."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
+            self._note_failure("tuner", self._config.tuner.name, error, was_asked=was_asked)
 
     def _note_failure(self, what: str, name: str, error: Exception, *, was_asked: bool = False) -> None:
         # An error in the user's own code has its traceback in the message; ours would hide it.
@@ -218,7 +201,7 @@ class TunerExecutor:
         text = str(error) if is_users else "".join(traceback.format_exception(error))
         log.error("the %s failed:\n%s", what, text)
         self._post(
-            TunerFailed(
+            events.TunerFailed(
                 f"the {what} {name} failed, and no more trials are begun; what it raised follows. "
                 f"Fix it, then go on with `nnictl resume {self._experiment_id}`.\n{text}",
                 was_asked,

@@ -29,7 +29,7 @@ _INDEX_COPY_AT = 48
 _BACKFILLED_AT = 96
 _INDEX_BYTES = 100
 # A running writer may restart its log between two reads.
-_LOOKS = 5
+_TRIES = 5
 _RETRY_DELAY_S = 0.05
 
 
@@ -83,10 +83,10 @@ def find_damage(path: Path) -> str | None:
     if header.startswith(_MAGIC):
         page_bytes = _page_bytes(header[16:18])
         pages = int.from_bytes(header[28:32], "big")
-        looks = 0
-        while size_bytes < pages * page_bytes and looks < _LOOKS:  # a writer may be in a checkpoint
+        tries = 0
+        while size_bytes < pages * page_bytes and tries < _TRIES:  # a writer may be in a checkpoint
             time.sleep(_RETRY_DELAY_S)
-            size_bytes, looks = _size_of(path), looks + 1
+            size_bytes, tries = _size_of(path), tries + 1
         # An interrupted checkpoint leaves such a file as well, but then the log has all the pages.
         if size_bytes < pages * page_bytes and not _reads_well(path):
             return f"{path} was cut to {size_bytes} of {pages * page_bytes} bytes"
@@ -100,7 +100,7 @@ def _page_bytes(field: bytes) -> int:
 
 def _missing_frames(path: Path) -> str | None:
     wal, index = Path(f"{path}-wal"), Path(f"{path}-shm")
-    for _ in range(_LOOKS):
+    for _ in range(_TRIES):
         before = _read(index, _INDEX_BYTES)
         if len(before) < _INDEX_BYTES or before[:_INDEX_COPY_AT] != before[_INDEX_COPY_AT:_BACKFILLED_AT]:
             return None  # SQLite rebuilds it

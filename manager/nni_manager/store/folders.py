@@ -1,5 +1,7 @@
 """Paths of an experiment on the manager's machine, and the registry of all experiments of a user."""
 
+from __future__ import annotations
+
 import contextlib
 import json
 import os
@@ -61,6 +63,16 @@ class ManagerProcess:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.port}"
 
 
+class _Inside:
+    """A path inside an experiment's folder."""
+
+    def __init__(self, *parts: str) -> None:
+        self._relative = Path(*parts)
+
+    def __get__(self, folder: ExperimentFolder, owner: type[ExperimentFolder]) -> Path:
+        return folder.path / self._relative
+
+
 @dataclass(frozen=True, slots=True)
 class ExperimentFolder:
     """One experiment's folder, `<logDir>/<experiment id>`. It is also the workspace of local jobs.
@@ -75,60 +87,31 @@ class ExperimentFolder:
         """The experiment's id, which is the folder's name."""
         return self.path.name
 
-    @property
-    def database(self) -> Path:
-        """The experiment's SQLite file."""
-        return self.path / "db" / "experiment.sqlite"
-
-    @property
-    def log(self) -> Path:
-        """Folder of the manager's own logs."""
-        return self.path / "log"
-
-    @property
-    def manager_log(self) -> Path:
-        """The manager's log, one line per decision."""
-        return self.log / "nnimanager.log"
-
-    @property
-    def manager_stdout(self) -> Path:
-        """The manager's stdout when it runs in the background."""
-        return self.log / "nnictl_stdout.log"
-
-    @property
-    def manager_stderr(self) -> Path:
-        """The manager's stderr when it runs in the background."""
-        return self.log / "nnictl_stderr.log"
-
-    @property
-    def view_stderr(self) -> Path:
-        """The stderr of the process that serves a view of the experiment."""
-        return self.log / "view_stderr.log"
-
-    @property
-    def ended_sessions(self) -> Path:
-        """Record of the web sessions that were ended before they expired."""
-        return self.path / "ended-sessions.json"
-
-    @property
-    def collected_logs(self) -> Path:
-        """Folder of the trial logs that keepers sent."""
-        return self.log / "trials"
-
-    @property
-    def generated_code(self) -> Path:
-        """The code that trials run instead of an annotated code folder; exists only if there are annotations."""
-        return self.path / "code"
-
-    @property
-    def annotated_code(self) -> Path:
-        """The user's originals of the files that differ in `generated_code`."""
-        return self.path / "code-with-annotations"
-
-    @property
-    def jobs(self) -> Path:
-        """The local training service's state of its jobs."""
-        return self.path / "jobs"
+    database = _Inside("db", "experiment.sqlite")
+    """The experiment's SQLite file."""
+    log = _Inside("log")
+    """Folder of the manager's own logs."""
+    manager_log = _Inside("log", "nnimanager.log")
+    """The manager's log, one line per decision."""
+    manager_stdout = _Inside("log", "nnictl_stdout.log")
+    """The manager's stdout when it runs in the background."""
+    manager_stderr = _Inside("log", "nnictl_stderr.log")
+    """The manager's stderr when it runs in the background."""
+    view_stderr = _Inside("log", "view_stderr.log")
+    """The stderr of the process that serves a view of the experiment."""
+    ended_sessions = _Inside("ended-sessions.json")
+    """Record of the web sessions that were ended before they expired."""
+    collected_logs = _Inside("log", "trials")
+    """Folder of the trial logs that keepers sent."""
+    generated_code = _Inside("code")
+    """The code that trials run instead of an annotated code folder; exists only if there are annotations."""
+    annotated_code = _Inside("code-with-annotations")
+    """The user's originals of the files that differ in `generated_code`."""
+    jobs = _Inside("jobs")
+    """The local training service's state of its jobs."""
+    _workspace_link = _Inside("workspace")
+    _process_json = _Inside("manager-process.json")
+    _view_json = _Inside("view-process.json")
 
     def certificate(self, names: Iterable[str]) -> Certificate:
         """The manager's own certificate, created by the first call; `names`: see `Certificate.of`.
@@ -146,20 +129,8 @@ class ExperimentFolder:
         return Workspace(self.path)
 
     @property
-    def _workspace_link(self) -> Path:
-        return self.path / "workspace"
-
-    @property
-    def _process_json(self) -> Path:
-        return self.path / "manager-process.json"
-
-    @property
     def _lock(self) -> OwnerLock:
         return OwnerLock(self.path / "owner.lock")
-
-    @property
-    def _view_json(self) -> Path:
-        return self.path / "view-process.json"
 
     @property
     def _view_lock(self) -> OwnerLock:
@@ -206,9 +177,9 @@ class ExperimentFolder:
             shutil.rmtree(root, ignore_errors=True)
         shutil.rmtree(self.path, ignore_errors=True)
 
-    def write_process(self, process: ManagerProcess) -> None:
-        """Publish the experiment's owner, its address and its token, for this user's programs."""
-        replace_file(self._process_json, json.dumps(asdict(process)).encode(), 0o600)
+    def write_process(self, process: ManagerProcess, *, is_view: bool = False) -> None:
+        """Publish the experiment's owner or the process that serves a view of it, for this user's programs."""
+        replace_file(self.token_file(is_view=is_view), json.dumps(asdict(process)).encode(), 0o600)
 
     def open_process_file(self) -> int:
         """Open the process file and return its descriptor.
@@ -235,10 +206,6 @@ class ExperimentFolder:
         with contextlib.suppress(FolderUnreadable):
             return self._read_process(self._process_json)
         return None
-
-    def write_view(self, process: ManagerProcess) -> None:
-        """Publish which process serves a view of the experiment."""
-        replace_file(self._view_json, json.dumps(asdict(process)).encode(), 0o600)
 
     def running_view(self) -> ManagerProcess | None:
         """The process that serves a view of the experiment now; None if there is none.
@@ -416,7 +383,7 @@ class Registry:
     folder: Path
 
     @classmethod
-    def of_user(cls) -> "Registry":
+    def of_user(cls) -> Registry:
         """The registry in the user's state folder."""
         return cls(state_of_user() / "experiments")
 

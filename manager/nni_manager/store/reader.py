@@ -3,29 +3,31 @@
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nni_manager.config.prior_results import PriorResult
-from nni_manager.domain.attempts import Attempts, RegisteredAttempt
+from nni_manager.domain.attempts import AttemptPhase, Attempts, RegisteredAttempt
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.jobs import Job
 from nni_manager.domain.metrics import reward, truncate_for_display
-from nni_manager.domain.trial import STATES_WITH_RESULT, TERMINAL_STATES, Trial, TrialState
-from nni_manager.domain.usage import PeakUsage, gpus_from_json
+from nni_manager.domain.trial import STATES_WITH_RESULT, TERMINAL_STATES, Trial
+from nni_manager.domain.usage import gpus_from_json
 from nni_manager.store.database_files import OPEN_DATABASES
 from nni_manager.store.errors import StoreUnusable, read_errors, register_opening
 from nni_manager.store.migrations import SCHEMA_VERSION, migrated_copy, version_of
 from nni_manager.store.queries import QUERIES
-from nni_manager.store.rows import MetricRow, SeenJob, StoredExperiment, UsageRow
+from nni_manager.store.rows import MetricRow, SeenJob, StoredExperiment, UsageRow, columns_of, trial_of
 from trial_keeper.wire.messages import AttemptKey, Stream, Usage
-from trial_keeper.wire.reasons import ExitReason
 
 # SQLite's busy timeout: how long it waits for another writer.
 BUSY_WAIT_MS = 5000
 # Page size of metrics reads: 100 MB with records of maximum size, 20 KB with plain numbers.
 ROWS_OF_A_PAGE = 100
+
+Record = TypeVar("Record", StoredExperiment, SeenJob, MetricRow)
 
 
 class StoreReader:
@@ -86,16 +88,11 @@ class StoreReader:
     def experiment(self) -> StoredExperiment:
         """The row of table `experiment`."""
         (row,) = self._rows("get_experiment")
-        return StoredExperiment(
-            row["experiment_id"],
-            row["config"],
-            row["secret"],
-            row["created_at_s"],
-            row["ended_at_s"],
-            ExperimentState(row["state"]),
-            row["error"],
-            row["active_s"],
-            bool(row["any_compatible_keeper"]),
+        return _record(
+            StoredExperiment,
+            row,
+            state=ExperimentState(row["state"]),
+            any_compatible_keeper=bool(row["any_compatible_keeper"]),
         )
 
     def trials(self) -> list[Trial]:
@@ -125,39 +122,14 @@ class StoreReader:
 
     def _trials(self, query: str, progress_query: str, values: Mapping[str, Any]) -> list[Trial]:
         progress = {
-            row["trial_id"]: (
-                truncate_for_display(row["value"]),
-                row["count"],
-            )
+            row["trial_id"]: (truncate_for_display(row["value"]), row["count"])
             for row in self._rows(progress_query, values)
         }
-        return [
-            Trial(
-                row["trial_id"],
-                row["sequence_id"],
-                json.loads(row["parameters"]),
-                json.loads(row["metadata"]),
-                row["created_at_s"],
-                row["job_id"],
-                TrialState(row["state"]),
-                row["attempt"],
-                row["started_at_s"],
-                row["ended_at_s"],
-                row["stop_reason"] and ExitReason(row["stop_reason"]),
-                row["reason"] and ExitReason(row["reason"]),
-                row["exit_code"],
-                row["message"],
-                row["final"],
-                row["value"],
-                *progress.get(row["trial_id"], (None, 0)),
-                row["peak_usage"] and PeakUsage.from_json(row["peak_usage"]),
-                row["reporter"],
-                row["warning"],
-                bool(row["is_customized"]),
-                row["retries"],
-            )
-            for row in self._rows(query, values)
-        ]
+        trials = []
+        for row in self._rows(query, values):
+            newest, count = progress.get(row["trial_id"], (None, 0))
+            trials.append(trial_of(row, intermediate=newest, intermediate_count=count))
+        return trials
 
     def jobs(self) -> tuple[list[Job], list[str]]:
         """The jobs that had not ended at the last write, and the ids of those that had."""
@@ -171,10 +143,8 @@ class StoreReader:
 
     def newest_jobs(self, most_ended: int) -> list[SeenJob]:
         """All jobs that have not ended, and the `most_ended` newest ones that have; newest first."""
-        return [
-            SeenJob(row["job_id"], row["created_at_s"], row["ended_at_s"])
-            for row in self._rows("get_newest_jobs", {"most": most_ended})
-        ]
+        rows = self._rows("get_newest_jobs", {"most": most_ended})
+        return [_record(SeenJob, row) for row in rows]
 
     def imported(self) -> list[PriorResult]:
         """The imported results, in order of import."""
@@ -215,8 +185,8 @@ class StoreReader:
 
     def offsets(self, key: AttemptKey) -> dict[Stream, int]:
         """The durable offset of each stream of an attempt; a stream without stored bytes is absent."""
-        values = {"trial_id": key.trial_id, "attempt_id": key.attempt_id, "task": key.task}
-        return {Stream(row["stream"]): row["durable_offset"] for row in self._rows("get_offsets", values)}
+        rows = self._rows("get_offsets", columns_of(key))
+        return {Stream(row["stream"]): row["durable_offset"] for row in rows}
 
     def attempts(self, trial_id: str | None = None) -> list[RegisteredAttempt]:
         """The registered attempts of one trial, or of all if `trial_id` is None, by task and number."""
@@ -287,18 +257,14 @@ class StoreReader:
 
 def _attempt_of(row: sqlite3.Row) -> RegisteredAttempt:
     key = AttemptKey(row["trial_id"], row["attempt_id"], row["task"])
-    return RegisteredAttempt(key, row["attempt"], bool(row["is_lost"]))
+    phase = AttemptPhase.LOST if row["is_lost"] else AttemptPhase.REGISTERED
+    return RegisteredAttempt(key, row["attempt"], phase)
 
 
 def _metric_of(row: sqlite3.Row) -> MetricRow:
-    return MetricRow(
-        row["trial_id"],
-        row["attempt"],
-        row["task"],
-        row["record_offset"],
-        bool(row["is_final"]),
-        row["parameter_id"],
-        row["sequence"],
-        row["value"],
-        row["stored_at_s"],
-    )
+    return _record(MetricRow, row, is_final=bool(row["is_final"]))
+
+
+def _record(kind: type[Record], row: sqlite3.Row, **converted: object) -> Record:
+    """The record whose fields are columns of the row, except the converted ones."""
+    return kind(**{field.name: row[field.name] for field in fields(kind)} | converted)

@@ -1,15 +1,21 @@
 """The rows that the database stores and returns."""
 
 import json
-from collections.abc import Mapping
+import re
+import sqlite3
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import StreamWrite
-from nni_manager.domain.trial import Trial
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.domain.usage import PeakUsage
+from nni_manager.store.queries import QUERIES
 from trial_keeper.wire.messages import AttemptKey, Usage
+from trial_keeper.wire.reasons import ExitReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,43 @@ class ExperimentRow:
     any_compatible_keeper: bool
 
 
+def json_of(document: object) -> str:
+    """A document as the database stores it."""
+    # Most documents are empty, and each trial is stored five times.
+    return json.dumps(document) if document else "{}"
+
+
+def _value_of(reason: ExitReason | None) -> str | None:
+    return reason and reason.value
+
+
+def _reason_of(value: str | None) -> ExitReason | None:
+    return ExitReason(value) if value else None
+
+
+# The fields of `Trial` that are stored.
+_COLUMNS = re.findall(r":(\w+)", QUERIES["save_trial"])
+# Those that are converted: (to the store, from the store).
+_CONVERTED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "parameters": (json_of, json.loads),
+    "metadata": (json_of, json.loads),
+    "state": (attrgetter("value"), TrialState),
+    "stop_reason": (_value_of, _reason_of),
+    "reason": (_value_of, _reason_of),
+    "peak_usage": (
+        lambda usage: usage and usage.to_json(),
+        lambda text: text and PeakUsage.from_json(text),
+    ),
+    "is_customized": (bool, bool),
+}
+
+
+def trial_of(row: sqlite3.Row, **fields: Any) -> Trial:
+    """The trial of a row of table `trial`. `fields`: those that are not in its columns."""
+    converted = {name: from_store(row[name]) for name, (_, from_store) in _CONVERTED.items()}
+    return Trial(**{name: row[name] for name in _COLUMNS} | converted | fields)
+
+
 @dataclass(frozen=True, slots=True)
 class TrialRow:
     """Write: a snapshot of a trial. The trial itself may have changed since."""
@@ -47,37 +90,8 @@ class TrialRow:
     @classmethod
     def of(cls, trial: Trial) -> "TrialRow":
         """Take a snapshot of the trial."""
-        return cls(
-            {
-                "trial_id": trial.trial_id,
-                "sequence_id": trial.sequence_id,
-                "parameters": json_of(trial.parameters),
-                "metadata": json_of(trial.metadata),
-                "job_id": trial.job_id,
-                "created_at_s": trial.created_at_s,
-                "started_at_s": trial.started_at_s,
-                "ended_at_s": trial.ended_at_s,
-                "state": trial.state.value,
-                "attempt": trial.attempt,
-                "stop_reason": trial.stop_reason and trial.stop_reason.value,
-                "reason": trial.reason and trial.reason.value,
-                "exit_code": trial.exit_code,
-                "message": trial.message,
-                "final": trial.final,
-                "value": trial.value,
-                "peak_usage": trial.peak_usage and trial.peak_usage.to_json(),
-                "reporter": trial.reporter,
-                "warning": trial.warning,
-                "is_customized": trial.is_customized,
-                "retries": trial.retries,
-            }
-        )
-
-
-def json_of(document: object) -> str:
-    """A document as the database stores it."""
-    # Most documents are empty, and each trial is stored five times.
-    return json.dumps(document) if document else "{}"
+        converted = {name: convert(getattr(trial, name)) for name, (convert, _) in _CONVERTED.items()}
+        return cls({name: getattr(trial, name) for name in _COLUMNS} | converted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +127,11 @@ class UsageRow:
 
     usage: Usage
     at_s: float
+
+    @property
+    def key(self) -> AttemptKey:
+        """The attempt."""
+        return self.usage.key
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +173,8 @@ class MetricRow:
     sequence: int
     value: str
     stored_at_s: float
+
+
+def columns_of(key: AttemptKey, **others: Any) -> dict[str, Any]:
+    """The columns that identify an attempt of a task, and others."""
+    return {"trial_id": key.trial_id, "attempt_id": key.attempt_id, "task": key.task} | others

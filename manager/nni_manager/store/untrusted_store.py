@@ -97,28 +97,16 @@ class _Table:
     def __init__(self, name: str, columns: Sequence[tuple[str, str, int]]) -> None:
         self.name = name
         self.columns = [column for column, _, _ in columns]
-        self._definitions = [f'"{column}" {kind}' for column, kind, _ in columns]
-        key = sorted((place, column) for column, _, place in columns if place)
+        quoted = {column: f'"{column}"' for column in self.columns}
+        definitions = [f"{quoted[column]} {kind}" for column, kind, _ in columns]
+        key = sorted((place, quoted[column]) for column, _, place in columns if place)
         if key:
-            self._definitions.append(f"PRIMARY KEY ({', '.join(self._quoted(column for _, column in key))})")
-
-    @staticmethod
-    def _quoted(names: Iterator[str] | Sequence[str]) -> list[str]:
-        return [f'"{name}"' for name in names]
-
-    @property
-    def definition(self) -> str:
+            definitions.append(f"PRIMARY KEY ({', '.join(column for _, column in key)})")
         # STRICT refuses a value of the wrong type here, before a reader finds it.
-        return f'CREATE TABLE "{self.name}" ({", ".join(self._definitions)}) STRICT'
-
-    @property
-    def insertion(self) -> str:
-        return f'INSERT INTO "{self.name}" VALUES ({", ".join("?" * len(self.columns))})'
-
-    @property
-    def selection(self) -> str:
+        self.definition = f'CREATE TABLE "{name}" ({", ".join(definitions)}) STRICT'
+        self.insertion = f'INSERT INTO "{name}" VALUES ({", ".join("?" * len(columns))})'
         # An index in an untrusted file may differ from its table.
-        return f'SELECT {", ".join(self._quoted(self.columns))} FROM main."{self.name}" NOT INDEXED'
+        self.selection = f'SELECT {", ".join(quoted.values())} FROM main."{name}" NOT INDEXED'
 
 
 class _TableReader:
@@ -129,7 +117,7 @@ class _TableReader:
         self._bytes = self._elements = 0
         self._unread_bytes = path.stat().st_size
         """Upper bound of the bytes in the file for rows that are not read yet."""
-        self._gives_up_at_s = math.inf
+        self._deadline_s = math.inf
         self._name = path.name
         self._readable: set[str] = {"sqlite_master"}
         self.interruption = ""
@@ -193,16 +181,16 @@ class _TableReader:
             StoreTooLarge: there are too many rows, or a field is too long.
         """
         cursor = self._connection.cursor()
-        self._gives_up_at_s = time.monotonic() + ROWS_TIMEOUT_S
+        self._deadline_s = time.monotonic() + ROWS_TIMEOUT_S
         cursor.execute(table.selection)
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
             for row in rows:
                 self._check(table, row)
             yield from rows
-            self._gives_up_at_s = time.monotonic() + ROWS_TIMEOUT_S
+            self._deadline_s = time.monotonic() + ROWS_TIMEOUT_S
 
     def _fetched(self, query: str) -> list[tuple[Any, ...]]:
-        self._gives_up_at_s = time.monotonic() + ROWS_TIMEOUT_S
+        self._deadline_s = time.monotonic() + ROWS_TIMEOUT_S
         return self._connection.execute(query).fetchmany(_ROWS_AT_ONCE)
 
     def _check(self, table: _Table, row: Sequence[object]) -> None:
@@ -259,7 +247,7 @@ class _TableReader:
         return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
     def _is_late(self) -> bool:
-        if time.monotonic() < self._gives_up_at_s:
+        if time.monotonic() < self._deadline_s:
             return False
         self.interruption = f"reading it gave nothing for {ROWS_TIMEOUT_S:.0f} s"
         return True

@@ -5,11 +5,13 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import StreamWrite
@@ -38,6 +40,7 @@ from nni_manager.store.rows import (
     TrialRow,
     UsageRow,
     Write,
+    columns_of,
 )
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.workspace import safe_name
@@ -106,20 +109,26 @@ class Store:
             self.close()
             raise
 
-    def _begin_epoch(self, holder: LeaseHolder) -> int:
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Commit what the block executes, or nothing of it."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
-            self._connection.execute(QUERIES["begin_epoch"], {"holder": str(holder)})
-            epoch, _ = self._connection.execute(QUERIES["get_lease"]).fetchone()
+            yield
             self._connection.execute("COMMIT")
         except BaseException:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+
+    def _begin_epoch(self, holder: LeaseHolder) -> int:
+        with self._transaction():
+            self._execute("begin_epoch", {"holder": str(holder)})
+            epoch, _ = self._execute("get_lease", {}).fetchone()
         return int(epoch)
 
     def _check_epoch(self) -> None:
-        epoch, holder = self._connection.execute(QUERIES["get_lease"]).fetchone()
+        epoch, holder = self._execute("get_lease", {}).fetchone()
         if epoch != self._epoch:
             raise LeaseLost.to(holder, self._path)
 
@@ -177,18 +186,12 @@ class Store:
                 self._check_epoch()  # a later rollback does not undo what is written to files
         sync_s = self._write_logs(logs)
         with write_errors(self._path):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
+            with self._transaction():
                 self._check_epoch()
                 for write in writes:
                     self._apply(write, now_s)
                 began_s = time.monotonic()
-                self._connection.execute("COMMIT")
-                sync_s += time.monotonic() - began_s
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+            sync_s += time.monotonic() - began_s
         return Stored(sync_s, self._checkpoint_wal())
 
     def _checkpoint_wal(self) -> str:
@@ -221,20 +224,12 @@ class Store:
             case StreamWrite():
                 self._add_commit(write, now_s)
             case TrialRow():
-                self._connection.execute(QUERIES["save_trial"], write.values)
-            case AttemptRow(key=key):
-                self._connection.execute(
-                    QUERIES["save_attempt"],
-                    {
-                        "trial_id": key.trial_id,
-                        "task": key.task,
-                        "attempt": write.number,
-                        "attempt_id": key.attempt_id,
-                        "is_lost": write.is_lost,
-                    },
-                )
+                self._execute("save_trial", write.values)
+            case AttemptRow():
+                columns = columns_of(write.key, attempt=write.number, is_lost=write.is_lost)
+                self._execute("save_attempt", columns)
             case ConfigRow():
-                self._connection.execute(QUERIES["save_config"], {"config": write.config})
+                self._execute("save_config", {"config": write.config})
             case ImportedRows():
                 self._connection.executemany(
                     QUERIES["add_imported"],
@@ -244,40 +239,23 @@ class Store:
                     ],
                 )
             case JobRow():
-                self._connection.execute(
-                    QUERIES["save_job"],
-                    {
-                        "job_id": write.job_id,
-                        "now_s": now_s,
-                        "ended_at_s": write.ended_at_s,
-                        "ever_connected": write.ever_connected,
-                    },
-                )
+                self._execute("save_job", asdict(write) | {"now_s": now_s})
             case UsageRow(usage=usage):
-                self._connection.execute(
-                    QUERIES["add_usage"],
-                    {
-                        "trial_id": usage.key.trial_id,
-                        "attempt": self._number_of(usage.key),
-                        "task": usage.key.task,
-                        "at_s": write.at_s,
-                        "cpu_percent": usage.cpu_percent,
-                        "rss_bytes": usage.rss_bytes,
-                        "disk_bytes": usage.disk_bytes,
-                        "gpus": gpus_to_json(usage.gpus),
-                    },
+                columns = columns_of(
+                    usage.key,
+                    attempt=self._number_of(usage.key),
+                    at_s=write.at_s,
+                    cpu_percent=usage.cpu_percent,
+                    rss_bytes=usage.rss_bytes,
+                    disk_bytes=usage.disk_bytes,
+                    gpus=gpus_to_json(usage.gpus),
                 )
+                self._execute("add_usage", columns)
             case ExperimentRow():
-                self._connection.execute(
-                    QUERIES["save_experiment"],
-                    {
-                        "state": write.state.value,
-                        "error": write.error,
-                        "active_s": write.active_s,
-                        "ended_at_s": write.ended_at_s,
-                        "any_compatible_keeper": write.any_compatible_keeper,
-                    },
-                )
+                self._execute("save_experiment", asdict(write) | {"state": write.state.value})
+
+    def _execute(self, query: str, values: Mapping[str, Any]) -> sqlite3.Cursor:
+        return self._connection.execute(QUERIES[query], values)
 
     def _add_commit(self, commit: StreamWrite, now_s: float) -> None:
         key = commit.key
@@ -294,23 +272,19 @@ class Store:
                 ]
                 self._connection.execute(statement, (*shared, *chain.from_iterable(own)))
                 first += rows
-        self._connection.execute(
-            QUERIES["move_offset"],
-            {
-                "trial_id": key.trial_id,
-                "attempt": number,
-                "task": key.task,
-                "stream": commit.stream.value,
-                "durable_offset": commit.new_offset,
-                "corrupt_bytes": sum(span.length for span in commit.garbage),
-            },
+        columns = columns_of(
+            key,
+            attempt=number,
+            stream=commit.stream.value,
+            durable_offset=commit.new_offset,
+            corrupt_bytes=sum(span.length for span in commit.garbage),
         )
+        self._execute("move_offset", columns)
 
     def _number_of(self, key: AttemptKey) -> int:
         number = self._numbers.get(key)
         if number is None:
-            values = {"trial_id": key.trial_id, "task": key.task, "attempt_id": key.attempt_id}
-            row = self._connection.execute(QUERIES["get_number"], values).fetchone()
+            row = self._execute("get_number", columns_of(key)).fetchone()
             if row is None:
                 raise InternalError(
                     f"cannot store anything of attempt {key}: it is not registered; "

@@ -1,7 +1,7 @@
 """The interface between the manager and a cluster."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from enum import Enum
 from typing import ClassVar
@@ -140,8 +140,8 @@ class TrainingService(ABC):
         return ""
 
     @abstractmethod
-    async def reap_orphans(self, job_id: str, trial_id: str) -> None:
-        """Ensure that no process of a trial runs after its job is gone."""
+    async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
+        """Ensure that no process of these trials runs after their job is gone."""
 
     def garbage_collect(self) -> None:  # noqa: B027 - most clusters keep no ended jobs that the manager must delete
         """Delete ended jobs of earlier managers. Call it after all other jobs were adopted."""

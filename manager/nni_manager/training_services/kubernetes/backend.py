@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -237,7 +237,7 @@ class KubernetesService(TrainingService):
         """As far as the cluster still had the information at adoption."""
         return self._termination_messages.get(job_id, "")
 
-    async def reap_orphans(self, job_id: str, trial_id: str) -> None:
+    async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
         """Does nothing: a terminated container leaves no processes."""
 
     def garbage_collect(self) -> None:

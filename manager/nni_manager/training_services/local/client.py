@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -194,14 +194,14 @@ class LocalTrainingService(TrainingService):
         self._gpus.release(job_id)
         self._room_was_made.set()
 
-    async def reap_orphans(self, job_id: str, trial_id: str) -> None:
-        """Kill what the trial and a killed keeper left. On this machine no container ends with them."""
-        folder = str(self._workspace.trial(trial_id).path) + os.sep
+    async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
+        """Kill what the trials and a killed keeper left. On this machine no container ends with them."""
+        folders = tuple(str(self._workspace.trial(trial_id).path) + os.sep for trial_id in trial_ids)
         warm = self._workspace.warm_marker(job_id)
 
         def is_of_trial(environ: dict[str, str]) -> bool:
             marker = environ.get(MARKER, "")
-            return marker == warm or marker.startswith(folder)
+            return marker == warm or marker.startswith(folders)
 
         is_guard = partial(_is_keeper_of, self._workspace, job_id)
         # A frozen guard must resume: it detects some processes by other signs than the environment.

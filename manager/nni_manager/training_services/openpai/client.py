@@ -7,7 +7,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -243,7 +243,7 @@ class OpenPaiService(TrainingService):
         self._watch()
         return JobPresence.RUNNING
 
-    async def reap_orphans(self, job_id: str, trial_id: str) -> None:
+    async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
         """Does nothing: a terminated container leaves no processes."""
 
     async def close(self) -> None:

@@ -1,0 +1,76 @@
+"""The results and learning curves of the trials so far, in the forms in which tuner and assessor receive them."""
+
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from itertools import chain
+
+from nni_manager.config.prior_results import PriorResult
+from nni_manager.domain.events import TellTuner
+from nni_manager.domain.experiment import Experiment
+from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.store.reader import StoreReader
+from nni_manager.tuner.assessment import PastLearningCurve
+from nni_manager.tuner.base import Observation, PastTrial
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The trials of one experiment, and its imported results."""
+
+    experiment: Experiment
+    reader: StoreReader
+
+    def past(self, trial: Trial) -> PastTrial:
+        """A restored trial that the tuner proposed."""
+        lifecycle = self.experiment.lifecycle
+        return PastTrial(
+            trial.sequence_id,
+            trial.parameters,
+            trial.metadata,
+            lifecycle.reward_of(trial),
+            trial.state.is_terminal,
+            trial.trial_id,
+            lifecycle.metric_of(trial),
+            trial.state is TrialState.SUCCEEDED,
+        )
+
+    def observation(self, effect: TellTuner) -> Observation:
+        """The result of a trial that the tuner proposed."""
+        trial = self.experiment.trials[effect.trial_id]
+        metric = self.experiment.lifecycle.metric_of(trial)
+        return Observation(trial.trial_id, effect.value, metric, trial.state is TrialState.SUCCEEDED)
+
+    def prior_result(self, trial: Trial, value: float) -> PriorResult:
+        """The result of a trial as one that the tuner did not propose."""
+        metric = self.experiment.lifecycle.metric_of(trial)
+        return PriorResult(trial.parameters, value, metric or json.dumps(value))
+
+    def prior_results(self, trials: Iterable[Trial]) -> list[PriorResult]:
+        """The results of the terminal trials that have one."""
+        reward_of = self.experiment.lifecycle.reward_of
+        rewards = ((trial, reward_of(trial)) for trial in trials if trial.state.is_terminal)
+        return [self.prior_result(trial, value) for trial, value in rewards if value is not None]
+
+    def all_known(self, pending: Collection[str]) -> tuple[list[PriorResult], set[int]]:
+        """All known results except those of the `pending` trials, and the sequence ids of the terminal trials."""
+        trials = self.experiment.trials.values()
+        over = {trial.sequence_id for trial in trials if trial.state.is_terminal}
+        results = self.prior_results(trial for trial in trials if trial.trial_id not in pending)
+        return [*self.reader.imported(), *results], over
+
+    def learning_curves(self, trials: Iterable[Trial]) -> Iterable[PastLearningCurve]:
+        """The learning curve of each trial: the intermediate results of its current attempt."""
+        curves: dict[str, list[float]] = {}
+        for row in chain.from_iterable(self.reader.metric_pages(False, 0, 2**62)):
+            if (number := self.experiment.lifecycle.seen_by_assessor(row.value)) is not None:
+                curves.setdefault(row.trial_id, []).append(number)
+        return [
+            PastLearningCurve(
+                trial.trial_id,
+                trial.attempt or 0,
+                curves.get(trial.trial_id, []),
+                trial.state is TrialState.SUCCEEDED if trial.state.is_terminal else None,
+            )
+            for trial in trials
+        ]

@@ -1,0 +1,165 @@
+"""What all parts of a running experiment share: its state, its store, its cluster, and the loop that handles its events."""
+
+import asyncio
+import logging
+import secrets
+import string
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from nni_manager.config.model import ExperimentSpec
+from nni_manager.domain.events import Effect, Event
+from nni_manager.engine.commits import GroupCommit
+from nni_manager.engine.shared_files import SharedFiles
+from nni_manager.engine.snapshot import snapshot_from_stored
+from nni_manager.engine.tuner_executor import TunerExecutor
+from nni_manager.store.folders import ExperimentFolder
+from nni_manager.store.lease import Lease, LeaseLost
+from nni_manager.store.reader import StoreReader
+from nni_manager.store.rows import Write
+from nni_manager.store.writer import Store
+from nni_manager.training_services.base import JobEnded, TrainingService
+from nni_manager.tuner.assessment import Assessment
+from nni_manager.tuner.base import BaseTuner
+
+log = logging.getLogger(__name__)
+
+_ID_LETTERS = string.ascii_letters + string.digits
+TRIAL_ID_LENGTH = 5
+EXPERIMENT_ID_LENGTH = 8
+
+
+def new_id(length: int) -> str:
+    """A random id in NNI's form; the caller checks that it is unused."""
+    return "".join(secrets.choice(_ID_LETTERS) for _ in range(length))
+
+
+class Runtime(ABC):
+    """One experiment on one event loop; nothing here is thread-safe."""
+
+    def __init__(
+        self,
+        config: ExperimentSpec,
+        folder: ExperimentFolder,
+        make_service: Callable[[Callable[[JobEnded], None]], TrainingService],
+        make_tuner: Callable[[ExperimentSpec], BaseTuner],
+        assessment: Assessment | None = None,
+        lease: Lease | None = None,
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        # The lease holder migrates the database to the current schema before it is read.
+        self.commits = GroupCommit(Store(folder.database, folder.collected_logs, lease), self._fail)
+        self.reader = StoreReader(folder.database)
+        self.stored = self.reader.experiment()
+        self.failed = asyncio.Event()
+        """Set when the manager must end and store nothing more: after a bug, from which a resume recovers, or because another
+        manager holds the lease."""
+        self.lease_lost: LeaseLost | None = None
+        """The error that names the manager which now holds the lease; None while this one holds it."""
+        self.last_save: asyncio.Future[None] | None = None
+        """Done when everything decided so far is durable; None: nothing was decided."""
+        self.service = make_service(self._note_job_ended)
+        self.files = SharedFiles(folder.workspace, self.service.share, self.service.runs_as_manager)
+        self.algorithms = TunerExecutor(
+            self.stored.experiment_id, config, make_tuner, assessment, self.post, self.new_trial_id
+        )
+        self.experiment = snapshot_from_stored(
+            self.stored, config, self.service, may_prefetch=not self.algorithms.learns
+        )
+        self._events: deque[Event] = deque()
+        self._is_handling = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # ---- events
+
+    def post(self, event: Event) -> None:
+        """Handle an event at once, or after the current event if one is being handled."""
+        if self.failed.is_set():
+            return
+        self._events.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._events:
+                for effect in self.experiment.handle(self._events.popleft(), time.monotonic()):
+                    self._perform(effect)
+            self._note_handled()
+        except Exception as error:  # noqa: BLE001 - most callers could only drop it
+            self._events.clear()
+            self._fail(error)
+        finally:
+            self._is_handling = False
+
+    @abstractmethod
+    def _perform(self, effect: Effect) -> None:
+        """Perform an effect."""
+
+    @abstractmethod
+    def _note_handled(self) -> None:
+        """Called when all effects of all posted events are performed."""
+
+    @abstractmethod
+    def _note_job_ended(self, ended: JobEnded) -> None:
+        """Called when the training service reports the end of a job."""
+
+    # ---- the store
+
+    def save(self, write: Write) -> None:
+        """Store the write with the next transaction."""
+        self.last_save = self.commits.add([write])
+
+    def durable(self) -> "asyncio.Future[None]":
+        """A future that is done when everything decided so far is stored."""
+        return self.commits.add([])
+
+    def _after_save(self, action: Callable[[], None]) -> None:
+        if self.last_save is None or self.last_save.done():
+            action()
+        else:
+            self.last_save.add_done_callback(lambda done: action() if not done.exception() else None)
+
+    def new_trial_id(self) -> str:
+        """An id that no trial has."""
+        trial_id = new_id(TRIAL_ID_LENGTH)
+        while trial_id in self.experiment.trials:
+            trial_id = new_id(TRIAL_ID_LENGTH)
+        return trial_id
+
+    # ---- tasks
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run the work as a task; its failure ends the manager."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_task)
+        return task
+
+    async def _cancel_tasks(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _note_task(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)
+
+    def on_lease_lost(self, error: LeaseLost) -> None:
+        """Store nothing more and end: another manager holds the lease."""
+        if self.lease_lost is None:
+            self.lease_lost = error
+            log.critical("%s", error)
+        self.failed.set()
+
+    def _fail(self, error: BaseException) -> None:
+        if isinstance(error, LeaseLost):
+            self.on_lease_lost(error)
+            return
+        # A bug: the state in memory cannot be trusted, so stop here. The stored state is valid.
+        log.critical("the manager has a bug and ends", exc_info=error)
+        self.failed.set()
