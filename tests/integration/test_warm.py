@@ -22,8 +22,8 @@ from real_experiment import wait_until
 from nni_sdk.records import decode
 from trial_keeper.core.warm_command import WarmCommand, warm_command
 from trial_keeper.errors import WarmStartRefused
-from trial_keeper.host.process import adopt_orphans
 from trial_keeper.host.warm import WarmInterpreter, WarmStart
+from trial_keeper.processes import adopt_orphans
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -10,7 +10,7 @@ from openpai_jobs import WORKER, a_job, text_of
 from nni_manager.local_openpai.core.job import Allocation, PaiJob, Placed, Submitted
 from nni_manager.local_openpai.environment import inherited, task_variables
 from nni_manager.local_openpai.planning import RUNTIME_DIR, planned
-from nni_manager.local_openpai.supervisor import MASK, Redactor, RotatedLog, claim, old_logs, process_identity
+from nni_manager.local_openpai.supervisor import MASK, Redactor, RotatedLog, claim, old_logs
 from trial_keeper.cluster_environment import (
     FrameworkControllerEnvironment,
     PaiEnvironment,
@@ -221,4 +221,4 @@ def test_no_text_is_lost_between_the_files_that_are_kept(tmp_path):
 
 def test_a_container_is_claimed_once(tmp_path):
     assert claim(tmp_path, {"pid": None})
-    assert not claim(tmp_path, process_identity(os.getpid()))
+    assert not claim(tmp_path, {"pid": os.getpid()})

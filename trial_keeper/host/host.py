@@ -59,9 +59,10 @@ from trial_keeper.host.file_watcher import SLOW_LOOK_S, FileWatcher
 from trial_keeper.host.mount import with_code
 from trial_keeper.host.orphan_reaper import OrphanReaper
 from trial_keeper.host.output_forwarder import OutputForwarder
-from trial_keeper.host.process import TrialProcess, adopt_orphans, ancestors, descendants
+from trial_keeper.host.process import TrialProcess
 from trial_keeper.host.usage import UsageSampler, UsageWatch
 from trial_keeper.host.warm_starts import WarmStarts
+from trial_keeper.processes import adopt_orphans, ancestors, descendants
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, TrialEnded, Usage
 from trial_keeper.wire.safe_open import open_beneath

@@ -24,8 +24,8 @@ _LENGTH_BYTES = 4
 class OrphanReaper:
     """A process beside the keeper that waits for the keeper's death. It is no child of the keeper, so it belongs to no trial.
 
-    Create it before `process.adopt_orphans` and before any thread runs. The last instruction wins; while nothing is watched, the
-    reaper ignores the keeper's end.
+    Create it before `processes.adopt_orphans` and before any thread runs. The last instruction wins; while nothing is watched,
+    the reaper ignores the keeper's end.
     """
 
     def __init__(self) -> None:

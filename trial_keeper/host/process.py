@@ -15,7 +15,6 @@ including what BASH_ENV starts. EOF on the pipe signals the keeper's death, and 
 import contextlib
 import errno
 import os
-import select
 import signal
 import subprocess
 import time
@@ -25,34 +24,31 @@ from pathlib import Path
 
 from trial_keeper.errors import CommandNotStarted
 from trial_keeper.host.cgroups import TrialCgroup
+from trial_keeper.processes import (
+    EMPTY_SCANS,
+    MAX_DEATH_S,
+    all_pids,
+    children,
+    descendants,
+    is_dead,
+    is_sent,
+    kill,
+    session_of,
+    signal_group,
+    wait_for_ends,
+)
 from trial_keeper.wire.small_files import read_all, write_all
 from trial_keeper.wire.workspace import MARKER
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _MAX_SHOWN = 200
 # Most killed processes end within a millisecond. This bounds how long the keeper's loop blocks.
 _SHORT_S = 0.05
-# Freeing hundreds of gigabytes of memory, or a GPU's memory, takes seconds.
-MAX_DEATH_S = 10.0
-POLL_RETRY_DELAY_S = 0.001
-EMPTY_SCANS = 2
-"""One scan can miss a process whose parent dies, or that executes another program, during the scan."""
 # sh sources no file at start. TMOUT would end the wait.
 # With -e and pipefail a failure inside a pipe or before the last line fails the trial.
 _START_GATE = 'TMOUT= read -r _ && exec "$0" -e -o pipefail -c "$1" </dev/null'
 # Half of all memory: the trial is killed before the keeper, but before other programs of a laptop only if it is really large.
 _OOM_SCORE_RAISE = 500
 _HIGHEST_OOM_SCORE = 1000
-
-
-def adopt_orphans() -> None:
-    """Become the parent of orphaned processes of a trial, as the first process of a container is by default.
-
-    If the kernel refuses, orphans go elsewhere, and only the trial's group and marked processes are found.
-    """
-    import ctypes  # here, since it costs 2 ms that only a keeper has to spend
-
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +152,7 @@ class TrialProcess:
         Orphans are reaped on the way. Poll repeatedly even if no child has ended since: the last process need not be a child.
         """
         self._reap()
-        if self._status is None or (self._waits_for_group and self._group_lives()):
+        if self._status is None or (self._waits_for_group and signal_group(self.pid, 0)):
             return None
         if not self._is_over:
             self._is_over = self._end_everything()
@@ -189,23 +185,9 @@ class TrialProcess:
     # ---- the group
 
     def _signal_group(self, number: int) -> None:
-        # A process that has become another user's cannot be signalled.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            try:
-                os.killpg(self.pid, number)
-            except ProcessLookupError:
-                # The fork of a warm interpreter leads no group until it has called setsid.
-                if self._status is None:
-                    os.kill(self.pid, number)
-
-    def _group_lives(self) -> bool:
-        try:
-            os.killpg(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
+        # The fork of a warm interpreter leads no group until it has called setsid.
+        if not signal_group(self.pid, number) and self._status is None:
+            is_sent(self.pid, number)
 
     def _reap(self) -> None:
         for pid in _ended_children(self._spared):
@@ -272,46 +254,6 @@ def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
     return found
 
 
-def descendants(pids: Iterable[int], is_left_out: Callable[[int], bool] = lambda _: False) -> list[int]:
-    """Return the children of these processes, their children, and so on, without the excluded ones and those below them.
-
-    Processes that fork or die meanwhile may be missed.
-    """
-    found: list[int] = []
-    following = list(pids)
-    while following:
-        children = [pid for pid in _children(following.pop()) if not is_left_out(pid)]
-        found += children
-        following += children
-    return found
-
-
-def ancestors() -> list[int]:
-    """Return the parent of this process, its parent, and so on."""
-    found = [os.getppid()]
-    with contextlib.suppress(OSError):
-        while found[-1] > 1:
-            found.append(int(_fields_of(read_all(f"/proc/{found[-1]}/stat"))[1]))
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    try:
-        # Of a keeper's dozen threads only the first starts processes and adopts orphans.
-        for thread in (pid,) if pid == os.getpid() else os.listdir(f"/proc/{pid}/task"):
-            children += map(int, read_all(f"/proc/{pid}/task/{thread}/children").split())
-    except OSError:
-        if os.path.exists("/proc/thread-self/children"):
-            return children  # the process, or one of its threads, is gone
-        # A kernel without the children files, which take a tenth of psutil's time.
-        import psutil  # here, since few keepers need its 15 ms
-
-        with contextlib.suppress(psutil.Error):
-            return [child.pid for child in psutil.Process(pid).children()]
-    return children
-
-
 def _ended_children(exempt_sessions: frozenset[int]) -> Iterator[int]:
     """Yield children that ended and were not waited for. The caller waits for each before it asks for the next."""
     look = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -323,73 +265,9 @@ def _ended_children(exempt_sessions: frozenset[int]) -> Iterator[int]:
         else:
             return
         # The exempt child hides those that ended after it, until its owner has waited for it.
-        for pid in _children(os.getpid()):
+        for pid in children(os.getpid()):
             if pid not in exempt_sessions and os.waitid(os.P_PID, pid, look) is not None:
                 yield pid
-
-
-def wait_for_ends(pids: Iterable[int], deadline_s: float) -> None:
-    """Wait until all of these killed processes have ended, or until the deadline. Children are not reaped."""
-    for pid in pids:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        except OSError:  # a kernel before 5.3, or too many open files
-            while not is_dead(pid) and time.monotonic() < deadline_s:
-                time.sleep(POLL_RETRY_DELAY_S)
-            continue
-        try:
-            end = select.poll()
-            end.register(descriptor, select.POLLIN)
-            end.poll(max(deadline_s - time.monotonic(), 0.0) * 1e3)
-        finally:
-            os.close(descriptor)
-
-
-def kill(pid: int) -> bool:
-    """Send SIGKILL. True if the process is going to end."""
-    return is_sent(pid, signal.SIGKILL)
-
-
-def is_sent(pid: int, number: int) -> bool:
-    """True if the process was signalled or is gone; False if it is another user's."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return True
-
-
-def is_dead(pid: int) -> bool:
-    """True if the process does not exist, or is a zombie."""
-    return state_of(pid) in b"ZX"
-
-
-def state_of(pid: int) -> bytes:
-    """The state letter of proc_pid_stat(5); X also if there is no such process."""
-    try:
-        stat = read_all(f"/proc/{pid}/stat")
-    except OSError:
-        return b"X"
-    return _fields_of(stat)[0]
-
-
-def _fields_of(stat: bytes) -> list[bytes]:
-    """Split the state, the parent and the following fields. The name before them is in brackets and may hold anything.
-
-    Source: proc_pid_stat(5).
-    """
-    return stat[stat.rindex(b")") + 2 :].split()
-
-
-def session_of(pid: int) -> int | None:
-    """The pid of its session's leader, which may be gone; None if the process is gone."""
-    with contextlib.suppress(ProcessLookupError):
-        return os.getsid(pid)
-    return None
 
 
 def _command_line(pid: int) -> str:
@@ -401,11 +279,6 @@ def _command_line(pid: int) -> str:
             .strip()[:_MAX_SHOWN]
         )
     return ""
-
-
-def all_pids() -> frozenset[int]:
-    """The visible processes of this machine."""
-    return frozenset(map(int, filter(str.isdecimal, os.listdir("/proc"))))
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 from trial_keeper.core.warm_command import WarmCommand
 from trial_keeper.errors import WarmStartRefused
-from trial_keeper.host.leftovers import end_below
+from trial_keeper.processes import end_below
 
 _INTERPRETER = Path(__file__).with_name("warm_main.py")
 _HEADER_BYTES = 4
@@ -58,8 +58,8 @@ class WarmStart:
 class WarmInterpreter:
     """A process of the user's Python that has imported modules and forks itself for each trial.
 
-    A trial is a child of the calling process, which must adopt orphans (`process.adopt_orphans`, or be process 1). So its pid can
-    be signalled and waited for like any child's, and it leads its own session. Not thread-safe.
+    A trial is a child of the calling process, which must adopt orphans (`processes.adopt_orphans`, or be process 1). So its pid
+    can be signalled and waited for like any child's, and it leads its own session. Not thread-safe.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ from nni_manager.client.preflight import HOST, ports_are_free
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import CANNOT_LISTEN, NniManagerError, RetryableError, UserError
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from nni_manager.store.process_identity import terminate
+from trial_keeper.processes import terminate
 
 if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentSpec
