@@ -17,13 +17,13 @@ from trial_keeper.wire.attempt_ids import sort_key
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.signatures import DocumentInvalid
+from trial_keeper.wire.small_files import replace_file
 from trial_keeper.wire.versions import mismatch_message, versions_agree
 from trial_keeper.wire.workspace import (
     AttemptFolder,
     ManagerDocument,
     Workspace,
     exit_to_bytes,
-    replace_file,
 )
 
 GRACE_S = f"{PREFIX}GRACE_S"

@@ -25,13 +25,12 @@ from trial_keeper.wire.file_changes import FileChange
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.safe_open import open_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
-from trial_keeper.wire.small_files import read_all, write_all
+from trial_keeper.wire.small_files import read_all, replace_file, write_all
 from trial_keeper.wire.workspace import (
     AttemptDocument,
     AttemptFolder,
     TrialDocument,
     Workspace,
-    replace_file,
 )
 
 # An NFS client may report "no such file" this long after another has created it; twice the measured 3 s.

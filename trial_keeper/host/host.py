@@ -67,14 +67,13 @@ from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, TrialEnded, Usage
 from trial_keeper.wire.safe_open import open_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
-from trial_keeper.wire.small_files import write_all
+from trial_keeper.wire.small_files import replace_file, write_all
 from trial_keeper.wire.workspace import (
     MARKER,
     AttemptFolder,
     TrialDocument,
     Workspace,
     exit_to_bytes,
-    replace_file,
     stop_from_bytes,
 )
 
