@@ -18,7 +18,7 @@ from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
 from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials, verify_certificate
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
-from trial_keeper.wire.listener_uid import UntrustedListener, verify_listener_uid
+from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
 from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, TrialRevoked, Usage, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.signatures import DocumentInvalid
@@ -264,8 +264,7 @@ class ManagerLink:
                 await within(CONNECT_TIMEOUT_S, _connected(channel, address, document.certificate))
                 if document.certificate is None:
                     # Without a certificate only the uid shows that the manager still owns this port.
-                    host, _, port = address.rpartition(":")
-                    verify_listener_uid(host, int(port), [manager_uid])
+                    verify_listener_uid(*host_and_port(address), [manager_uid])
                 await self._talk(channel, outgoing)
             except TimeoutError:
                 return LinkLost(f"no answer from {address} within {CONNECT_TIMEOUT_S:g} s")
