@@ -11,10 +11,10 @@ from pathlib import Path
 from trial_keeper import __version__
 from trial_keeper.cluster_environment import task_identity
 from trial_keeper.errors import KeeperBug, KeeperError, UserError, VersionMismatch, WorkspaceMissing
-from trial_keeper.exit_codes import known, of_signal
+from trial_keeper.exit_codes import of_signal
 from trial_keeper.settings import PREFIX, KeeperSettings
 from trial_keeper.wire.attempt_ids import sort_key
-from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.small_files import replace_file
@@ -198,16 +198,10 @@ def _record_failure(
     settings: KeeperSettings, key: AttemptKey, folder: AttemptFolder, error: KeeperError | _Stopped
 ) -> None:
     """Write exit.json for the manager, which may not speak this keeper's protocol or see another exit code."""
-    own = known(error.exit_code)
-    now_s = time.time()
-    ended = TrialEnded(
-        key,
-        ExitReason.JOB_LOST if own is None else own.reason,
-        error.exit_code,
-        now_s,
-        now_s,
-        dict.fromkeys(settings.streams, 0),
-        str(error),
+    from trial_keeper.core.attempt import never_started
+
+    ended = never_started(
+        key, settings.streams, error.exit_code, time.time(), str(error), ExitReason.JOB_LOST
     )
     # On full storage only the exit code reports it.
     with contextlib.suppress(OSError):

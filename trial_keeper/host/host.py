@@ -12,37 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trial_keeper import __version__
+from trial_keeper.core import events
 from trial_keeper.core.environment import trial_environ
-from trial_keeper.core.events import (
-    CleanupFinished,
-    Effect,
-    Event,
-    ExitKeeper,
-    LogDecision,
-    ManagerMoved,
-    MeasureMetrics,
-    MetricsMeasured,
-    OpenLink,
-    OutOfMemory,
-    PreparationFailed,
-    PrepareTrial,
-    PrewarmTrial,
-    RecordExit,
-    ReleaseAttempt,
-    Send,
-    SendChunk,
-    SignalReceived,
-    SignalTrial,
-    SpawnFailed,
-    SpawnTrial,
-    StreamChanged,
-    StreamsGrew,
-    StreamTruncated,
-    TimerFired,
-    TrialAssigned,
-    TrialExited,
-    TrialSpawned,
-)
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.errors import KeeperError
 from trial_keeper.exit_codes import of_signal
@@ -174,7 +145,7 @@ class Host:
             environ = self._common_environ() | {MARKER: self._warm_marker[0]}
             self._warm = WarmStarts(settings.warm_imports, environ, self._say, self._register)
         self._link: ManagerLink | None = None
-        self._waiting_for_loop: list[Effect] = []
+        self._waiting_for_loop: list[events.Effect] = []
         self._early_signals: list[int] = []
         self._exit_code: int | None = None
         self._failure: Exception | None = None
@@ -188,7 +159,7 @@ class Host:
     def begin(self, trial: TrialDocument, key: AttemptKey, folder: AttemptFolder) -> None:
         """Start the single trial of a job without reuse."""
         self._attempts[key] = _Attempt(key, trial, folder)
-        self._handle(TrialAssigned(key))
+        self._handle(events.TrialAssigned(key))
 
     async def run(self) -> int:
         """Run until the keeper decides to exit. Returns its exit code. On any exception no trial process is left."""
@@ -211,15 +182,15 @@ class Host:
         self._link.limit_log_rate(are_paced=self._process is not None)
         loop.add_signal_handler(signal.SIGCHLD, self._note_ended_child)
         for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._handle, SignalReceived(number))
+            loop.add_signal_handler(number, self._handle, events.SignalReceived(number))
         for early in self._early_signals:
-            self._handle(SignalReceived(early))
+            self._handle(events.SignalReceived(early))
         deferred, self._waiting_for_loop = self._waiting_for_loop, []
         self._perform(deferred)
         self._watch_usage()
         self._look_at_process()
         watchers = [loop.create_task(self._watch_files()), loop.create_task(self._watch_manager())]
-        self._handle(TimerFired())
+        self._handle(events.TimerFired())
         try:
             await self._done.wait()
         finally:
@@ -238,7 +209,7 @@ class Host:
 
     # ---- events
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         try:
             self._perform(self._keeper.handle(event, time.monotonic()))
             if self._link is not None:
@@ -265,7 +236,7 @@ class Host:
 
     def _pass_time(self) -> None:
         self._timer = None
-        self._handle(TimerFired())
+        self._handle(events.TimerFired())
 
     def _note_ended_child(self) -> None:
         self._look_at_process()
@@ -285,11 +256,11 @@ class Host:
         at_end = self._at_end = self._surroundings(process.seen)
         in_tmp = at_end.in_tmp - attempt.found.in_tmp
         if leftovers or in_tmp:
-            self._handle(CleanupFinished(attempt.key, leftovers, _listed(in_tmp)))
+            self._handle(events.CleanupFinished(attempt.key, leftovers, _listed(in_tmp)))
         attempt.tail.check(self._settings.streams)
         self._tell_changes(attempt)
         self._handle(
-            TrialExited(
+            events.TrialExited(
                 attempt.key,
                 time.monotonic() - attempt.spawned_s,
                 exit_code=status if status >= 0 else None,
@@ -317,13 +288,15 @@ class Host:
             pids,
         )
 
-    def _memory_shortage(self, attempt: _Attempt, at_end: HostBaseline, status: int) -> OutOfMemory | None:
+    def _memory_shortage(
+        self, attempt: _Attempt, at_end: HostBaseline, status: int
+    ) -> events.OutOfMemory | None:
         memory = self._memory
         if memory is None or at_end.oom_kills == attempt.found.oom_kills:
             return None
         if status not in _KILLED and (attempt.shares_memory or self._shares_memory()):
             return None  # the killed process may belong to another job, and this trial failed by itself
-        return OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
+        return events.OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
 
     def _shares_memory(self, longest_ago_s: float = 0.0) -> bool:
         """True if other processes are counted in this keeper's control group, as on a laptop; a container has its own.
@@ -358,7 +331,7 @@ class Host:
                 grew = sizes != attempt.sizes
                 if grew:
                     attempt.sizes = sizes
-                    self._handle(StreamsGrew(attempt.key, sizes))
+                    self._handle(events.StreamsGrew(attempt.key, sizes))
                 # The group's last process need not be a child of this one, so its end comes without a signal.
                 is_silent = self._process is not None and self._process.ends_silently
                 longest_s = _GROUP_LOOK_S if is_silent else SLOW_LOOK_S
@@ -385,7 +358,7 @@ class Host:
             self._look_for_stop()
             stamp = self._manager_stamp()
             if stamp not in (None, seen):
-                self._handle(ManagerMoved())
+                self._handle(events.ManagerMoved())
             seen = stamp or seen
 
     def _look_for_stop(self) -> None:
@@ -406,41 +379,41 @@ class Host:
 
     # ---- effects
 
-    def _perform(self, effects: Iterable[Effect]) -> None:
+    def _perform(self, effects: Iterable[events.Effect]) -> None:
         for effect in effects:
             match effect:
-                case SendChunk():
+                case events.SendChunk():
                     self._send_chunk(effect)
-                case Send():
+                case events.Send():
                     self._opened_link().send(effect.message)
-                case OpenLink():
+                case events.OpenLink():
                     self._open_link(effect)
-                case PrepareTrial():
+                case events.PrepareTrial():
                     self._prepare(effect.trial_id, effect.attempt_id)
-                case PrewarmTrial():
+                case events.PrewarmTrial():
                     if self._warm is not None:
                         # The running trial and its messages come first.
                         asyncio.get_running_loop().call_soon(
                             self._prewarm_next, effect.trial_id, effect.attempt_id
                         )
-                case SpawnTrial():
+                case events.SpawnTrial():
                     self._spawn(self._attempts[effect.key])
-                case MeasureMetrics():
+                case events.MeasureMetrics():
                     size = self._attempts[effect.key].tail.sizes((Stream.METRICS,))[Stream.METRICS]
-                    self._handle(MetricsMeasured(effect.key, size))
-                case SignalTrial():
+                    self._handle(events.MetricsMeasured(effect.key, size))
+                case events.SignalTrial():
                     if self._process is not None:
                         self._process.signal(kill=effect.kill)
                         self._news.poll_now()
-                case RecordExit():
+                case events.RecordExit():
                     if effect.ended.key not in self._unclaimed:
                         self._unrecorded[effect.ended.key] = effect.ended
                         self._writing(self._record_exits)
-                case ReleaseAttempt():
+                case events.ReleaseAttempt():
                     self._release(effect.key)
-                case LogDecision():
+                case events.LogDecision():
                     self._log(effect)
-                case ExitKeeper():
+                case events.ExitKeeper():
                     self._exit_code = effect.code
                     self._done.set()
 
@@ -459,10 +432,10 @@ class Host:
         except KeeperError as error:
             if not is_claimed:
                 self._unclaimed.add(key)
-            self._handle(PreparationFailed(key, time.time(), error.exit_code, str(error)))
+            self._handle(events.PreparationFailed(key, time.time(), error.exit_code, str(error)))
             return
         self._attempts[key] = _Attempt(key, trial, folder)
-        self._handle(TrialAssigned(key))
+        self._handle(events.TrialAssigned(key))
 
     def _prewarm_next(self, trial_id: str, attempt_id: str) -> None:
         """Prewarm the next trial's process as far as possible without its folder."""
@@ -510,7 +483,7 @@ class Host:
                 )
                 began_s, began_at_s = time.monotonic(), time.time()
         except KeeperError as error:
-            self._handle(SpawnFailed(attempt.key, time.time(), error.exit_code, str(error)))
+            self._handle(events.SpawnFailed(attempt.key, time.time(), error.exit_code, str(error)))
             return
         attempt.shares_memory = self._shares_memory(_SHARED_MEMORY_LOOK_S)  # must not delay the start
         self._current = attempt
@@ -532,7 +505,7 @@ class Host:
             self._link.limit_log_rate(are_paced=True)
         how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
         attempt.spawned_s = began_s
-        self._handle(TrialSpawned(attempt.key, began_at_s, how))
+        self._handle(events.TrialSpawned(attempt.key, began_at_s, how))
         # Opens the files, so that one that the trial replaces later is still tracked.
         attempt.tail.sizes(self._settings.streams)
         self._watch_usage()
@@ -581,7 +554,7 @@ class Host:
             raise AssertionError("a message before the link was opened")
         return self._link
 
-    def _open_link(self, effect: OpenLink) -> None:
+    def _open_link(self, effect: events.OpenLink) -> None:
         if self._link is None:
             self._waiting_for_loop.append(effect)
             return
@@ -597,7 +570,7 @@ class Host:
             )
         )
 
-    def _send_chunk(self, effect: SendChunk) -> None:
+    def _send_chunk(self, effect: events.SendChunk) -> None:
         chunk, attempt = effect.chunk, self._attempts.get(effect.key)
         if attempt is None or not self._keeper.is_due(effect):
             return  # an earlier chunk of the same round could not be read
@@ -605,7 +578,7 @@ class Host:
         if len(data) == chunk.size_bytes:
             self._opened_link().send(Chunk(effect.key, chunk.stream, chunk.offset, data))
         elif (size := attempt.tail.truncated_size(chunk.stream, chunk.offset + chunk.size_bytes)) is not None:
-            self._handle(StreamTruncated(effect.key, chunk.stream, chunk.offset, size))
+            self._handle(events.StreamTruncated(effect.key, chunk.stream, chunk.offset, size))
         else:
             # Later chunks would leave a gap: reconnect and restart from the manager's offset.
             self._opened_link().drop(
@@ -616,12 +589,12 @@ class Host:
 
     def _tell_changes(self, attempt: _Attempt) -> None:
         while attempt.tail.changes:
-            self._handle(StreamChanged(attempt.key, *attempt.tail.changes.popitem()))
+            self._handle(events.StreamChanged(attempt.key, *attempt.tail.changes.popitem()))
 
     def _say(self, text: str) -> None:
-        self._log(LogDecision(None, text))
+        self._log(events.LogDecision(None, text))
 
-    def _log(self, effect: LogDecision) -> None:
+    def _log(self, effect: events.LogDecision) -> None:
         attempt = self._current if effect.key is None else self._attempts.get(effect.key)
         whose = self._settings.job_id if attempt is None else attempt.key
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{whose}] {effect.text}\n"
