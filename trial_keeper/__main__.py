@@ -68,19 +68,14 @@ def main(arguments: list[str] | None = None) -> int:
             return _run_job(os.environ)
         case ["--grace-s", seconds]:
             return _run_job({**os.environ, GRACE_S: seconds})
-        case ["--help" | "-h"]:
+        case ["--help" | "-h"] | ["doctor", "--help" | "-h"]:
             print(HELP, end="")
             return 0
         case ["--version"]:
             print(f"trial-keeper {__version__}")
             return 0
-        case ["doctor"]:
-            return _run_doctor(as_json=False)
-        case ["doctor", "--json"]:
-            return _run_doctor(as_json=True)
-        case ["doctor", "--help" | "-h"]:
-            print(HELP, end="")
-            return 0
+        case ["doctor"] | ["doctor", "--json"]:
+            return _run_doctor(as_json=len(arguments) > 1)
     _complain(
         f"cannot use {' '.join(arguments)!r}: trial-keeper takes --grace-s N, --help, --version, doctor or doctor --json only"
     )

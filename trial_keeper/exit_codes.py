@@ -77,13 +77,11 @@ class KeeperExit(IntEnum):
         107,
         "the manager refused the keeper, and gave it no trial",
         "look for the reason in the keeper's log; stop the job, and let `nnictl resume` make new ones",
-        ExitReason.COULD_NOT_START,
     )
     TAINTED = (
         108,
         "a trial left something behind that the keeper could not clear away, so the job ran no other trial",
         "nothing: the manager asks for a new job; the keeper's log names what was left",
-        ExitReason.COULD_NOT_START,
     )
     ENVIRONMENT = (
         109,

@@ -248,7 +248,7 @@ class Host:
         status = process.poll() if process is not None else None
         if process is None or attempt is None or status is None:
             return
-        leftovers = tuple(f"{leftover.pid} ({leftover.command})" for leftover in process.leftovers())
+        leftovers = process.leftovers()
         self._process = self._current = None
         if self._guard is not None:
             # The warm interpreter stays, and detects the keeper's death only once its modules are imported.

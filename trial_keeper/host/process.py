@@ -19,7 +19,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from trial_keeper.errors import CommandNotStarted
@@ -51,14 +50,6 @@ _OOM_SCORE_RAISE = 500
 _HIGHEST_OOM_SCORE = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A process that could not be killed. `command` is the start of its command line."""
-
-    pid: int
-    command: str
-
-
 class TrialProcess:
     """A child of this process that leads a session, with everything it started. One at a time.
 
@@ -78,13 +69,13 @@ class TrialProcess:
         """After its end: all processes at that time, which predate any later trial. Empty if not scanned."""
         self.pid = pid
         self._sys_dir = sys_dir
-        self._spared = frozenset(exempt_sessions)
+        self._exempt_sessions = frozenset(exempt_sessions)
         self._preexisting_pids = preexisting_pids
         self._popen: subprocess.Popen[bytes] | None = None
         self._status: int | None = None
         self._waits_for_group = False
         self._is_over = False
-        self._gives_up_at_s: float | None = None
+        self._deadline_s: float | None = None
         self._left: list[int] = []
         self._cgroup = TrialCgroup.around(pid)
 
@@ -176,11 +167,14 @@ class TrialProcess:
         if kill and not self._is_over:
             self._end_everything()
 
-    def leftovers(self) -> tuple[Leftover, ...]:
-        """The remaining processes of an ended trial: another user's, or stuck in the kernel. Usually empty."""
+    def leftovers(self) -> tuple[str, ...]:
+        """Pid and command line of the remaining processes of an ended trial: another user's, or stuck in the kernel.
+
+        Usually empty.
+        """
         self._reap()
         self._left = [pid for pid in self._left if not is_dead(pid)]
-        return tuple(Leftover(pid, _command_line(pid)) for pid in self._left)
+        return tuple(f"{pid} ({_command_line(pid)})" for pid in self._left)
 
     # ---- the group
 
@@ -190,7 +184,7 @@ class TrialProcess:
             is_sent(self.pid, number)
 
     def _reap(self) -> None:
-        for pid in _ended_children(self._spared):
+        for pid in _ended_children(self._exempt_sessions):
             if pid == self.pid and not self._waits_for_group:
                 # Now, while the dead leader still reserves the group id, which can be reused later.
                 self._signal_group(signal.SIGKILL)
@@ -205,8 +199,7 @@ class TrialProcess:
     def _end_everything(self) -> bool:
         """Kill all of it, and wait briefly. True if done: nothing is left, or nothing more can be done."""
         now_s = time.monotonic()
-        if self._gives_up_at_s is None:
-            self._gives_up_at_s = now_s + MAX_DEATH_S
+        self._deadline_s = self._deadline_s or now_s + MAX_DEATH_S
         killed: set[int] = set()
         empty_scans = 0
         while True:
@@ -225,20 +218,20 @@ class TrialProcess:
             if not is_new:
                 wait_for_ends(dying, now_s + _SHORT_S)
             if time.monotonic() > now_s + _SHORT_S:
-                return time.monotonic() > self._gives_up_at_s
+                return time.monotonic() > self._deadline_s
 
     def _living(self) -> list[int]:
-        found = set(descendants((os.getpid(),), self._is_spared))
+        found = set(descendants((os.getpid(),), self._is_exempt))
         if self._cgroup is not None:
             found.update(self._cgroup.pids())
         if self._sys_dir is not None and os.getpid() != 1:
             self.seen = all_pids()
             new = self.seen - self._preexisting_pids
-            found.update(marked((self._sys_dir,), (pid for pid in new if not self._is_spared(pid))))
+            found.update(marked((self._sys_dir,), (pid for pid in new if not self._is_exempt(pid))))
         return [pid for pid in found if not is_dead(pid)]
 
-    def _is_spared(self, pid: int) -> bool:
-        return bool(self._spared) and pid != self.pid and session_of(pid) in self._spared
+    def _is_exempt(self, pid: int) -> bool:
+        return bool(self._exempt_sessions) and pid != self.pid and session_of(pid) in self._exempt_sessions
 
 
 def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
@@ -256,9 +249,9 @@ def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
 
 def _ended_children(exempt_sessions: frozenset[int]) -> Iterator[int]:
     """Yield children that ended and were not waited for. The caller waits for each before it asks for the next."""
-    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, look)) is not None:
+        while (ended := os.waitid(os.P_ALL, 0, options)) is not None:
             if ended.si_pid in exempt_sessions:
                 break
             yield ended.si_pid
@@ -266,7 +259,7 @@ def _ended_children(exempt_sessions: frozenset[int]) -> Iterator[int]:
             return
         # The exempt child hides those that ended after it, until its owner has waited for it.
         for pid in children(os.getpid()):
-            if pid not in exempt_sessions and os.waitid(os.P_PID, pid, look) is not None:
+            if pid not in exempt_sessions and os.waitid(os.P_PID, pid, options) is not None:
                 yield pid
 
 

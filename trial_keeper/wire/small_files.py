@@ -25,16 +25,21 @@ def read_all(path: str | Path) -> bytes:
         os.close(descriptor)
 
 
-def write_all(descriptor: int, content: bytes, *, is_durable: bool = False) -> None:
-    """Write the whole content, and close the descriptor in any case. With `is_durable` it is on disk when this returns.
+def write_fully(descriptor: int, content: bytes) -> None:
+    """Write the whole content.
 
     Raises:
         OSError: it cannot be written; a part of it may be there.
     """
+    rest = memoryview(content)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+def write_all(descriptor: int, content: bytes, *, is_durable: bool = False) -> None:
+    """Like `write_fully`, and close the descriptor in any case. With `is_durable` it is on disk when this returns."""
     try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
+        write_fully(descriptor, content)
         if is_durable:
             os.fsync(descriptor)
     finally:
