@@ -134,12 +134,6 @@ def known(code: int) -> KeeperExit | None:
     return next((own for own in KeeperExit if own == code), None)
 
 
-def describe(code: int) -> str | None:
-    """Describe one of the keeper's own exit codes: meaning and remedy, on one line. None for any other code."""
-    own = known(code)
-    return None if own is None else f"{own.meaning}; {own.remedy}"
-
-
 def of_signal(number: int) -> int:
     """Return the exit code of a process that a signal ended, as shells and clusters report it."""
     return 128 + number

@@ -147,7 +147,7 @@ def test_a_trial_that_is_over_is_no_business_of_the_guard(tmp_path):
 guard = OrphanReaper()
 guard.watch((str(folder),))
 start("sleep 1000", guard.register)
-guard.rest()
+guard.watch(())
 die()
 """
     assert play(tmp_path, program).returncode == -signal.SIGKILL

@@ -220,11 +220,8 @@ class PrepareTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class PrewarmTrial:
+class PrewarmTrial(PrepareTrial):
     """Prepare the next queued trial without a trace in the workspace: it may still be revoked."""
-
-    trial_id: str
-    attempt_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,11 @@ class Host:
         self._memory = MemoryCgroup.own()
         self._shared_memory = False
         self._shared_memory_at_s = -_SHARED_MEMORY_LOOK_S
-        self._stdout = OutputForwarder(1) if settings.relay_output else None
         self._stderr = OutputForwarder(2)
+        self._forwarders: dict[Stream, OutputForwarder] = {}
+        """Of the trial's output, if it is copied to the keeper's own."""
+        if settings.relay_output:
+            self._forwarders = {Stream.STDOUT: OutputForwarder(1), Stream.STDERR: self._stderr}
         self._showing: asyncio.TimerHandle | None = None
         self._shown_at_s = -_LINES_REST_S
         """When its thread was last woken for lines, on the loop's clock."""
@@ -198,8 +201,8 @@ class Host:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
             await self._link.close()
-            relays = [relay for relay in (self._stdout, self._stderr) if relay is not None]
-            await asyncio.gather(*(loop.run_in_executor(None, relay.finish) for relay in relays))
+            forwarders = {self._stderr, *self._forwarders.values()}
+            await asyncio.gather(*(loop.run_in_executor(None, each.finish) for each in forwarders))
             for attempt in list(self._attempts.values()):
                 self._release(attempt.key)
             self._news.close()
@@ -319,11 +322,9 @@ class Host:
 
     @property
     def _watched_streams(self) -> set[Stream]:
-        relayed = (Stream.STDOUT, Stream.STDERR) if self._settings.relay_output else ()
-        return {*self._settings.streams, *relayed}
+        return {*self._settings.streams, *self._forwarders}
 
     async def _watch_files(self) -> None:
-        relays = (self._stdout, self._stderr) if self._settings.relay_output else ()
         while not self._done.is_set():
             grew, longest_s, attempt = False, _IDLE_LOOK_S, self._current
             if attempt is not None:
@@ -335,9 +336,8 @@ class Host:
                 # The group's last process need not be a child of this one, so its end comes without a signal.
                 is_silent = self._process is not None and self._process.ends_silently
                 longest_s = _GROUP_LOOK_S if is_silent else SLOW_LOOK_S
-            for relay in relays:
-                if relay is not None:
-                    relay.look()
+            for forwarder in self._forwarders.values():
+                forwarder.look()
             await self._news.wait(grew=grew, longest_s=longest_s)
             self._look_at_process()
 
@@ -493,10 +493,8 @@ class Host:
             trial.gpu_indices,
             exempt_sessions,
         )
-        if self._settings.relay_output:
-            for relay, path in ((self._stdout, stdout), (self._stderr, stderr)):
-                if relay is not None:
-                    relay.follow(path)
+        for stream, forwarder in self._forwarders.items():
+            forwarder.follow(folder.stream(stream))
         for stream in self._watched_streams:
             rest_s = _METRICS_REST_S if stream is Stream.METRICS else _LOGS_REST_S
             self._news.add(folder.stream(stream), rest_s=rest_s)

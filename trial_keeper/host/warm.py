@@ -149,9 +149,7 @@ class WarmInterpreter:
         Raises:
             WarmStartRefused: nothing is prepared. After the interpreter's death every later start raises it again.
         """
-        self._raise_refusal()
-        if self._process.poll() is not None:
-            self._give_up(self._death())  # its remaining standby fork must not run a trial either
+        self._check_alive()
         self._compare(start.environ)
         while not self._is_ready:
             self._note(self._receive())
@@ -172,9 +170,7 @@ class WarmInterpreter:
             WarmStartRefused: nothing was started; start the trial plainly. After the interpreter's death every later start raises
             it again.
         """
-        self._raise_refusal()
-        if self._process.poll() is not None:
-            self._give_up(self._death())
+        self._check_alive()
         if start != self._asked:
             self.prepare(start)
         stdio: list[int] = []
@@ -289,6 +285,11 @@ class WarmInterpreter:
         if "ready" in message:
             self._is_ready = True
             self._occupation = "it waited for a trial"
+
+    def _check_alive(self) -> None:
+        self._raise_refusal()
+        if self._process.poll() is not None:
+            self._give_up(self._death())  # its remaining standby fork must not run a trial either
 
     def _raise_refusal(self) -> None:
         if self._refusal is not None:

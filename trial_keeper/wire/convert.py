@@ -280,6 +280,7 @@ _KINDS = {
     field.name: getattr(m, field.message_type.name)
     for stream in (pb.ConnectRequest, pb.ConnectResponse)
     for field in stream.DESCRIPTOR.oneofs_by_name["message"].fields
+    if field.message_type is not None
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 

@@ -267,10 +267,14 @@ def end_processes_of(workspace: Workspace) -> list[int]:
 def _is_of(workspace: Workspace, environ: dict[str, str]) -> bool:
     if environ.get(MARKER, "").startswith(str(workspace.root) + os.sep):
         return True
-    try:
-        return KeeperSettings.from_environ(environ).workspace == str(workspace.root)
-    except SettingsInvalid:
-        return False
+    settings = _settings_in(environ)
+    return settings is not None and settings.workspace == str(workspace.root)
+
+
+def _settings_in(environ: dict[str, str]) -> KeeperSettings | None:
+    with contextlib.suppress(SettingsInvalid):
+        return KeeperSettings.from_environ(environ)
+    return None
 
 
 def _noted(content: bytes) -> tuple[ProcessIdentity, tuple[int, ...]]:
@@ -305,8 +309,5 @@ def _kill_keeper(pid: int, belongs: Callable[[dict[str, str]], bool]) -> None:
 
 
 def _is_keeper_of(workspace: Workspace, job_id: str, environ: dict[str, str]) -> bool:
-    try:
-        settings = KeeperSettings.from_environ(environ)
-    except SettingsInvalid:
-        return False
-    return settings.job_id == job_id and settings.workspace == str(workspace.root)
+    settings = _settings_in(environ)
+    return settings is not None and settings.job_id == job_id and settings.workspace == str(workspace.root)
