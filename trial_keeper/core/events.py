@@ -48,11 +48,16 @@ class SpawnFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparationFailed(SpawnFailed):
+class PreparationFailed:
     """A trial could not be prepared: its files are missing, or its folder cannot be created.
 
     `key` is the attempt that it would have been.
     """
+
+    key: AttemptKey
+    at_s: float
+    exit_code: int
+    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,8 +225,11 @@ class PrepareTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class PrewarmTrial(PrepareTrial):
+class PrewarmTrial:
     """Prepare the next queued trial without a trace in the workspace: it may still be revoked."""
+
+    trial_id: str
+    attempt_id: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ class Keeper:
     def _report_idle(self) -> list[Effect]:
         return self._report(m.Idle() if self.current is None and not self._is_leaving else None)
 
-    def _never_ran(self, event: events.SpawnFailed) -> TrialEnded:
+    def _never_ran(self, event: events.SpawnFailed | events.PreparationFailed) -> TrialEnded:
         return never_started(event.key, self.settings.streams, event.exit_code, event.at_s, event.message)
 
     def _note_leftovers(self, event: events.CleanupFinished, now_s: float) -> list[Effect]:

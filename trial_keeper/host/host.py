@@ -160,7 +160,7 @@ class Host:
             signal.signal(number, lambda received, _: self._early_signals.append(received))
 
     def begin(self, trial: TrialDocument, key: AttemptKey, folder: AttemptFolder) -> None:
-        """Start the single trial of a job without reuse."""
+        """Start a prepared trial; the single one of a job without reuse before `run`."""
         self._attempts[key] = _Attempt(key, trial, folder)
         self._handle(events.TrialAssigned(key))
 
@@ -434,8 +434,7 @@ class Host:
                 self._unclaimed.add(key)
             self._handle(events.PreparationFailed(key, time.time(), error.exit_code, str(error)))
             return
-        self._attempts[key] = _Attempt(key, trial, folder)
-        self._handle(events.TrialAssigned(key))
+        self.begin(trial, key, folder)
 
     def _prewarm_next(self, trial_id: str, attempt_id: str) -> None:
         """Prewarm the next trial's process as far as possible without its folder."""

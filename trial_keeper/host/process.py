@@ -15,6 +15,7 @@ including what BASH_ENV starts. EOF on the pipe signals the keeper's death, and 
 import contextlib
 import errno
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -303,8 +304,7 @@ def _set_oom_score(process: str, score: int) -> None:
 
 
 def _bash(environ: Mapping[str, str]) -> str:
-    paths = (os.path.join(folder, "bash") for folder in os.get_exec_path(environ))
-    found = next((path for path in paths if os.access(path, os.X_OK)), None)
+    found = shutil.which("bash", path=os.pathsep.join(os.get_exec_path(environ)))
     if found is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     return found

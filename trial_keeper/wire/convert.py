@@ -92,15 +92,7 @@ def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
         MessageInvalid: no known message, an unknown stream or reason, an id that cannot name a folder, an invalid size, time or
             figure, or more items than any keeper sends.
     """
-    name = request.WhichOneof("message")
-    if name is None:
-        raise MessageInvalid("cannot read a keeper's message: it holds no message that this version knows")
-    try:
-        message: m.KeeperMessage = _from_pb(_KINDS[name], getattr(request, name))
-    except MessageInvalid:
-        raise
-    except ValueError as error:
-        raise MessageInvalid(f"cannot read a keeper's message: {error}") from error
+    message: m.KeeperMessage = _read("keeper", request)
     return message
 
 
@@ -133,11 +125,20 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
         MessageInvalid: no known message, an unknown stream or reason, a reason that is no stop reason, an id that cannot
             name a folder.
     """
-    name = response.WhichOneof("message")
-    if name is None:
-        raise MessageInvalid("cannot read a manager's message: it holds no message that this version knows")
-    message: m.ManagerMessage = _from_pb(_KINDS[name], getattr(response, name))
+    message: m.ManagerMessage = _read("manager", response)
     return message
+
+
+def _read(sender: str, message: pb.ConnectRequest | pb.ConnectResponse) -> Any:
+    name = message.WhichOneof("message")
+    if name is None:
+        raise MessageInvalid(f"cannot read a {sender}'s message: it holds no message that this version knows")
+    try:
+        return _from_pb(_KINDS[name], getattr(message, name))
+    except MessageInvalid:
+        raise
+    except ValueError as error:
+        raise MessageInvalid(f"cannot read a {sender}'s message: {error}") from error
 
 
 # ---- fields
