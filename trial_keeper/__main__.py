@@ -215,7 +215,7 @@ def _end_older_attempts(workspace: Workspace, key: AttemptKey) -> None:
     ]
     if not older:
         return
-    from trial_keeper.host.leftovers import end_marked
+    from trial_keeper.host.process import end_marked
 
     ended = end_marked(older)
     if ended:

@@ -389,8 +389,7 @@ def check_service(
         return Finding("grpc", Outcome.SKIP, f"cannot say Hello without {', '.join(missing)}")
     import grpc  # here, since only this check needs the 80 ms of its import
 
-    from trial_keeper.host.link import CHANNEL_OPTIONS
-    from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials
+    from trial_keeper.host.link import open_channel
     from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 
     if certificate is not None:
@@ -410,13 +409,7 @@ def check_service(
     hello = Hello(__version__, str(values["experiment_id"]), job_id, "doctor", is_probe=True)
     began_s = time.monotonic()
     # The call carries the token, so only after the listener has been verified.
-    with (
-        grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        if certificate is None
-        else grpc.secure_channel(
-            address, channel_credentials(certificate), options=[*CHANNEL_OPTIONS, *TLS_OPTIONS]
-        )
-    ) as channel:
+    with open_channel(grpc, address, certificate) as channel:
         call = KeeperServiceStub(channel).Connect(
             iter([keeper_message_to_pb(hello)]),
             metadata=((JOB_KEY, job_id), (TOKEN_KEY, token)),

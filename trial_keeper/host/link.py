@@ -259,7 +259,7 @@ class ManagerLink:
             return LinkLost(f"cannot read {self._workspace.manager_json}: {error}")
         address = document.addresses[self._tries % len(document.addresses)]
         self._tries += 1
-        async with _channel(address, document.certificate) as channel:
+        async with open_channel(grpc.aio, address, document.certificate) as channel:
             try:
                 await within(CONNECT_TIMEOUT_S, _connected(channel, address, document.certificate))
                 if document.certificate is None:
@@ -319,10 +319,11 @@ async def _requests(outgoing: _SendQueue) -> AsyncIterator[pb.ConnectRequest]:
         yield keeper_messages_to_pb([first, *outgoing.take_more(_size_of(first))])
 
 
-def _channel(address: str, certificate: str | None) -> grpc.aio.Channel:
+def open_channel(api: Any, address: str, certificate: str | None) -> Any:
+    """Return a channel of `grpc` or `grpc.aio` to this address, encrypted if there is a certificate."""
     if certificate is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(
+        return api.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return api.secure_channel(
         address, channel_credentials(certificate), options=[*CHANNEL_OPTIONS, *TLS_OPTIONS]
     )
 

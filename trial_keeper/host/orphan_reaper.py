@@ -13,7 +13,7 @@ import os
 import signal
 from collections.abc import Collection, Iterable
 
-from trial_keeper.host.leftovers import end_marked
+from trial_keeper.host.process import end_marked
 
 # Space for two paths and some numbers. There are two slots, so that a keeper that dies during a write leaves the previous
 # instruction intact.

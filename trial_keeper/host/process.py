@@ -30,6 +30,8 @@ from trial_keeper.processes import (
     all_pids,
     children,
     descendants,
+    end_all,
+    families,
     is_dead,
     is_sent,
     kill,
@@ -131,9 +133,7 @@ class TrialProcess:
         `sys_dir` is its attempt's folder. Its own environment in /proc need not show it, but those of its child processes do.
         `preexisting_pids`: the processes that existed at its start, if known.
         """
-        own = _oom_score()
-        if own is not None:
-            _set_oom_score(str(pid), min(own + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE))
+        _raise_oom_score(str(pid))
         return cls(pid, sys_dir, exempt_sessions, preexisting_pids or all_pids())
 
     def poll(self) -> int | None:
@@ -248,6 +248,26 @@ def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
     return found
 
 
+def end_marked(sys_dirs: Collection[str], sessions: Collection[int] = ()) -> int:
+    """Kill the processes that attempts of a dead keeper have left on this machine, and wait for their end. Returns their number.
+
+    They are found by their environment, by these sessions or one that such a process leads, by the control group of these
+    sessions' leaders, and by ancestry. Processes of other users stay, unless they are in the control group.
+    """
+    groups = [group for session in sessions if (group := TrialCgroup.of(session)) is not None]
+
+    def find() -> set[int]:
+        for group in groups:
+            group.kill()
+        in_groups = (pid for group in groups for pid in group.pids())
+        return families([*marked(sys_dirs, all_pids()), *in_groups], sessions)
+
+    ended = end_all(find)
+    for group in groups:
+        group.remove()
+    return ended
+
+
 def _ended_children(exempt_sessions: frozenset[int]) -> Iterator[int]:
     """Yield children that ended and were not waited for. The caller waits for each before it asks for the next."""
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -281,9 +301,7 @@ def _raised_oom_score() -> Iterator[None]:
 
     The children inherit it. Setting it after their start would miss grandchildren.
     """
-    own = _oom_score()
-    if own is not None:
-        _set_oom_score("self", min(own + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE))
+    own = _raise_oom_score("self")
     try:
         yield
     finally:
@@ -291,10 +309,14 @@ def _raised_oom_score() -> Iterator[None]:
             _set_oom_score("self", own)
 
 
-def _oom_score() -> int | None:
-    with contextlib.suppress(OSError):
-        return int(read_all("/proc/self/oom_score_adj"))
-    return None
+def _raise_oom_score(process: str) -> int | None:
+    """Set a score that is higher than this process's own. Returns its own, or None if there is none."""
+    try:
+        own = int(read_all("/proc/self/oom_score_adj"))
+    except OSError:
+        return None
+    _set_oom_score(process, min(own + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE))
+    return own
 
 
 def _set_oom_score(process: str, score: int) -> None:
