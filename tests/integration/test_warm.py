@@ -537,7 +537,7 @@ def test_a_script_that_changed_since_it_was_prepared_runs_as_it_is_now(warm, sit
 HOLDS = """
 import sys
 frame = sys._getframe()
-print({}, frame.f_back.f_globals["_held"].code is frame.f_code, frame.f_code.co_filename)
+print({}, frame.f_back.f_globals["_code_cache"].code is frame.f_code, frame.f_code.co_filename)
 """
 
 

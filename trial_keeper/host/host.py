@@ -1,4 +1,8 @@
-"""Executes the keeper's effects: the one event loop of a keeper process."""
+"""Executes the keeper's effects: the one event loop of a keeper process.
+
+It is one class despite its length: every effect needs the same loop, link, process and attempts. All decisions are in
+`core.keeper`.
+"""
 
 import asyncio
 import contextlib
