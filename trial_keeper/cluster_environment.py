@@ -9,8 +9,8 @@ outside a–z and 0–9 removed. Variables of the REST server (`PAI_RESOURCE_*`,
 file; variables set inside the container (`PAI_HOST_IP_*`, `PAI_PORT_LIST_*`, …) have the mangled one.
 
 Gaps are normal: without gang allocation a task starts before the others have an address. A value that is present and
-malformed is an error, also where the keeper does not use it: who overwrites one variable may overwrite the others, and a wrong
-guess of the task could count a metric twice.
+malformed is an error, even one that the keeper does not use: whatever overwrites one variable may overwrite others. A wrong guess
+of the task could count a metric twice.
 
 Source: OpenPAI 1.8 rest-server and openpai-runtime; FrameworkController v1; Kubernetes, Job v1; kubeflow.org/v1.
 """

@@ -124,10 +124,6 @@ class WarmInterpreter:
         """True once the process was waited for: its pid may have been reused."""
         return self._process.returncode is not None
 
-    def fileno(self) -> int:
-        """A descriptor that is readable when `is_ready` may have changed; -1 after `close`."""
-        return self._channel.fileno()
-
     def is_ready(self, timeout_s: float = 0.0) -> bool:
         """True if all modules are imported, after waiting for at most `timeout_s`.
 

@@ -1,7 +1,6 @@
 """The fork server of warm starts. The user's own Python runs this file, so it is self-contained: standard library, 3.8.
 
-It is one file despite its length: the modules of a trial are those of a plain start, so `sys.modules` may hold none of ours, and
-each further file would be read and compiled at the interpreter's start.
+It is one file despite its length. A trial's modules are those of a plain start, so `sys.modules` may hold none of ours.
 
 Theory of operation. The keeper starts `python -u warm_main.py DESCRIPTOR module…`, which runs this file. It imports the modules
 and inspects the process after each import: a thread, a child, an open descriptor or an initialised GPU does not survive a fork,
