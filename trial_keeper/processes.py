@@ -87,7 +87,7 @@ def boot_id() -> str:
 
 
 class ProcessIdentity(NamedTuple):
-    """A process of this machine, told apart from others with the same pid. `_asdict` is its JSON document."""
+    """A process of this machine, distinguished from others with the same pid. `_asdict` is its JSON document."""
 
     pid: int
     start_ticks: int
