@@ -11,19 +11,19 @@ from pathlib import Path
 from trial_keeper import __version__
 from trial_keeper.cluster_environment import task_identity
 from trial_keeper.errors import KeeperBug, KeeperError, UserError, VersionMismatch, WorkspaceMissing
-from trial_keeper.exit_codes import known, of_signal
+from trial_keeper.exit_codes import of_signal
 from trial_keeper.settings import PREFIX, KeeperSettings
 from trial_keeper.wire.attempt_ids import sort_key
-from trial_keeper.wire.messages import AttemptKey, TrialEnded
+from trial_keeper.wire.messages import AttemptKey
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.signatures import DocumentInvalid
+from trial_keeper.wire.small_files import replace_file
 from trial_keeper.wire.versions import mismatch_message, versions_agree
 from trial_keeper.wire.workspace import (
     AttemptFolder,
     ManagerDocument,
     Workspace,
     exit_to_bytes,
-    replace_file,
 )
 
 GRACE_S = f"{PREFIX}GRACE_S"
@@ -68,19 +68,14 @@ def main(arguments: list[str] | None = None) -> int:
             return _run_job(os.environ)
         case ["--grace-s", seconds]:
             return _run_job({**os.environ, GRACE_S: seconds})
-        case ["--help" | "-h"]:
+        case ["--help" | "-h"] | ["doctor", "--help" | "-h"]:
             print(HELP, end="")
             return 0
         case ["--version"]:
             print(f"trial-keeper {__version__}")
             return 0
-        case ["doctor"]:
-            return _run_doctor(as_json=False)
-        case ["doctor", "--json"]:
-            return _run_doctor(as_json=True)
-        case ["doctor", "--help" | "-h"]:
-            print(HELP, end="")
-            return 0
+        case ["doctor"] | ["doctor", "--json"]:
+            return _run_doctor(as_json=len(arguments) > 1)
     _complain(
         f"cannot use {' '.join(arguments)!r}: trial-keeper takes --grace-s N, --help, --version, doctor or doctor --json only"
     )
@@ -198,16 +193,10 @@ def _record_failure(
     settings: KeeperSettings, key: AttemptKey, folder: AttemptFolder, error: KeeperError | _Stopped
 ) -> None:
     """Write exit.json for the manager, which may not speak this keeper's protocol or see another exit code."""
-    own = known(error.exit_code)
-    now_s = time.time()
-    ended = TrialEnded(
-        key,
-        ExitReason.JOB_LOST if own is None else own.reason,
-        error.exit_code,
-        now_s,
-        now_s,
-        dict.fromkeys(settings.streams, 0),
-        str(error),
+    from trial_keeper.core.attempt import never_started
+
+    ended = never_started(
+        key, settings.streams, error.exit_code, time.time(), str(error), ExitReason.JOB_LOST
     )
     # On full storage only the exit code reports it.
     with contextlib.suppress(OSError):
@@ -226,7 +215,7 @@ def _end_older_attempts(workspace: Workspace, key: AttemptKey) -> None:
     ]
     if not older:
         return
-    from trial_keeper.host.leftovers import end_marked
+    from trial_keeper.host.process import end_marked
 
     ended = end_marked(older)
     if ended:

@@ -6,11 +6,11 @@ needs: which task of which job this is, and which attempt.
 
 There are two kinds of names. OpenPAI passes FrameworkController a *mangled* role name: lower-cased, with everything
 outside a–z and 0–9 removed. Variables of the REST server (`PAI_RESOURCE_*`, `PAI_TASK_ROLE_LIST`, …) have the name of the job
-file; variables set inside the container (`PAI_HOST_IP_*`, `PAI_PORT_LIST_*`, …) have the mangled one. This module returns
-everything under the name of the job file.
+file; variables set inside the container (`PAI_HOST_IP_*`, `PAI_PORT_LIST_*`, …) have the mangled one.
 
 Gaps are normal: without gang allocation a task starts before the others have an address. A value that is present and
-cannot be parsed is an error, since a wrong guess of the task could count a metric twice.
+malformed is an error, even one that the keeper does not use: whatever overwrites one variable may overwrite others. A wrong guess
+of the task could count a metric twice.
 
 Source: OpenPAI 1.8 rest-server and openpai-runtime; FrameworkController v1; Kubernetes, Job v1; kubeflow.org/v1.
 """
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from trial_keeper.errors import SettingsInvalid
 
@@ -27,89 +27,47 @@ from trial_keeper.errors import SettingsInvalid
 # options; 200 leaves room for the index in the 255 bytes of a file name.
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 # Eighteen digits exceed any count here, and stay below Python's conversion limit.
-_WHOLE_NUMBER = re.compile(r"-?[0-9]{1,18}")
-_HIGHEST_PORT = 65535
+_NUMBER = r"[0-9]{1,18}"
+# From 1 to 65535.
+_PORT = r"0*(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
+_PORTS = rf"{_PORT}(?:,{_PORT})*"
+_COUNT = "a whole number from 0"
 _LEFT_TO_THE_CLUSTER = "let the cluster alone set PAI_* and FC_*, not the image or the job's commands"
 
-
-@dataclass(frozen=True, slots=True)
-class EnvironmentResources:
-    """The resources of one task of a role. Memory is in MB of 1024 × 1024 bytes, as in the job file."""
-
-    gpu: int
-    cpu: int
-    memory_mb: int
-    shm_mb: int
-    """Shared memory; 0 if the job file does not set it (OpenPAI then mounts 512 MB)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Address:
-    """A host, and the port on which its task's first `http` service may listen."""
-
-    host: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class TaskAddress:
-    """The location of a task of the job, as far as it was known when this container started."""
-
-    role: str
-    index: int
-    host_ip: str | None
-    ports: Mapping[str, tuple[int, ...]] = field(hash=False)
-    """By label of the job file; OpenPAI always requests `ssh` and `http`."""
-
-
-@dataclass(frozen=True, slots=True)
-class EnvironmentTaskRole:
-    """One role of the job. None means that the cluster did not set the value."""
-
-    name: str
-    instances: int | None
-    resources: EnvironmentResources | None
-    min_failed_tasks: int | None
-    """This many failed tasks end the job as failed; −1 means never."""
-    min_succeeded_tasks: int | None
-    """This many succeeded tasks end the job as succeeded; −1 means only when all have."""
-    hosts: tuple[Address, ...]
-
-    @property
-    def mangled_name(self) -> str:
-        """The role's name inside FrameworkController."""
-        return mangled(self.name)
+# Patterns of a variable's name and value, and what the value should be.
+_JOB_FORMATS = (
+    (
+        "PAI_TASK_ROLE_INSTANCES",
+        rf"[^,]+:-?{_NUMBER}(?:,[^,]+:-?{_NUMBER})*",
+        "role:index with commas between them",
+    ),
+    # OpenPAI writes a semicolon after each label.
+    ("PAI_CONTAINER_HOST_PORT_LIST", rf"(?:;|[^:;]+:{_PORTS}(?:;|$))*", "label:port,port; for each label"),
+)
+# For each role: %s is its name in the job file, %m the mangled one.
+_ROLE_FORMATS = (
+    ("PAI_TASK_ROLE_TASK_COUNT_%s", _NUMBER, _COUNT),
+    ("PAI_RESOURCE_%s", rf"{_NUMBER}(?:,{_NUMBER}){{3}}", "gpu,cpu,memoryMB,shmMB in whole numbers"),
+    ("PAI_MIN_(?:FAILED|SUCCEEDED)_TASK_COUNT_%s", rf"-0*[01]|{_NUMBER}", "a whole number from -1"),
+    # An IPv6 address contains colons.
+    (
+        "PAI_TASK_ROLE_%m_HOST_LIST",
+        rf"[^,]+:{_PORT}(?:,[^,]+:{_PORT})*",
+        "host:port with commas between them",
+    ),
+    (rf"PAI_PORT_LIST_%m_{_NUMBER}_\w+", _PORTS, "ports from 1 to 65535 with commas between them"),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class PaiEnvironment:
-    """The `PAI_*` variables of one container. None or an empty collection means that the cluster did not set the value."""
+    """What the `PAI_*` variables of one container say about its task."""
 
     job_name: str
     """`user~job`, the name in the REST API."""
-    user: str | None
-    virtual_cluster: str | None
     role: str
     """This task's role, under its name in the job file."""
     index: int
-    task_roles: tuple[EnvironmentTaskRole, ...]
-    """In the order of the job file."""
-    tasks: tuple[TaskAddress, ...]
-    """Those with an address or a port, this one included; by role, then index."""
-    host_ip: str | None
-    ports: Mapping[str, tuple[int, ...]] = field(hash=False)
-    """This task's own, by label."""
-    work_dir: str | None
-
-    @property
-    def own_role(self) -> EnvironmentTaskRole:
-        """The role this task belongs to."""
-        return next(role for role in self.task_roles if role.mangled_name == mangled(self.role))
-
-    @property
-    def resources(self) -> EnvironmentResources | None:
-        """The resources of this task."""
-        return self.own_role.resources
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> PaiEnvironment | None:
@@ -129,27 +87,13 @@ class PaiEnvironment:
             raise _incomplete("PAI_CURRENT_TASK_ROLE_NAME")
         if not index_name:
             raise _incomplete("PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX")
-        index = _whole_number(index_name, environ[index_name])
-        task_roles = _task_roles(environ, role)
-        tasks = _task_addresses(environ, task_roles)
-        own = [task for task in tasks if task.index == index and mangled(task.role) == mangled(role)]
-        return cls(
-            job_name=job_name,
-            user=environ.get("PAI_USER_NAME") or environ.get("PAI_USERNAME") or None,
-            virtual_cluster=environ.get("PAI_VIRTUAL_CLUSTER") or None,
-            role=role,
-            index=index,
-            task_roles=task_roles,
-            tasks=tasks,
-            host_ip=environ.get("PAI_CURRENT_CONTAINER_IP") or environ.get("PAI_CONTAINER_HOST_IP") or None,
-            ports=_own_ports(environ) or (own[0].ports if own else {}),
-            work_dir=environ.get("PAI_WORK_DIR") or None,
-        )
+        _check_roles(environ, role)
+        return cls(job_name, role, _whole_number(environ, index_name))
 
 
 @dataclass(frozen=True, slots=True)
 class FrameworkControllerEnvironment:
-    """The `FC_*` variables of one container. None means that the cluster did not set the value."""
+    """What the `FC_*` variables of one container say about its task."""
 
     framework: str
     """The Framework object's name; under OpenPAI the MD5 of `user~job`."""
@@ -160,16 +104,6 @@ class FrameworkControllerEnvironment:
     """Counts from 0; the task attempts of a retried job restart at 0."""
     task_attempt: int
     """Counts from 0."""
-    namespace: str | None
-    pod: str | None
-    config_map: str | None
-    framework_uid: str | None
-    framework_attempt_uid: str | None
-    config_map_uid: str | None
-    role_uid: str | None
-    task_uid: str | None
-    task_attempt_uid: str | None
-    pod_uid: str | None
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str]) -> FrameworkControllerEnvironment | None:
@@ -187,28 +121,17 @@ class FrameworkControllerEnvironment:
         return cls(
             framework=environ["FC_FRAMEWORK_NAME"],
             role=environ["FC_TASKROLE_NAME"],
-            index=_whole_number("FC_TASK_INDEX", environ["FC_TASK_INDEX"]),
-            framework_attempt=_optional_number(environ, "FC_FRAMEWORK_ATTEMPT_ID") or 0,
-            task_attempt=_optional_number(environ, "FC_TASK_ATTEMPT_ID") or 0,
-            namespace=environ.get("FC_FRAMEWORK_NAMESPACE") or None,
-            pod=environ.get("FC_POD_NAME") or None,
-            config_map=environ.get("FC_CONFIGMAP_NAME") or None,
-            framework_uid=environ.get("FC_FRAMEWORK_UID") or None,
-            framework_attempt_uid=environ.get("FC_FRAMEWORK_ATTEMPT_INSTANCE_UID") or None,
-            config_map_uid=environ.get("FC_CONFIGMAP_UID") or None,
-            role_uid=environ.get("FC_TASKROLE_UID") or None,
-            task_uid=environ.get("FC_TASK_UID") or None,
-            task_attempt_uid=environ.get("FC_TASK_ATTEMPT_INSTANCE_UID") or None,
-            pod_uid=environ.get("FC_POD_UID") or None,
+            index=_whole_number(environ, "FC_TASK_INDEX"),
+            framework_attempt=_whole_number(environ, "FC_FRAMEWORK_ATTEMPT_ID"),
+            task_attempt=_whole_number(environ, "FC_TASK_ATTEMPT_ID"),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class PodEnvironment:
-    """A pod's own variables, under any operator. The manager sets the first two with the downward API."""
+    """A pod's own variables, under any operator. The manager sets its name with the downward API."""
 
     pod: str
-    node: str | None
     completion_index: int | None
     """The pod's index in an Indexed Job."""
 
@@ -221,11 +144,8 @@ class PodEnvironment:
         """
         if not environ.get("POD_NAME"):
             return None
-        return cls(
-            environ["POD_NAME"],
-            environ.get("NODE_NAME") or None,
-            _optional_number(environ, "JOB_COMPLETION_INDEX"),
-        )
+        name = "JOB_COMPLETION_INDEX"
+        return cls(environ["POD_NAME"], _whole_number(environ, name) if environ.get(name) else None)
 
     @property
     def index(self) -> int:
@@ -242,7 +162,7 @@ class PodEnvironment:
                 f"cannot tell which task pod {_shown(self.pod)} is: its name does not end with a number, and "
                 "JOB_COMPLETION_INDEX is not set; start the job through nnictl"
             )
-        return _whole_number("POD_NAME", ending)
+        return _whole_number({"POD_NAME": ending}, "POD_NAME")
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +224,12 @@ def mangled(role: str) -> str:
     return re.sub("[^a-z0-9]", "", role.lower())
 
 
-def _task_roles(environ: Mapping[str, str], own_role: str) -> tuple[EnvironmentTaskRole, ...]:
+def _check_roles(environ: Mapping[str, str], own_role: str) -> None:
+    """Check the variables about the job's roles and tasks.
+
+    Raises:
+        SettingsInvalid: one is malformed, or `own_role` is none of the job's roles.
+    """
     listed = _first_set(environ, "PAI_TASK_ROLE_LIST", "PAI_JOB_TASK_ROLE_LIST")
     names = environ[listed].split(",") if listed else [own_role]
     if listed and not all(names):
@@ -313,113 +238,24 @@ def _task_roles(environ: Mapping[str, str], own_role: str) -> tuple[EnvironmentT
         raise _unreadable(
             "PAI_CURRENT_TASK_ROLE_NAME", own_role, f"one of the job's roles {', '.join(names)}"
         )
-    counted = _instances(environ)
-    return tuple(
-        EnvironmentTaskRole(
-            name=name,
-            instances=_optional_number(environ, f"PAI_TASK_ROLE_TASK_COUNT_{name}")
-            or counted.get(mangled(name)),
-            resources=_resources(environ, f"PAI_RESOURCE_{name}"),
-            min_failed_tasks=_optional_number(environ, f"PAI_MIN_FAILED_TASK_COUNT_{name}", at_least=-1),
-            min_succeeded_tasks=_optional_number(
-                environ, f"PAI_MIN_SUCCEEDED_TASK_COUNT_{name}", at_least=-1
-            ),
-            hosts=_hosts(environ, f"PAI_TASK_ROLE_{mangled(name)}_HOST_LIST"),
-        )
-        for name in names
-    )
-
-
-def _instances(environ: Mapping[str, str]) -> dict[str, int]:
-    """Number of tasks by mangled role, from `role:index,role:index`."""
-    name, counted = "PAI_TASK_ROLE_INSTANCES", dict[str, int]()
-    for entry in _list(environ, name):
-        role, colon, index = entry.rpartition(":")
-        if not (role and colon and _WHOLE_NUMBER.fullmatch(index)):
-            raise _unreadable(name, environ[name], "role:index with commas between them")
-        counted[role] = counted.get(role, 0) + 1
-    return counted
-
-
-def _resources(environ: Mapping[str, str], name: str) -> EnvironmentResources | None:
-    if not environ.get(name):
-        return None
-    numbers = environ[name].split(",")
-    if len(numbers) != 4 or not all(_WHOLE_NUMBER.fullmatch(number) for number in numbers):
-        raise _unreadable(name, environ[name], "gpu,cpu,memoryMB,shmMB in whole numbers")
-    gpu, cpu, memory_mb, shm_mb = (_whole_number(name, number) for number in numbers)
-    return EnvironmentResources(gpu=gpu, cpu=cpu, memory_mb=memory_mb, shm_mb=shm_mb)
-
-
-def _hosts(environ: Mapping[str, str], name: str) -> tuple[Address, ...]:
-    addresses = []
-    for entry in _list(environ, name):
-        # From the right: an IPv6 address contains colons.
-        host, _, port = entry.rpartition(":")
-        if not host:
-            raise _unreadable(name, environ[name], "host:port with commas between them")
-        addresses.append(Address(host, _port(name, port)))
-    return tuple(addresses)
-
-
-def _task_addresses(
-    environ: Mapping[str, str], task_roles: tuple[EnvironmentTaskRole, ...]
-) -> tuple[TaskAddress, ...]:
-    order = {role.mangled_name: place for place, role in enumerate(task_roles)}
-    ips: dict[tuple[int, int], str] = {}
-    ports: dict[tuple[int, int], dict[str, tuple[int, ...]]] = {}
+    formats = list(_JOB_FORMATS)
+    for role in names:
+        for pattern, value, expected in _ROLE_FORMATS:
+            name = pattern.replace("%s", re.escape(role)).replace("%m", mangled(role))
+            formats.append((name, value, expected))
     for name, value in environ.items():
-        # A mangled role holds no underscore, so the name splits in one way only.
-        match = re.fullmatch(
-            r"PAI_(?:HOST_IP|PORT_LIST)_([a-z0-9]+)_([0-9]{1,18})(?:_(\w+))?", name, re.ASCII
-        )
-        if not match or not value or match[1] not in order:
+        if not (value and name.startswith("PAI_")):
             continue
-        task = order[match[1]], int(match[2])
-        if name.startswith("PAI_HOST_IP_") and not match[3]:
-            ips[task] = value
-        elif name.startswith("PAI_PORT_LIST_") and match[3]:
-            ports.setdefault(task, {})[match[3]] = _ports(name, value)
-    return tuple(
-        TaskAddress(task_roles[task[0]].name, task[1], ips.get(task), ports.get(task, {}))
-        for task in sorted(ips.keys() | ports.keys())
-    )
+        for pattern, wanted, expected in formats:
+            if re.fullmatch(pattern, name, re.ASCII) and not re.fullmatch(wanted, value, re.DOTALL):
+                raise _unreadable(name, value, expected)
 
 
-def _own_ports(environ: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """Own ports by label, from `label:port,port;label:port;` (OpenPAI writes a semicolon after each)."""
-    name = "PAI_CONTAINER_HOST_PORT_LIST"
-    found = {}
-    for entry in filter(None, environ.get(name, "").split(";")):
-        label, colon, numbers = entry.partition(":")
-        if not (label and colon):
-            raise _unreadable(name, environ[name], "label:port,port; for each label")
-        found[label] = _ports(name, numbers)
-    return found
-
-
-def _ports(name: str, value: str) -> tuple[int, ...]:
-    return tuple(_port(name, port) for port in value.split(","))
-
-
-def _port(name: str, value: str) -> int:
-    port = _whole_number(name, value)
-    if not 0 < port <= _HIGHEST_PORT:
-        raise _unreadable(name, value, f"a port from 1 to {_HIGHEST_PORT}")
-    return port
-
-
-def _list(environ: Mapping[str, str], name: str) -> list[str]:
-    return environ[name].split(",") if environ.get(name) else []
-
-
-def _optional_number(environ: Mapping[str, str], name: str, at_least: int = 0) -> int | None:
-    return _whole_number(name, environ[name], at_least) if environ.get(name) else None
-
-
-def _whole_number(name: str, value: str, at_least: int = 0) -> int:
-    if not _WHOLE_NUMBER.fullmatch(value) or int(value) < at_least:
-        raise _unreadable(name, value, f"a whole number from {at_least}")
+def _whole_number(environ: Mapping[str, str], name: str) -> int:
+    """Parse a variable; 0 if it is not set."""
+    value = environ.get(name) or "0"
+    if not re.fullmatch(_NUMBER, value):
+        raise _unreadable(name, value, _COUNT)
     return int(value)
 
 

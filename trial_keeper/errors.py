@@ -16,95 +16,70 @@ class KeeperError(Exception):
 
     exit_code: ClassVar[int] = KeeperExit.KEEPER_BUG
 
+    def __init_subclass__(cls, exit_code: int | None = None) -> None:
+        super().__init_subclass__()
+        if exit_code is not None:
+            cls.exit_code = exit_code
+
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or (type(self).__doc__ or type(self).__name__).partition("\n")[0])
 
 
-class UserError(KeeperError):
+class UserError(KeeperError, exit_code=KeeperExit.SETTINGS):
     """Somebody has to change the job, the image or the experiment file before this can work."""
 
-    exit_code: ClassVar[int] = KeeperExit.SETTINGS
 
-
-class RetryableError(KeeperError):
+class RetryableError(KeeperError, exit_code=KeeperExit.ENVIRONMENT):
     """Something outside the keeper failed for the moment; the same job may work when run again."""
 
-    exit_code: ClassVar[int] = KeeperExit.ENVIRONMENT
 
-
-class KeeperBug(KeeperError):
+class KeeperBug(KeeperError, exit_code=KeeperExit.KEEPER_BUG):
     """The keeper has a bug."""
 
-    exit_code: ClassVar[int] = KeeperExit.KEEPER_BUG
 
-
-class SettingsInvalid(UserError):
+class SettingsInvalid(UserError, exit_code=KeeperExit.SETTINGS):
     """A variable the keeper reads is missing or malformed."""
 
-    exit_code: ClassVar[int] = KeeperExit.SETTINGS
 
-
-class MountMissing(UserError):
+class MountMissing(UserError, exit_code=KeeperExit.MOUNT_MISSING):
     """The path where the shared storage should be does not exist."""
 
-    exit_code: ClassVar[int] = KeeperExit.MOUNT_MISSING
 
-
-class MountUnreadable(UserError):
+class MountUnreadable(UserError, exit_code=KeeperExit.MOUNT_UNREADABLE):
     """The shared storage is there and cannot be read."""
 
-    exit_code: ClassVar[int] = KeeperExit.MOUNT_UNREADABLE
 
-
-class WorkspaceMissing(UserError):
+class WorkspaceMissing(UserError, exit_code=KeeperExit.WORKSPACE):
     """The experiment's folder, or what the manager wrote there, is not on the storage."""
 
-    exit_code: ClassVar[int] = KeeperExit.WORKSPACE
 
-
-class WorkspaceNotWritable(UserError):
+class WorkspaceNotWritable(UserError, exit_code=KeeperExit.WORKSPACE_WRITE):
     """The shared storage takes nothing."""
 
-    exit_code: ClassVar[int] = KeeperExit.WORKSPACE_WRITE
 
-
-class MountReadOnly(WorkspaceNotWritable):
+class MountReadOnly(WorkspaceNotWritable, exit_code=KeeperExit.MOUNT_READ_ONLY):
     """The shared storage is mounted read-only."""
 
-    exit_code: ClassVar[int] = KeeperExit.MOUNT_READ_ONLY
 
-
-class MountFull(WorkspaceNotWritable):
+class MountFull(WorkspaceNotWritable, exit_code=KeeperExit.MOUNT_FULL):
     """The shared storage is full, or the user's quota there is used up."""
 
-    exit_code: ClassVar[int] = KeeperExit.MOUNT_FULL
 
-
-class MountForbidden(WorkspaceNotWritable):
+class MountForbidden(WorkspaceNotWritable, exit_code=KeeperExit.MOUNT_FORBIDDEN):
     """The user may not write on the shared storage."""
 
-    exit_code: ClassVar[int] = KeeperExit.MOUNT_FORBIDDEN
 
-
-class CodeDamaged(UserError):
+class CodeDamaged(UserError, exit_code=KeeperExit.CODE):
     """The code snapshot cannot be unpacked."""
 
-    exit_code: ClassVar[int] = KeeperExit.CODE
 
-
-class VersionMismatch(UserError):
+class VersionMismatch(UserError, exit_code=KeeperExit.VERSION):
     """Keeper and manager differ in the first two numbers of their version."""
 
-    exit_code: ClassVar[int] = KeeperExit.VERSION
 
-
-class CommandNotStarted(UserError):
+class CommandNotStarted(UserError, exit_code=KeeperExit.COMMAND):
     """The trial's command could not be started."""
 
-    exit_code: ClassVar[int] = KeeperExit.COMMAND
 
-
-class WarmStartRefused(UserError):
+class WarmStartRefused(UserError, exit_code=KeeperExit.COMMAND):
     """A trial cannot be a fork of a warm interpreter; it is started plainly instead."""
-
-    exit_code: ClassVar[int] = KeeperExit.COMMAND

@@ -77,13 +77,11 @@ class KeeperExit(IntEnum):
         107,
         "the manager refused the keeper, and gave it no trial",
         "look for the reason in the keeper's log; stop the job, and let `nnictl resume` make new ones",
-        ExitReason.COULD_NOT_START,
     )
     TAINTED = (
         108,
         "a trial left something behind that the keeper could not clear away, so the job ran no other trial",
         "nothing: the manager asks for a new job; the keeper's log names what was left",
-        ExitReason.COULD_NOT_START,
     )
     ENVIRONMENT = (
         109,
@@ -134,12 +132,6 @@ class KeeperExit(IntEnum):
 def known(code: int) -> KeeperExit | None:
     """Return the keeper's own failure with this exit code. None for any other code."""
     return next((own for own in KeeperExit if own == code), None)
-
-
-def describe(code: int) -> str | None:
-    """Describe one of the keeper's own exit codes: meaning and remedy, on one line. None for any other code."""
-    own = known(code)
-    return None if own is None else f"{own.meaning}; {own.remedy}"
 
 
 def of_signal(number: int) -> int:

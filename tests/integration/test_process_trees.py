@@ -736,7 +736,8 @@ SPARED = r"""
 import json, os, subprocess, sys, time
 from pathlib import Path
 from trial_keeper.core.warm_command import WarmCommand
-from trial_keeper.host.process import TrialProcess, adopt_orphans, descendants
+from trial_keeper.host.process import TrialProcess
+from trial_keeper.processes import adopt_orphans, descendants
 from trial_keeper.host.warm import WarmInterpreter, WarmStart
 
 def end_of(trial):

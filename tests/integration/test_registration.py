@@ -24,7 +24,8 @@ import os, signal, sys
 from pathlib import Path
 from trial_keeper.core.warm_command import WarmCommand
 from trial_keeper.host.orphan_reaper import OrphanReaper
-from trial_keeper.host.process import TrialProcess, adopt_orphans
+from trial_keeper.host.process import TrialProcess
+from trial_keeper.processes import adopt_orphans
 from trial_keeper.host.warm import WarmInterpreter, WarmStart
 
 folder = Path(sys.argv[1])
@@ -146,7 +147,7 @@ def test_a_trial_that_is_over_is_no_business_of_the_guard(tmp_path):
 guard = OrphanReaper()
 guard.watch((str(folder),))
 start("sleep 1000", guard.register)
-guard.rest()
+guard.watch(())
 die()
 """
     assert play(tmp_path, program).returncode == -signal.SIGKILL

@@ -22,8 +22,8 @@ from real_experiment import wait_until
 from nni_sdk.records import decode
 from trial_keeper.core.warm_command import WarmCommand, warm_command
 from trial_keeper.errors import WarmStartRefused
-from trial_keeper.host.process import adopt_orphans
 from trial_keeper.host.warm import WarmInterpreter, WarmStart
+from trial_keeper.processes import adopt_orphans
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -537,7 +537,7 @@ def test_a_script_that_changed_since_it_was_prepared_runs_as_it_is_now(warm, sit
 HOLDS = """
 import sys
 frame = sys._getframe()
-print({}, frame.f_back.f_globals["_held"].code is frame.f_code, frame.f_code.co_filename)
+print({}, frame.f_back.f_globals["_code_cache"].code is frame.f_code, frame.f_code.co_filename)
 """
 
 

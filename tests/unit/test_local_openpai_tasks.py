@@ -10,7 +10,7 @@ from openpai_jobs import WORKER, a_job, text_of
 from nni_manager.local_openpai.core.job import Allocated, Allocation, PaiJob, Submitted
 from nni_manager.local_openpai.environment import inherited, task_variables
 from nni_manager.local_openpai.planning import RUNTIME_DIR, planned
-from nni_manager.local_openpai.supervisor import MASK, Redactor, RotatedLog, claim, old_logs, process_identity
+from nni_manager.local_openpai.supervisor import MASK, Redactor, RotatedLog, claim, old_logs
 from trial_keeper.cluster_environment import (
     FrameworkControllerEnvironment,
     PaiEnvironment,
@@ -47,17 +47,24 @@ def variables(plan, role, index, *only):
 def test_the_keeper_reads_what_the_cluster_writes():
     plan = a_plan(((*WORKER, "resourcePerInstance", "ports"), {"tcp": 1})).plan
     environ = variables(plan, "worker", 1)
-    pai = PaiEnvironment.from_environ(environ)
-    assert (pai.job_name, pai.user, pai.virtual_cluster) == ("alice~job", "alice", "default")
-    assert (pai.role, pai.index, pai.host_ip, pai.work_dir) == ("worker", 1, "10.0.0.1", "/work")
-    assert pai.ports == {"ssh": (1001,), "http": (2001, 3001)}
-    assert [task.ports["http"] for task in pai.tasks] == [(2000, 3000), (2001, 3001)]
-    assert (pai.resources.cpu, pai.resources.memory_mb, pai.resources.gpu) == (1, 1024, 0)
-    assert [(role.instances, role.min_failed_tasks, role.min_succeeded_tasks) for role in pai.task_roles] == [
-        (2, 1, 2)
-    ]
+    assert PaiEnvironment.from_environ(environ) == PaiEnvironment("alice~job", "worker", 1)
+    expected = {
+        "PAI_USER_NAME": "alice",
+        "PAI_VIRTUAL_CLUSTER": "default",
+        "PAI_CURRENT_CONTAINER_IP": "10.0.0.1",
+        "PAI_WORK_DIR": "/work",
+        "PAI_CONTAINER_HOST_PORT_LIST": "ssh:1001;http:2001,3001;",
+        "PAI_PORT_LIST_worker_0_http": "2000,3000",
+        "PAI_PORT_LIST_worker_1_http": "2001,3001",
+        "PAI_RESOURCE_worker": "0,1,1024,0",
+        "PAI_TASK_ROLE_TASK_COUNT_worker": "2",
+        "PAI_MIN_FAILED_TASK_COUNT_worker": "1",
+        "PAI_MIN_SUCCEEDED_TASK_COUNT_worker": "2",
+        "FC_POD_NAME": f"{plan.debug_id}-worker-1",
+    }
+    assert {name: environ[name] for name in expected} == expected
     fc = FrameworkControllerEnvironment.from_environ(environ)
-    assert (fc.framework, fc.pod, fc.framework_attempt) == (plan.debug_id, f"{plan.debug_id}-worker-1", 1)
+    assert (fc.framework, fc.framework_attempt) == (plan.debug_id, 1)
     assert task_identity(environ) == TaskIdentity("alice~job", "worker", 1, 1, 0)
 
 
@@ -214,4 +221,4 @@ def test_no_text_is_lost_between_the_files_that_are_kept(tmp_path):
 
 def test_a_container_is_claimed_once(tmp_path):
     assert claim(tmp_path, {"pid": None})
-    assert not claim(tmp_path, process_identity(os.getpid()))
+    assert not claim(tmp_path, {"pid": os.getpid()})

@@ -1,6 +1,7 @@
 """What is read from /proc and from folders about a trial."""
 
 import os
+import subprocess
 import time
 
 import pytest
@@ -8,16 +9,10 @@ from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trial_keeper.host.usage import (
-    INTERVAL_S,
-    ProcessStat,
-    UsageSampler,
-    all_processes,
-    descendants,
-    size_on_disk,
-    stat_from_bytes,
-)
+from trial_keeper.host.usage import INTERVAL_S, UsageSampler, size_on_disk
+from trial_keeper.processes import ProcessStat, descendants, end_all
 from trial_keeper.wire.messages import AttemptKey
+from trial_keeper.wire.small_files import read_all
 
 KEY = AttemptKey("t0", attempt_id(0), "main-0")
 TICK_S, PAGE_BYTES = 1 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
@@ -27,35 +22,50 @@ STAT = b"42 (%s) S 7 41 43 0 -1 4194304 1 1 1 1 3 5 7 11 20 0 1 0 99 1000 13 184
 
 @given(st.binary(max_size=16))
 def test_a_process_may_be_called_anything(name):
-    stat = stat_from_bytes(STAT % name)
-    assert stat == ProcessStat(7, 43, pytest.approx(26 * TICK_S), 13 * PAGE_BYTES)
+    stat = ProcessStat.from_bytes(STAT % name)
+    assert stat == ProcessStat("S", 7, 43, pytest.approx(26 * TICK_S), 99, 13 * PAGE_BYTES)
 
 
 @pytest.mark.parametrize("content", [b"", b"42 (sh", b"42 (sh) S 1 2", b"42 (sh) " + b"x " * 40])
 def test_what_is_no_stat_is_an_error(content):
     with pytest.raises(ValueError):  # noqa: PT011 - whatever its words
-        stat_from_bytes(content)
-
-
-def a_process(parent):
-    return ProcessStat(parent, 1, 0.0, 0)
+        ProcessStat.from_bytes(content)
 
 
 def test_the_tree_has_children_of_children_and_nobody_else():
-    processes = {pid: a_process(parent) for pid, parent in {1: 0, 2: 1, 3: 2, 4: 3, 5: 1, 6: 5}.items()}
-    assert descendants(processes, 2) == [processes[3], processes[4]]
-    assert descendants(processes, 4) == []
-    assert len(descendants(processes, 1)) == 5
+    with (
+        subprocess.Popen(["sh", "-c", "sleep 60 & wait"]) as shell,
+        subprocess.Popen(["sleep", "60"]) as other,
+    ):
+        try:
+            while not (below := descendants((shell.pid,))):
+                time.sleep(0.001)
+            assert {ProcessStat.of(pid).parent for pid in below} == {shell.pid}
+            assert descendants(below) == []
+            assert {shell.pid, other.pid, *below} <= set(descendants((os.getpid(),)))
+            others = descendants((os.getpid(),), lambda pid: pid == shell.pid)
+            assert other.pid in others
+            assert {shell.pid, *below}.isdisjoint(others)
+        finally:
+            end_all(lambda: [shell.pid, other.pid, *descendants((shell.pid,))])
 
 
-@given(st.dictionaries(st.integers(1, 9), st.integers(0, 9)))
-def test_pids_that_changed_hands_between_two_reads_end_no_keeper(parents):
-    processes = {pid: a_process(parent) for pid, parent in parents.items()}
-    assert len(descendants(processes, 1)) <= len(processes)
+def test_a_kernel_without_lists_of_children_is_scanned(monkeypatch):
+    def no_lists(path):
+        if "children" in str(path):
+            raise FileNotFoundError(path)
+        return read_all(path)
+
+    monkeypatch.setattr("trial_keeper.processes.read_all", no_lists)
+    monkeypatch.setattr("os.path.exists", lambda _: False)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        found = descendants((os.getpid(),))
+        child.kill()
+    assert child.pid in found
 
 
 def test_this_process_is_among_all():
-    own = all_processes()[os.getpid()]
+    own = ProcessStat.of(os.getpid())
     assert own.parent == os.getppid()
     assert own.rss_bytes > 1_000_000
 

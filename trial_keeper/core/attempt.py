@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from trial_keeper.core.replication import Replication
+from trial_keeper.exit_codes import known
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded, TrialStarted
 from trial_keeper.wire.reasons import ExitReason
 
@@ -65,6 +66,8 @@ class Attempt:
     """Bytes of metrics that were written before the stop; None if it was not stopped."""
     warnings: dict[Stream, str] = field(default_factory=dict)
     """Changes to its files. The first report about a stream is kept."""
+    over_quota: set[Stream] = field(default_factory=set)
+    """The streams whose quota was reported as reached."""
     ended: TrialEnded | None = None
     replication: Replication = field(init=False)
 
@@ -83,3 +86,17 @@ class Attempt:
     def started(self) -> TrialStarted | None:
         """The message that reports the start to the manager; None if the command has not started."""
         return TrialStarted(self.key, self.started_at_s) if self.started_at_s else None
+
+
+def never_started(
+    key: AttemptKey,
+    streams: Iterable[Stream],
+    exit_code: int,
+    at_s: float,
+    message: str,
+    otherwise: ExitReason = ExitReason.COULD_NOT_START,
+) -> TrialEnded:
+    """Build the end of an attempt whose command never ran. `otherwise`: the reason, if the exit code is not a keeper's own."""
+    own = known(exit_code)
+    reason = otherwise if own is None else own.reason
+    return TrialEnded(key, reason, exit_code, at_s, at_s, dict.fromkeys(streams, 0), message)

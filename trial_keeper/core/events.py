@@ -29,19 +29,6 @@ class TrialAssigned:
 
 
 @dataclass(frozen=True, slots=True)
-class PreparationFailed:
-    """A trial could not be prepared: its files are missing, or its folder cannot be created.
-
-    `key` is the attempt that it would have been.
-    """
-
-    key: AttemptKey
-    at_s: float
-    exit_code: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class TrialSpawned:
     """The command runs. `at_s` is in seconds since the epoch; `how` (the kind of start) is for the log."""
 
@@ -61,6 +48,19 @@ class SpawnFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class PreparationFailed:
+    """A trial could not be prepared: its files are missing, or its folder cannot be created.
+
+    `key` is the attempt that it would have been.
+    """
+
+    key: AttemptKey
+    at_s: float
+    exit_code: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class OutOfMemory:
     """The kernel killed a process of the container for lack of memory while a trial ran. None means unknown."""
 
@@ -68,6 +68,22 @@ class OutOfMemory:
     """The container's limit; None if it has none of its own."""
     peak_bytes: int | None = None
     """The container's highest usage ever."""
+
+    def __str__(self) -> str:
+        if self.limit_bytes is not None:
+            found = f"the container's memory limit of {_mib(self.limit_bytes)} was reached"
+        else:
+            found = "the machine's memory was full"
+            if self.peak_bytes is not None:
+                found += f" (this container has used up to {_mib(self.peak_bytes)} of it)"
+        return (
+            f"{found}, and the kernel killed a process of the trial; "
+            "ask for more memory in the experiment file or use a smaller batch"
+        )
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 20):.0f} MiB"
 
 
 @dataclass(frozen=True, slots=True)

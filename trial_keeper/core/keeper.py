@@ -18,62 +18,19 @@ complete record. A keeper that never connected lingers for a shorter time.
 All times named `now_s` are on the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
 
-from collections.abc import Collection
 from dataclasses import replace
+from itertools import islice
 
-from trial_keeper.core.attempt import Attempt, AttemptEvent, AttemptState
-from trial_keeper.core.events import (
-    CleanupFinished,
-    Effect,
-    Event,
-    ExitKeeper,
-    LinkLost,
-    LinkOpened,
-    LinkRefused,
-    LogDecision,
-    ManagerMoved,
-    MeasureMetrics,
-    MetricsMeasured,
-    OpenLink,
-    OutOfMemory,
-    PreparationFailed,
-    PrepareTrial,
-    PrewarmTrial,
-    RecordExit,
-    ReleaseAttempt,
-    Send,
-    SendChunk,
-    SignalReceived,
-    SignalTrial,
-    SpawnFailed,
-    SpawnTrial,
-    StreamChanged,
-    StreamsGrew,
-    StreamTruncated,
-    TimerFired,
-    TrialAssigned,
-    TrialExited,
-    TrialSpawned,
-)
+from trial_keeper.core import events
+from trial_keeper.core.attempt import Attempt, AttemptEvent, AttemptState, never_started
+from trial_keeper.core.events import Effect, LogDecision, Send
 from trial_keeper.core.link import Link, LinkEvent, LinkState, jitter
-from trial_keeper.exit_codes import KeeperExit, known, of_signal
+from trial_keeper.exit_codes import KeeperExit, of_signal
 from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire import messages as m
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.limits import QUOTA_BYTES
-from trial_keeper.wire.messages import (
-    Ack,
-    AttemptKey,
-    AttemptOffsets,
-    Idle,
-    Offsets,
-    RevokeTrial,
-    RunTrial,
-    Shutdown,
-    StopTrial,
-    Stream,
-    TrialEnded,
-    TrialRevoked,
-)
+from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
 # Enough for the connection attempts to a manager that is starting. Behind a firewall every trial's container lingers this long.
@@ -95,7 +52,7 @@ class Keeper:
         """The attempt whose command has not ended."""
         self.attempts: dict[AttemptKey, Attempt] = {}
         """Attempts that are not closed, oldest first."""
-        self._queue: dict[str, RunTrial] = {}
+        self._queue: dict[str, m.RunTrial] = {}
         """Prefetched trials by id, in dispatch order."""
         self._served = 0
         self._was_linked = False
@@ -118,18 +75,14 @@ class Keeper:
     @property
     def next_deadline_s(self) -> float | None:
         """When `TimePassed` is due next, on the host's clock; None if only events matter."""
-        deadlines: list[float | None] = []
-        if self.link.state is LinkState.WAITING:
-            deadlines.append(self.link.retry_at_s)
+        retry_at_s = self.link.retry_at_s if self.link.state is LinkState.WAITING else None
         if self.current is not None:
-            deadlines.append(self.current.kill_at_s)
-        elif self._is_leaving:
-            deadlines.append(self._lingers_until_s)
+            own_s = self.current.kill_at_s
         else:
-            deadlines.append(self._idle_until_s)
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+            own_s = self._lingers_until_s if self._is_leaving else self._idle_until_s
+        return min((each for each in (retry_at_s, own_s) if each is not None), default=None)
 
-    def handle(self, event: Event, now_s: float) -> list[Effect]:
+    def handle(self, event: events.Event, now_s: float) -> list[Effect]:
         """Return the effects of an event. After an `Exit` effect it returns none."""
         if self._exit_code is not None:
             return []
@@ -141,73 +94,71 @@ class Keeper:
         effects += self._exit_when_done(now_s)
         return effects
 
-    def _handle(self, event: Event, now_s: float) -> list[Effect]:
+    def _handle(self, event: events.Event, now_s: float) -> list[Effect]:
         match event:
-            case StreamsGrew():
+            case events.StreamsGrew():
                 return self._note_growth(event)
-            case StreamTruncated():
-                return self._note_cut(event)
-            case StreamChanged():
+            case events.StreamTruncated():
+                return self._note_truncation(event)
+            case events.StreamChanged():
                 return self._note_change(event)
-            case MetricsMeasured():
+            case events.MetricsMeasured():
                 return self._note_size_at_stop(event)
-            case Ack():
+            case m.Ack():
                 self.link.reset_backoff()
                 return self._note_durable(event.attempt, now_s)
-            case RunTrial():
+            case m.RunTrial():
                 return self._prepare(event)
-            case RevokeTrial():
+            case m.RevokeTrial():
                 return self._return(event.trial_id)
-            case TrialAssigned():
+            case events.TrialAssigned():
                 return self._begin(event.key)
-            case PreparationFailed():
+            case events.PreparationFailed():
                 self._begin(event.key)
                 # The cause is the container's, so the next trial would fail too.
                 why = "its trial could not be prepared, and the next one would meet the same"
                 return [*self._taint(why, now_s), *self._note_end(self._never_ran(event), now_s)]
-            case TrialSpawned():
+            case events.TrialSpawned():
                 return self._note_start(event)
-            case SpawnFailed():
+            case events.SpawnFailed():
                 return self._note_end(self._never_ran(event), now_s)
-            case CleanupFinished():
+            case events.CleanupFinished():
                 return self._note_leftovers(event, now_s)
-            case TrialExited():
+            case events.TrialExited():
                 warnings = self._warn_of_truncation(self._running(event.key), event.sizes)
                 return [*warnings, *self._note_end(self._ended(event), now_s)]
-            case StopTrial():
+            case m.StopTrial():
                 if event.trial_id in self._queue:
                     del self._queue[event.trial_id]
                     return self._prewarm_next()  # no report: the manager records its end
                 is_ours = self.current is not None and self.current.key.trial_id == event.trial_id
                 # For an unknown trial report idle: the manager may believe that this keeper runs it.
-                return self._stop(event.reason, now_s) if is_ours else self._tell_idle()
-            case SignalReceived():
+                return self._stop(event.reason, now_s) if is_ours else self._report_idle()
+            case events.SignalReceived():
                 # A signal to the keeper itself ends the job: it comes from the cluster, or from the manager through it, which
                 # then has its own reason on record.
                 self._start_leaving(now_s)
                 return [*self._stop(ExitReason.JOB_LOST, now_s), *self._note_signal()]
-            case LinkOpened():
+            case events.LinkOpened():
                 return self._note_link(event, now_s)
-            case LinkLost():
-                return self._note_link_down(
-                    LinkEvent.LOST, f"the link to the manager is down: {event.cause}", now_s
-                )
-            case LinkRefused():
-                return self._note_link_down(LinkEvent.REFUSED, f"the manager refused: {event.cause}", now_s)
-            case ManagerMoved():
+            case events.LinkLost():
+                return self._note_link_down(LinkEvent.LOST, "the link to the manager is down", event, now_s)
+            case events.LinkRefused():
+                return self._note_link_down(LinkEvent.REFUSED, "the manager refused", event, now_s)
+            case events.ManagerMoved():
                 self.link.apply(LinkEvent.MANAGER_MOVED, now_s)
                 return []
-            case Shutdown():
+            case m.Shutdown():
                 self._is_draining = True
                 self._start_leaving(now_s)
                 text = f"the manager asks to leave: {event.reason}"
                 return [LogDecision(None, text), *self._stop(ExitReason.JOB_LOST, now_s)]
-            case TimerFired():
+            case events.TimerFired():
                 return []
 
     # ---- the attempt that runs
 
-    def _prepare(self, run: RunTrial) -> list[Effect]:
+    def _prepare(self, run: m.RunTrial) -> list[Effect]:
         trial_id = run.trial_id
         if trial_id in self._queue or self._has_begun(trial_id):
             return []  # a resend: the manager could not know that the first one arrived
@@ -217,7 +168,7 @@ class Keeper:
         if self.current is not None:
             self._queue[trial_id] = run
             return self._prewarm_next() if len(self._queue) == 1 else []
-        return [PrepareTrial(trial_id, run.attempt_id)]
+        return [events.PrepareTrial(trial_id, run.attempt_id)]
 
     def _has_begun(self, trial_id: str) -> bool:
         return any(key.trial_id == trial_id for key in self.attempts)
@@ -226,7 +177,7 @@ class Keeper:
         """Acknowledge a revoke. A trial that never arrived, or whose acknowledgement was lost, is acknowledged as well."""
         if self._has_begun(trial_id):
             return []  # the manager receives its start anyway
-        effects: list[Effect] = [Send(TrialRevoked(trial_id))]
+        effects: list[Effect] = [Send(m.TrialRevoked(trial_id))]
         if trial_id in self._queue:
             was_next = next(iter(self._queue)) == trial_id
             del self._queue[trial_id]
@@ -235,51 +186,43 @@ class Keeper:
         return effects
 
     def _prewarm_next(self) -> list[Effect]:
-        first = next(iter(self._queue.values()), None)
-        return [] if first is None else [PrewarmTrial(first.trial_id, first.attempt_id)]
+        return [events.PrewarmTrial(run.trial_id, run.attempt_id) for run in islice(self._queue.values(), 1)]
 
     def _begin_next(self) -> list[Effect]:
         """Start the next queued trial, or report that the keeper is idle."""
         if not self._queue:
-            return self._tell_idle()
+            return self._report_idle()
         run = self._queue.pop(next(iter(self._queue)))
-        return [PrepareTrial(run.trial_id, run.attempt_id)]
+        return [events.PrepareTrial(run.trial_id, run.attempt_id)]
 
     def _begin(self, key: AttemptKey) -> list[Effect]:
         attempt = self.current = self.attempts[key] = Attempt(key, self.settings.streams)
         self._served += 1
         if self.link.is_up:
             attempt.replication.link_came_up({})
-        return [SpawnTrial(key)]
+        return [events.SpawnTrial(key)]
 
     def _running(self, key: AttemptKey) -> Attempt:
         if self.current is None or self.current.key != key:
             raise KeyError(key)
         return self.current
 
-    def _note_start(self, event: TrialSpawned) -> list[Effect]:
+    def _note_start(self, event: events.TrialSpawned) -> list[Effect]:
         attempt = self._running(event.key)
         attempt.apply(AttemptEvent.SPAWNED)
         attempt.started_at_s = event.at_s
-        return [*self._tell_start(attempt), LogDecision(event.key, event.how), *self._prewarm_next()]
+        return [*self._report(attempt.started), LogDecision(event.key, event.how), *self._prewarm_next()]
 
-    def _tell_start(self, attempt: Attempt) -> list[Effect]:
-        return [Send(attempt.started)] if self.link.is_up and attempt.started is not None else []
+    def _report(self, message: m.TrialStarted | TrialEnded | m.Idle | None) -> list[Effect]:
+        return [Send(message)] if self.link.is_up and message is not None else []
 
-    def _tell_end(self, attempt: Attempt) -> list[Effect]:
-        return [Send(attempt.ended)] if self.link.is_up and attempt.ended is not None else []
+    def _report_idle(self) -> list[Effect]:
+        return self._report(m.Idle() if self.current is None and not self._is_leaving else None)
 
-    def _tell_idle(self) -> list[Effect]:
-        is_idle = self.current is None and not self._is_leaving
-        return [Send(Idle())] if self.link.is_up and is_idle else []
+    def _never_ran(self, event: events.SpawnFailed | events.PreparationFailed) -> TrialEnded:
+        return never_started(event.key, self.settings.streams, event.exit_code, event.at_s, event.message)
 
-    def _never_ran(self, event: SpawnFailed | PreparationFailed) -> TrialEnded:
-        own = known(event.exit_code)
-        reason = ExitReason.COULD_NOT_START if own is None else own.reason
-        sizes = dict.fromkeys(self.settings.streams, 0)
-        return TrialEnded(event.key, reason, event.exit_code, event.at_s, event.at_s, sizes, event.message)
-
-    def _note_leftovers(self, event: CleanupFinished, now_s: float) -> list[Effect]:
+    def _note_leftovers(self, event: events.CleanupFinished, now_s: float) -> list[Effect]:
         effects: list[Effect] = [
             LogDecision(event.key, f"cannot end process {leftover}; end it as its own user")
             for leftover in event.leftovers
@@ -290,7 +233,7 @@ class Keeper:
             )
         return effects + (self._taint(KeeperExit.TAINTED.meaning, now_s) if event.leftovers else [])
 
-    def _ended(self, event: TrialExited) -> TrialEnded:
+    def _ended(self, event: events.TrialExited) -> TrialEnded:
         attempt = self._running(event.key)
         if event.signal is not None:
             exit_code, reason = of_signal(event.signal), ExitReason.SIGNAL
@@ -301,17 +244,15 @@ class Keeper:
         if event.out_of_memory is not None and exit_code:
             # A shell or a parent process passes the failure of a killed process on as its own exit code.
             reason = ExitReason.OUT_OF_MEMORY
-            message = f"{_told_shortage(event.out_of_memory)}\n{message}".strip()
-        # A command that exits with 0 after a stop request has not failed: the stop reason says why it ended.
-        reason = attempt.stop_reason or reason
-        sizes = attempt.replication.final_sizes(event.sizes)
+            message = f"{event.out_of_memory}\n{message}".strip()
         return TrialEnded(
             event.key,
-            reason,
+            # A command that exits with 0 after a stop request has not failed: the stop reason says why it ended.
+            attempt.stop_reason or reason,
             exit_code,
             attempt.started_at_s,
             attempt.started_at_s + event.ran_s,
-            sizes,
+            attempt.replication.final_sizes(event.sizes),
             message if exit_code else "",
             attempt.metrics_size_at_stop,
             tuple(attempt.warnings.values()),
@@ -322,19 +263,17 @@ class Keeper:
         attempt.apply(AttemptEvent.EXITED)
         attempt.ended = ended
         attempt.kill_at_s = None
-        before = attempt.replication.over_quota
         attempt.replication.ended(ended.final_sizes)
         self.current = None
         self._idle_since_s = now_s
         self._note_progress(now_s)
         if not self.settings.is_reused:
             self._own_code = ended.exit_code
-        text = f"the command ended: {ended.reason.value}, exit code {ended.exit_code}"
         effects: list[Effect] = [
-            *self._tell_limits(attempt, before, None),
-            RecordExit(ended),
-            LogDecision(None, text),
-            *self._tell_end(attempt),
+            *self._report_limits(attempt, None),
+            events.RecordExit(ended),
+            LogDecision(None, f"the command ended: {ended.reason.value}, exit code {ended.exit_code}"),
+            *self._report(attempt.ended),
         ]
         if self.settings.max_trials and self._served >= self.settings.max_trials and not self._is_leaving:
             self._start_leaving(now_s)
@@ -355,11 +294,11 @@ class Keeper:
         attempt.kill_at_s = now_s + self.settings.grace_s
         return [
             LogDecision(attempt.key, f"stopping: {reason.value}"),
-            MeasureMetrics(attempt.key),
-            SignalTrial(attempt.key, kill=False),
+            events.MeasureMetrics(attempt.key),
+            events.SignalTrial(attempt.key, kill=False),
         ]
 
-    def _note_size_at_stop(self, event: MetricsMeasured) -> list[Effect]:
+    def _note_size_at_stop(self, event: events.MetricsMeasured) -> list[Effect]:
         attempt = self._running(event.key)
         # A size that was seen counts as written even if the file is shorter by now.
         attempt.metrics_size_at_stop = max(event.size, attempt.replication.size_of(Stream.METRICS))
@@ -371,32 +310,31 @@ class Keeper:
         attempt = self.current
         if not was_signalled or attempt is None or attempt.kill_at_s is None:
             return []
-        attempt.kill_at_s = None
-        return [
-            LogDecision(attempt.key, "signalled again: killing it at once"),
-            SignalTrial(attempt.key, kill=True),
-        ]
+        return self._kill(attempt, "signalled again: killing it at once")
 
     def _kill_when_grace_is_over(self, now_s: float) -> list[Effect]:
         attempt = self.current
         if attempt is None or attempt.kill_at_s is None or now_s < attempt.kill_at_s:
             return []
+        return self._kill(
+            attempt, f"still there {self.settings.grace_s:g} s after the polite signal: killing it"
+        )
+
+    def _kill(self, attempt: Attempt, text: str) -> list[Effect]:
         attempt.kill_at_s = None
-        text = f"still there {self.settings.grace_s:g} s after the polite signal: killing it"
-        return [LogDecision(attempt.key, text), SignalTrial(attempt.key, kill=True)]
+        return [LogDecision(attempt.key, text), events.SignalTrial(attempt.key, kill=True)]
 
     # ---- the attempts that are not closed
 
-    def _note_growth(self, event: StreamsGrew) -> list[Effect]:
+    def _note_growth(self, event: events.StreamsGrew) -> list[Effect]:
         attempt = self.attempts.get(event.key)
         if attempt is None:
             return []
-        before = attempt.replication.over_quota
         effects = self._warn_of_truncation(attempt, event.sizes)
         attempt.replication.grew(event.sizes)
-        return effects + self._tell_limits(attempt, before, event.key)
+        return effects + self._report_limits(attempt, event.key)
 
-    def _warn_of_truncation(self, attempt: Attempt, sizes: Offsets) -> list[Effect]:
+    def _warn_of_truncation(self, attempt: Attempt, sizes: m.Offsets) -> list[Effect]:
         truncated = attempt.replication.truncated(sizes)
         return [
             effect for stream in truncated for effect in self._warn(attempt, stream, FileChange.TRUNCATED)
@@ -406,36 +344,43 @@ class Keeper:
         if stream in attempt.warnings:
             return []
         text = attempt.warnings[stream] = file_warning(stream, change)
+        return self._amend(attempt, text)
+
+    def _amend(self, attempt: Attempt, text: str) -> list[Effect]:
+        """Log a change to the attempt's files; record and report the end again if it was before."""
         if attempt.ended is None:
             return [LogDecision(attempt.key, text)]
-        attempt.ended = replace(attempt.ended, warnings=tuple(attempt.warnings.values()))
-        return [LogDecision(None, text), RecordExit(attempt.ended), *self._tell_end(attempt)]
+        attempt.ended = replace(
+            attempt.ended,
+            final_sizes=attempt.replication.final_sizes(attempt.ended.final_sizes),
+            warnings=tuple(attempt.warnings.values()),
+        )
+        return [LogDecision(None, text), events.RecordExit(attempt.ended), *self._report(attempt.ended)]
 
-    def _note_change(self, event: StreamChanged) -> list[Effect]:
+    def _note_change(self, event: events.StreamChanged) -> list[Effect]:
         attempt = self.attempts.get(event.key)
         if attempt is None or event.stream not in attempt.replication.streams:
             return []
         return self._warn(attempt, event.stream, event.change)
 
-    def _tell_limits(
-        self, attempt: Attempt, before: Collection[Stream], key: AttemptKey | None
-    ) -> list[Effect]:
+    def _report_limits(self, attempt: Attempt, key: AttemptKey | None) -> list[Effect]:
+        new = [stream for stream in attempt.replication.over_quota if stream not in attempt.over_quota]
+        attempt.over_quota.update(new)
         return [
             LogDecision(
                 key,
                 f"{stream.value} has reached the {QUOTA_BYTES[stream]} bytes that are collected of it; "
                 "what follows stays in its file and is not sent",
             )
-            for stream in attempt.replication.over_quota
-            if stream not in before
+            for stream in new
         ]
 
-    def is_due(self, effect: SendChunk) -> bool:
+    def is_due(self, effect: events.SendChunk) -> bool:
         """True if the chunk is still to be sent, after the outcome of earlier chunks of the same round."""
         attempt = self.attempts.get(effect.key)
         return attempt is not None and attempt.replication.is_due(effect.chunk)
 
-    def _note_cut(self, event: StreamTruncated) -> list[Effect]:
+    def _note_truncation(self, event: events.StreamTruncated) -> list[Effect]:
         attempt = self.attempts[event.key]
         end = attempt.replication.cut(event.stream, event.offset, event.size)
         text = (
@@ -443,14 +388,7 @@ class Keeper:
             "delivered, the other streams go on; let the command append to its files only"
         )
         attempt.warnings.setdefault(event.stream, file_warning(event.stream, FileChange.TRUNCATED))
-        if attempt.ended is None:
-            return [LogDecision(event.key, text)]
-        attempt.ended = replace(
-            attempt.ended,
-            final_sizes=attempt.replication.final_sizes(attempt.ended.final_sizes),
-            warnings=tuple(attempt.warnings.values()),
-        )
-        return [LogDecision(None, text), RecordExit(attempt.ended), *self._tell_end(attempt)]
+        return self._amend(attempt, text)
 
     def _close(self, attempt: Attempt, now_s: float) -> list[Effect]:
         if attempt.ended is None:
@@ -458,9 +396,9 @@ class Keeper:
             return self._stop(ExitReason.JOB_LOST, now_s)
         attempt.apply(AttemptEvent.CLOSED)
         del self.attempts[attempt.key]
-        return [ReleaseAttempt(attempt.key)]
+        return [events.ReleaseAttempt(attempt.key)]
 
-    def _note_durable(self, entry: AttemptOffsets, now_s: float) -> list[Effect]:
+    def _note_durable(self, entry: m.AttemptOffsets, now_s: float) -> list[Effect]:
         self._note_progress(now_s)
         attempt = self.attempts.get(entry.key)
         if attempt is None:
@@ -470,7 +408,7 @@ class Keeper:
 
     def _chunks(self) -> list[Effect]:
         return [
-            SendChunk(attempt.key, chunk)
+            events.SendChunk(attempt.key, chunk)
             for attempt in self.attempts.values()
             for chunk in attempt.replication.next_chunks()
         ]
@@ -481,22 +419,22 @@ class Keeper:
         if not self.link.is_due(now_s):
             return []
         self.link.apply(LinkEvent.DUE, now_s)
-        return [OpenLink(tuple(self.attempts))]
+        return [events.OpenLink(tuple(self.attempts))]
 
-    def _note_link(self, event: LinkOpened, now_s: float) -> list[Effect]:
+    def _note_link(self, event: events.LinkOpened, now_s: float) -> list[Effect]:
         self.link.apply(LinkEvent.OPENED, now_s)
         self._was_linked = True
         self._note_progress(now_s)
         known = {entry.key: entry for entry in event.welcome.attempts}
         effects: list[Effect] = []
         for attempt in list(self.attempts.values()):
-            entry = known.get(attempt.key, AttemptOffsets(attempt.key, {}))
+            entry = known.get(attempt.key, m.AttemptOffsets(attempt.key, {}))
             attempt.replication.link_came_up(entry.offsets)
             if entry.closed:
                 effects += self._close(attempt, now_s)
             else:
-                effects += [*self._tell_start(attempt), *self._tell_end(attempt)]
-        return effects + self._tell_idle()
+                effects += [*self._report(attempt.started), *self._report(attempt.ended)]
+        return effects + self._report_idle()
 
     def _note_progress(self, now_s: float) -> None:
         linger_s = self.settings.linger_s
@@ -504,15 +442,17 @@ class Keeper:
             linger_s if self._was_linked else min(linger_s, LINGER_NEVER_CONNECTED_S)
         )
 
-    def _note_link_down(self, event: LinkEvent, text: str, now_s: float) -> list[Effect]:
-        self.link.apply(event, now_s)
+    def _note_link_down(
+        self, change: LinkEvent, what: str, event: events.LinkLost | events.LinkRefused, now_s: float
+    ) -> list[Effect]:
+        self.link.apply(change, now_s)
         for attempt in self.attempts.values():
             attempt.replication.link_went_down()
-        if event is LinkEvent.REFUSED and self.current is None:
+        if change is LinkEvent.REFUSED and self.current is None:
             self._idle_since_s = now_s  # another manager may come and accept this job
         # One log line per outage, however many attempts it lasts; each refusal is logged.
-        is_news = self.link.state is LinkState.REFUSED or self.link.failures == 1
-        return [LogDecision(None, text)] if is_news else []
+        is_new = self.link.state is LinkState.REFUSED or self.link.failures == 1
+        return [LogDecision(None, f"{what}: {event.cause}")] if is_new else []
 
     # ---- the end
 
@@ -522,12 +462,13 @@ class Keeper:
             self._queue.clear()  # the manager reassigns them to another job
             self._note_progress(now_s)
 
-    def _taint(self, why: str, now_s: float) -> list[Effect]:
-        if not self.settings.is_reused:
-            return []
+    def _leave(self, code: int, why: str, now_s: float) -> list[Effect]:
         self._start_leaving(now_s)
-        self._own_code = KeeperExit.TAINTED
+        self._own_code = code
         return [LogDecision(None, f"leaving: {why}")]
+
+    def _taint(self, why: str, now_s: float) -> list[Effect]:
+        return self._leave(KeeperExit.TAINTED, why, now_s) if self.settings.is_reused else []
 
     @property
     def _idle_until_s(self) -> float:
@@ -542,14 +483,13 @@ class Keeper:
     def _leave_when_idle_too_long(self, now_s: float) -> list[Effect]:
         if self.current is not None or self._is_leaving or now_s < self._idle_until_s:
             return []
-        self._start_leaving(now_s)
         if self.link.state is LinkState.REFUSED:
-            self._own_code = KeeperExit.REFUSED
-            return [LogDecision(None, "leaving: the manager gives this job no trials")]
+            return self._leave(KeeperExit.REFUSED, "the manager gives this job no trials", now_s)
         if not self._was_linked:
-            self._own_code = KeeperExit.MANAGER_UNREACHABLE
-            return [LogDecision(None, f"leaving: {KeeperExit.MANAGER_UNREACHABLE.meaning}")]
-        return [LogDecision(None, f"leaving: no trial has come for {self.settings.idle_timeout_s:g} s")]
+            code = KeeperExit.MANAGER_UNREACHABLE
+            return self._leave(code, code.meaning, now_s)
+        why = f"no trial has come for {self.settings.idle_timeout_s:g} s"
+        return self._leave(self._own_code, why, now_s)
 
     def _exit_when_done(self, now_s: float) -> list[Effect]:
         if self.current is not None or not self._is_leaving or not (self._served or self.settings.is_reused):
@@ -557,21 +497,4 @@ class Keeper:
         if self.attempts and not self._is_draining and now_s < self._lingers_until_s:
             return []
         self._exit_code = self._own_code
-        return [ExitKeeper(self._exit_code)]
-
-
-def _told_shortage(shortage: OutOfMemory) -> str:
-    if shortage.limit_bytes is not None:
-        found = f"the container's memory limit of {_told_size(shortage.limit_bytes)} was reached"
-    else:
-        found = "the machine's memory was full"
-        if shortage.peak_bytes is not None:
-            found += f" (this container has used up to {_told_size(shortage.peak_bytes)} of it)"
-    return (
-        f"{found}, and the kernel killed a process of the trial; "
-        "ask for more memory in the experiment file or use a smaller batch"
-    )
-
-
-def _told_size(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):.0f} MiB"
+        return [events.ExitKeeper(self._exit_code)]

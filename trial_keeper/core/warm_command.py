@@ -8,8 +8,7 @@ _PYTHON = re.compile(r"(?:[A-Za-z0-9_@%+:,./-]*/)?python(?:3(?:\.[0-9]+)?)?")
 # Characters without a special meaning to bash anywhere in a word. `=` has one in the first word, which is the interpreter's;
 # `~` is excluded because bash replaces it in some places.
 _PLAIN = r"[A-Za-z0-9_@%+=:,./-]"
-_PIECE = re.compile(rf"""(?P<plain>{_PLAIN}+)|'(?P<single>[^'\0]*)'|"(?P<double>[^"$`\\\0]*)\"""")
-_BLANKS = re.compile(r"[ \t]+")
+_WORDS = re.compile(rf"""(?:{_PLAIN}|[ \t]|'[^'\0]*'|"[^"$`\\\0]*\")*""")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,32 +29,16 @@ def warm_command(command: str) -> WarmCommand | None:
     Supports quotes whose content bash would take literally. Does not support variables, wildcards, redirections, several
     commands, assignments before the command, and options of the interpreter other than `-u`.
     """
-    words = _words(command.strip(" \t\n"))
-    if words is None or not words or not _PYTHON.fullmatch(words[0]):
+    text = command.strip(" \t\n")
+    if not _WORDS.fullmatch(text):
         return None
-    python, *rest = words
+    import shlex  # here, since few keepers need it
+
+    python, *rest = shlex.split(text) or [""]
+    if not _PYTHON.fullmatch(python):
+        return None
     is_unbuffered = rest[:1] == ["-u"]
     script, *arguments = rest[is_unbuffered:] or [""]
     if not script.endswith(".py") or script.startswith("-"):
         return None
     return WarmCommand(python, script, tuple(arguments), is_unbuffered)
-
-
-def _words(text: str) -> list[str] | None:
-    """Split the text into the words that bash would see; None if it contains anything but words."""
-    words: list[str] = []
-    at, is_inside_word = 0, False
-    while at < len(text):
-        if (blanks := _BLANKS.match(text, at)) is not None:
-            at, is_inside_word = blanks.end(), False
-            continue
-        piece = _PIECE.match(text, at)
-        if piece is None:
-            return None
-        content = piece[piece.lastgroup or 0]
-        if is_inside_word:
-            words[-1] += content
-        else:
-            words.append(content)
-        at, is_inside_word = piece.end(), True
-    return words

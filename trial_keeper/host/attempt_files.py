@@ -25,13 +25,12 @@ from trial_keeper.wire.file_changes import FileChange
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.safe_open import open_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
-from trial_keeper.wire.small_files import read_all, write_all
+from trial_keeper.wire.small_files import read_all, replace_file, write_all
 from trial_keeper.wire.workspace import (
     AttemptDocument,
     AttemptFolder,
     TrialDocument,
     Workspace,
-    replace_file,
 )
 
 # An NFS client may report "no such file" this long after another has created it; twice the measured 3 s.
@@ -40,6 +39,11 @@ _RETRY_DELAY_S = 0.2
 # Two records rarely end in as many equal bytes: each has its own sequence number.
 _COMPARED_BYTES = 64
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
+_NOT_WRITABLE: dict[int | None, tuple[type[WorkspaceNotWritable], str]] = {
+    errno.EROFS: (MountReadOnly, "mount it read-write"),
+    errno.ENOSPC: (MountFull, "free some space there"),
+    errno.EDQUOT: (MountFull, "free some space there or ask for more quota"),
+}
 
 Found = TypeVar("Found")
 
@@ -191,12 +195,9 @@ def not_readable(path: Path, error: OSError) -> MountUnreadable:
 def not_writable(path: Path, error: OSError) -> WorkspaceNotWritable:
     """Build the error for a workspace that cannot be written. `path` is a folder there."""
     beginning = f"cannot write in the workspace {path}: {error.strerror}"
-    if error.errno == errno.EROFS:
-        return MountReadOnly(f"{beginning}; mount it read-write")
-    if error.errno == errno.ENOSPC:
-        return MountFull(f"{beginning}; free some space there")
-    if error.errno == errno.EDQUOT:
-        return MountFull(f"{beginning}; free some space there or ask for more quota")
+    if error.errno in _NOT_WRITABLE:
+        kind, remedy = _NOT_WRITABLE[error.errno]
+        return kind(f"{beginning}; {remedy}")
     if error.errno in _FORBIDDEN:
         user = os.geteuid()
         # Root may write anywhere, except where the server maps it to another user.
@@ -239,13 +240,11 @@ class Tail:
 
     def sizes(self, streams: Iterable[Stream] | None = None) -> dict[Stream, int]:
         """The current sizes of these streams, or of all, in bytes."""
-        looked_at = tuple(self._paths if streams is None else streams)
-        for stream in looked_at:
-            try:
-                self._sizes[stream] = os.fstat(self._descriptor(stream)).st_size
-            except OSError:
-                self._let_go(stream)
-        return {stream: self._sizes[stream] for stream in looked_at}
+        polled = tuple(self._paths if streams is None else streams)
+        for stream in polled:
+            if (size := self._size_now(stream)) is not None:
+                self._sizes[stream] = size
+        return {stream: self._sizes[stream] for stream in polled}
 
     def read(self, stream: Stream, offset: int, size_bytes: int) -> bytes:
         """Read bytes of a stream; returns fewer only if the file was truncated, or cannot be read now."""
@@ -295,12 +294,15 @@ class Tail:
 
     def truncated_size(self, stream: Stream, promised: int) -> int | None:
         """Return the size of a file with fewer than the `promised` bytes; None if it has them, or cannot be read now."""
+        size = self._size_now(stream)
+        return size if size is not None and size < promised else None
+
+    def _size_now(self, stream: Stream) -> int | None:
         try:
-            size = os.fstat(self._descriptor(stream)).st_size
+            return os.fstat(self._descriptor(stream)).st_size
         except OSError:
             self._let_go(stream)
             return None
-        return size if size < promised else None
 
     def last_text(self, stream: Stream, longest_bytes: int) -> str:
         """Return the end of a stream as text, from the start of a line if possible."""

@@ -13,7 +13,6 @@ import socket
 import subprocess
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from enum import Enum
@@ -26,7 +25,7 @@ from trial_keeper.host.gpus import Gpus, GpusUnseen, NvmlMissing
 from trial_keeper.host.mount import check_writing, look_at, written_folder
 from trial_keeper.settings import SettingValue, read_settings
 from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
-from trial_keeper.wire.listener_uid import UntrustedListener, verify_listener_uid
+from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
 from trial_keeper.wire.messages import Hello, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.signatures import DocumentInvalid
@@ -38,9 +37,6 @@ MAX_STEP_S = 4.5
 MAX_CHECK_S = 8.0
 # A larger skew only makes the times of a trial look wrong.
 MAX_SKEW_S = 5.0
-# Below the first a metric may not fit; below the second a trial's own files soon will not.
-_MIN_FREE_BYTES, _FEW_FREE_BYTES = 2**24, 2**30
-_MIN_FREE_INODES, _FEW_FREE_INODES = 100, 10_000
 _MIB, _GIB = 2**20, 2**30
 
 
@@ -51,6 +47,10 @@ class Outcome(str, Enum):
     WARN = "WARN"
     FAIL = "FAIL"
     SKIP = "SKIP"
+
+
+# Bytes and inodes. Below the first a metric may not fit; below the second a trial's own files soon will not.
+_LEAST_FREE = ((Outcome.FAIL, 2**24, 100), (Outcome.WARN, 2**30, 10_000))
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ class Finding:
 
 
 Check = Callable[[], Finding]
+NetworkCheck = Callable[[str, Mapping[str, SettingValue]], Finding]
 
 
 def report(examined: Iterable[Finding], say: Callable[[str], None], *, as_json: bool) -> int:
@@ -90,33 +91,33 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
     values, problems = read_settings(environ)
     yield check_settings(values, problems)
     yield bounded("bash", check_bash)
-    read = None
+    read: list[tuple[ManagerDocument, int]] = []
     root = values.get("workspace")
     if root is None:
-        why = "no TRIAL_KEEPER_WORKSPACE says where it is"
-        yield from (
-            Finding(name, Outcome.SKIP, why) for name in ("mount", "write", "space", "clock", "manager")
-        )
+        for name in ("mount", "write", "space", "clock", "manager"):
+            yield Finding(name, Outcome.SKIP, "no TRIAL_KEEPER_WORKSPACE says where it is")
     else:
         workspace = Workspace(Path(str(root)))
         mount = Path(str(values.get("mount") or root))
         yield bounded("mount", lambda: check_mount(mount, workspace))
-        trial_id = values.get("trial_id")
-        yield bounded(
-            "write",
-            lambda: check_write(written_folder(workspace, None if trial_id is None else str(trial_id))),
-        )
+        trial_id = str(values["trial_id"]) if "trial_id" in values else None
+        yield bounded("write", lambda: check_write(written_folder(workspace, trial_id)))
         yield bounded("space", lambda: check_space(workspace.root))
         yield bounded("clock", lambda: check_clock(workspace.root))
-        yield bounded("manager", lambda: check_manager_document(workspace, values))
-        read = _read_document(workspace)
-    if read is None:
-        why = "no manager.json says which manager"
-        yield from (Finding(name, Outcome.SKIP, why) for name in ("version", "name", "tcp", "tls", "grpc"))
+        yield bounded("manager", lambda: check_manager_document(workspace, values, read.append))
+    if not read:
+        for name in ("version", "name", "tcp", "tls", "grpc"):
+            yield Finding(name, Outcome.SKIP, "no manager.json says which manager")
     else:
-        document, manager_uid = read
+        ((document, manager_uid),) = read
         yield check_version(document.version, is_asked=values.get("version_check", True) is True)
-        for name, check in _network_checks(document.certificate, manager_uid):
+        network_checks: tuple[tuple[str, NetworkCheck], ...] = (
+            ("name", check_name),
+            ("tcp", check_tcp),
+            ("tls", partial(check_tls, document.certificate)),
+            ("grpc", partial(check_service, document.certificate, manager_uid)),
+        )
+        for name, check in network_checks:
             yield from at_each(name, check, document.addresses, values)
     yield bounded("gpu", check_gpus)
 
@@ -125,21 +126,19 @@ def bounded(name: str, check: Check, limit_s: float = MAX_CHECK_S) -> Finding:
     """Run the check with a time limit. A timeout or an exception becomes a failed finding."""
     found: queue.SimpleQueue[Finding] = queue.SimpleQueue()
 
-    def look() -> None:
+    def run() -> None:
         try:
             found.put(check())
         except Exception as error:  # noqa: BLE001 - one broken check must not hide the others
             found.put(_fail(name, f"the check itself broke: {error!r}", "report it as a bug of trial-keeper"))
 
     # A daemon thread: one that hangs must not block the exit.
-    threading.Thread(target=look, name=f"doctor {name}", daemon=True).start()
+    threading.Thread(target=run, name=f"doctor {name}", daemon=True).start()
     try:
         return found.get(timeout=limit_s)
     except queue.Empty:
         return _fail(
-            name,
-            f"no answer within {limit_s:g} s",
-            "see whether the shared storage or the network hangs",
+            name, f"no answer within {limit_s:g} s", "see whether the shared storage or the network hangs"
         )
 
 
@@ -180,9 +179,9 @@ def check_gpus() -> Finding:
     try:
         gpus = Gpus()
     except NvmlMissing as error:
-        return _of_error("gpu", Outcome.WARN if devices else Outcome.SKIP, error)
+        return _of_text("gpu", Outcome.WARN if devices else Outcome.SKIP, str(error))
     except GpusUnseen as error:
-        return _of_error("gpu", Outcome.FAIL if devices else Outcome.SKIP, error)
+        return _of_text("gpu", Outcome.FAIL if devices else Outcome.SKIP, str(error))
     if not len(gpus):
         return Finding("gpu", Outcome.SKIP, "the driver shows no GPU")
     return _ok("gpu", f"{len(gpus)}: {', '.join(gpus.names())}")
@@ -203,7 +202,7 @@ def check_mount(mount: Path, workspace: Workspace) -> Finding:
 def check_write(folder: Path) -> Finding:
     """Check that this user can create and remove files there, and report which user owns them."""
     try:
-        owner = check_writing(folder)
+        owner = check_writing(folder).st_uid
         folder_owner = folder.stat().st_uid
     except KeeperError as error:
         return _of_keeper_error("write", error)
@@ -223,18 +222,16 @@ def check_space(root: Path) -> Finding:
     try:
         status = os.statvfs(root)
     except OSError as error:
-        return Finding("space", Outcome.SKIP, f"cannot look at {root}: {error.strerror}")
+        return Finding("space", Outcome.SKIP, f"cannot examine {root}: {error.strerror}")
     free, whole = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     # Some file systems allocate inodes on demand, and report a count of 0.
     inodes = status.f_favail if status.f_files else None
     found = f"{_size(free)} of {_size(whole)} free"
     if inodes is not None:
         found += f", {inodes} inodes free"
-    remedy = "remove what is not needed there, or ask for more quota"
-    if free < _MIN_FREE_BYTES or (inodes is not None and inodes < _MIN_FREE_INODES):
-        return _fail("space", found, remedy)
-    if free < _FEW_FREE_BYTES or (inodes is not None and inodes < _FEW_FREE_INODES):
-        return Finding("space", Outcome.WARN, found, remedy)
+    for outcome, least_bytes, least_inodes in _LEAST_FREE:
+        if free < least_bytes or (inodes is not None and inodes < least_inodes):
+            return Finding("space", outcome, found, "remove what is not needed there, or ask for more quota")
     return _ok("space", found)
 
 
@@ -242,10 +239,9 @@ def check_clock(root: Path) -> Finding:
     """Measure this clock's skew from the shared storage's clock, with a file that was just written."""
     before_s = time.time()
     try:
-        with _TemporaryFile(root) as path:
-            written_s = path.stat().st_mtime
-    except OSError as error:
-        return Finding("clock", Outcome.SKIP, f"no file can be written to compare with: {error.strerror}")
+        written_s = check_writing(root).st_mtime
+    except KeeperError as error:
+        return Finding("clock", Outcome.SKIP, f"no file can be written to compare with: {_cause(error)}")
     return clock_finding(before_s, written_s, time.time())
 
 
@@ -261,54 +257,33 @@ def clock_finding(before_s: float, written_s: float, after_s: float) -> Finding:
     return _ok("clock", found)
 
 
-class _TemporaryFile:
-    """A file of one byte, synced to the storage, and removed on exit."""
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / f".doctor-{uuid.uuid4().hex}"
-
-    def __enter__(self) -> Path:
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(descriptor, b"\n")
-            os.fsync(descriptor)
-        except OSError:
-            self._path.unlink()
-            raise
-        finally:
-            os.close(descriptor)
-        return self._path
-
-    def __exit__(self, *_: object) -> None:
-        self._path.unlink()
-
-
 def _file_system(path: Path) -> str:
     """Return the type and source of the file system that holds the path."""
-    best, found = "", "an unknown file system"
+    import psutil  # here, since only this check needs its 15 ms
+
     real = path.resolve()
-    try:
-        mounts = Path("/proc/self/mounts").read_text(errors="replace").splitlines()
-    except OSError:
-        return found
-    for line in mounts:
-        source, point, kind, *_ = line.split(" ")
-        point = point.replace("\\040", " ")
+    with contextlib.suppress(OSError, ValueError):  # no /proc, or no mount
+        mounts = [each for each in psutil.disk_partitions(all=True) if real.is_relative_to(each.mountpoint)]
         # A later mount on the same point hides the earlier one.
-        if real.is_relative_to(point) and len(point) >= len(best):
-            best, found = point, f"{kind} ({source})"
-    return found
+        found = max(reversed(mounts), key=lambda each: len(each.mountpoint))
+        return f"{found.fstype} ({found.device})"
+    return "an unknown file system"
 
 
 # ---- the manager
 
 
-def check_manager_document(workspace: Workspace, values: Mapping[str, SettingValue]) -> Finding:
-    """Check that manager.json names the address of this experiment's manager."""
+def check_manager_document(
+    workspace: Workspace,
+    values: Mapping[str, SettingValue],
+    keep: Callable[[tuple[ManagerDocument, int]], None],
+) -> Finding:
+    """Check that manager.json names the address of this experiment's manager. `keep` receives it with its owner's uid."""
     path = workspace.manager_json
     remedy = "let the manager write it again with `nnictl resume`"
     try:
         document = ManagerDocument.from_bytes(path.read_bytes())
+        keep((document, path.stat().st_uid))
     except FileNotFoundError:
         return _fail(
             "manager",
@@ -332,19 +307,6 @@ def check_manager_document(workspace: Workspace, values: Mapping[str, SettingVal
     return _ok("manager", found)
 
 
-def _read_document(workspace: Workspace) -> tuple[ManagerDocument, int] | None:
-    """Return manager.json and the uid of its owner; None if it is unreadable, or the read hangs."""
-    found: list[tuple[ManagerDocument, int]] = []
-
-    def read() -> Finding:
-        document = ManagerDocument.from_bytes(workspace.manager_json.read_bytes())
-        found.append((document, workspace.manager_json.stat().st_uid))
-        return _ok("manager", "")
-
-    bounded("manager", read)
-    return found[0] if found else None
-
-
 def check_version(manager: str, *, is_asked: bool) -> Finding:
     """Apply the version rule, as a keeper does before it runs anything."""
     found = f"keeper {__version__}, manager {manager}"
@@ -357,7 +319,7 @@ def check_version(manager: str, *, is_asked: bool) -> Finding:
 
 def check_name(address: str, _: Mapping[str, SettingValue]) -> Finding:
     """Resolve the manager's host name."""
-    host, port = _split(address)
+    host, port = host_and_port(address)
     try:
         numbers = sorted(
             {str(entry[4][0]) for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
@@ -377,7 +339,7 @@ def check_tcp(address: str, _: Mapping[str, SettingValue]) -> Finding:
     """Connect to the manager's address."""
     began_s = time.monotonic()
     try:
-        with socket.create_connection(_split(address), timeout=MAX_STEP_S):
+        with socket.create_connection(host_and_port(address), timeout=MAX_STEP_S):
             return _ok("tcp", f"{address} answers in {1000 * (time.monotonic() - began_s):.1f} ms")
     except ConnectionRefusedError:
         return _fail(
@@ -427,8 +389,7 @@ def check_service(
         return Finding("grpc", Outcome.SKIP, f"cannot say Hello without {', '.join(missing)}")
     import grpc  # here, since only this check needs the 80 ms of its import
 
-    from trial_keeper.host.link import CHANNEL_OPTIONS
-    from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials
+    from trial_keeper.host.link import open_channel
     from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 
     if certificate is not None:
@@ -439,7 +400,7 @@ def check_service(
         # The connection itself reports an address without a listener.
         with contextlib.suppress(ConnectionRefusedError):
             try:
-                verify_listener_uid(*_split(address), [manager_uid])
+                verify_listener_uid(*host_and_port(address), [manager_uid])
             except UntrustedListener as error:
                 return _fail(
                     "grpc", str(error), "`nnictl resume` brings the manager back, at a port of its own"
@@ -448,13 +409,7 @@ def check_service(
     hello = Hello(__version__, str(values["experiment_id"]), job_id, "doctor", is_probe=True)
     began_s = time.monotonic()
     # The call carries the token, so only after the listener has been verified.
-    with (
-        grpc.insecure_channel(address, options=CHANNEL_OPTIONS)
-        if certificate is None
-        else grpc.secure_channel(
-            address, channel_credentials(certificate), options=[*CHANNEL_OPTIONS, *TLS_OPTIONS]
-        )
-    ) as channel:
+    with open_channel(grpc, address, certificate) as channel:
         call = KeeperServiceStub(channel).Connect(
             iter([keeper_message_to_pb(hello)]),
             metadata=((JOB_KEY, job_id), (TOKEN_KEY, token)),
@@ -492,18 +447,6 @@ def _refusal(address: str, error: Exception) -> Finding:
     )
 
 
-NetworkCheck = Callable[[str, Mapping[str, SettingValue]], Finding]
-
-
-def _network_checks(certificate: str | None, manager_uid: int) -> tuple[tuple[str, NetworkCheck], ...]:
-    return (
-        ("name", check_name),
-        ("tcp", check_tcp),
-        ("tls", partial(check_tls, certificate)),
-        ("grpc", partial(check_service, certificate, manager_uid)),
-    )
-
-
 def at_each(
     name: str,
     check: NetworkCheck,
@@ -535,19 +478,14 @@ def _of_keeper_error(check: str, error: KeeperError) -> Finding:
     return _fail(check, f"{found} (a keeper ends with {int(error.exit_code)})", remedy)
 
 
-def _of_error(check: str, outcome: Outcome, error: Exception) -> Finding:
-    return _of_text(check, outcome, str(error))
+def _cause(error: KeeperError) -> str:
+    return str(error.__cause__.strerror) if isinstance(error.__cause__, OSError) else str(error)
 
 
 def _of_text(check: str, outcome: Outcome, text: str) -> Finding:
     """Split one of our own messages, which end with the remedy, into a finding."""
     found, _, remedy = text.partition("; ")
     return Finding(check, outcome, found, remedy)
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _size(size_bytes: int) -> str:

@@ -1,4 +1,8 @@
-"""Executes the keeper's effects: the one event loop of a keeper process."""
+"""Executes the keeper's effects: the one event loop of a keeper process.
+
+It is one class despite its length: every effect needs the same loop, link, process and attempts. All decisions are in
+`core.keeper`.
+"""
 
 import asyncio
 import contextlib
@@ -12,37 +16,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from trial_keeper import __version__
+from trial_keeper.core import events
 from trial_keeper.core.environment import trial_environ
-from trial_keeper.core.events import (
-    CleanupFinished,
-    Effect,
-    Event,
-    ExitKeeper,
-    LogDecision,
-    ManagerMoved,
-    MeasureMetrics,
-    MetricsMeasured,
-    OpenLink,
-    OutOfMemory,
-    PreparationFailed,
-    PrepareTrial,
-    PrewarmTrial,
-    RecordExit,
-    ReleaseAttempt,
-    Send,
-    SendChunk,
-    SignalReceived,
-    SignalTrial,
-    SpawnFailed,
-    SpawnTrial,
-    StreamChanged,
-    StreamsGrew,
-    StreamTruncated,
-    TimerFired,
-    TrialAssigned,
-    TrialExited,
-    TrialSpawned,
-)
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.errors import KeeperError
 from trial_keeper.exit_codes import of_signal
@@ -59,21 +34,21 @@ from trial_keeper.host.file_watcher import SLOW_LOOK_S, FileWatcher
 from trial_keeper.host.mount import with_code
 from trial_keeper.host.orphan_reaper import OrphanReaper
 from trial_keeper.host.output_forwarder import OutputForwarder
-from trial_keeper.host.process import TrialProcess, adopt_orphans, ancestors, descendants
+from trial_keeper.host.process import TrialProcess
 from trial_keeper.host.usage import UsageSampler, UsageWatch
 from trial_keeper.host.warm_starts import WarmStarts
+from trial_keeper.processes import adopt_orphans, ancestors, descendants
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Offsets, Stream, TrialEnded, Usage
 from trial_keeper.wire.safe_open import open_beneath
 from trial_keeper.wire.signatures import DocumentInvalid
-from trial_keeper.wire.small_files import write_all
+from trial_keeper.wire.small_files import replace_file, write_all
 from trial_keeper.wire.workspace import (
     MARKER,
     AttemptFolder,
     TrialDocument,
     Workspace,
     exit_to_bytes,
-    replace_file,
     stop_from_bytes,
 )
 
@@ -161,8 +136,11 @@ class Host:
         self._memory = MemoryCgroup.own()
         self._shared_memory = False
         self._shared_memory_at_s = -_SHARED_MEMORY_LOOK_S
-        self._stdout = OutputForwarder(1) if settings.relay_output else None
         self._stderr = OutputForwarder(2)
+        self._forwarders: dict[Stream, OutputForwarder] = {}
+        """Of the trial's output, if it is copied to the keeper's own."""
+        if settings.relay_output:
+            self._forwarders = {Stream.STDOUT: OutputForwarder(1), Stream.STDERR: self._stderr}
         self._showing: asyncio.TimerHandle | None = None
         self._shown_at_s = -_LINES_REST_S
         """When its thread was last woken for lines, on the loop's clock."""
@@ -174,7 +152,7 @@ class Host:
             environ = self._common_environ() | {MARKER: self._warm_marker[0]}
             self._warm = WarmStarts(settings.warm_imports, environ, self._say, self._register)
         self._link: ManagerLink | None = None
-        self._waiting_for_loop: list[Effect] = []
+        self._waiting_for_loop: list[events.Effect] = []
         self._early_signals: list[int] = []
         self._exit_code: int | None = None
         self._failure: Exception | None = None
@@ -186,9 +164,9 @@ class Host:
             signal.signal(number, lambda received, _: self._early_signals.append(received))
 
     def begin(self, trial: TrialDocument, key: AttemptKey, folder: AttemptFolder) -> None:
-        """Start the single trial of a job without reuse."""
+        """Start a prepared trial; the single one of a job without reuse before `run`."""
         self._attempts[key] = _Attempt(key, trial, folder)
-        self._handle(TrialAssigned(key))
+        self._handle(events.TrialAssigned(key))
 
     async def run(self) -> int:
         """Run until the keeper decides to exit. Returns its exit code. On any exception no trial process is left."""
@@ -211,15 +189,15 @@ class Host:
         self._link.limit_log_rate(are_paced=self._process is not None)
         loop.add_signal_handler(signal.SIGCHLD, self._note_ended_child)
         for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._handle, SignalReceived(number))
+            loop.add_signal_handler(number, self._handle, events.SignalReceived(number))
         for early in self._early_signals:
-            self._handle(SignalReceived(early))
+            self._handle(events.SignalReceived(early))
         deferred, self._waiting_for_loop = self._waiting_for_loop, []
         self._perform(deferred)
         self._watch_usage()
         self._look_at_process()
         watchers = [loop.create_task(self._watch_files()), loop.create_task(self._watch_manager())]
-        self._handle(TimerFired())
+        self._handle(events.TimerFired())
         try:
             await self._done.wait()
         finally:
@@ -227,8 +205,8 @@ class Host:
                 watcher.cancel()
             await asyncio.gather(*watchers, return_exceptions=True)
             await self._link.close()
-            relays = [relay for relay in (self._stdout, self._stderr) if relay is not None]
-            await asyncio.gather(*(loop.run_in_executor(None, relay.finish) for relay in relays))
+            forwarders = {self._stderr, *self._forwarders.values()}
+            await asyncio.gather(*(loop.run_in_executor(None, each.finish) for each in forwarders))
             for attempt in list(self._attempts.values()):
                 self._release(attempt.key)
             self._news.close()
@@ -238,7 +216,7 @@ class Host:
 
     # ---- events
 
-    def _handle(self, event: Event) -> None:
+    def _handle(self, event: events.Event) -> None:
         try:
             self._perform(self._keeper.handle(event, time.monotonic()))
             if self._link is not None:
@@ -265,7 +243,7 @@ class Host:
 
     def _pass_time(self) -> None:
         self._timer = None
-        self._handle(TimerFired())
+        self._handle(events.TimerFired())
 
     def _note_ended_child(self) -> None:
         self._look_at_process()
@@ -277,7 +255,7 @@ class Host:
         status = process.poll() if process is not None else None
         if process is None or attempt is None or status is None:
             return
-        leftovers = tuple(f"{leftover.pid} ({leftover.command})" for leftover in process.leftovers())
+        leftovers = process.leftovers()
         self._process = self._current = None
         if self._guard is not None:
             # The warm interpreter stays, and detects the keeper's death only once its modules are imported.
@@ -285,11 +263,11 @@ class Host:
         at_end = self._at_end = self._surroundings(process.seen)
         in_tmp = at_end.in_tmp - attempt.found.in_tmp
         if leftovers or in_tmp:
-            self._handle(CleanupFinished(attempt.key, leftovers, _listed(in_tmp)))
+            self._handle(events.CleanupFinished(attempt.key, leftovers, _listed(in_tmp)))
         attempt.tail.check(self._settings.streams)
         self._tell_changes(attempt)
         self._handle(
-            TrialExited(
+            events.TrialExited(
                 attempt.key,
                 time.monotonic() - attempt.spawned_s,
                 exit_code=status if status >= 0 else None,
@@ -317,13 +295,15 @@ class Host:
             pids,
         )
 
-    def _memory_shortage(self, attempt: _Attempt, at_end: HostBaseline, status: int) -> OutOfMemory | None:
+    def _memory_shortage(
+        self, attempt: _Attempt, at_end: HostBaseline, status: int
+    ) -> events.OutOfMemory | None:
         memory = self._memory
         if memory is None or at_end.oom_kills == attempt.found.oom_kills:
             return None
         if status not in _KILLED and (attempt.shares_memory or self._shares_memory()):
             return None  # the killed process may belong to another job, and this trial failed by itself
-        return OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
+        return events.OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
 
     def _shares_memory(self, longest_ago_s: float = 0.0) -> bool:
         """True if other processes are counted in this keeper's control group, as on a laptop; a container has its own.
@@ -346,11 +326,9 @@ class Host:
 
     @property
     def _watched_streams(self) -> set[Stream]:
-        relayed = (Stream.STDOUT, Stream.STDERR) if self._settings.relay_output else ()
-        return {*self._settings.streams, *relayed}
+        return {*self._settings.streams, *self._forwarders}
 
     async def _watch_files(self) -> None:
-        relays = (self._stdout, self._stderr) if self._settings.relay_output else ()
         while not self._done.is_set():
             grew, longest_s, attempt = False, _IDLE_LOOK_S, self._current
             if attempt is not None:
@@ -358,13 +336,12 @@ class Host:
                 grew = sizes != attempt.sizes
                 if grew:
                     attempt.sizes = sizes
-                    self._handle(StreamsGrew(attempt.key, sizes))
+                    self._handle(events.StreamsGrew(attempt.key, sizes))
                 # The group's last process need not be a child of this one, so its end comes without a signal.
                 is_silent = self._process is not None and self._process.ends_silently
                 longest_s = _GROUP_LOOK_S if is_silent else SLOW_LOOK_S
-            for relay in relays:
-                if relay is not None:
-                    relay.look()
+            for forwarder in self._forwarders.values():
+                forwarder.look()
             await self._news.wait(grew=grew, longest_s=longest_s)
             self._look_at_process()
 
@@ -385,7 +362,7 @@ class Host:
             self._look_for_stop()
             stamp = self._manager_stamp()
             if stamp not in (None, seen):
-                self._handle(ManagerMoved())
+                self._handle(events.ManagerMoved())
             seen = stamp or seen
 
     def _look_for_stop(self) -> None:
@@ -406,41 +383,41 @@ class Host:
 
     # ---- effects
 
-    def _perform(self, effects: Iterable[Effect]) -> None:
+    def _perform(self, effects: Iterable[events.Effect]) -> None:
         for effect in effects:
             match effect:
-                case SendChunk():
+                case events.SendChunk():
                     self._send_chunk(effect)
-                case Send():
+                case events.Send():
                     self._opened_link().send(effect.message)
-                case OpenLink():
+                case events.OpenLink():
                     self._open_link(effect)
-                case PrepareTrial():
+                case events.PrepareTrial():
                     self._prepare(effect.trial_id, effect.attempt_id)
-                case PrewarmTrial():
+                case events.PrewarmTrial():
                     if self._warm is not None:
                         # The running trial and its messages come first.
                         asyncio.get_running_loop().call_soon(
                             self._prewarm_next, effect.trial_id, effect.attempt_id
                         )
-                case SpawnTrial():
+                case events.SpawnTrial():
                     self._spawn(self._attempts[effect.key])
-                case MeasureMetrics():
+                case events.MeasureMetrics():
                     size = self._attempts[effect.key].tail.sizes((Stream.METRICS,))[Stream.METRICS]
-                    self._handle(MetricsMeasured(effect.key, size))
-                case SignalTrial():
+                    self._handle(events.MetricsMeasured(effect.key, size))
+                case events.SignalTrial():
                     if self._process is not None:
                         self._process.signal(kill=effect.kill)
                         self._news.poll_now()
-                case RecordExit():
+                case events.RecordExit():
                     if effect.ended.key not in self._unclaimed:
                         self._unrecorded[effect.ended.key] = effect.ended
                         self._writing(self._record_exits)
-                case ReleaseAttempt():
+                case events.ReleaseAttempt():
                     self._release(effect.key)
-                case LogDecision():
+                case events.LogDecision():
                     self._log(effect)
-                case ExitKeeper():
+                case events.ExitKeeper():
                     self._exit_code = effect.code
                     self._done.set()
 
@@ -459,10 +436,9 @@ class Host:
         except KeeperError as error:
             if not is_claimed:
                 self._unclaimed.add(key)
-            self._handle(PreparationFailed(key, time.time(), error.exit_code, str(error)))
+            self._handle(events.PreparationFailed(key, time.time(), error.exit_code, str(error)))
             return
-        self._attempts[key] = _Attempt(key, trial, folder)
-        self._handle(TrialAssigned(key))
+        self.begin(trial, key, folder)
 
     def _prewarm_next(self, trial_id: str, attempt_id: str) -> None:
         """Prewarm the next trial's process as far as possible without its folder."""
@@ -510,7 +486,7 @@ class Host:
                 )
                 began_s, began_at_s = time.monotonic(), time.time()
         except KeeperError as error:
-            self._handle(SpawnFailed(attempt.key, time.time(), error.exit_code, str(error)))
+            self._handle(events.SpawnFailed(attempt.key, time.time(), error.exit_code, str(error)))
             return
         attempt.shares_memory = self._shares_memory(_SHARED_MEMORY_LOOK_S)  # must not delay the start
         self._current = attempt
@@ -520,10 +496,8 @@ class Host:
             trial.gpu_indices,
             exempt_sessions,
         )
-        if self._settings.relay_output:
-            for relay, path in ((self._stdout, stdout), (self._stderr, stderr)):
-                if relay is not None:
-                    relay.follow(path)
+        for stream, forwarder in self._forwarders.items():
+            forwarder.follow(folder.stream(stream))
         for stream in self._watched_streams:
             rest_s = _METRICS_REST_S if stream is Stream.METRICS else _LOGS_REST_S
             self._news.add(folder.stream(stream), rest_s=rest_s)
@@ -532,7 +506,7 @@ class Host:
             self._link.limit_log_rate(are_paced=True)
         how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
         attempt.spawned_s = began_s
-        self._handle(TrialSpawned(attempt.key, began_at_s, how))
+        self._handle(events.TrialSpawned(attempt.key, began_at_s, how))
         # Opens the files, so that one that the trial replaces later is still tracked.
         attempt.tail.sizes(self._settings.streams)
         self._watch_usage()
@@ -581,7 +555,7 @@ class Host:
             raise AssertionError("a message before the link was opened")
         return self._link
 
-    def _open_link(self, effect: OpenLink) -> None:
+    def _open_link(self, effect: events.OpenLink) -> None:
         if self._link is None:
             self._waiting_for_loop.append(effect)
             return
@@ -597,7 +571,7 @@ class Host:
             )
         )
 
-    def _send_chunk(self, effect: SendChunk) -> None:
+    def _send_chunk(self, effect: events.SendChunk) -> None:
         chunk, attempt = effect.chunk, self._attempts.get(effect.key)
         if attempt is None or not self._keeper.is_due(effect):
             return  # an earlier chunk of the same round could not be read
@@ -605,7 +579,7 @@ class Host:
         if len(data) == chunk.size_bytes:
             self._opened_link().send(Chunk(effect.key, chunk.stream, chunk.offset, data))
         elif (size := attempt.tail.truncated_size(chunk.stream, chunk.offset + chunk.size_bytes)) is not None:
-            self._handle(StreamTruncated(effect.key, chunk.stream, chunk.offset, size))
+            self._handle(events.StreamTruncated(effect.key, chunk.stream, chunk.offset, size))
         else:
             # Later chunks would leave a gap: reconnect and restart from the manager's offset.
             self._opened_link().drop(
@@ -616,12 +590,12 @@ class Host:
 
     def _tell_changes(self, attempt: _Attempt) -> None:
         while attempt.tail.changes:
-            self._handle(StreamChanged(attempt.key, *attempt.tail.changes.popitem()))
+            self._handle(events.StreamChanged(attempt.key, *attempt.tail.changes.popitem()))
 
     def _say(self, text: str) -> None:
-        self._log(LogDecision(None, text))
+        self._log(events.LogDecision(None, text))
 
-    def _log(self, effect: LogDecision) -> None:
+    def _log(self, effect: events.LogDecision) -> None:
         attempt = self._current if effect.key is None else self._attempts.get(effect.key)
         whose = self._settings.job_id if attempt is None else attempt.key
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{whose}] {effect.text}\n"

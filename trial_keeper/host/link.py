@@ -18,7 +18,7 @@ from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
 from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials, verify_certificate
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
-from trial_keeper.wire.listener_uid import UntrustedListener, verify_listener_uid
+from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
 from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, TrialRevoked, Usage, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.signatures import DocumentInvalid
@@ -259,13 +259,12 @@ class ManagerLink:
             return LinkLost(f"cannot read {self._workspace.manager_json}: {error}")
         address = document.addresses[self._tries % len(document.addresses)]
         self._tries += 1
-        async with _channel(address, document.certificate) as channel:
+        async with open_channel(grpc.aio, address, document.certificate) as channel:
             try:
                 await within(CONNECT_TIMEOUT_S, _connected(channel, address, document.certificate))
                 if document.certificate is None:
                     # Without a certificate only the uid shows that the manager still owns this port.
-                    host, _, port = address.rpartition(":")
-                    verify_listener_uid(host, int(port), [manager_uid])
+                    verify_listener_uid(*host_and_port(address), [manager_uid])
                 await self._talk(channel, outgoing)
             except TimeoutError:
                 return LinkLost(f"no answer from {address} within {CONNECT_TIMEOUT_S:g} s")
@@ -320,10 +319,11 @@ async def _requests(outgoing: _SendQueue) -> AsyncIterator[pb.ConnectRequest]:
         yield keeper_messages_to_pb([first, *outgoing.take_more(_size_of(first))])
 
 
-def _channel(address: str, certificate: str | None) -> grpc.aio.Channel:
+def open_channel(api: Any, address: str, certificate: str | None) -> Any:
+    """Return a channel of `grpc` or `grpc.aio` to this address, encrypted if there is a certificate."""
     if certificate is None:
-        return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return grpc.aio.secure_channel(
+        return api.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return api.secure_channel(
         address, channel_credentials(certificate), options=[*CHANNEL_OPTIONS, *TLS_OPTIONS]
     )
 

@@ -141,8 +141,8 @@ def written_folder(workspace: Workspace, trial_id: str | None) -> Path:
     return next(filter(os.path.isdir, folders), workspace.root)
 
 
-def check_writing(folder: Path) -> int:
-    """Write a file there, synced to the storage, and remove it. Returns its owner's user id.
+def check_writing(folder: Path) -> os.stat_result:
+    """Write a file there, synced to the storage, and remove it. Returns its status as the storage reported it.
 
     Raises:
         WorkspaceNotWritable: it cannot be written; a subclass names the cause.
@@ -154,7 +154,7 @@ def check_writing(folder: Path) -> int:
             os.write(descriptor, bytes(_PROBE_BYTES))
             # A full or failing server reports it at fsync at the latest.
             os.fsync(descriptor)
-            return os.fstat(descriptor).st_uid
+            return path.stat()
         finally:
             os.close(descriptor)
             path.unlink()

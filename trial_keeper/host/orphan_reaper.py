@@ -13,58 +13,53 @@ import os
 import signal
 from collections.abc import Collection, Iterable
 
-from trial_keeper.host.leftovers import end_marked
+from trial_keeper.host.process import end_marked
 
 # Space for two paths and some numbers. There are two slots, so that a keeper that dies during a write leaves the previous
 # instruction intact.
-_WORD_BYTES = 16 * 1024
+_SLOT_BYTES = 16 * 1024
 _LENGTH_BYTES = 4
 
 
 class OrphanReaper:
     """A process beside the keeper that waits for the keeper's death. It is no child of the keeper, so it belongs to no trial.
 
-    Create it before `process.adopt_orphans` and before any thread runs. The last instruction wins; while nothing is watched, the
-    reaper ignores the keeper's end.
+    Create it before `processes.adopt_orphans` and before any thread runs. The last instruction wins; while nothing is watched,
+    the reaper ignores the keeper's end.
     """
 
     def __init__(self) -> None:
-        self._told = mmap.mmap(-1, 1 + 2 * _WORD_BYTES)
+        self._slots = mmap.mmap(-1, 1 + 2 * _SLOT_BYTES)
         self._markers: tuple[str, ...] = ()
         self._sessions: tuple[int, ...] = ()
         read_end, self._pipe = os.pipe()
-        told, tell = os.pipe()
+        pid_reader, pid_writer = os.pipe()
         between = os.fork()
         if between == 0:
             code = 1
             try:
                 pid = os.fork()
                 if pid == 0:
-                    _become_guard(read_end, self._told)
-                os.write(tell, str(pid).encode())
+                    _run_reaper(read_end, self._slots)
+                os.write(pid_writer, str(pid).encode())
                 code = 0
             finally:
                 # In no case may this fork continue as a second keeper.
                 os._exit(code)
         os.close(read_end)
-        os.close(tell)
+        os.close(pid_writer)
         os.waitpid(between, 0)
-        with open(told, "rb") as file:
+        with open(pid_reader, "rb") as file:
             self.pid = int(file.read() or b"0")
 
     def watch(self, markers: Iterable[str], sessions: Collection[int] = ()) -> None:
         """Set what the keeper's death ends: the processes with these markers, those in these sessions, and nothing else."""
         self._markers, self._sessions = tuple(markers), tuple(sessions)
-        self._say("\n".join((" ".join(map(str, self._sessions)), *self._markers)))
+        self._write("\n".join((" ".join(map(str, self._sessions)), *self._markers)))
 
     def register(self, session: int) -> None:
         """Also end this process session (setsid) when the keeper dies. Call it before the session's leader executes anything."""
         self.watch(self._markers, (*self._sessions, session))
-
-    def rest(self) -> None:
-        """Disarm: the attempt has ended."""
-        self._markers = self._sessions = ()
-        self._say("")
 
     def close(self) -> None:
         """Release the reaper, which executes its last instruction and ends, even if it was stopped by a signal."""
@@ -72,22 +67,22 @@ class OrphanReaper:
             os.kill(self.pid, signal.SIGCONT)
         os.close(self._pipe)
 
-    def _say(self, text: str) -> None:
-        word = os.fsencode(text)
-        place = 1 - self._told[0]
-        start = 1 + place * _WORD_BYTES
-        self._told[start : start + _LENGTH_BYTES + len(word)] = (
-            len(word).to_bytes(_LENGTH_BYTES, "big") + word
+    def _write(self, text: str) -> None:
+        data = os.fsencode(text)
+        place = 1 - self._slots[0]
+        start = 1 + place * _SLOT_BYTES
+        self._slots[start : start + _LENGTH_BYTES + len(data)] = (
+            len(data).to_bytes(_LENGTH_BYTES, "big") + data
         )
-        self._told[0] = place
+        self._slots[0] = place
 
 
-def _last_word(told: mmap.mmap) -> str:
-    start = 1 + told[0] * _WORD_BYTES + _LENGTH_BYTES
-    return os.fsdecode(told[start : start + int.from_bytes(told[start - _LENGTH_BYTES : start], "big")])
+def _last_instruction(slots: mmap.mmap) -> str:
+    start = 1 + slots[0] * _SLOT_BYTES + _LENGTH_BYTES
+    return os.fsdecode(slots[start : start + int.from_bytes(slots[start - _LENGTH_BYTES : start], "big")])
 
 
-def _become_guard(read_end: int, told: mmap.mmap) -> None:
+def _run_reaper(read_end: int, slots: mmap.mmap) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # meant for the keeper
@@ -99,6 +94,6 @@ def _become_guard(read_end: int, told: mmap.mmap) -> None:
     os.dup2(nothing, 2)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.read(0, 1)  # until EOF
-    sessions, *markers = _last_word(told).split("\n")
+    sessions, *markers = _last_instruction(slots).split("\n")
     if markers:
         end_marked(markers, {int(session) for session in sessions.split()})

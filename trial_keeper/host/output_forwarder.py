@@ -6,6 +6,8 @@ import threading
 from collections import deque
 from pathlib import Path
 
+from trial_keeper.wire.small_files import write_fully
+
 _COPY_BYTES = 64 * 1024
 # A log collector that does not read must not block the job's end.
 _MAX_DRAIN_S = 5.0
@@ -86,7 +88,7 @@ class OutputForwarder:
                 self._copy()
                 while not self._lines.empty():
                     data = self._lines.get()
-                    _write_all(self._target, data)
+                    write_fully(self._target, data)
                     with self._lock:
                         self._lines_bytes -= len(data)
         except OSError:
@@ -99,13 +101,7 @@ class OutputForwarder:
         while self._sources:
             has_successor = len(self._sources) > 1
             while data := os.read(self._sources[0], _COPY_BYTES):
-                _write_all(self._target, data)
+                write_fully(self._target, data)
             if not has_successor:
                 return
             os.close(self._sources.popleft())
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(descriptor, view) :]

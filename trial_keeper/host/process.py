@@ -15,52 +15,42 @@ including what BASH_ENV starts. EOF on the pipe signals the keeper's death, and 
 import contextlib
 import errno
 import os
-import select
+import shutil
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from trial_keeper.errors import CommandNotStarted
 from trial_keeper.host.cgroups import TrialCgroup
+from trial_keeper.processes import (
+    EMPTY_SCANS,
+    MAX_DEATH_S,
+    all_pids,
+    children,
+    descendants,
+    end_all,
+    families,
+    is_dead,
+    is_sent,
+    kill,
+    session_of,
+    signal_group,
+    wait_for_ends,
+)
 from trial_keeper.wire.small_files import read_all, write_all
 from trial_keeper.wire.workspace import MARKER
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _MAX_SHOWN = 200
 # Most killed processes end within a millisecond. This bounds how long the keeper's loop blocks.
 _SHORT_S = 0.05
-# Freeing hundreds of gigabytes of memory, or a GPU's memory, takes seconds.
-MAX_DEATH_S = 10.0
-POLL_RETRY_DELAY_S = 0.001
-EMPTY_SCANS = 2
-"""One scan can miss a process whose parent dies, or that executes another program, during the scan."""
 # sh sources no file at start. TMOUT would end the wait.
 # With -e and pipefail a failure inside a pipe or before the last line fails the trial.
 _START_GATE = 'TMOUT= read -r _ && exec "$0" -e -o pipefail -c "$1" </dev/null'
 # Half of all memory: the trial is killed before the keeper, but before other programs of a laptop only if it is really large.
 _OOM_SCORE_RAISE = 500
 _HIGHEST_OOM_SCORE = 1000
-
-
-def adopt_orphans() -> None:
-    """Become the parent of orphaned processes of a trial, as the first process of a container is by default.
-
-    If the kernel refuses, orphans go elsewhere, and only the trial's group and marked processes are found.
-    """
-    import ctypes  # here, since it costs 2 ms that only a keeper has to spend
-
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Leftover:
-    """A process that could not be killed. `command` is the start of its command line."""
-
-    pid: int
-    command: str
 
 
 class TrialProcess:
@@ -82,13 +72,13 @@ class TrialProcess:
         """After its end: all processes at that time, which predate any later trial. Empty if not scanned."""
         self.pid = pid
         self._sys_dir = sys_dir
-        self._spared = frozenset(exempt_sessions)
+        self._exempt_sessions = frozenset(exempt_sessions)
         self._preexisting_pids = preexisting_pids
         self._popen: subprocess.Popen[bytes] | None = None
         self._status: int | None = None
         self._waits_for_group = False
         self._is_over = False
-        self._gives_up_at_s: float | None = None
+        self._deadline_s: float | None = None
         self._left: list[int] = []
         self._cgroup = TrialCgroup.around(pid)
 
@@ -143,9 +133,7 @@ class TrialProcess:
         `sys_dir` is its attempt's folder. Its own environment in /proc need not show it, but those of its child processes do.
         `preexisting_pids`: the processes that existed at its start, if known.
         """
-        own = _oom_score()
-        if own is not None:
-            _set_oom_score(str(pid), min(own + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE))
+        _raise_oom_score(str(pid))
         return cls(pid, sys_dir, exempt_sessions, preexisting_pids or all_pids())
 
     def poll(self) -> int | None:
@@ -156,7 +144,7 @@ class TrialProcess:
         Orphans are reaped on the way. Poll repeatedly even if no child has ended since: the last process need not be a child.
         """
         self._reap()
-        if self._status is None or (self._waits_for_group and self._group_lives()):
+        if self._status is None or (self._waits_for_group and signal_group(self.pid, 0)):
             return None
         if not self._is_over:
             self._is_over = self._end_everything()
@@ -180,35 +168,24 @@ class TrialProcess:
         if kill and not self._is_over:
             self._end_everything()
 
-    def leftovers(self) -> tuple[Leftover, ...]:
-        """The remaining processes of an ended trial: another user's, or stuck in the kernel. Usually empty."""
+    def leftovers(self) -> tuple[str, ...]:
+        """Pid and command line of the remaining processes of an ended trial: another user's, or stuck in the kernel.
+
+        Usually empty.
+        """
         self._reap()
         self._left = [pid for pid in self._left if not is_dead(pid)]
-        return tuple(Leftover(pid, _command_line(pid)) for pid in self._left)
+        return tuple(f"{pid} ({_command_line(pid)})" for pid in self._left)
 
     # ---- the group
 
     def _signal_group(self, number: int) -> None:
-        # A process that has become another user's cannot be signalled.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            try:
-                os.killpg(self.pid, number)
-            except ProcessLookupError:
-                # The fork of a warm interpreter leads no group until it has called setsid.
-                if self._status is None:
-                    os.kill(self.pid, number)
-
-    def _group_lives(self) -> bool:
-        try:
-            os.killpg(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        except PermissionError:
-            return True
-        return True
+        # The fork of a warm interpreter leads no group until it has called setsid.
+        if not signal_group(self.pid, number) and self._status is None:
+            is_sent(self.pid, number)
 
     def _reap(self) -> None:
-        for pid in _ended_children(self._spared):
+        for pid in _ended_children(self._exempt_sessions):
             if pid == self.pid and not self._waits_for_group:
                 # Now, while the dead leader still reserves the group id, which can be reused later.
                 self._signal_group(signal.SIGKILL)
@@ -223,8 +200,7 @@ class TrialProcess:
     def _end_everything(self) -> bool:
         """Kill all of it, and wait briefly. True if done: nothing is left, or nothing more can be done."""
         now_s = time.monotonic()
-        if self._gives_up_at_s is None:
-            self._gives_up_at_s = now_s + MAX_DEATH_S
+        self._deadline_s = self._deadline_s or now_s + MAX_DEATH_S
         killed: set[int] = set()
         empty_scans = 0
         while True:
@@ -243,20 +219,20 @@ class TrialProcess:
             if not is_new:
                 wait_for_ends(dying, now_s + _SHORT_S)
             if time.monotonic() > now_s + _SHORT_S:
-                return time.monotonic() > self._gives_up_at_s
+                return time.monotonic() > self._deadline_s
 
     def _living(self) -> list[int]:
-        found = set(descendants((os.getpid(),), self._is_spared))
+        found = set(descendants((os.getpid(),), self._is_exempt))
         if self._cgroup is not None:
             found.update(self._cgroup.pids())
         if self._sys_dir is not None and os.getpid() != 1:
             self.seen = all_pids()
             new = self.seen - self._preexisting_pids
-            found.update(marked((self._sys_dir,), (pid for pid in new if not self._is_spared(pid))))
+            found.update(marked((self._sys_dir,), (pid for pid in new if not self._is_exempt(pid))))
         return [pid for pid in found if not is_dead(pid)]
 
-    def _is_spared(self, pid: int) -> bool:
-        return bool(self._spared) and pid != self.pid and session_of(pid) in self._spared
+    def _is_exempt(self, pid: int) -> bool:
+        return bool(self._exempt_sessions) and pid != self.pid and session_of(pid) in self._exempt_sessions
 
 
 def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
@@ -272,124 +248,40 @@ def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
     return found
 
 
-def descendants(pids: Iterable[int], is_left_out: Callable[[int], bool] = lambda _: False) -> list[int]:
-    """Return the children of these processes, their children, and so on, without the excluded ones and those below them.
+def end_marked(sys_dirs: Collection[str], sessions: Collection[int] = ()) -> int:
+    """Kill the processes that attempts of a dead keeper have left on this machine, and wait for their end. Returns their number.
 
-    Processes that fork or die meanwhile may be missed.
+    They are found by their environment, by these sessions or one that such a process leads, by the control group of these
+    sessions' leaders, and by ancestry. Processes of other users stay, unless they are in the control group.
     """
-    found: list[int] = []
-    following = list(pids)
-    while following:
-        children = [pid for pid in _children(following.pop()) if not is_left_out(pid)]
-        found += children
-        following += children
-    return found
+    groups = [group for session in sessions if (group := TrialCgroup.of(session)) is not None]
 
+    def find() -> set[int]:
+        for group in groups:
+            group.kill()
+        in_groups = (pid for group in groups for pid in group.pids())
+        return families([*marked(sys_dirs, all_pids()), *in_groups], sessions)
 
-def ancestors() -> list[int]:
-    """Return the parent of this process, its parent, and so on."""
-    found = [os.getppid()]
-    with contextlib.suppress(OSError):
-        while found[-1] > 1:
-            found.append(int(_fields_of(read_all(f"/proc/{found[-1]}/stat"))[1]))
-    return found
-
-
-def _children(pid: int) -> list[int]:
-    children: list[int] = []
-    try:
-        # Of a keeper's dozen threads only the first starts processes and adopts orphans.
-        for thread in (pid,) if pid == os.getpid() else os.listdir(f"/proc/{pid}/task"):
-            children += map(int, read_all(f"/proc/{pid}/task/{thread}/children").split())
-    except OSError:
-        if os.path.exists("/proc/thread-self/children"):
-            return children  # the process, or one of its threads, is gone
-        # A kernel without the children files, which take a tenth of psutil's time.
-        import psutil  # here, since few keepers need its 15 ms
-
-        with contextlib.suppress(psutil.Error):
-            return [child.pid for child in psutil.Process(pid).children()]
-    return children
+    ended = end_all(find)
+    for group in groups:
+        group.remove()
+    return ended
 
 
 def _ended_children(exempt_sessions: frozenset[int]) -> Iterator[int]:
     """Yield children that ended and were not waited for. The caller waits for each before it asks for the next."""
-    look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with contextlib.suppress(ChildProcessError):
-        while (ended := os.waitid(os.P_ALL, 0, look)) is not None:
+        while (ended := os.waitid(os.P_ALL, 0, options)) is not None:
             if ended.si_pid in exempt_sessions:
                 break
             yield ended.si_pid
         else:
             return
         # The exempt child hides those that ended after it, until its owner has waited for it.
-        for pid in _children(os.getpid()):
-            if pid not in exempt_sessions and os.waitid(os.P_PID, pid, look) is not None:
+        for pid in children(os.getpid()):
+            if pid not in exempt_sessions and os.waitid(os.P_PID, pid, options) is not None:
                 yield pid
-
-
-def wait_for_ends(pids: Iterable[int], deadline_s: float) -> None:
-    """Wait until all of these killed processes have ended, or until the deadline. Children are not reaped."""
-    for pid in pids:
-        try:
-            descriptor = os.pidfd_open(pid)
-        except ProcessLookupError:
-            continue
-        except OSError:  # a kernel before 5.3, or too many open files
-            while not is_dead(pid) and time.monotonic() < deadline_s:
-                time.sleep(POLL_RETRY_DELAY_S)
-            continue
-        try:
-            end = select.poll()
-            end.register(descriptor, select.POLLIN)
-            end.poll(max(deadline_s - time.monotonic(), 0.0) * 1e3)
-        finally:
-            os.close(descriptor)
-
-
-def kill(pid: int) -> bool:
-    """Send SIGKILL. True if the process is going to end."""
-    return is_sent(pid, signal.SIGKILL)
-
-
-def is_sent(pid: int, number: int) -> bool:
-    """True if the process was signalled or is gone; False if it is another user's."""
-    try:
-        os.kill(pid, number)
-    except ProcessLookupError:
-        return True
-    except PermissionError:
-        return False
-    return True
-
-
-def is_dead(pid: int) -> bool:
-    """True if the process does not exist, or is a zombie."""
-    return state_of(pid) in b"ZX"
-
-
-def state_of(pid: int) -> bytes:
-    """The state letter of proc_pid_stat(5); X also if there is no such process."""
-    try:
-        stat = read_all(f"/proc/{pid}/stat")
-    except OSError:
-        return b"X"
-    return _fields_of(stat)[0]
-
-
-def _fields_of(stat: bytes) -> list[bytes]:
-    """Split the state, the parent and the following fields. The name before them is in brackets and may hold anything.
-
-    Source: proc_pid_stat(5).
-    """
-    return stat[stat.rindex(b")") + 2 :].split()
-
-
-def session_of(pid: int) -> int | None:
-    """The pid of its session's leader, which may be gone; None if the process is gone."""
-    with contextlib.suppress(ProcessLookupError):
-        return os.getsid(pid)
-    return None
 
 
 def _command_line(pid: int) -> str:
@@ -403,20 +295,13 @@ def _command_line(pid: int) -> str:
     return ""
 
 
-def all_pids() -> frozenset[int]:
-    """The visible processes of this machine."""
-    return frozenset(map(int, filter(str.isdecimal, os.listdir("/proc"))))
-
-
 @contextlib.contextmanager
 def _raised_oom_score() -> Iterator[None]:
     """Raise this process's OOM score, so that the kernel kills processes started meanwhile before their keeper.
 
     The children inherit it. Setting it after their start would miss grandchildren.
     """
-    own = _oom_score()
-    if own is not None:
-        _set_oom_score("self", min(own + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE))
+    own = _raise_oom_score("self")
     try:
         yield
     finally:
@@ -424,10 +309,14 @@ def _raised_oom_score() -> Iterator[None]:
             _set_oom_score("self", own)
 
 
-def _oom_score() -> int | None:
-    with contextlib.suppress(OSError):
-        return int(read_all("/proc/self/oom_score_adj"))
-    return None
+def _raise_oom_score(process: str) -> int | None:
+    """Set a score that is higher than this process's own. Returns its own, or None if there is none."""
+    try:
+        own = int(read_all("/proc/self/oom_score_adj"))
+    except OSError:
+        return None
+    _set_oom_score(process, min(own + _OOM_SCORE_RAISE, _HIGHEST_OOM_SCORE))
+    return own
 
 
 def _set_oom_score(process: str, score: int) -> None:
@@ -437,8 +326,7 @@ def _set_oom_score(process: str, score: int) -> None:
 
 
 def _bash(environ: Mapping[str, str]) -> str:
-    paths = (os.path.join(folder, "bash") for folder in os.get_exec_path(environ))
-    found = next((path for path in paths if os.access(path, os.X_OK)), None)
+    found = shutil.which("bash", path=os.pathsep.join(os.get_exec_path(environ)))
     if found is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
     return found

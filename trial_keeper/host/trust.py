@@ -5,6 +5,7 @@ import ssl
 
 import grpc
 
+from trial_keeper.wire.listener_uid import host_and_port
 from trial_keeper.wire.metadata import MANAGER_NAME
 
 # The certificate names this instead of the address, which may change. Source: grpc_types.h.
@@ -22,14 +23,13 @@ def verify_certificate(address: str, certificate: str, timeout_s: float) -> str 
     Raises:
         OSError: nothing answers.
     """
-    host, _, port = address.rpartition(":")
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=certificate)
         context.set_alpn_protocols(["h2"])
     except (ssl.SSLError, ValueError) as error:
         return f"manager.json names a certificate that cannot be read: {error}"
-    with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
+    with socket.create_connection(host_and_port(address), timeout=timeout_s) as connection:
         try:
             with context.wrap_socket(connection, server_hostname=MANAGER_NAME):
                 return None

@@ -9,11 +9,11 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from trial_keeper.host.gpus import Gpus, GpusUnseen
+from trial_keeper.processes import ProcessStat, descendants, session_of
 from trial_keeper.wire.messages import AttemptKey, GpuUsage, Usage
 
 INTERVAL_S = 5.0
@@ -22,66 +22,7 @@ FIRST_AFTER_S = 1.0
 # Scanning many processes, or a folder of very many files, is slowed down so that all of it stays below 0.2 % of a core.
 _REST_PER_CPU_TIME = 1000
 _REST_PER_WALK = 2000
-_MAX_STAT_BYTES = 4096
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
-    """One process. `cpu_s` includes the time of its children that it waited for."""
-
-    parent: int
-    session: int
-    cpu_s: float
-    rss_bytes: int
-
-
-def stat_from_bytes(content: bytes) -> ProcessStat:
-    """Parse /proc/PID/stat.
-
-    Raises:
-        ValueError: the content is no such file's.
-    Source: proc_pid_stat(5).
-    """
-    # The name is in brackets and may contain anything, brackets and spaces too.
-    fields = content[content.rindex(b")") + 1 :].split()
-    if len(fields) < 22:
-        raise ValueError(f"cannot read {content!r} as the stat of a process: it is too short")
-    return ProcessStat(
-        int(fields[1]), int(fields[3]), sum(map(int, fields[11:15])) * _TICK_S, int(fields[21]) * _PAGE_BYTES
-    )
-
-
-def all_processes() -> dict[int, ProcessStat]:
-    """Return every visible process by its pid."""
-    found = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            # The process may have ended.
-            with contextlib.suppress(OSError):
-                # Two thirds of the cost of `open`; these reads are most of an idle keeper's work.
-                descriptor = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
-                try:
-                    found[int(name)] = stat_from_bytes(os.read(descriptor, _MAX_STAT_BYTES))
-                finally:
-                    os.close(descriptor)
-    return found
-
-
-def descendants(processes: Mapping[int, ProcessStat], root: int) -> list[ProcessStat]:
-    """Return the children of `root`, their children, and so on, without `root` itself."""
-    children: dict[int, list[int]] = {}
-    for pid, stat in processes.items():
-        children.setdefault(stat.parent, []).append(pid)
-    found: list[ProcessStat] = []
-    # Popped, so that no process is visited twice, even if parents that were read at different times form a cycle.
-    following = children.pop(root, [])
-    while following:
-        pid = following.pop()
-        found.append(processes[pid])
-        following += children.pop(pid, [])
-    return found
 
 
 def size_on_disk(folder: Path) -> int:
@@ -114,7 +55,7 @@ class UsageSampler:
         """
         self._key = key
         self._folder = folder
-        self._spared = exempt_sessions
+        self._exempt_sessions = exempt_sessions
         self._gpu_indices = gpu_indices
         self._gpus: Gpus | None = None
         self._is_first_look = True
@@ -148,9 +89,11 @@ class UsageSampler:
         )
 
     def _processes(self) -> list[ProcessStat]:
-        found = all_processes()
-        of_trial = {pid: stat for pid, stat in found.items() if stat.session not in self._spared}
-        return descendants(of_trial, os.getpid())
+        def is_exempt(pid: int) -> bool:
+            return bool(self._exempt_sessions) and session_of(pid) in self._exempt_sessions
+
+        below = map(ProcessStat.of, descendants((os.getpid(),), is_exempt))
+        return [stat for stat in below if stat is not None]
 
     def _cpu_s(self, processes: list[ProcessStat]) -> float:
         times = os.times()
@@ -170,10 +113,10 @@ class UsageSampler:
 class UsageWatch:
     """Samples while a trial runs, in a separate thread. A trial that ends before the first sample never starts the thread."""
 
-    def __init__(self, sampler: UsageSampler, tell: Callable[[Usage], object]) -> None:
-        """Bind to the running loop, on which `tell` is called."""
+    def __init__(self, sampler: UsageSampler, report: Callable[[Usage], object]) -> None:
+        """Bind to the running loop, on which `report` is called."""
         self._sampler = sampler
-        self._tell = tell
+        self._report = report
         self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
         self._start = self._loop.call_later(sampler.rest_s, self._begin)
@@ -192,9 +135,9 @@ class UsageWatch:
             usage = self._sampler.look()
             # The loop may have closed meanwhile.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._tell_unless_stopped, usage)
+                self._loop.call_soon_threadsafe(self._report_unless_stopped, usage)
             self._stopped.wait(self._sampler.rest_s)
 
-    def _tell_unless_stopped(self, usage: Usage) -> None:
+    def _report_unless_stopped(self, usage: Usage) -> None:
         if not self._stopped.is_set():
-            self._tell(usage)
+            self._report(usage)

@@ -15,7 +15,7 @@ from typing import Any
 
 from trial_keeper.core.warm_command import WarmCommand
 from trial_keeper.errors import WarmStartRefused
-from trial_keeper.host.leftovers import end_below
+from trial_keeper.processes import end_below
 
 _INTERPRETER = Path(__file__).with_name("warm_main.py")
 _HEADER_BYTES = 4
@@ -58,8 +58,8 @@ class WarmStart:
 class WarmInterpreter:
     """A process of the user's Python that has imported modules and forks itself for each trial.
 
-    A trial is a child of the calling process, which must adopt orphans (`process.adopt_orphans`, or be process 1). So its pid can
-    be signalled and waited for like any child's, and it leads its own session. Not thread-safe.
+    A trial is a child of the calling process, which must adopt orphans (`processes.adopt_orphans`, or be process 1). So its pid
+    can be signalled and waited for like any child's, and it leads its own session. Not thread-safe.
     """
 
     def __init__(
@@ -124,10 +124,6 @@ class WarmInterpreter:
         """True once the process was waited for: its pid may have been reused."""
         return self._process.returncode is not None
 
-    def fileno(self) -> int:
-        """A descriptor that is readable when `is_ready` may have changed; -1 after `close`."""
-        return self._channel.fileno()
-
     def is_ready(self, timeout_s: float = 0.0) -> bool:
         """True if all modules are imported, after waiting for at most `timeout_s`.
 
@@ -149,9 +145,7 @@ class WarmInterpreter:
         Raises:
             WarmStartRefused: nothing is prepared. After the interpreter's death every later start raises it again.
         """
-        self._raise_refusal()
-        if self._process.poll() is not None:
-            self._give_up(self._death())  # its remaining standby fork must not run a trial either
+        self._check_alive()
         self._compare(start.environ)
         while not self._is_ready:
             self._note(self._receive())
@@ -172,9 +166,7 @@ class WarmInterpreter:
             WarmStartRefused: nothing was started; start the trial plainly. After the interpreter's death every later start raises
             it again.
         """
-        self._raise_refusal()
-        if self._process.poll() is not None:
-            self._give_up(self._death())
+        self._check_alive()
         if start != self._asked:
             self.prepare(start)
         stdio: list[int] = []
@@ -289,6 +281,11 @@ class WarmInterpreter:
         if "ready" in message:
             self._is_ready = True
             self._occupation = "it waited for a trial"
+
+    def _check_alive(self) -> None:
+        self._raise_refusal()
+        if self._process.poll() is not None:
+            self._give_up(self._death())  # its remaining standby fork must not run a trial either
 
     def _raise_refusal(self) -> None:
         if self._refusal is not None:

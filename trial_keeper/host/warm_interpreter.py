@@ -1,5 +1,7 @@
 """The fork server of warm starts. The user's own Python runs this file, so it is self-contained: standard library, 3.8.
 
+It is one file despite its length. A trial's modules are those of a plain start, so `sys.modules` may hold none of ours.
+
 Theory of operation. The keeper starts `python -u warm_main.py DESCRIPTOR module…`, which runs this file. It imports the modules
 and inspects the process after each import: a thread, a child, an open descriptor or an initialised GPU does not survive a fork,
 so the module is refused by name. From then on there is always one more fork than trials, the standby fork. It waits on the
@@ -53,7 +55,7 @@ import weakref  # noqa: E402
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterator, NoReturn
+    from typing import Any, Callable, Collection, Iterator, NoReturn
 
 _TASKS = "/proc/self/task"
 # The kernel removes the task entry of a joined thread with a short delay.
@@ -68,11 +70,11 @@ _DESCRIPTORS = 2
 _HAS_LEFT = b"l"
 # A single one may be killed for its memory; this many in a row have a permanent cause.
 _MAX_DEATHS = 3
-_REHEARSED = object()
+_PREFAULTED = object()
 # A standby fork's answer for a script that is not to be cached, and for one that is cached already. No path starts like this.
 _NOT_CACHEABLE, _CACHE_HIT = b"\0-", b"\0="
 # The source of a longer script would occupy the interpreter's memory while it compiles.
-_MAX_HELD_BYTES = 1 << 20
+_MAX_CACHED_BYTES = 1 << 20
 # The typical number of variables that a trial's request changes.
 _VARIABLES_PREFAULTED = 8
 
@@ -154,7 +156,7 @@ def _impurity(channel: socket.socket) -> str | None:
     threads = _threads()
     if threads:
         return f"leaves {len(threads)} thread(s) running ({', '.join(threads)}), which a fork would lack"
-    processes = _processes()
+    processes = _remaining(_children)
     if processes:
         return f"leaves {len(processes)} process(es) running ({', '.join(processes)}), which all trials would share"
     return None
@@ -185,11 +187,8 @@ def _threads() -> list[str]:
     if child == 0:
         os._exit(0)
     os.waitpid(child, 0)
-    deadline_s = time.monotonic() + _MAX_FORGETTING_S
-    while len(os.listdir(_TASKS)) > 1 and time.monotonic() < deadline_s:
-        time.sleep(0.001)
     names = []
-    for task in sorted(set(os.listdir(_TASKS)) - {str(os.getpid())}, key=int):
+    for task in sorted(_remaining(lambda: set(os.listdir(_TASKS)) - {str(os.getpid())}), key=int):
         try:
             with open(f"{_TASKS}/{task}/comm") as file:
                 names.append(_python_name(int(task)) or file.read().strip())
@@ -198,17 +197,18 @@ def _threads() -> list[str]:
     return names
 
 
-def _processes() -> list[str]:
-    """Return the names of this process's children that have not ended, as far as the kernel reports them."""
+def _remaining(found: Callable[[], Collection[str]]) -> Collection[str]:
+    """Return what is found, if it does not disappear soon: it may be about to end."""
     deadline_s = time.monotonic() + _MAX_FORGETTING_S
     while True:
-        names = _children()
-        if not names or time.monotonic() > deadline_s:  # a child may be about to end
+        names = found()
+        if not names or time.monotonic() > deadline_s:
             return names
         time.sleep(0.001)
 
 
 def _children() -> list[str]:
+    """Return the names of this process's children that have not ended, as far as the kernel reports them."""
     names = []
     for task in os.listdir(_TASKS):
         with contextlib.suppress(OSError):  # not every kernel reports children
@@ -268,22 +268,22 @@ def _serve() -> tuple[str, Any]:
                 channel, f"cannot start a trial warm: the interpreter {found}; it is started plainly"
             )
             continue
-        news, tell = os.pipe()
+        reader, writer = os.pipe()
         problem = _fork_twice()
         if problem is None:
-            os.close(news)
-            return _run_child(channel, tell)
-        os.close(tell)
-        told = _read_and_close(news)  # until EOF: the standby fork has answered, or is dead
-        number, _, answer = told.partition(b"\0")
-        deaths = 0 if told else deaths + 1
+            os.close(reader)
+            return _run_child(channel, writer)
+        os.close(writer)
+        report = _read_and_close(reader)  # until EOF: the standby fork has answered, or is dead
+        number, _, answer = report.partition(b"\0")
+        deaths = 0 if report else deaths + 1
         if _is_closed(channel):
             os._exit(0)
         if problem:
             _refuse_next(channel, problem)
         elif answer:
-            _held.note(answer)
-        elif told:
+            _code_cache.note(answer)
+        elif report:
             # The fork died before it could answer here; only the keeper knows if it had accepted a request.
             text = "cannot start a trial warm: its fork died at once; it is started plainly"
             _send(channel, refused=text, died=int(number))
@@ -344,7 +344,7 @@ def _waiting(channel: socket.socket) -> bytes | None:
         return b""
 
 
-_REHEARSAL = """
+_SAMPLE = """
 class Thing:
     def value(self, a, b=2):
         return [i + b for i in range(a)]
@@ -364,7 +364,7 @@ def _prefault() -> Iterator[None]:
     main = type(sys)("__main__")
     vars(main).update(_PRISTINE_MAIN)
     vars(main).update(file=io.StringIO())
-    exec(compile(_REHEARSAL, "rehearsal", "exec", dont_inherit=True), vars(main))
+    exec(compile(_SAMPLE, "sample", "exec", dont_inherit=True), vars(main))
     del main
     gc.collect()  # the garbage must not be visible to a trial
     yield
@@ -377,9 +377,9 @@ def _prefault() -> Iterator[None]:
         os.path.dirname(os.path.realpath(os.path.abspath(os.path.join(os.getcwd(), "script"))))
 
 
-def _rehearse_until_called(channel: socket.socket, steps: Iterator[None]) -> None:
+def _prefault_until_called(channel: socket.socket, steps: Iterator[None]) -> None:
     """Prefault until a message arrives or all steps are done: short trials must not wait for the rest."""
-    while _waiting(channel) is None and next(steps, _REHEARSED) is not _REHEARSED:
+    while _waiting(channel) is None and next(steps, _PREFAULTED) is not _PREFAULTED:
         continue
 
 
@@ -432,13 +432,13 @@ def _not_forked(error: OSError) -> str:
     return f"cannot fork the warm interpreter: {error.strerror}; raise the limits on memory and processes"
 
 
-def _run_child(channel: socket.socket, tell: int) -> tuple[str, Any]:
+def _run_child(channel: socket.socket, parent: int) -> tuple[str, Any]:
     """Wait for a request and turn this fork into the requested process, once the keeper commands its start."""
     steps = _prefault()
-    _rehearse_until_called(channel, steps)
+    _prefault_until_called(channel, steps)
     request, (descriptor,) = _receive(channel)
-    _tell(tell, b"%d\0" % os.getpid())
-    word = socket.socket(fileno=descriptor)
+    _write(parent, b"%d\0" % os.getpid())
+    command = socket.socket(fileno=descriptor)
     message: dict[str, Any] = {"prepared": os.getpid()}
     source, code, answer = b"", None, _NOT_CACHEABLE
     untouched, place = sys.path[:], ("", "")
@@ -448,8 +448,8 @@ def _run_child(channel: socket.socket, tell: int) -> tuple[str, Any]:
         place = _set_path(script)
         source = _source_of(script)
         path = _path_of(script)
-        code = _held.code_of(path, source)
-        answer = _held.answer(path, source, code)
+        code = _code_cache.code_of(path, source)
+        answer = _code_cache.answer(path, source, code)
     except OSError as error:
         where = os.fsdecode(error.filename or script)
         message["refused"] = (
@@ -457,18 +457,18 @@ def _run_child(channel: socket.socket, tell: int) -> tuple[str, Any]:
         )
     _send(channel, **message)
     channel.close()
-    _tell(tell, answer)
+    _write(parent, answer)
     # The next standby fork is forked now, to be ready for the trial after this one.
-    os.close(tell)
-    _rehearse_until_called(word, steps)
+    os.close(parent)
+    _prefault_until_called(command, steps)
     # EOF means that the keeper is gone or no longer needs this fork.
-    said, descriptors = _receive_descriptors(word, 1)
-    if "refused" in message or not said:
+    is_started, descriptors = _receive_descriptors(command, 1)
+    if "refused" in message or not is_started:
         os._exit(1)
     # Only now: until here it belongs to the interpreter, and not to the trial that ran meanwhile.
     os.setsid()
-    _tell(word.fileno(), _HAS_LEFT)
-    word.close()
+    _write(command.fileno(), _HAS_LEFT)
+    command.close()
     _take_stdio(descriptors, is_buffered=not request.is_unbuffered)
     try:
         os.chdir(request.cwd)  # the previous trial may have recreated it
@@ -484,9 +484,9 @@ def _run_child(channel: socket.socket, tell: int) -> tuple[str, Any]:
     return script, program
 
 
-def _tell(listener: int, word: bytes) -> None:
+def _write(descriptor: int, data: bytes) -> None:
     with contextlib.suppress(BrokenPipeError):  # the reader is gone, but this trial continues
-        os.write(listener, word)
+        os.write(descriptor, data)
 
 
 def _set_up(request: _Request) -> None:
@@ -549,7 +549,7 @@ class _CodeCache:
 
     def answer(self, path: str, source: bytes, code: Any) -> bytes:
         """Return a standby fork's report on its script, for `note`; never empty."""
-        if code is None or len(source) > _MAX_HELD_BYTES:
+        if code is None or len(source) > _MAX_CACHED_BYTES:
             return _NOT_CACHEABLE
         return _CACHE_HIT if code is self.code else b"%b\0%b" % (os.fsencode(path), source)
 
@@ -564,18 +564,18 @@ class _CodeCache:
             self.script, self.code = self.last, _compiled(*self.last)
 
 
-_held = _CodeCache()
+_code_cache = _CodeCache()
 
 
 def _compiled(path: str, source: bytes) -> Any:
     """The script, ready to run; None if compiling raises or warns, which Python then reports when the trial runs."""
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             code = compile(source, path, "exec", dont_inherit=True)
     except Exception:  # noqa: BLE001 - Python raises and reports it again
         return None
-    return None if said else code
+    return None if caught else code
 
 
 def _up_to_date(script: str, source: bytes, code: Any) -> Any:

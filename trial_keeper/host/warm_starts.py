@@ -1,5 +1,6 @@
 """Decides which trials of a job start as forks of a warm interpreter, and logs why others do not."""
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 
@@ -33,7 +34,7 @@ class WarmStarts:
         self._environ = environ
         self._say = say
         self._register = register
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._python = ""
         self._interpreter: WarmInterpreter | None = None
 
@@ -53,54 +54,52 @@ class WarmStarts:
                     wanted.python, self._imports, self._environ, self._register
                 )
             except WarmStartRefused as error:
-                self._tell(str(error))
+                self._log_once(str(error))
 
     def prewarm(self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]) -> None:
         """Let the standby fork prepare for the trial that is probably next. Returns at once."""
-        try:
-            interpreter, start = self._wanted(trial, folder, environ)
-            if interpreter is not None and start is not None:
-                interpreter.prepare(start)
-        except WarmStartRefused:
-            return  # the trial's start raises and logs the same
+        # If it is refused, the trial's start raises and logs the same.
+        with contextlib.suppress(WarmStartRefused):
+            start = self._wanted(trial, folder, environ)
+            if start is not None and self._interpreter is not None:
+                self._interpreter.prepare(start)
 
     def start(self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]) -> int | None:
         """Start the trial and return its pid; None if it has to be started plainly."""
         if warm_command(trial.command) is None:
-            self._tell("trials start plainly: only `python script.py arguments` can be started warm")
+            self._log_once("trials start plainly: only `python script.py arguments` can be started warm")
             return None
         try:
-            interpreter, start = self._wanted(trial, folder, environ)
-            if interpreter is None or start is None:
-                return None
-            return interpreter.start(start, self._register)
+            start = self._wanted(trial, folder, environ)
+            if start is not None and self._interpreter is not None:
+                return self._interpreter.start(start, self._register)
         except WarmStartRefused as error:
-            self._tell(str(error))
-            return None
+            self._log_once(str(error))
+        return None
 
     def _wanted(
         self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]
-    ) -> tuple[WarmInterpreter | None, WarmStart | None]:
-        """Return the fork server and the start request; `(None, None)` if the trial must start without a fork server."""
+    ) -> WarmStart | None:
+        """Return the start request; None if the trial must start without a fork server."""
         interpreter, command = self._interpreter, warm_command(trial.command)
         if interpreter is None or command is None or not interpreter.is_ready():
-            return None, None
+            return None
         if command.python != self._python:
             raise WarmStartRefused(
                 f"cannot start a trial warm with {command.python!r}: this job holds {self._python!r}; "
                 "use one Python for all trials"
             )
         if not os.path.isdir(trial.code_dir):
-            return None, None  # the plain start reports the problem
+            return None  # the plain start reports the problem
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
-        return interpreter, WarmStart(command, trial.code_dir, environ, stdout, stderr)
+        return WarmStart(command, trial.code_dir, environ, stdout, stderr)
 
     def close(self) -> None:
         """End the interpreter; a running trial continues."""
         if self._interpreter is not None:
             self._interpreter.close()
 
-    def _tell(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
+    def _log_once(self, text: str) -> None:
+        if text not in self._logged:
+            self._logged.add(text)
             self._say(text)

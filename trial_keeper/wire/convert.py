@@ -4,7 +4,9 @@ A peer may send anything. A message is either valid as a whole or rejected: ever
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -80,60 +82,7 @@ def manager_messages_to_bytes(messages: Sequence[m.ManagerMessage]) -> bytes:
 
 def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
     """Convert a keeper's message to protobuf."""
-    match message:
-        case m.Chunk():
-            return pb.ConnectRequest(
-                chunk=pb.Chunk(
-                    key=_key_to_pb(message.key),
-                    stream=_STREAM_TO_PB[message.stream],
-                    offset=message.offset,
-                    data=message.data,
-                )
-            )
-        case m.Hello():
-            return pb.ConnectRequest(
-                hello=pb.Hello(
-                    version=message.version,
-                    experiment_id=message.experiment_id,
-                    job_id=message.job_id,
-                    task=message.task,
-                    attempts=[_key_to_pb(key) for key in message.attempts],
-                    is_probe=message.is_probe,
-                    supports_revoke=message.supports_revoke,
-                )
-            )
-        case m.TrialStarted():
-            return pb.ConnectRequest(
-                trial_started=pb.TrialStarted(key=_key_to_pb(message.key), started_at_s=message.started_at_s)
-            )
-        case m.TrialEnded():
-            return pb.ConnectRequest(
-                trial_ended=pb.TrialEnded(
-                    key=_key_to_pb(message.key),
-                    reason=message.reason.value,
-                    exit_code=message.exit_code,
-                    started_at_s=message.started_at_s,
-                    ended_at_s=message.ended_at_s,
-                    final_sizes=_offsets_to_pb(message.final_sizes),
-                    message=message.message,
-                    metrics_size_at_stop=message.metrics_size_at_stop,
-                    warnings=message.warnings,
-                )
-            )
-        case m.Usage():
-            return pb.ConnectRequest(
-                usage=pb.Usage(
-                    key=_key_to_pb(message.key),
-                    cpu_percent=message.cpu_percent,
-                    rss_bytes=message.rss_bytes,
-                    disk_bytes=message.disk_bytes,
-                    gpus=[_gpu_to_pb(gpu) for gpu in message.gpus],
-                )
-            )
-        case m.Idle():
-            return pb.ConnectRequest(idle=pb.Idle())
-        case m.TrialRevoked():
-            return pb.ConnectRequest(trial_revoked=pb.TrialRevoked(trial_id=message.trial_id))
+    return pb.ConnectRequest(**{_NAMES[type(message)]: _to_pb(message)})
 
 
 def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
@@ -143,70 +92,8 @@ def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
         MessageInvalid: no known message, an unknown stream or reason, an id that cannot name a folder, an invalid size, time or
             figure, or more items than any keeper sends.
     """
-    try:
-        return _keeper_message_from_pb(request)
-    except MessageInvalid:
-        raise
-    except ValueError as error:
-        raise MessageInvalid(f"cannot read a keeper's message: {error}") from error
-
-
-def _keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
-    match request.WhichOneof("message"):
-        case "chunk":
-            chunk = request.chunk
-            return m.Chunk(
-                _key_from_pb(chunk.key), _stream_from_pb(chunk.stream), _size_from(chunk.offset), chunk.data
-            )
-        case "hello":
-            hello = request.hello
-            _check_count("attempts", len(hello.attempts), MAX_ATTEMPTS_OF_HELLO)
-            return m.Hello(
-                _version_from(hello.version),
-                _id_from(hello.experiment_id),
-                _id_from(hello.job_id),
-                _id_from(hello.task),
-                tuple(_key_from_pb(key) for key in hello.attempts),
-                hello.is_probe,
-                hello.supports_revoke,
-            )
-        case "trial_started":
-            started = request.trial_started
-            return m.TrialStarted(_key_from_pb(started.key), started.started_at_s)
-        case "trial_ended":
-            ended = request.trial_ended
-            _check_count("characters of an end", len(ended.message), MAX_CHARACTERS_OF_MESSAGE)
-            return m.TrialEnded(
-                key=_key_from_pb(ended.key),
-                reason=_reason_from(ended.reason),
-                exit_code=ended.exit_code,
-                started_at_s=ended.started_at_s,
-                ended_at_s=ended.ended_at_s,
-                final_sizes=_offsets_from_pb(ended.final_sizes),
-                message=ended.message,
-                metrics_size_at_stop=(
-                    ended.metrics_size_at_stop if ended.HasField("metrics_size_at_stop") else None
-                ),
-                warnings=tuple(ended.warnings),
-            )
-        case "usage":
-            usage = request.usage
-            _check_count("GPUs", len(usage.gpus), MAX_GPUS)
-            return m.Usage(
-                _key_from_pb(usage.key),
-                _figure_from(usage.cpu_percent),
-                _size_from(usage.rss_bytes),
-                _size_from(usage.disk_bytes),
-                tuple(_gpu_from_pb(gpu) for gpu in usage.gpus),
-            )
-        case "idle":
-            return m.Idle()
-        case "trial_revoked":
-            return m.TrialRevoked(_id_from(request.trial_revoked.trial_id))
-        case _:
-            raise MessageInvalid(
-                "cannot read a keeper's message: it holds no message that this version knows"
-            )
+    message: m.KeeperMessage = _read("keeper", request)
+    return message
 
 
 def manager_messages_to_pb(messages: Sequence[m.ManagerMessage]) -> pb.ConnectResponse:
@@ -228,28 +115,7 @@ def manager_messages_from_pb(response: pb.ConnectResponse) -> list[m.ManagerMess
 
 def manager_message_to_pb(message: m.ManagerMessage) -> pb.ConnectResponse:
     """Convert a manager's message to protobuf."""
-    match message:
-        case m.Ack():
-            return pb.ConnectResponse(ack=pb.Ack(attempt=_attempt_to_pb(message.attempt)))
-        case m.Welcome():
-            return pb.ConnectResponse(
-                welcome=pb.Welcome(
-                    version=message.version,
-                    attempts=[_attempt_to_pb(attempt) for attempt in message.attempts],
-                )
-            )
-        case m.RunTrial():
-            return pb.ConnectResponse(
-                run_trial=pb.RunTrial(trial_id=message.trial_id, attempt_id=message.attempt_id)
-            )
-        case m.RevokeTrial():
-            return pb.ConnectResponse(revoke_trial=pb.RevokeTrial(trial_id=message.trial_id))
-        case m.StopTrial():
-            return pb.ConnectResponse(
-                stop_trial=pb.StopTrial(trial_id=message.trial_id, reason=message.reason.value)
-            )
-        case m.Shutdown():
-            return pb.ConnectResponse(shutdown=pb.Shutdown(reason=message.reason))
+    return pb.ConnectResponse(**{_NAMES[type(message)]: _to_pb(message)})
 
 
 def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
@@ -259,36 +125,23 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
         MessageInvalid: no known message, an unknown stream or reason, a reason that is no stop reason, an id that cannot
             name a folder.
     """
-    match response.WhichOneof("message"):
-        case "ack":
-            return m.Ack(_attempt_from_pb(response.ack.attempt))
-        case "welcome":
-            welcome = response.welcome
-            return m.Welcome(
-                welcome.version, tuple(_attempt_from_pb(attempt) for attempt in welcome.attempts)
-            )
-        case "run_trial":
-            run = response.run_trial
-            return m.RunTrial(_id_from(run.trial_id), _attempt_id_from(run.attempt_id))
-        case "revoke_trial":
-            return m.RevokeTrial(_id_from(response.revoke_trial.trial_id))
-        case "stop_trial":
-            stop = response.stop_trial
-            return m.StopTrial(_id_from(stop.trial_id), _stop_reason_from(stop.reason))
-        case "shutdown":
-            return m.Shutdown(response.shutdown.reason)
-        case _:
-            raise MessageInvalid(
-                "cannot read a manager's message: it holds no message that this version knows"
-            )
+    message: m.ManagerMessage = _read("manager", response)
+    return message
 
 
-def _key_to_pb(key: m.AttemptKey) -> pb.AttemptKey:
-    return pb.AttemptKey(trial_id=key.trial_id, attempt_id=key.attempt_id, task=key.task)
+def _read(sender: str, message: pb.ConnectRequest | pb.ConnectResponse) -> Any:
+    name = message.WhichOneof("message")
+    if name is None:
+        raise MessageInvalid(f"cannot read a {sender}'s message: it holds no message that this version knows")
+    try:
+        return _from_pb(_KINDS[name], getattr(message, name))
+    except MessageInvalid:
+        raise
+    except ValueError as error:
+        raise MessageInvalid(f"cannot read a {sender}'s message: {error}") from error
 
 
-def _key_from_pb(key: pb.AttemptKey) -> m.AttemptKey:
-    return m.AttemptKey(_id_from(key.trial_id), _attempt_id_from(key.attempt_id), _id_from(key.task))
+# ---- fields
 
 
 def _attempt_id_from(text: str) -> str:
@@ -334,38 +187,6 @@ def _shown(text: str) -> str:
     return repr(text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…")
 
 
-def _gpu_to_pb(gpu: m.GpuUsage) -> pb.GpuUsage:
-    return pb.GpuUsage(
-        index=gpu.index,
-        utilisation_percent=gpu.utilisation_percent,
-        memory_used_bytes=gpu.memory_used_bytes,
-    )
-
-
-def _gpu_from_pb(gpu: pb.GpuUsage) -> m.GpuUsage:
-    return m.GpuUsage(gpu.index, _figure_from(gpu.utilisation_percent), _size_from(gpu.memory_used_bytes))
-
-
-def _offsets_to_pb(offsets: m.Offsets) -> list[pb.StreamOffset]:
-    return [
-        pb.StreamOffset(stream=_STREAM_TO_PB[stream], offset=offset) for stream, offset in offsets.items()
-    ]
-
-
-def _offsets_from_pb(offsets: Iterable[pb.StreamOffset]) -> dict[m.Stream, int]:
-    return {_stream_from_pb(entry.stream): _size_from(entry.offset) for entry in offsets}
-
-
-def _attempt_to_pb(attempt: m.AttemptOffsets) -> pb.AttemptOffsets:
-    return pb.AttemptOffsets(
-        key=_key_to_pb(attempt.key), offsets=_offsets_to_pb(attempt.offsets), closed=attempt.closed
-    )
-
-
-def _attempt_from_pb(attempt: pb.AttemptOffsets) -> m.AttemptOffsets:
-    return m.AttemptOffsets(_key_from_pb(attempt.key), _offsets_from_pb(attempt.offsets), attempt.closed)
-
-
 def _stream_from_pb(number: int) -> m.Stream:
     stream = _STREAM_FROM_PB.get(number)
     if stream is None:
@@ -387,3 +208,106 @@ def _stop_reason_from(word: str) -> ExitReason:
     if reason not in STOP_REASONS:
         raise MessageInvalid(f"cannot read a message: nobody stops a trial with the reason {word!r}")
     return reason
+
+
+def _message_from(text: str) -> str:
+    _check_count("characters of an end", len(text), MAX_CHARACTERS_OF_MESSAGE)
+    return text
+
+
+def _offsets_from_pb(offsets: Iterable[pb.StreamOffset]) -> dict[m.Stream, int]:
+    return {_stream_from_pb(entry.stream): _size_from(entry.offset) for entry in offsets}
+
+
+def _nested(kind: type) -> Callable[[Any], Any]:
+    return lambda message: _from_pb(kind, message)
+
+
+def _many(kind: type, what: str = "", most: int | None = None) -> Callable[[Any], Any]:
+    """Build the converter of a repeated field. A keeper's has a maximum."""
+
+    def convert(messages: Any) -> tuple[Any, ...]:
+        if most is not None:
+            _check_count(what, len(messages), most)
+        return tuple([_from_pb(kind, message) for message in messages])
+
+    return convert
+
+
+# How a field is validated and converted, by its name or, where the name has several meanings, by message and name.
+# All other fields stay as they are.
+_FIELDS_FROM_PB: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("trial_id", "experiment_id", "job_id", "task"), _id_from),
+    **dict.fromkeys(("offset", "rss_bytes", "disk_bytes", "memory_used_bytes"), _size_from),
+    **dict.fromkeys(("cpu_percent", "utilisation_percent"), _figure_from),
+    **dict.fromkeys(("offsets", "final_sizes"), _offsets_from_pb),
+    "attempt_id": _attempt_id_from,
+    "stream": _stream_from_pb,
+    "key": _nested(m.AttemptKey),
+    "attempt": _nested(m.AttemptOffsets),
+    "gpus": _many(m.GpuUsage, "GPUs", MAX_GPUS),
+    "warnings": tuple,
+    "Hello.version": _version_from,
+    "Hello.attempts": _many(m.AttemptKey, "attempts", MAX_ATTEMPTS_OF_HELLO),
+    "Welcome.attempts": _many(m.AttemptOffsets),
+    "TrialEnded.reason": _reason_from,
+    "TrialEnded.message": _message_from,
+    "StopTrial.reason": _stop_reason_from,
+}
+_OPTIONAL = "metrics_size_at_stop"
+"""The only field that distinguishes absence from 0."""
+
+
+# ---- messages: dataclasses and protobuf have the same names, of messages and of fields
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+_FIELDS: dict[type, list[tuple[str, Callable[[Any], Any]]]] = {
+    kind: [
+        (
+            each.name,
+            _FIELDS_FROM_PB.get(f"{kind.__name__}.{each.name}", _FIELDS_FROM_PB.get(each.name, _unchanged)),
+        )
+        for each in fields(kind)
+    ]
+    for kind in vars(m).values()
+    if is_dataclass(kind) and isinstance(kind, type)
+}
+_OPTIONAL_AT = [each.name for each in fields(m.TrialEnded)].index(_OPTIONAL)
+_KINDS = {
+    field.name: getattr(m, field.message_type.name)
+    for stream in (pb.ConnectRequest, pb.ConnectResponse)
+    for field in stream.DESCRIPTOR.oneofs_by_name["message"].fields
+    if field.message_type is not None
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def _from_pb(kind: type, message: Any) -> Any:
+    values = [convert(getattr(message, name)) for name, convert in _FIELDS[kind]]
+    if kind is m.TrialEnded and not message.HasField(_OPTIONAL):
+        values[_OPTIONAL_AT] = None
+    return kind(*values)
+
+
+def _to_pb(message: Any) -> Any:
+    kind = type(message)
+    values = {}
+    for name, _ in _FIELDS[kind]:
+        value = getattr(message, name)
+        convert = _VALUES_TO_PB.get(type(value))
+        values[name] = value if convert is None else convert(value)
+    return getattr(pb, kind.__name__)(**values)
+
+
+_VALUES_TO_PB: dict[type, Callable[[Any], Any]] = {
+    m.Stream: _STREAM_TO_PB.__getitem__,
+    tuple: lambda values: [_VALUES_TO_PB.get(type(value), _unchanged)(value) for value in values],
+    dict: lambda offsets: [
+        pb.StreamOffset(stream=_STREAM_TO_PB[stream], offset=offset) for stream, offset in offsets.items()
+    ],
+    **dict.fromkeys(_FIELDS, _to_pb),
+}

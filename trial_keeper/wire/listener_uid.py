@@ -22,6 +22,12 @@ class UntrustedListener(ConnectionRefusedError):
     """A program of another user listens there."""
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Split HOST:PORT; an IPv6 address may have brackets."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def verify_listener_uid(host: str, port: int, others: Iterable[int] = ()) -> None:
     """Verify that the listener at this address belongs to this user, to root or to one of `others`.
 

@@ -23,15 +23,15 @@ import json
 import os
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from trial_keeper.wire.attempt_ids import is_attempt_id, is_legacy_number, sort_key
 from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
 from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 from trial_keeper.wire.signatures import DocumentInvalid, check_signature, signed
-from trial_keeper.wire.small_files import write_all
+from trial_keeper.wire.small_files import replace_file as replace_file  # noqa: PLC0414 - its importers write documents
 
 # An id names a folder, so path separators and ".." are excluded.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
@@ -39,7 +39,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
 _NEWEST_ATTEMPTS = 1000
 # On one line: indentation would use Python's slow encoder, between two trials.
 _TEXT_OF = json.JSONEncoder(ensure_ascii=False).encode
-
+_Read = TypeVar("_Read")
 
 # trials/<trial id>/attempts/<id>/<task>
 _ATTEMPT_DEPTH = 5
@@ -259,31 +259,6 @@ def _newest_folders_in(folder: Path) -> list[str]:
     return [name for own in by_owner.values() for name in sorted(own, key=sort_key)[-_NEWEST_ATTEMPTS:]]
 
 
-def replace_file(path: Path, content: bytes, mode: int = 0o666, *, is_durable: bool = False) -> None:
-    """Write a file atomically: readers see it complete or not at all. The folder must exist; each path has one writer process.
-
-    `mode` is subject to the umask. An existing file at the temporary path (of a process that died there, or a link or a pipe that
-    another user placed) is removed and not written to. With `is_durable` the content is on disk before the name, and the name is
-    on disk when this returns.
-    """
-    folder, name = os.path.split(path)
-    temporary = os.path.join(folder, f".{name}.new")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    try:
-        descriptor = os.open(temporary, flags, mode)
-    except FileExistsError:
-        os.unlink(temporary)
-        descriptor = os.open(temporary, flags, mode)
-    write_all(descriptor, content, is_durable=is_durable)
-    os.replace(temporary, path)
-    if is_durable:
-        descriptor = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
 @dataclass(frozen=True, slots=True)
 class ManagerDocument:
     """manager.json: which manager owns the experiment, and where it listens (HOST:PORT, keepers use the first that answers).
@@ -298,12 +273,10 @@ class ManagerDocument:
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        document: dict[str, Any] = {
-            "experiment_id": self.experiment_id,
-            "version": self.version,
-            "addresses": list(self.addresses),
-        }
-        return _dump(document if self.certificate is None else document | {"certificate": self.certificate})
+        document = _fields_of(self)
+        if self.certificate is None:
+            del document["certificate"]
+        return _dump(document)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "ManagerDocument":
@@ -312,18 +285,7 @@ class ManagerDocument:
         Raises:
             DocumentInvalid: not such a document.
         """
-        document = _load("manager.json", content)
-        with _fields_of("manager.json"):
-            addresses = tuple(_typed(address, str) for address in _typed(document["addresses"], list))
-            if not addresses:
-                raise ValueError("no address")
-            certificate = document.get("certificate")
-            return cls(
-                _typed(document["experiment_id"], str),
-                _typed(document["version"], str),
-                addresses,
-                None if certificate is None else _typed(certificate, str),
-            )
+        return _read("manager.json", content, cls)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,16 +306,9 @@ class TrialDocument:
 
     def to_bytes(self) -> bytes:
         """The file's content."""
-        return _dump(
-            {
-                "trial_id": self.trial_id,
-                "sequence_id": self.sequence_id,
-                "command": self.command,
-                "code_dir": self.code_dir,
-                "code_snapshot": self.code_snapshot,
-                "gpu_indices": None if self.gpu_indices is None else list(self.gpu_indices),
-            }
-        )
+        document = _fields_of(self)
+        document["gpu_indices"] = document.pop("gpu_indices")  # the last one in the file
+        return _dump(document)
 
     @classmethod
     def from_bytes(cls, content: bytes) -> "TrialDocument":
@@ -362,20 +317,7 @@ class TrialDocument:
         Raises:
             DocumentInvalid: not such a document.
         """
-        document = _load("trial.json", content)
-        with _fields_of("trial.json"):
-            gpu_indices = document["gpu_indices"]
-            code_snapshot = document.get("code_snapshot")  # documents of earlier managers have none
-            return cls(
-                _typed(document["trial_id"], str),
-                _typed(document["sequence_id"], int),
-                _typed(document["command"], str),
-                _typed(document["code_dir"], str),
-                None
-                if gpu_indices is None
-                else tuple(_typed(index, int) for index in _typed(gpu_indices, list)),
-                None if code_snapshot is None else _typed(code_snapshot, str),
-            )
+        return _read("trial.json", content, cls)[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -392,15 +334,7 @@ class AttemptDocument:
 
     def to_bytes(self, token: str) -> bytes:
         """The file's content, signed."""
-        fields = {
-            "experiment_id": self.experiment_id,
-            "job_id": self.job_id,
-            "trial_id": self.key.trial_id,
-            "attempt_id": self.key.attempt_id,
-            "task": self.key.task,
-            "started_at_s": self.started_at_s,
-        }
-        return _dump(signed(_ATTEMPT, fields, token))
+        return _dump(signed(_ATTEMPT, _fields_of(self), token))
 
     @classmethod
     def from_bytes(cls, content: bytes, token_of: Callable[[str], str]) -> "AttemptDocument":
@@ -410,16 +344,8 @@ class AttemptDocument:
             DocumentInvalid: not such a document.
             SignatureInvalid: the signature does not match the token of the job that the document names.
         """
-        document = _load(_ATTEMPT, content)
-        with _fields_of(_ATTEMPT):
-            job_id = safe_name(_typed(document["job_id"], str))
-            read = cls(
-                _typed(document["experiment_id"], str),
-                job_id,
-                _key_of(document),
-                float(_typed(document["started_at_s"], int, float)),
-            )
-        check_signature(_ATTEMPT, document, token_of(job_id))
+        read, document = _read(_ATTEMPT, content, cls)
+        check_signature(_ATTEMPT, document, token_of(read.job_id))
         return read
 
 
@@ -429,20 +355,9 @@ _EXIT = "exit.json"
 
 def exit_to_bytes(ended: TrialEnded, token: str) -> bytes:
     """The content of exit.json, signed with the job's token."""
-    fields = {
-        "trial_id": ended.key.trial_id,
-        "attempt_id": ended.key.attempt_id,
-        "task": ended.key.task,
-        "reason": ended.reason.value,
-        "exit_code": ended.exit_code,
-        "started_at_s": ended.started_at_s,
-        "ended_at_s": ended.ended_at_s,
-        "final_sizes": {stream.value: size for stream, size in ended.final_sizes.items()},
-        "message": ended.message,
-        "metrics_size_at_stop": ended.metrics_size_at_stop,
-        "warnings": list(ended.warnings),
-    }
-    return _dump(signed(_EXIT, fields, token))
+    document = _fields_of(ended)
+    document["final_sizes"] = {stream.value: size for stream, size in ended.final_sizes.items()}
+    return _dump(signed(_EXIT, document, token))
 
 
 def exit_from_bytes(content: bytes, token: str | None = None) -> TrialEnded:
@@ -452,36 +367,15 @@ def exit_from_bytes(content: bytes, token: str | None = None) -> TrialEnded:
         DocumentInvalid: not such a document.
         SignatureInvalid: the signature does not match the token.
     """
-    document = _load(_EXIT, content)
-    with _fields_of(_EXIT):
-        ended = TrialEnded(
-            _key_of(document),
-            ExitReason(document["reason"]),
-            _exit_code(document["exit_code"]),
-            float(_typed(document["started_at_s"], int, float)),
-            float(_typed(document["ended_at_s"], int, float)),
-            {Stream(word): _typed(size, int) for word, size in document["final_sizes"].items()},
-            _typed(document["message"], str),
-            # Documents of earlier keepers have neither.
-            _typed(document.get("metrics_size_at_stop"), int, type(None)),
-            tuple(_typed(warning, str) for warning in _typed(document.get("warnings", []), list)),
-        )
+    ended, document = _read(_EXIT, content, TrialEnded)
     if token is not None:
         check_signature(_EXIT, document, token)
     return ended
 
 
-def _key_of(document: dict[str, Any]) -> AttemptKey:
-    # Version 0.6 wrote a number.
-    attempt_id = str(_typed(document["attempt"], int)) if "attempt" in document else document["attempt_id"]
-    return AttemptKey(
-        _typed(document["trial_id"], str), _typed(attempt_id, str), _typed(document["task"], str)
-    )
-
-
 def stop_to_bytes(stop: StopTrial) -> bytes:
     """The content of stop.json."""
-    return _dump({"trial_id": stop.trial_id, "reason": stop.reason.value})
+    return _dump(_fields_of(stop))
 
 
 def stop_from_bytes(content: bytes) -> StopTrial:
@@ -490,33 +384,55 @@ def stop_from_bytes(content: bytes) -> StopTrial:
     Raises:
         DocumentInvalid: not such a document.
     """
-    document = _load("stop.json", content)
-    with _fields_of("stop.json"):
-        reason = ExitReason(document["reason"])
-        if reason not in STOP_REASONS:
-            raise ValueError(f"nobody stops a trial with the reason {reason.value!r}")
-        return StopTrial(_typed(document["trial_id"], str), reason)
+    stop, _ = _read("stop.json", content, StopTrial)
+    if stop.reason not in STOP_REASONS:
+        error = ValueError(f"nobody stops a trial with the reason {stop.reason.value!r}")
+        raise _invalid("stop.json", error) from error
+    return stop
 
 
-def _exit_code(value: Any) -> int:
-    code: int = _typed(value, int)
-    if not 0 <= code <= 255:
-        raise ValueError(f"{code} is no exit code")
-    return code
+# ---- fields: the same names in the documents and in their dataclasses, except that a key is three fields
 
 
-def _dump(document: dict[str, Any]) -> bytes:
-    return (_TEXT_OF(document) + "\n").encode()
+def _fields_of(document: Any) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    for each in fields(document):
+        value = getattr(document, each.name)
+        written |= asdict(value) if each.name == "key" else {each.name: value}
+    return written
 
 
-def _load(name: str, content: bytes) -> dict[str, Any]:
+def _read(name: str, content: bytes, kind: type[_Read]) -> tuple[_Read, dict[str, Any]]:
+    """Parse the document with this name. Returns the object and all fields."""
     try:
         document = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise DocumentInvalid(f"cannot read {name}: it is not JSON ({error})") from error
     if not isinstance(document, dict):
         raise DocumentInvalid(f"cannot read {name}: it is not a JSON object")
-    return document
+    found = _ADDED_LATER | document
+    try:
+        values = {
+            each.name: _key_of(found) if each.name == "key" else _READERS[each.name](found[each.name])
+            for each in fields(kind)  # type: ignore[arg-type]
+        }
+        return kind(**values), document
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _invalid(name, error) from error
+
+
+def _invalid(name: str, error: Exception) -> DocumentInvalid:
+    return DocumentInvalid(f"cannot read {name}: a field is missing or wrong ({error!r})")
+
+
+def _dump(document: dict[str, Any]) -> bytes:
+    return (_TEXT_OF(document) + "\n").encode()
+
+
+def _key_of(document: dict[str, Any]) -> AttemptKey:
+    # Version 0.6 wrote a number.
+    attempt_id = str(_typed(document["attempt"], int)) if "attempt" in document else document["attempt_id"]
+    return AttemptKey(_text(document["trial_id"]), _text(attempt_id), _text(document["task"]))
 
 
 def _typed(value: Any, *kinds: type) -> Any:
@@ -527,17 +443,53 @@ def _typed(value: Any, *kinds: type) -> Any:
     return value
 
 
-class _fields_of:  # noqa: N801 - reads as a statement in `with`
-    """Convert every exception of an invalid document into DocumentInvalid."""
+def _text(value: Any) -> Any:
+    return _typed(value, str)
 
-    def __init__(self, name: str) -> None:
-        self.name = name
 
-    def __enter__(self) -> None:
-        return None
+def _text_or_none(value: Any) -> Any:
+    return _typed(value, str, type(None))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if isinstance(error, (KeyError, TypeError, ValueError, AttributeError, OverflowError)):
-            raise DocumentInvalid(
-                f"cannot read {self.name}: a field is missing or wrong ({error!r})"
-            ) from error
+
+def _seconds(value: Any) -> float:
+    return float(_typed(value, int, float))
+
+
+def _tuple_of(kind: type, value: Any) -> tuple[Any, ...]:
+    return tuple(_typed(each, kind) for each in _typed(value, list))
+
+
+def _addresses(value: Any) -> tuple[str, ...]:
+    if not (addresses := _tuple_of(str, value)):
+        raise ValueError("no address")
+    return addresses
+
+
+def _exit_code(value: Any) -> int:
+    code: int = _typed(value, int)
+    if not 0 <= code <= 255:
+        raise ValueError(f"{code} is no exit code")
+    return code
+
+
+_READERS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("experiment_id", "version", "trial_id", "command", "code_dir", "message"), _text),
+    **dict.fromkeys(("certificate", "code_snapshot"), _text_or_none),
+    **dict.fromkeys(("started_at_s", "ended_at_s"), _seconds),
+    "job_id": lambda value: safe_name(_text(value)),
+    "sequence_id": lambda value: _typed(value, int),
+    "addresses": _addresses,
+    "gpu_indices": lambda value: None if value is None else _tuple_of(int, value),
+    "reason": ExitReason,
+    "exit_code": _exit_code,
+    "final_sizes": lambda value: {Stream(word): _typed(size, int) for word, size in value.items()},
+    "metrics_size_at_stop": lambda value: _typed(value, int, type(None)),
+    "warnings": lambda value: _tuple_of(str, value),
+}
+_ADDED_LATER: dict[str, Any] = {
+    "certificate": None,
+    "code_snapshot": None,
+    "metrics_size_at_stop": None,
+    "warnings": [],
+}
+"""The values of fields that documents of earlier managers and keepers do not have."""

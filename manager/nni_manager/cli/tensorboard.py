@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 import os
 import subprocess
@@ -21,7 +20,7 @@ from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.errors import RetryableError, UserError
 
 if TYPE_CHECKING:
-    from nni_manager.store.process_identity import ProcessIdentity
+    from trial_keeper.processes import ProcessIdentity
 
 _HOST = "127.0.0.1"
 # TensorBoard imports many large packages, sometimes from a cold disk.
@@ -87,7 +86,7 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
 @experiment_argument
 def stop(experiment_id: str | None) -> None:
     """Stop every TensorBoard of an experiment."""
-    from nni_manager.store.process_identity import terminate
+    from trial_keeper.processes import terminate
 
     known = resolve(experiment_id)
     count = 0
@@ -152,17 +151,17 @@ def _wait_until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> N
 
 
 def _write_record(known: KnownExperiment, pid: int, port: int) -> None:
-    from nni_manager.store.process_identity import ProcessIdentity
+    from trial_keeper.processes import ProcessIdentity
     from trial_keeper.wire.workspace import replace_file
 
     process = ProcessIdentity.of(pid)
     if process is not None:  # it has not exited already
-        content = json.dumps({"process": dataclasses.asdict(process), "port": port}).encode()
+        content = json.dumps({"process": process._asdict(), "port": port}).encode()
         replace_file(known.folder.path / f"tensorboard-{pid}.json", content, 0o600)
 
 
 def _read_record(record: Path) -> ProcessIdentity | None:
-    from nni_manager.store.process_identity import ProcessIdentity
+    from trial_keeper.processes import ProcessIdentity
 
     try:
         return ProcessIdentity.from_json(json.loads(record.read_bytes())["process"])

@@ -18,7 +18,7 @@ from nni_manager.client.manager_process import reap
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from nni_manager.store.process_identity import terminate
+from trial_keeper.processes import terminate
 
 _POLL_S = 0.05
 _LEFT_TIMEOUT_S = 10.0

@@ -45,6 +45,7 @@ from nni_manager.local_openpai.sandbox import (
 )
 from nni_manager.local_openpai.settings import ClusterSettings, Sandbox
 from nni_manager.store.torn_files import NOT_WHOLE
+from trial_keeper.processes import ProcessIdentity, boot_id
 
 logger = logging.getLogger(__name__)
 
@@ -240,7 +241,7 @@ class ContainerRuntime:
         if process is None:
             problem = "the cluster was ended before it had started this container; nothing of it ran"
             self._ended(container_id, TaskExit(NOT_CREATED, diagnostics=problem))
-        elif process["boot_id"] == supervisor.boot_id():
+        elif process["boot_id"] == boot_id():
             self._watch(container_id, process)
         else:
             await self._finish(container_id)
@@ -252,7 +253,7 @@ class ContainerRuntime:
             container.descriptor = os.pidfd_open(process["pid"])
         self._on_started(container_id)
         # The pid may have been reused; the descriptor cannot, so check the identity after opening it.
-        if container.descriptor is None or supervisor.process_identity(process["pid"]) != process:
+        if container.descriptor is None or not ProcessIdentity.from_json(process).is_alive:
             self._note_end(container_id)
             return
         asyncio.get_running_loop().add_reader(container.descriptor, self._note_end, container_id)
@@ -384,7 +385,7 @@ def _lost(container_id: str, folder: Path) -> TaskExit:
     _end_leftovers(container_id)
     with contextlib.suppress(OSError, ValueError, KeyError):
         process = json.loads((folder / supervisor.PROCESS).read_text(encoding="utf-8"))
-        if process["boot_id"] == supervisor.boot_id():
+        if process["boot_id"] == boot_id():
             return TaskExit(
                 KILLED,
                 container_exit_code=KILLED,

@@ -23,8 +23,8 @@ from nni_manager.local_openpai.options import Options
 from nni_manager.loopback_auth import VerifiedConnection
 from nni_manager.store.folders import state_of_user
 from nni_manager.store.owner_lock import OwnerLock
-from nni_manager.store.process_identity import ProcessIdentity, terminate
 from trial_keeper import __version__
+from trial_keeper.processes import ProcessIdentity, terminate
 from trial_keeper.wire.workspace import replace_file
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class ServiceProcess:
         """The current process."""
         identity = ProcessIdentity.of(os.getpid())
         assert identity is not None  # this process is alive
-        return cls(**asdict(identity), host=host, version=__version__, options=options)
+        return cls(**identity._asdict(), host=host, version=__version__, options=options)
 
     @property
     def address(self) -> str:

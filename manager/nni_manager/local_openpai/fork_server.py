@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import trial_keeper
 from nni_manager.local_openpai import supervisor
 from nni_manager.local_openpai.environment import inherited
 
@@ -23,8 +24,8 @@ _ENDS_TIMEOUT_S = 5.0
 
 def program(argument: str) -> list[str]:
     """The supervisor's command line. It imports the module to use the bytecode cache, and ignores site-packages."""
-    folder = str(Path(supervisor.__file__).parent)
-    code = f"import sys; sys.path.append({folder!r}); import supervisor; supervisor.start()"
+    folders = [str(Path(supervisor.__file__).parent), str(Path(trial_keeper.__file__).parents[1])]
+    code = f"import sys; sys.path += {folders!r}; import supervisor; supervisor.start()"
     return [sys.executable, "-I", "-S", "-c", code, argument]
 
 

@@ -1,7 +1,7 @@
 """The container supervisor: one process that runs a task's scripts, writes its logs, and records how it ended.
 
 A fork server (`fork_supervisors`) forks it. It outlives the cluster that started it. It is one file of more than 500 lines,
-since the isolated interpreter of the fork server imports only this file and the standard library.
+since the isolated interpreter of the fork server imports only this file, `trial_keeper.processes` and the standard library.
 
 Supervisor and cluster communicate through files in the container's folder:
 
@@ -39,6 +39,17 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from trial_keeper.processes import (
+    EMPTY_SCANS,
+    MAX_DEATH_S,
+    ProcessIdentity,
+    adopt_orphans,
+    descendants,
+    is_dead,
+    kill,
+    signal_group,
+)
+
 SPEC, PROCESS, EXIT, STDERR = "spec.json", "process.json", "exit.json", "supervisor.stderr"
 LOG_FOLDERS = {"stdout": "user-stdout", "stderr": "user-stderr", "all": "user-all", "runtime.log": "runtime"}
 CURRENT = "current"
@@ -53,10 +64,6 @@ MOUNT_PROBE = "--mount-probe"
 
 _READ_BYTES = 65536
 _POLL_S = 1.0
-# Most processes exit within milliseconds of SIGKILL; freeing large memory takes seconds.
-_MAX_DEATH_S = 10.0
-# One scan can miss a process that is being adopted.
-_EMPTY_SCANS = 2
 _DRAIN_S = 5.0
 _TOOL_S = 60.0
 # The cluster kills this process some time after the grace period, so a hanging tool must not use up that time.
@@ -68,28 +75,9 @@ _REMOVAL_PAUSE_S = 2.0
 _EXIT_TRIES = 60
 _MAX_MOUNT_SIBLINGS = 500
 
-_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000  # linux/sched.h
 # linux/mount.h
 _MS_RDONLY, _MS_REMOUNT, _MS_BIND, _MS_MOVE, _MS_REC, _MS_SLAVE = 1, 32, 4096, 8192, 16384, 1 << 19
-
-
-# ---- process identity
-
-
-def process_identity(pid: int) -> dict[str, Any] | None:
-    """Identity of a process that distinguishes it from others with the same pid; None if it is gone or a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return None
-    state, *rest = stat.rpartition(")")[2].split()
-    return None if state in "ZX" else {"pid": pid, "start_ticks": int(rest[18]), "boot_id": boot_id()}
-
-
-def boot_id() -> str:
-    """The kernel's boot id, which changes with every boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def claim(folder: Path, document: Mapping[str, Any]) -> bool:
@@ -254,23 +242,6 @@ class Streams:
             continue
 
 
-# ---- processes
-
-
-def descendants(pid: int) -> list[int]:
-    """The pids of all descendants of a process."""
-    found: list[int] = []
-    following = [pid]
-    while following:
-        parent = following.pop()
-        with contextlib.suppress(OSError):
-            for thread in os.listdir(f"/proc/{parent}/task"):
-                children = Path(f"/proc/{parent}/task/{thread}/children").read_text(encoding="ascii").split()
-                found += map(int, children)
-                following += map(int, children)
-    return found
-
-
 class Supervisor:
     """One container, from its first script to the end of its last process."""
 
@@ -377,7 +348,7 @@ class Supervisor:
         if self._ended is None:
             return False
         is_waited_for = self._stop_requested and time.monotonic() < self._kill_at_s
-        return not (is_waited_for and _group_lives(self._child))
+        return not (is_waited_for and signal_group(self._child, 0))
 
     def _pass_stop_on(self, group: int) -> None:
         if self._stop_requested and not self._stop_passed_on:
@@ -387,8 +358,7 @@ class Supervisor:
                 self._streams.log(_run_tool(self._sandbox["stop"] if self._sandbox else [])[1])
                 return
             for number in (signal.SIGTERM, signal.SIGCONT):
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(group, number)
+                signal_group(group, number)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -405,17 +375,16 @@ class Supervisor:
         if self._sandbox and self._container_goes_first:
             self._container_goes_first = False
             self._try_to_remove(self._sandbox, _TOOL_BEFORE_KILL_S if self._stop_requested else _TOOL_S)
-        deadline_s = time.monotonic() + _MAX_DEATH_S
+        deadline_s = time.monotonic() + MAX_DEATH_S
         empty_scans = 0
         while True:
             self._reap()
-            found = [pid for pid in descendants(os.getpid()) if process_identity(pid) is not None]
+            found = [pid for pid in descendants((os.getpid(),)) if not is_dead(pid)]
             empty_scans = 0 if found else empty_scans + 1
-            if empty_scans == _EMPTY_SCANS or time.monotonic() > deadline_s:
+            if empty_scans == EMPTY_SCANS or time.monotonic() > deadline_s:
                 return found
             for pid in found:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+                kill(pid)
             self._streams.pump(0.01 if found else 0.0)
 
     def _remove_at_last(self, sandbox: Mapping[str, list[str]], *, was_made: bool) -> None:
@@ -451,16 +420,6 @@ def _run_tool(command: list[str], within_s: float = _TOOL_S) -> tuple[bool, str]
         return False, f"cannot run {command[0]}: {error}; see whether it works here"
     output = f"{' '.join(command[:2])}: exit code {done.returncode} {done.stdout}{done.stderr}".strip()
     return done.returncode == 0, output
-
-
-def _group_lives(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 # ---- storages
@@ -575,12 +534,11 @@ def _mount(source: str, target: str, flags: int, kind: str | None = None, data: 
 
 def main(folder: Path) -> None:
     """Run the container of this folder, unless another process has claimed the folder."""
-    identity = process_identity(os.getpid())
+    identity = ProcessIdentity.of(os.getpid())
     assert identity is not None
-    if not claim(folder, identity):
+    if not claim(folder, identity._asdict()):
         return
-    # Become the parent of orphaned descendants, like PID 1 of a container.
-    _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    adopt_orphans()
     supervisor = Supervisor(folder)
     # From here on a cluster can find and stop this process.
     os.write(1, BEGUN)

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nni_manager.errors import UserError
-from nni_manager.store.process_identity import boot_id
+from trial_keeper.processes import boot_id
 
 HEARTBEAT_INTERVAL_S = 3.0
 # Five heartbeats: a loaded disk may delay one, and shared storage shows it late.

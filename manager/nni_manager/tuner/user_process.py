@@ -19,11 +19,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import nni_sdk
 from nni_manager.config.model import UserClass
 from nni_manager.errors import UserError
+from trial_keeper.processes import descendants, kill
 
 # Parameters have some kB. An answer reaches this size only after a million reported results.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -138,14 +137,11 @@ class UserProcess:
             process = self._process
         if process is None or was_closed:
             return  # the pid of an ended process may have been reused
-        started: list[psutil.Process] = []
-        with contextlib.suppress(psutil.NoSuchProcess):
-            started = psutil.Process(process.pid).children(recursive=True)
+        started = descendants((process.pid,))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         for each in started:  # some may have left the group
-            with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-                each.kill()
+            kill(each)
         process.wait()
         if self._connection is not None:
             # Ends the wait of another thread for an answer.

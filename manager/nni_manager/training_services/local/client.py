@@ -10,22 +10,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Collection
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-
-import psutil
 
 from nni_manager import open_files
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.errors import RetryableError
 from nni_manager.leftovers import reap_orphans
-from nni_manager.store.process_identity import ProcessIdentity
 from nni_manager.store.torn_files import read_state
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
 from nni_manager.training_services.local.render import render_run_script
 from trial_keeper.errors import SettingsInvalid
+from trial_keeper.processes import (
+    ProcessIdentity,
+    all_pids,
+    descendants,
+    end_all,
+    end_below,
+    is_sent,
+    pids_where,
+    session_of,
+    wait_for_ends,
+)
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.workspace import MARKER, TrialDocument, Workspace, replace_file
@@ -35,11 +42,8 @@ logger = logging.getLogger(__name__)
 _LOG_TAIL_BYTES = 2000
 # Source: proc_sys_kernel(5), pid_max.
 _MAX_PID = 1 << 22
-_KILL_ROUNDS = 5
-_KILLED_TIMEOUT_S = 2.0
 # A keeper that was only frozen ends its trial within that time after SIGCONT.
 _WAKES_TIMEOUT_S = 2.0
-_RETRY_DELAY_S = 0.02
 
 
 class LocalTrainingService(TrainingService):
@@ -151,14 +155,13 @@ class LocalTrainingService(TrainingService):
         noted = read_state(self._file(job_id), _noted)
         if noted is None:
             # The earlier manager may have died before it wrote the file, or have written another format.
-            keepers = await asyncio.to_thread(
-                _processes_where, partial(_is_keeper_of, self._workspace, job_id)
-            )
-            if not keepers:
-                return JobPresence.UNKNOWN
+            keepers = await asyncio.to_thread(pids_where, partial(_is_keeper_of, self._workspace, job_id))
             # The oldest one: the keeper's guard is its child and has the same environment.
-            oldest = min(keepers, key=psutil.Process.create_time)
-            identity = ProcessIdentity.of(oldest.pid)
+            identity = min(
+                filter(None, map(ProcessIdentity.of, keepers)),
+                key=lambda each: each.start_ticks,
+                default=None,
+            )
             if identity is None or not self._watch(job_id, identity.pid, identity):
                 return JobPresence.UNKNOWN
             self._gpus.hold(job_id, await asyncio.to_thread(self._gpus_in_workspace, job_id))
@@ -182,7 +185,7 @@ class LocalTrainingService(TrainingService):
 
     def _note(self, job_id: str, identity: ProcessIdentity) -> None:
         """Record the process for a later manager. It ends with the machine, so the file need not survive a power loss."""
-        document = asdict(identity) | {"gpu_indices": self._gpus.held_by(job_id)}
+        document = identity._asdict() | {"gpu_indices": self._gpus.held_by(job_id)}
         try:
             replace_file(self._file(job_id), json.dumps(document).encode())
         except OSError as error:
@@ -250,7 +253,7 @@ class LocalTrainingService(TrainingService):
 
 def processes_of(workspace: Workspace) -> list[int]:
     """Returns the pids on this machine that belong to the workspace's experiment: keepers, and what trials started."""
-    return [process.pid for process in _processes_where(partial(_is_of, workspace))]
+    return pids_where(partial(_is_of, workspace))
 
 
 def end_processes_of(workspace: Workspace) -> list[int]:
@@ -264,10 +267,14 @@ def end_processes_of(workspace: Workspace) -> list[int]:
 def _is_of(workspace: Workspace, environ: dict[str, str]) -> bool:
     if environ.get(MARKER, "").startswith(str(workspace.root) + os.sep):
         return True
-    try:
-        return KeeperSettings.from_environ(environ).workspace == str(workspace.root)
-    except SettingsInvalid:
-        return False
+    settings = _settings_in(environ)
+    return settings is not None and settings.workspace == str(workspace.root)
+
+
+def _settings_in(environ: dict[str, str]) -> KeeperSettings | None:
+    with contextlib.suppress(SettingsInvalid):
+        return KeeperSettings.from_environ(environ)
+    return None
 
 
 def _noted(content: bytes) -> tuple[ProcessIdentity, tuple[int, ...]]:
@@ -281,20 +288,9 @@ def _noted(content: bytes) -> tuple[ProcessIdentity, tuple[int, ...]]:
     )
 
 
-def _processes_where(is_wanted: Callable[[dict[str, str]], bool]) -> list[psutil.Process]:
-    """Returns this user's processes whose initial environment satisfies `is_wanted`."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):  # it has ended, or belongs to another user
-            if is_wanted(process.environ()):
-                found.append(process)
-    return found
-
-
 def _wake_where(is_wanted: Callable[[dict[str, str]], bool]) -> None:
-    for process in _processes_where(is_wanted):
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            process.resume()
+    for pid in pids_where(is_wanted):
+        is_sent(pid, signal.SIGCONT)
 
 
 def _kill_keeper(pid: int, belongs: Callable[[dict[str, str]], bool]) -> None:
@@ -302,56 +298,16 @@ def _kill_keeper(pid: int, belongs: Callable[[dict[str, str]], bool]) -> None:
 
     `belongs`: true for the keeper's own environment. While the keeper lives, everything it started is its descendant.
     """
-    with contextlib.suppress(psutil.Error):  # it has ended meanwhile
-        keeper = psutil.Process(pid)
-        if not _until_dead([keeper], _WAKES_TIMEOUT_S):
-            found = [keeper, *keeper.children(recursive=True)]
-            sessions = {_session_of(each) for each in found} - {None}
-            # The keeper goes last: orphans that it adopted would lose their last known ancestor.
-            for _ in range(_KILL_ROUNDS):
-                if not (below := [each for each in keeper.children(recursive=True) if not _is_dead(each)]):
-                    break
-                _kill_all(below)
-            _kill_all([keeper])
-            _kill_all([each for each in psutil.process_iter() if _session_of(each) in sessions])
+    keeper = ProcessIdentity.of(pid)
+    wait_for_ends([pid], time.monotonic() + _WAKES_TIMEOUT_S)
+    if keeper is not None and keeper.is_alive:
+        sessions = {session_of(each) for each in (pid, *descendants((pid,)))} - {None}
+        # The keeper goes last: orphans that it adopted would lose their last known ancestor.
+        end_below(pid)
+        end_all(lambda: [each for each in all_pids() if session_of(each) in sessions])
     reap_orphans(belongs)
 
 
-def _kill_all(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            process.kill()
-    _until_dead(processes, _KILLED_TIMEOUT_S)
-
-
-def _until_dead(processes: list[psutil.Process], within_s: float) -> bool:
-    """True if all have ended within `within_s`. Zombies count as ended: a frozen keeper does not reap its children."""
-    deadline_s = time.monotonic() + within_s
-    while not all(map(_is_dead, processes)):
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(_RETRY_DELAY_S)
-    return True
-
-
-def _is_dead(process: psutil.Process) -> bool:
-    try:
-        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-    except psutil.Error:
-        return False
-
-
-def _session_of(process: psutil.Process) -> int | None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        return os.getsid(process.pid)
-    return None
-
-
 def _is_keeper_of(workspace: Workspace, job_id: str, environ: dict[str, str]) -> bool:
-    try:
-        settings = KeeperSettings.from_environ(environ)
-    except SettingsInvalid:
-        return False
-    return settings.job_id == job_id and settings.workspace == str(workspace.root)
+    settings = _settings_in(environ)
+    return settings is not None and settings.job_id == job_id and settings.workspace == str(workspace.root)
