@@ -264,7 +264,7 @@ def test_trials_of_a_dead_manager_go_on_when_its_database_is_only_busy(place, nn
     assert done.returncode == 1
     assert "database is locked" in done.stderr
     assert processes_of(place) == before
-    assert nnictl("resume", experiment_id).returncode == 0
+    assert nnictl("resume", experiment_id, "--port", "auto").returncode == 0
     assert nnictl("stop", experiment_id).returncode == 0
     assert not left_in(place)
 
