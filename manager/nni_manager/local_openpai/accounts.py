@@ -1,7 +1,7 @@
 """Accounts: users with passwords, and their tokens. Pure except for randomness; the caller supplies the time.
 
-A token has OpenPAI's form (a JSON web token whose payload a client may read) and is looked up by its hash. The stored data
-does not reveal any token. The signing key is discarded after signing.
+A token has OpenPAI's form, a JSON web token with a readable payload. Only the hash of the token is stored, so the stored data
+reveals no token. The signing key is discarded after signing.
 
 Source: microsoft/pai v1.8.1, REST server, models/v2/token and user; RFC 7519.
 """
@@ -28,7 +28,7 @@ MAX_TOKENS_OF_A_USER = 1_000
 
 # 16 MiB and about 30 ms per guess. Source: RFC 7914; OWASP's minimum for interactive logins.
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "dklen": 32}
-# Random and as long as a user's hash: no password matches it.
+# A random value of the length of a user's hash; no password matches this value.
 _NOBODYS_PASSWORD = f"{secrets.token_hex(16)}:{secrets.token_hex(32)}"
 
 
@@ -45,8 +45,8 @@ class User:
 class Token:
     """The stored part of a token. `digest` is the SHA-256 of its text; `text` omits the signature and is not secret.
 
-    An application token does not expire (`expires_at_s` None) and cannot change users. The exception is the owner's token in the
-    state directory (`is_owners`): a process that can read that directory has full access anyway.
+    An application token does not expire (`expires_at_s` None). Application tokens cannot change users, except for the owner's
+    token in the state directory (`is_owners`): a process that can read that directory has full access anyway.
     """
 
     digest: str
@@ -138,16 +138,15 @@ class Accounts:
         """
         user = self.user(name)
         if user.is_admin and sum(each.is_admin for each in self._users.values()) == 1:
-            raise ApiError(
-                "ForbiddenUserError", f"User {name} is the only administrator; name another first."
-            )
+            message = f"cannot remove user {name}, the only administrator; add another administrator first"
+            raise ApiError("ForbiddenUserError", message)
         del self._users[name]
         self._tokens = {digest: token for digest, token in self._tokens.items() if token.user != name}
 
     # ---- tokens
 
     def login(self, name: str) -> User:
-        """The user to check a password against. An unknown name gives a user that no password matches, at the same cost."""
+        """The user of that name; for an unknown name, a user that no password matches, so that both checks take equally long."""
         return self._users.get(name) or User(name, _NOBODYS_PASSWORD, is_admin=False)
 
     def make_owners(self, token_text: str) -> None:
@@ -220,11 +219,11 @@ def new_user(name: str, password: str, *, is_admin: bool) -> User:
     """
     if not USER_NAME.fullmatch(name):
         raise invalid_parameters(
-            f"cannot use the user name {name[:64]!r}: write 1 to 64 letters, digits, _ . or -"
+            f"cannot use the user name {name[:64]!r}: use 1 to 64 letters, digits, _ . or -"
         )
     if len(password) < MIN_PASSWORD:
         raise invalid_parameters(
-            f"cannot use a password of {len(password)} characters; write at least {MIN_PASSWORD}"
+            f"cannot use a password of {len(password)} characters; use at least {MIN_PASSWORD}"
         )
     salt = secrets.token_bytes(16)
     return User(name, f"{salt.hex()}:{_scrypt(password, salt).hex()}", is_admin)

@@ -46,7 +46,7 @@ class Cluster:
         """
         self.settings = settings
         self.mounts_work = False
-        """True if tasks see storages at the paths that they request, and False if at the storages' own paths only."""
+        """True if storages are mounted at the requested paths; False if tasks must use the storages' own paths."""
         self._paths = StatePaths(settings.state_dir)
         self._database = StoreThread(self._paths.database, "cluster-database")
         # A separate thread, so that a long list does not delay writes.
@@ -79,7 +79,7 @@ class Cluster:
         except BaseException:
             await self.close()
             raise
-        if self._notifier.is_wanted:
+        if self._notifier.is_enabled:
             self._notifying = asyncio.create_task(self._notifier.run(), name="notifications of job changes")
             self._notifying.add_done_callback(log_failure)
 
@@ -91,8 +91,8 @@ class Cluster:
             self._lock.enter_context(OwnerLock(self._paths.lock).owned())
         except BlockingIOError as error:
             raise StateDirUnusable(
-                f"cannot use {self._paths.state_dir}: another cluster does; "
-                "stop it, or choose another state directory"
+                f"cannot use {self._paths.state_dir}: another cluster uses this directory; "
+                "stop that cluster, or choose another state directory"
             ) from error
         except OSError as error:
             raise StateDirUnusable(
@@ -119,7 +119,7 @@ class Cluster:
             self._lock.close()
 
     async def wait_until_broken(self) -> None:
-        """Return when the worker has failed. The log has the reason; only a new cluster can continue."""
+        """Return when the worker has failed. The log has the reason; only a new cluster can resume the jobs."""
         await self._worker.wait_until_broken()
 
     # ---- commands
@@ -160,7 +160,7 @@ class Cluster:
         for mount in plan.storages:
             if mount.name not in names:
                 known = ", ".join(names) or "none"
-                message = f"cannot find storage {mount.name}; there is {known}"
+                message = f"cannot find storage {mount.name}; the storages are: {known}"
                 raise ApiError("NoStorageError", message)
 
     async def stop(self, job: JobSummary) -> None:
@@ -217,12 +217,12 @@ def _new_id() -> str:
 def _check_arguments(plan: JobPlan) -> None:
     """Reject values that a command line on this machine would interpret as options or separators."""
     problems = [
-        f"cannot use image {role.image!r} of task role {role.name}: no name of an image begins so; write e.g. ubuntu:22.04"
+        f"cannot use image {role.image!r} of task role {role.name}: an image name cannot start with '-'; use e.g. ubuntu:22.04"
         for role in plan.roles
         if role.image.startswith("-")
     ]
     problems += [
-        f"cannot mount storage {mount.name} at {mount.mount_path!r}: it is no plain absolute path; write e.g. /mnt/{mount.name}"
+        f"cannot mount storage {mount.name} at {mount.mount_path!r}: the path must be absolute, without : and ,; use /mnt/{mount.name}"
         for mount in plan.storages
         if not mount.mount_path.startswith("/") or {":", ","} & set(mount.mount_path)
     ]

@@ -49,7 +49,7 @@ from trial_keeper.processes import ProcessIdentity, boot_id
 
 logger = logging.getLogger(__name__)
 
-# Reported for every failure of an init script that is not a signal.
+# The reported exit code of an init script that failed without a signal.
 _INIT_FAILED = 1
 # The part of a failed task's output that OpenPAI reports.
 _LAST_LINES = 15
@@ -86,7 +86,7 @@ class _Container:
 
     logs: Path
     descriptor: int | None = None
-    stop_is_wanted: bool = False
+    stop_is_requested: bool = False
     killing: asyncio.TimerHandle | None = None
 
 
@@ -131,13 +131,13 @@ class ContainerRuntime:
         self._soon(work, task.container_id)
 
     def stop(self, container_id: str) -> None:
-        """Stop a container, with a grace period. An unknown one has ended already."""
+        """Stop a container, with a grace period; no-op if the container has ended already."""
         container = self._containers.get(container_id)
         if container is not None:
-            container.stop_is_wanted = True
+            container.stop_is_requested = True
             self._send_stop(container_id, container)
 
-    def forget(self, container_id: str) -> None:
+    def remove_folder(self, container_id: str) -> None:
         """Remove the folder of a container whose end is stored."""
         self._soon(self._in_thread(_remove, self._paths.containers / container_id))
 
@@ -166,7 +166,7 @@ class ContainerRuntime:
         try:
             process = await self._in_thread(self._start_supervisor, plan, effect)
         except (OSError, ProcessNotStarted) as error:
-            problem = f"cannot start a process for it: {error}; free memory, disk or processes here"
+            problem = f"cannot start the container's supervisor: {error}; free memory, disk space or processes on this machine"
             self._ended(container_id, TaskExit(NOT_CREATED, diagnostics=problem))
             return
         self._watch(container_id, process)
@@ -177,7 +177,7 @@ class ContainerRuntime:
         for path in (folder, runtime, work):
             path.mkdir(mode=0o700, parents=True)
         if self._tool is not None:
-            runtime.chmod(0o777)  # the image's user runs them; the parent folder is closed to other users
+            runtime.chmod(0o777)  # for the image's user; other users cannot enter the parent folder
         seen = str(runtime) if self._tool is None else RUNTIME_IN_CONTAINER
         stages = []
         role = plan.role(effect.task.role)
@@ -221,7 +221,7 @@ class ContainerRuntime:
             storage = storages.get(mount.name)
             if storage is None:
                 raise ProcessNotStarted(
-                    f"storage {mount.name} is gone since it was submitted; start the cluster with it"
+                    f"storage {mount.name} was removed after the job was submitted; start the cluster with this storage"
                 )
             mounts.append({**asdict(mount), "path": str(storage.path), "is_read_only": storage.is_read_only})
         return mounts
@@ -235,11 +235,11 @@ class ContainerRuntime:
         except OSError as error:
             self._ended(container_id, TaskExit(NODE_LOST, diagnostics=f"cannot read {folder}: {error}"))
             return
-        except (ValueError, KeyError):  # the disk lost the content, e.g. in a power failure
+        except (ValueError, KeyError):  # the file lost its content, e.g. in a power failure
             await self._finish(container_id)
             return
         if process is None:
-            problem = "the cluster was ended before it had started this container; nothing of it ran"
+            problem = "the cluster was stopped before it started this container; no script ran"
             self._ended(container_id, TaskExit(NOT_CREATED, diagnostics=problem))
         elif process["boot_id"] == boot_id():
             self._watch(container_id, process)
@@ -252,12 +252,12 @@ class ContainerRuntime:
         with contextlib.suppress(ProcessLookupError):
             container.descriptor = os.pidfd_open(process["pid"])
         self._on_started(container_id)
-        # The pid may have been reused; the descriptor cannot, so check the identity after opening it.
+        # The pid may have been reused before it was opened, so check the process's identity afterwards.
         if container.descriptor is None or not ProcessIdentity.from_json(process).is_alive:
             self._note_end(container_id)
             return
         asyncio.get_running_loop().add_reader(container.descriptor, self._note_end, container_id)
-        if container.stop_is_wanted:
+        if container.stop_is_requested:
             self._send_stop(container_id, container)
 
     def _note_end(self, container_id: str) -> None:
@@ -286,7 +286,9 @@ class ContainerRuntime:
     def _kill(self, container_id: str) -> None:
         container = self._containers.get(container_id)
         if container is not None and container.descriptor is not None:
-            logger.warning("container %s does not end: its supervisor is killed", container_id)
+            logger.warning(
+                "killing the supervisor of container %s: the container did not end in time", container_id
+            )
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(container.descriptor, signal.SIGKILL)
 
@@ -318,21 +320,21 @@ class ContainerRuntime:
             return
         logger.error("cannot watch a container: this is a bug", exc_info=task.exception())
         if container_id in self._containers:
-            # A bug must not hold the allocation forever.
+            # Release the allocation even after a bug.
             self._unwatch(self._containers[container_id])
-            problem = f"cannot watch it, which is a bug of the cluster: {task.exception()!r}; report it"
+            problem = f"cannot watch the container: {task.exception()!r}; report this bug of the cluster"
             self._ended(container_id, TaskExit(NODE_LOST, diagnostics=problem))
 
 
 def _process_of(folder: Path) -> dict[str, Any] | None:
-    """Identity of a container's supervisor; None if there is none and none can start any more."""
+    """Identity of a container's supervisor. None if no supervisor has started; the claim then prevents a later start."""
     if not folder.is_dir():
         return None
-    nobody = {"pid": None}
-    if supervisor.claim(folder, nobody):
+    unstarted = {"pid": None}
+    if supervisor.claim(folder, unstarted):
         return None
     document: dict[str, Any] = json.loads((folder / supervisor.PROCESS).read_text(encoding="utf-8"))
-    return None if document == nobody else document
+    return None if document == unstarted else document
 
 
 def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
@@ -345,12 +347,12 @@ def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
         return _lost(container_id, folder)
     except NOT_WHOLE as error:
         _end_leftovers(container_id)
-        torn = f"{path} is torn ({error!r}), as by a power cut or a full disk: it is unknown how the container ended"
-        return TaskExit(NODE_LOST, diagnostics=torn)
+        problem = f"the exit code is unknown: {path} is incomplete ({error!r}), e.g. after a power failure or on a full disk"
+        return TaskExit(NODE_LOST, diagnostics=problem)
     if code == 0:
         return container_exit(0, "")
     if stage == supervisor.BEGIN:
-        return _not_made(logs)
+        return _creation_failure(logs)
     if stage == "init":
         kept = code if code > 128 else _INIT_FAILED
         problem = f"an init script of a plugin failed with exit code {code}; see runtime.log"
@@ -359,14 +361,14 @@ def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
         ended = container_exit(code, _tail(logs / supervisor.LOG_FOLDERS["all"], SEARCHED_BYTES))
         return replace(ended, diagnostics=_last_output(f"the commands ended with exit code {code}", logs))
     when, origin = ("before", None) if stage == "pre" else ("after", 0)
-    problem = f"what runs {when} the commands failed with exit code {code}; see runtime.log"
+    problem = f"a script that runs {when} the commands failed with exit code {code}; see runtime.log"
     return replace(container_exit(code, ""), origin_user_exit_code=origin, diagnostics=problem)
 
 
-def _not_made(logs: Path) -> TaskExit:
+def _creation_failure(logs: Path) -> TaskExit:
     output = _tail(logs / supervisor.LOG_FOLDERS["runtime.log"], _LAST_BYTES)
     code = IMAGE_NOT_FOUND if _NO_IMAGE.search(output) else CONTAINER_NOT_MADE
-    return TaskExit(code, diagnostics=f"its container could not be made:\n{output}")
+    return TaskExit(code, diagnostics=f"cannot create the container:\n{output}")
 
 
 def _succeeds(command: list[str], timeout_s: float) -> bool:
@@ -389,9 +391,9 @@ def _lost(container_id: str, folder: Path) -> TaskExit:
             return TaskExit(
                 KILLED,
                 container_exit_code=KILLED,
-                diagnostics="its supervisor was killed, and with it all that it had started; see who kills processes here",
+                diagnostics="the supervisor and all processes of the container were killed; see what kills processes on this machine",
             )
-    return TaskExit(NODE_LOST, diagnostics="this machine was restarted while it ran")
+    return TaskExit(NODE_LOST, diagnostics="this machine was restarted while the container was running")
 
 
 def _last_output(what: str, logs: Path) -> str:

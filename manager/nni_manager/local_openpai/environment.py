@@ -98,7 +98,7 @@ def _of_task(task: Task, role: RolePlan) -> dict[str, str]:
         **{f"PAI_CONTAINER_HOST_{label}_PORT_LIST": numbers for label, numbers in ports.items()},
         "PAI_CONTAINER_HOST_PORT_LIST": "".join(f"{label}:{numbers};" for label, numbers in ports.items()),
         "NVIDIA_VISIBLE_DEVICES": gpus or "none",
-        # Hides GPUs where no container runtime does; empty hides all.
+        # Hides GPUs from tasks without a container runtime; an empty value hides all.
         "CUDA_VISIBLE_DEVICES": gpus,
     }
 

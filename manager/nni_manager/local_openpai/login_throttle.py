@@ -16,8 +16,8 @@ from nni_manager.local_openpai.errors import ApiError
 from trial_keeper.wire.listener_uid import uid_of_peer
 
 # A guess takes 30 ms of CPU: 6 % of a core for each source that guesses continuously.
-REST_AFTER_FAILURE_S = 0.5
-# Further attempts of one source are rejected at once; the last waiting one waits for 5 s.
+FAILURE_COOLDOWN_S = 0.5
+# Further attempts of one source are rejected at once. The last queued attempt waits for 5 s.
 MAX_WAITING = 10
 # Bounds memory under guessing from many addresses; sources whose cooldown has passed are dropped.
 _MAX_SOURCES = 1_000
@@ -52,7 +52,7 @@ class LoginThrottle:
             try:
                 await loop.run_in_executor(self._hashing, check_password, user, password)
             except ApiError:
-                attempts.rests_until_s = loop.time() + REST_AFTER_FAILURE_S
+                attempts.rests_until_s = loop.time() + FAILURE_COOLDOWN_S
                 raise
 
     @asynccontextmanager
@@ -68,8 +68,8 @@ class LoginThrottle:
         if attempts.waiting >= MAX_WAITING:
             raise ApiError(
                 "TooManyLoginsError",
-                f"cannot check this password: {MAX_WAITING} attempts of yours wait already; try again in "
-                f"{MAX_WAITING * REST_AFTER_FAILURE_S:.0f} s, or use a token",
+                f"cannot check this password: {MAX_WAITING} of your attempts are already queued; try again in "
+                f"{MAX_WAITING * FAILURE_COOLDOWN_S:.0f} s, or use a token",
             )
         attempts.waiting += 1
         try:

@@ -80,8 +80,8 @@ class VirtualCluster:
 
     def dequeue(self, container_ids: Iterable[str]) -> None:
         """Remove the requests of these containers from the queue."""
-        gone = set(container_ids)
-        for key in [key for key, request in self.waiting.items() if not gone.isdisjoint(request.needs)]:
+        removed = set(container_ids)
+        for key in [key for key, request in self.waiting.items() if not removed.isdisjoint(request.needs)]:
             del self.waiting[key]
 
     def hold(self, container_id: str, need: ResourceCounts, gpus: tuple[int, ...]) -> None:
