@@ -646,7 +646,7 @@ def test_nothing_but_names_and_paths_gets_into_a_command_line(play, tmp_path):
     refused(play, text_of(image).encode(), JobInvalid, "an image name cannot start with", storages=storages)
     for path in ("/a:rw,exec", "relative", "/a,b"):
         mount = commands("true", extras={"storages": [{"name": "nfs", "mountPath": path}]})
-        refused(play, mount, JobInvalid, "the path must be absolute", storages=storages)
+        refused(play, mount, JobInvalid, "use an absolute path", storages=storages)
 
 
 def test_a_job_names_what_is_there(play):

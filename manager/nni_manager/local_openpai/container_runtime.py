@@ -20,29 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.leftovers import reap_orphans
-from nni_manager.local_openpai import supervisor
-from nni_manager.local_openpai.core.exits import (
-    CONTAINER_NOT_MADE,
-    IMAGE_NOT_FOUND,
-    KILLED,
-    NODE_LOST,
-    NOT_CREATED,
-    SEARCHED_BYTES,
-    TaskExit,
-    container_exit,
-)
+from nni_manager.local_openpai import sandbox, supervisor
+from nni_manager.local_openpai.core import exits
+from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.job import StartContainer, Task
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.environment import CONTAINER_ID, inherited, task_variables
 from nni_manager.local_openpai.fork_server import ForkServer, ProcessNotStarted, program
 from nni_manager.local_openpai.planning import RUNTIME_DIR
-from nni_manager.local_openpai.sandbox import (
-    RUNTIME_IN_CONTAINER,
-    container_tool,
-    end_command,
-    registry_logins,
-    sandbox_commands,
-)
 from nni_manager.local_openpai.settings import ClusterSettings, Sandbox
 from nni_manager.store.torn_files import NOT_WHOLE
 from trial_keeper.processes import ProcessIdentity, boot_id
@@ -109,7 +94,7 @@ class ContainerRuntime:
         self._on_started = on_started
         self._on_ended = on_ended
         self._containers: dict[str, _Container] = {}
-        self._tool = None if settings.sandbox is Sandbox.PROCESS else container_tool()
+        self._tool = None if settings.sandbox is Sandbox.PROCESS else sandbox.container_tool()
         self._starter = ForkServer()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="containers")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -167,7 +152,7 @@ class ContainerRuntime:
             process = await self._in_thread(self._start_supervisor, plan, effect)
         except (OSError, ProcessNotStarted) as error:
             problem = f"cannot start the container's supervisor: {error}; free memory, disk space or processes on this machine"
-            self._ended(container_id, TaskExit(NOT_CREATED, diagnostics=problem))
+            self._ended(container_id, TaskExit(exits.NOT_CREATED, diagnostics=problem))
             return
         self._watch(container_id, process)
 
@@ -178,7 +163,7 @@ class ContainerRuntime:
             path.mkdir(mode=0o700, parents=True)
         if self._tool is not None:
             runtime.chmod(0o777)  # for the image's user; other users cannot enter the parent folder
-        seen = str(runtime) if self._tool is None else RUNTIME_IN_CONTAINER
+        seen = str(runtime) if self._tool is None else sandbox.RUNTIME_IN_CONTAINER
         stages = []
         role = plan.role(effect.task.role)
         scripts_of = {"init": role.init, "pre": role.pre, "user": (role.user,), "post": role.post}
@@ -188,19 +173,23 @@ class ContainerRuntime:
                 path.write_text(script.replace(RUNTIME_DIR, shlex.quote(seen)), encoding="utf-8")
                 stages.append((stage, f"{seen}/{path.name}"))
         variables = task_variables(plan, effect.job_attempt_id, effect.task, effect.tasks, str(work))
-        sandbox = None
+        commands = None
         mounts = self._mounts(plan)
         if self._tool is not None:
             gpus = effect.task.allocation.gpus if effect.task.allocation is not None else ()
-            sandbox = sandbox_commands(self._tool, effect.task.container_id, role, folder, mounts, gpus)
+            commands = sandbox.sandbox_commands(
+                self._tool, effect.task.container_id, role, folder, mounts, gpus
+            )
             mounts = []
             # The tool reads one variable per line; no variable of OpenPAI contains a newline.
             lines = "".join(f"{name}={value}\n" for name, value in variables.items())
             (folder / "environ").write_text(lines, encoding="utf-8")
             if role.image_auth is not None:
-                (folder / "config.json").write_text(registry_logins(role.image_auth), encoding="utf-8")
+                (folder / "config.json").write_text(
+                    sandbox.registry_logins(role.image_auth), encoding="utf-8"
+                )
         spec = {
-            "sandbox": sandbox,
+            "sandbox": commands,
             "stages": stages,
             "environ": {**inherited(os.environ), **variables},
             "work_dir": str(work),
@@ -233,14 +222,14 @@ class ContainerRuntime:
         try:
             process = await self._in_thread(_process_of, folder)
         except OSError as error:
-            self._ended(container_id, TaskExit(NODE_LOST, diagnostics=f"cannot read {folder}: {error}"))
+            self._ended(container_id, TaskExit(exits.NODE_LOST, diagnostics=f"cannot read {folder}: {error}"))
             return
         except (ValueError, KeyError):  # the file lost its content, e.g. in a power failure
             await self._finish(container_id)
             return
         if process is None:
             problem = "the cluster was stopped before it started this container; no script ran"
-            self._ended(container_id, TaskExit(NOT_CREATED, diagnostics=problem))
+            self._ended(container_id, TaskExit(exits.NOT_CREATED, diagnostics=problem))
         elif process["boot_id"] == boot_id():
             self._watch(container_id, process)
         else:
@@ -296,8 +285,10 @@ class ContainerRuntime:
         container = self._containers[container_id]
         folder = self._paths.containers / container_id
         ended = await self._in_thread(_exit_of, container_id, folder, container.logs)
-        if self._tool is not None and ended.code in (KILLED, NODE_LOST):
-            await self._in_thread(_succeeds, end_command(self._tool, container_id), _SUPERVISOR_DELAY_S)
+        if self._tool is not None and ended.code in (exits.KILLED, exits.NODE_LOST):
+            await self._in_thread(
+                _succeeds, sandbox.end_command(self._tool, container_id), _SUPERVISOR_DELAY_S
+            )
         self._ended(container_id, ended)
 
     def _ended(self, container_id: str, ended: TaskExit) -> None:
@@ -323,7 +314,7 @@ class ContainerRuntime:
             # Release the allocation even after a bug.
             self._unwatch(self._containers[container_id])
             problem = f"cannot watch the container: {task.exception()!r}; report this bug of the cluster"
-            self._ended(container_id, TaskExit(NODE_LOST, diagnostics=problem))
+            self._ended(container_id, TaskExit(exits.NODE_LOST, diagnostics=problem))
 
 
 def _process_of(folder: Path) -> dict[str, Any] | None:
@@ -348,9 +339,9 @@ def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
     except NOT_WHOLE as error:
         _end_leftovers(container_id)
         problem = f"the exit code is unknown: {path} is incomplete ({error!r}), e.g. after a power failure or on a full disk"
-        return TaskExit(NODE_LOST, diagnostics=problem)
+        return TaskExit(exits.NODE_LOST, diagnostics=problem)
     if code == 0:
-        return container_exit(0, "")
+        return exits.container_exit(0, "")
     if stage == supervisor.BEGIN:
         return _creation_failure(logs)
     if stage == "init":
@@ -358,16 +349,16 @@ def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
         problem = f"an init script of a plugin failed with exit code {code}; see runtime.log"
         return TaskExit(kept, container_exit_code=kept, diagnostics=problem)
     if stage == "user":
-        ended = container_exit(code, _tail(logs / supervisor.LOG_FOLDERS["all"], SEARCHED_BYTES))
+        ended = exits.container_exit(code, _tail(logs / supervisor.LOG_FOLDERS["all"], exits.SEARCHED_BYTES))
         return replace(ended, diagnostics=_last_output(f"the commands ended with exit code {code}", logs))
     when, origin = ("before", None) if stage == "pre" else ("after", 0)
     problem = f"a script that runs {when} the commands failed with exit code {code}; see runtime.log"
-    return replace(container_exit(code, ""), origin_user_exit_code=origin, diagnostics=problem)
+    return replace(exits.container_exit(code, ""), origin_user_exit_code=origin, diagnostics=problem)
 
 
 def _creation_failure(logs: Path) -> TaskExit:
     output = _tail(logs / supervisor.LOG_FOLDERS["runtime.log"], _LAST_BYTES)
-    code = IMAGE_NOT_FOUND if _NO_IMAGE.search(output) else CONTAINER_NOT_MADE
+    code = exits.IMAGE_NOT_FOUND if _NO_IMAGE.search(output) else exits.CONTAINER_NOT_MADE
     return TaskExit(code, diagnostics=f"cannot create the container:\n{output}")
 
 
@@ -389,11 +380,11 @@ def _lost(container_id: str, folder: Path) -> TaskExit:
         process = json.loads((folder / supervisor.PROCESS).read_text(encoding="utf-8"))
         if process["boot_id"] == boot_id():
             return TaskExit(
-                KILLED,
-                container_exit_code=KILLED,
-                diagnostics="the supervisor and all processes of the container were killed; see what kills processes on this machine",
+                exits.KILLED,
+                container_exit_code=exits.KILLED,
+                diagnostics="the supervisor and all processes of the container were killed; find out what killed them",
             )
-    return TaskExit(NODE_LOST, diagnostics="this machine was restarted while the container was running")
+    return TaskExit(exits.NODE_LOST, diagnostics="this machine was restarted while the container was running")
 
 
 def _last_output(what: str, logs: Path) -> str:

@@ -39,16 +39,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trial_keeper.processes import (
-    EMPTY_SCANS,
-    MAX_DEATH_S,
-    ProcessIdentity,
-    adopt_orphans,
-    descendants,
-    is_dead,
-    kill,
-    signal_group,
-)
+from trial_keeper import processes
 
 SPEC, PROCESS, EXIT, STDERR = "spec.json", "process.json", "exit.json", "supervisor.stderr"
 LOG_FOLDERS = {"stdout": "user-stdout", "stderr": "user-stderr", "all": "user-all", "runtime.log": "runtime"}
@@ -348,7 +339,7 @@ class Supervisor:
         if self._ended is None:
             return False
         is_waited_for = self._stop_requested and time.monotonic() < self._kill_at_s
-        return not (is_waited_for and signal_group(self._child, 0))
+        return not (is_waited_for and processes.signal_group(self._child, 0))
 
     def _forward_stop(self, group: int) -> None:
         if self._stop_requested and not self._stop_forwarded:
@@ -358,7 +349,7 @@ class Supervisor:
                 self._streams.log(_run_tool(self._sandbox["stop"] if self._sandbox else [])[1])
                 return
             for number in (signal.SIGTERM, signal.SIGCONT):
-                signal_group(group, number)
+                processes.signal_group(group, number)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -375,16 +366,16 @@ class Supervisor:
         if self._sandbox and self._removes_container_first:
             self._removes_container_first = False
             self._try_to_remove(self._sandbox, _TOOL_BEFORE_KILL_S if self._stop_requested else _TOOL_S)
-        deadline_s = time.monotonic() + MAX_DEATH_S
+        deadline_s = time.monotonic() + processes.MAX_DEATH_S
         empty_scans = 0
         while True:
             self._reap()
-            found = [pid for pid in descendants((os.getpid(),)) if not is_dead(pid)]
+            found = [pid for pid in processes.descendants((os.getpid(),)) if not processes.is_dead(pid)]
             empty_scans = 0 if found else empty_scans + 1
-            if empty_scans == EMPTY_SCANS or time.monotonic() > deadline_s:
+            if empty_scans == processes.EMPTY_SCANS or time.monotonic() > deadline_s:
                 return found
             for pid in found:
-                kill(pid)
+                processes.kill(pid)
             self._streams.pump(0.01 if found else 0.0)
 
     def _ensure_removed(self, sandbox: Mapping[str, list[str]], *, was_made: bool) -> None:
@@ -506,39 +497,28 @@ def _make_mount_point(target: str, folder: Path) -> None:
     _mount(str(stage), above, _MS_MOVE)
 
 
-def _libc() -> Any:
+def _call(name: str, *arguments: str | int | None) -> None:
     import ctypes  # takes a few milliseconds; only a supervisor needs it
 
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _call(name: str, *arguments: object) -> None:
-    import ctypes
-
-    if getattr(_libc(), name)(*arguments) != 0:
+    values = [
+        ctypes.c_ulong(each) if isinstance(each, int) else None if each is None else each.encode()
+        for each in arguments
+    ]
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*values) != 0:
         raise MountFailed(os.strerror(ctypes.get_errno()))
 
 
 def _mount(source: str, target: str, flags: int, kind: str | None = None, data: str | None = None) -> None:
-    import ctypes
-
-    _call(
-        "mount",
-        source.encode(),
-        target.encode(),
-        kind.encode() if kind else None,
-        ctypes.c_ulong(flags),
-        data.encode() if data else None,
-    )
+    _call("mount", source, target, kind, flags, data)
 
 
 def main(folder: Path) -> None:
     """Run the container of this folder, unless another process has claimed the folder."""
-    identity = ProcessIdentity.of(os.getpid())
+    identity = processes.ProcessIdentity.of(os.getpid())
     assert identity is not None
     if not claim(folder, identity._asdict()):
         return
-    adopt_orphans()
+    processes.adopt_orphans()
     supervisor = Supervisor(folder)
     # From here on a cluster can find and stop this process.
     os.write(1, BEGUN)
@@ -548,7 +528,8 @@ def main(folder: Path) -> None:
 
 def fork_supervisors() -> None:
     """Read null-terminated folders from stdin and answer each: BEGUN, or another byte if its supervisor cannot start."""
-    _libc()  # loaded once for all forks
+    import ctypes  # noqa: F401 - loaded once for all forks
+
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     rest = b""
     while data := os.read(0, _READ_BYTES):

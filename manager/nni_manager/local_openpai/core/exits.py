@@ -9,7 +9,6 @@ derived from the error names in the phrases. Codes 229, 230 and 235 are never re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -136,22 +135,18 @@ _TABLE = """
 """
 
 
-def _rows() -> Iterator[ExitSpec]:
-    for line in _TABLE.strip().splitlines():
-        code, phrase, issuer, causer, kind, stage, behavior = line.split()
-        yield ExitSpec(int(code), phrase, issuer, causer, kind, stage, Behavior(behavior))
+def _row(line: str) -> ExitSpec:
+    code, phrase, issuer, causer, kind, stage, behavior = line.split()
+    return ExitSpec(int(code), phrase, issuer, causer, kind, stage, Behavior(behavior))
 
 
-EXIT_SPECS = {spec.code: spec for spec in _rows()}
+EXIT_SPECS = {spec.code: spec for spec in map(_row, _TABLE.strip().splitlines())}
 
 
 def exit_spec(code: int) -> ExitSpec:
     """The meaning of a code. An unknown code keeps its number and gets the generic description."""
-    known = EXIT_SPECS.get(code)
-    if known is not None:
-        return known
-    other = EXIT_SPECS[_UNDEFINED_POSITIVE if code > 0 else _UNDEFINED_NEGATIVE]
-    return replace(other, code=code)
+    generic = _UNDEFINED_POSITIVE if code > 0 else _UNDEFINED_NEGATIVE
+    return EXIT_SPECS.get(code) or replace(EXIT_SPECS[generic], code=code)
 
 
 @dataclass(frozen=True, slots=True)

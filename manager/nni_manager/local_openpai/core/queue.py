@@ -31,10 +31,7 @@ class ResourceCounts:
 
 def summed(needs: Iterable[ResourceCounts]) -> ResourceCounts:
     """The sum of all needs."""
-    total = ResourceCounts()
-    for need in needs:
-        total += need
-    return total
+    return sum(needs, ResourceCounts())
 
 
 @dataclass(frozen=True, slots=True)
