@@ -45,8 +45,8 @@ class User:
 class Token:
     """The stored part of a token. `digest` is the SHA-256 of its text; `text` omits the signature and is not secret.
 
-    An application token does not expire (`expires_at_s` None). Application tokens cannot change users, except for the owner's
-    token in the state directory (`is_owners`): a process that can read that directory has full access anyway.
+    An application token does not expire (`expires_at_s` None) and cannot change users. The owner's token in the state directory
+    (`is_owners`) can: a process that reads that directory has full access anyway.
     """
 
     digest: str
@@ -146,7 +146,7 @@ class Accounts:
     # ---- tokens
 
     def login(self, name: str) -> User:
-        """The user of that name; for an unknown name, a user that no password matches, so that both checks take equally long."""
+        """The user for a password check. An unknown name gives a user that no password matches, so the check takes equally long."""
         return self._users.get(name) or User(name, _NOBODYS_PASSWORD, is_admin=False)
 
     def make_owners(self, token_text: str) -> None:
@@ -192,7 +192,7 @@ class Accounts:
         """Revoke a token, given with or without its signature.
 
         Raises:
-            ApiError: NoTokenError, or ForbiddenUserError if it is another user's.
+            ApiError: NoTokenError; or ForbiddenUserError, the token is another user's.
         """
         digest = _digest(token_text)
         found = next(

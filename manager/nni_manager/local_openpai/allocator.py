@@ -28,7 +28,7 @@ class Allocator:
 
         Raises:
             ApiError: NoVirtualClusterError.
-            JobInvalid: it can never fit into its virtual cluster.
+            JobInvalid: the job can never fit into its virtual cluster.
         """
         cluster = self.virtual_clusters.get(plan.virtual_cluster)
         if cluster is None:
@@ -48,7 +48,7 @@ class Allocator:
                 raise JobInvalid([ProtocolDiagnostic("", None, None, "taskRoles", message)])
 
     def request(self, job: PaiJob, request: Request) -> list[ContainerEnded]:
-        """Queue a request. If it can never fit, e.g. after a restart with less capacity, end its containers instead."""
+        """Queue a request. A request that can never fit, e.g. after a restart with less capacity, ends its containers instead."""
         name = job.plan.virtual_cluster
         cluster = self.virtual_clusters.get(name)
         if cluster is not None and request.total.fits_into(cluster.capacity):
@@ -67,7 +67,7 @@ class Allocator:
             cluster.dequeue(container_ids)
 
     def release(self, container_id: str) -> None:
-        """Release the resources and ports of a container; no-op if it has none."""
+        """Release the resources and ports of a container; no-op if the container has none."""
         for cluster in self.virtual_clusters.values():
             cluster.release(container_id)
         self._ports.pop(container_id, None)

@@ -31,7 +31,7 @@ from nni_manager.local_openpai.store_thread import StoreThread
 from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic, ProtocolInvalid
 
-# Parsing a job's text takes 20 ms of a core; more threads would only take that core from other work.
+# Parsing a job's text takes 20 ms of a core. More threads would only delay other work.
 _PARSER_THREADS = 2
 
 
@@ -52,9 +52,9 @@ class Cluster:
         # A separate thread, so that a long list does not delay writes.
         self._reader = StoreThread(self._paths.database, "cluster-reading")
         self.read = self._reader.call
-        """Calls a method of `JobStore` that reads, such as `read(JobStore.detail, owner, name)`."""
+        """Call a reading method of `JobStore`, such as `read(JobStore.detail, owner, name)`."""
         self.write = self._database.call
-        """Calls a method of `JobStore` that writes, such as `write(JobStore.add_tag, job_id, tag)`."""
+        """Call a writing method of `JobStore`, such as `write(JobStore.add_tag, job_id, tag)`."""
         self._parsers = ThreadPoolExecutor(_PARSER_THREADS, thread_name_prefix="cluster-jobs")
         self._notifier = Notifier(settings.notification_url, settings.notification_file, self._database)
         self._allocator = Allocator(settings)
@@ -67,7 +67,7 @@ class Cluster:
         """Resume the jobs of the state directory, which is created if it does not exist.
 
         Raises:
-            StateDirUnusable: the directory cannot be written, holds something else, or another cluster uses it.
+            StateDirUnusable: the directory cannot be written, has other content, or is in use by another cluster.
         """
         try:
             await asyncio.to_thread(self._prepare)
@@ -129,8 +129,8 @@ class Cluster:
 
         Raises:
             JobInvalid: the job is invalid, or can never fit into its virtual cluster; the error lists all problems.
-            ApiError: ConflictJobError, the user already has a job of that name; NoVirtualClusterError or NoStorageError, the
-                job names one that does not exist.
+            ApiError: ConflictJobError, the user already has a job of that name.
+            ApiError: NoVirtualClusterError or NoStorageError, the job uses a name that does not exist.
             StateBusy: the job could not be stored.
         """
         self._worker.check_open()
@@ -166,7 +166,7 @@ class Cluster:
     async def stop(self, job: JobSummary) -> None:
         """Stop a job; no-op if it is terminal.
 
-        Returns when the stop is durable, or executed if the disk is full. It does not wait for the processes to end.
+        Returns when the stop is durable, or, on a full disk, when the stop is executed. Does not wait for the processes to end.
 
         Raises:
             StateBusy.

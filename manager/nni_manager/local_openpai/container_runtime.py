@@ -67,7 +67,7 @@ class StatePaths:
 
 @dataclass(slots=True)
 class _Container:
-    """A running or starting container. `descriptor` (a pidfd) becomes readable when its process ends, child or not."""
+    """A running or starting container. `descriptor` is a pidfd: it becomes readable when the supervisor ends."""
 
     logs: Path
     descriptor: int | None = None
@@ -106,7 +106,7 @@ class ContainerRuntime:
         self._add(plan, effect.task, self._start(plan, effect))
 
     def adopt(self, plan: JobPlan, task: Task) -> None:
-        """Watch a container of an earlier cluster if it still runs, else report its end."""
+        """Watch a container of an earlier cluster, or report its end if the container has ended."""
         self._add(plan, task, self._adopt(task.container_id))
 
     def _add(self, plan: JobPlan, task: Task, work: Coroutine[Any, Any, None]) -> None:
@@ -236,7 +236,7 @@ class ContainerRuntime:
             await self._finish(container_id)
 
     def _watch(self, container_id: str, process: dict[str, Any]) -> None:
-        """Watch exactly this process, or report its end if it has exited."""
+        """Watch exactly this process, or report its end if the process has exited."""
         container = self._containers[container_id]
         with contextlib.suppress(ProcessLookupError):
             container.descriptor = os.pidfd_open(process["pid"])

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 HOST = "127.0.0.1"
 _POLL_S = 0.05
-# Python and the libraries take about a second to load; the rest allows for a machine under full load.
+# Python and the libraries load in about a second, but take longer on a machine under full load.
 _READY_TIMEOUT_S = 30.0
 _ENDED_TIMEOUT_S = 30.0
 _ANSWERS_TIMEOUT_S = 5.0
@@ -124,7 +124,7 @@ class StateFolder:
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # An experiment may have created the storage folder before the first start.
+            # An experiment may have created the storage folder before the daemon's first start.
             entries = {entry.name for entry in self.path.iterdir()} - {self.storage.name}
             if entries and self._lock.path.name not in entries:
                 raise FolderUnusable(
@@ -222,7 +222,7 @@ def running(state: StateFolder) -> Service | None:
 
 
 def _answers(service: Service) -> bool:
-    """True if the daemon answers, and not another process that has taken over its port."""
+    """True if the daemon answers. An answer of another process on the daemon's port does not count."""
     connection = VerifiedConnection(
         service.process.host, service.process.options.port, timeout=_ANSWERS_TIMEOUT_S
     )
@@ -248,9 +248,9 @@ def last_options(state: StateFolder) -> Options:
 
 
 def start(state: StateFolder, options: Options | None = None) -> Service:
-    """Start a daemon in the background and return it once it answers. Without options, those of the last start apply.
+    """Start a daemon in the background and return it once it answers. `options` None: those of the last start.
 
-    If another process starts one in the same folder at the same time, that one is returned.
+    If another process starts a daemon in the same folder at the same time, that daemon is returned.
 
     Raises:
         ServiceFailed: the daemon could not be started; no process is left running.
@@ -354,7 +354,7 @@ def stop(state: StateFolder) -> ServiceProcess | None:
 
 
 def _descriptor_of(process: ServiceProcess) -> int | None:
-    """A pidfd of the process; None if it has ended, even if its pid has been reused."""
+    """A pidfd of the process; None if the process has ended, even if its pid has been reused."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:

@@ -1,6 +1,6 @@
-"""Errors of the cluster and its API, in OpenPAI's terms: its codes, its messages, and the HTTP status of each code.
+"""Errors of the cluster and its API, with OpenPAI's codes and messages, and the HTTP status of each code.
 
-OpenPAI's messages are used where they exist, since clients show and compare them; the others are ours.
+OpenPAI's own messages are used where they exist, since clients show and compare them.
 
 Source: microsoft/pai v1.8.1, REST server (createError of its controllers and models).
 """

@@ -1,4 +1,4 @@
-"""Starts supervisors with a fork server: a process with all modules imported forks one in a few ms; a new Python takes 60 ms.
+"""Starts supervisors with a fork server, a process with all modules imported. A fork takes a few ms, a new Python 60 ms.
 
 The fork server ends with the cluster, and is replaced if it was killed. Running supervisors do not depend on the fork server.
 """

@@ -2,7 +2,7 @@
 
 Theory of operation. The worker takes all events from one queue, passes them to `core.job`, and commits the outcome in one
 transaction. Only then does it execute the effects: start and stop containers, send notifications. A cluster that is killed
-in between finds the pending work in its database.
+in between finds the pending work in its database at the next start.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class JobWorker:
         self._inbox.put_nowait(_Item(job.job_id, Submitted()))
 
     async def stop(self, job_id: int) -> None:
-        """Stop a job. Returns when the stop is durable, or executed if the disk is full.
+        """Stop a job. Returns when the stop is durable, or, on a full disk, when the stop is executed.
 
         Raises:
             ClusterClosed.
@@ -220,7 +220,7 @@ class JobWorker:
             self._inbox.put_nowait(_Item(job.job_id, event))
 
     def _grant(self, batch: _Batch) -> None:
-        """Grant allocations until none fits. A task that cannot use its allocation releases it for the next."""
+        """Grant allocations until none fits. A task that cannot use its allocation releases the resources for the next task."""
         for grant in self._allocator.grants():
             job = self._jobs[grant.request.job_id]
             for event in self._allocator.allocated(job, grant):
@@ -249,7 +249,7 @@ class JobWorker:
         return True
 
     def _stop_unrecorded(self, batch: _Batch) -> None:
-        """Execute the batch's stops and complete their requests. A container that has not started yet is excluded."""
+        """Execute the batch's stops, except of containers that have not started, and complete the requests of the batch."""
         unstarted = {
             effect.task.container_id for _, effect in batch.effects if isinstance(effect, StartContainer)
         }

@@ -33,7 +33,7 @@ def log_sizes(logs: Path) -> dict[str, int]:
     """The sizes in bytes of the logs that exist, by name; rotated files are `stdout.1` (the newest), `stdout.2`.
 
     Raises:
-        ApiError: NoTaskLogError, there are none.
+        ApiError: NoTaskLogError, the task has no logs.
     """
     found = {}
     for name, path in _files(logs):
@@ -51,7 +51,7 @@ def log_sizes(logs: Path) -> dict[str, int]:
 def read_log(logs: Path, name: str, offset: int | None = None, max_bytes: int = TAIL_BYTES) -> LogPiece:
     """At most `max_bytes` bytes, starting at `offset`; without an offset, the end of the log.
 
-    `name` must be one that `log_sizes` returns, so a caller cannot read outside the task's folder.
+    Only names that `log_sizes` returns are accepted, so a caller cannot read outside the task's folder.
 
     Raises:
         ApiError: NoTaskLogError, no log of that name.

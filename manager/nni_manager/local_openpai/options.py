@@ -27,7 +27,7 @@ class OptionInvalid(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options. `storages` are folders by name; `virtual_clusters` are CPUs, megabytes of memory and GPUs by name.
+    """The options. `storages`: folders by name. `virtual_clusters`: CPUs, megabytes of memory and GPUs by name.
 
     Without `virtual_clusters`, the only virtual cluster is `default`, with the resources of this machine.
     """

@@ -44,7 +44,7 @@ async def job_text_of(request: Request) -> bytes:
 
     Raises:
         BodyTooLarge.
-        ApiError: InvalidProtocolError, the content type is another one.
+        ApiError: InvalidProtocolError, the content type is not text.
     """
     kind = request.headers.get("content-type", "nothing").partition(";")[0].strip()
     if not kind.lower().startswith("text/"):
@@ -60,7 +60,7 @@ async def fields_of(request: Request) -> dict[str, Any]:
 
     Raises:
         BodyTooLarge.
-        ApiError: InvalidParametersError, the body is neither.
+        ApiError: InvalidParametersError, the body is neither JSON nor a form.
     """
     body = await body_of(request)
     try:

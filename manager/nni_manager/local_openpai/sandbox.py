@@ -59,10 +59,10 @@ def sandbox_commands(
     mounts: Iterable[Mapping[str, Any]],
     gpus: tuple[int, ...],
 ) -> dict[str, list[str]]:
-    """The commands for a container with its scripts in `folder`/runtime and its variables in `folder`/environ, by name.
+    """The commands for a container, by name. Its scripts are in `folder`/runtime, its variables in `folder`/environ.
 
-    `begin` creates the container, `end` removes it, `run` takes the path of a script inside the container, and `stop` stops
-    that script.
+    `begin` creates the container, and `end` removes the container. `run` runs the script whose path inside the container is
+    appended, and `stop` stops that script.
     """
     volumes = [f"{folder / 'runtime'}:{RUNTIME_IN_CONTAINER}"]
     volumes += [

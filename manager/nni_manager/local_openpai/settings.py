@@ -37,8 +37,8 @@ def this_machine(gpus: int = 0) -> ResourceCounts:
 class ClusterSettings:
     """A cluster: its folder, the capacities of its virtual clusters, its storages, and its notification targets.
 
-    The capacities may exceed the machine's: they are counted, not measured. GPU numbers are consecutive across virtual
-    clusters, in their order.
+    The capacities may exceed the machine's, since the use of resources is not measured. GPU numbers are consecutive across
+    virtual clusters, in their order.
     """
 
     state_dir: Path

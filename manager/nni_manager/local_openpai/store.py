@@ -151,8 +151,8 @@ class JobStore:
         """Open the database, or create it.
 
         Raises:
-            StateDirUnusable: another version wrote it, it is corrupt, or the file is not a database.
-            StateBusy: it cannot be written now.
+            StateDirUnusable: the file is corrupt, is not a database, or was written by another version.
+            StateBusy: the database cannot be written now.
         """
         self._path = path
         is_new = not path.exists()

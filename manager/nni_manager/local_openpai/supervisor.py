@@ -1,7 +1,7 @@
 """The container supervisor: one process that runs a task's scripts, writes its logs, and records how it ended.
 
-A fork server (`fork_supervisors`) forks it. It outlives the cluster that started it. It is one file of more than 500 lines,
-since the isolated interpreter of the fork server imports only this file, `trial_keeper.processes` and the standard library.
+A fork server (`fork_supervisors`) forks the supervisor, which outlives the cluster. This file has more than 500 lines, since the
+isolated interpreter of the fork server imports only this file, `trial_keeper.processes` and the standard library.
 
 Supervisor and cluster communicate through files in the container's folder:
 
@@ -13,13 +13,13 @@ Supervisor and cluster communicate through files in the container's folder:
 
 Once started, the supervisor writes one byte to its stdout.
 
-Where tasks run in real containers, `sandbox` in spec.json has four commands: create the container, remove it, run a script in
-it, and stop that script.
+For real containers, `sandbox` in spec.json has four commands: create the container, remove the container, run a script, and
+stop the script.
 
-Theory of operation. Each script leads its own session. This process adopts orphans, so all descendants stay below it, and
-when the last script has ended it kills all of them. SIGTERM goes to the script's process group; after a grace period SIGKILL
-goes to every descendant. A second SIGTERM ends the grace period. Output passes through pipes, so that the supervisor can mask
-secrets and rotate files.
+Theory of operation. Each script leads its own session. The supervisor adopts orphans, so all descendants stay below it. When
+the last script has ended, the supervisor kills all descendants. SIGTERM goes to the script's process group; after a grace
+period SIGKILL goes to every descendant. A second SIGTERM ends the grace period. Output passes through pipes, so that the
+supervisor can mask secrets and rotate files.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Redactor:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """The masked output so far. A possible start of a secret at the end is held back until more data arrives."""
+        """The masked output. A possible start of a secret at the end of the data is held back until more data arrives."""
         if self._pattern is None:
             return data
         data = self._held + data

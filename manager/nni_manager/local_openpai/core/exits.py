@@ -1,7 +1,7 @@
 """Exit codes: OpenPAI's codes for the end of a container, and their derivation.
 
-`container_exit` maps the exit code of the user's commands to that of the container, as OpenPAI's runtime does: known failures
-have their own codes, all others are 255. `exit_spec` describes a code.
+`container_exit` maps the exit code of the user's commands to that of the container, as OpenPAI's runtime does. Known failures
+have their own codes; all others are 255. `exit_spec` describes a code.
 
 Source: microsoft/pai v1.8.1 (k8s-job-exit-spec.yaml) for codes, phrases and their order. The log patterns of 224-234 are ours,
 derived from the error names in the phrases. Codes 229, 230 and 235 are never reported: their original patterns are ambiguous.

@@ -1,11 +1,11 @@
 """The state machine of one job and its tasks: events in, effects out.
 
 Theory of operation. A job has successive attempts, an attempt has tasks, and a task has attempts, each of which is one
-container. With gang allocation (the default) all tasks of an attempt are allocated in one step, so each task starts with the
-addresses of all. Without it each task is allocated separately. An event concerns one container; an event of a container that
-is not the task's newest is stale and ignored. When task exits decide the attempt (the verdict), the remaining tasks are
-stopped, and the attempt ends with the last of them. A verdict never changes: a job that is stopped after it failed stays
-failed.
+container. Gang allocation (the default) allocates all tasks of an attempt in one step, so each task starts with the addresses
+of all. Without gang allocation, each task is allocated separately. An event concerns one container; an event of a container that
+is not the task's newest is stale and ignored. Task exits decide the result of the attempt (the verdict). The remaining
+tasks are then stopped, and the attempt ends with its last task. A verdict never changes: a job that is stopped after its
+failure stays failed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Task:
 
     @property
     def attempt_state(self) -> State:
-        """The state of this attempt; it is terminal even if another one follows."""
+        """The state of this attempt, which is terminal even if another attempt follows."""
         return self.state if self.attempt_completed_at_s is None else state_of(SubState.COMPLETED, self.code)
 
 
@@ -465,7 +465,7 @@ class PaiJob:
     # ---- helpers
 
     def _task_of(self, container_id: str) -> Task | None:
-        """The task of this container; None if it is unknown or accepts no more events."""
+        """The task of this container; None if the container is unknown or its task accepts no more events."""
         task = next((task for task in self.tasks.values() if task.container_id == container_id), None)
         return None if task is None or task.sub_state in _TERMINAL else task
 

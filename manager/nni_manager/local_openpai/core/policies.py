@@ -31,7 +31,7 @@ class RetryCounts:
 class RetryPolicy:
     """The maximum number of retries after failures; -1 for no limit, -2 to retry always, even after a success.
 
-    `is_fancy`: failures caused by the platform are retried without being counted, and permanent failures are not retried.
+    `is_fancy`: platform failures are retried without being counted; permanent failures are not retried.
     """
 
     is_fancy: bool

@@ -1,4 +1,4 @@
-"""Port selection for a container: the first free port at or after the one that OpenPAI's hash gives.
+"""Port selection for a container: the first free port from OpenPAI's hashed port on.
 
 Source: microsoft/pai v1.8.1 (src/rest-server) and microsoft/openpai-runtime v0.1.12. Both compute the hash; neither reserves
 the ports.
