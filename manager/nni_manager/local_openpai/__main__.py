@@ -34,7 +34,7 @@ from trial_keeper.wire.workspace import replace_file
 
 log = logging.getLogger("nni_manager.local_openpai")
 
-# Maximum size of service.log, and of the rotated one.
+# Maximum size of service.log and of the rotated file.
 _LOG_BYTES = 10 * 2**20
 
 

@@ -23,7 +23,7 @@ from nni_manager.local_openpai.errors import ApiError, bad_token, invalid_parame
 USER_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 MIN_PASSWORD = 6
 MIN_EXPIRATION_S, MAX_EXPIRATION_S = 60, 604_800
-# Programs log in often and never log out, so the oldest token is evicted beyond this number.
+# Programs log in often and never log out. Beyond this number, the oldest token is evicted.
 MAX_TOKENS_OF_A_USER = 1_000
 
 # 16 MiB and about 30 ms per guess. Source: RFC 7914; OWASP's minimum for interactive logins.
@@ -146,7 +146,7 @@ class Accounts:
     # ---- tokens
 
     def login(self, name: str) -> User:
-        """The user for a password check. An unknown name gives a user that no password matches, so the check takes equally long."""
+        """The user for a password check. An unknown name gives a user that no password matches, with equal cost."""
         return self._users.get(name) or User(name, _NOBODYS_PASSWORD, is_admin=False)
 
     def make_owners(self, token_text: str) -> None:

@@ -241,7 +241,7 @@ class ContainerRuntime:
         with contextlib.suppress(ProcessLookupError):
             container.descriptor = os.pidfd_open(process["pid"])
         self._on_started(container_id)
-        # The pid may have been reused before it was opened, so check the process's identity afterwards.
+        # The pid may have been reused before pidfd_open, so check the identity of the opened process.
         if container.descriptor is None or not ProcessIdentity.from_json(process).is_alive:
             self._note_end(container_id)
             return

@@ -182,7 +182,7 @@ class StateFolder:
 
     def credentials(self) -> Credentials | None:
         """The owner's credentials; None before the first start."""
-        # Earlier versions also wrote a password; the next start of the daemon removes it.
+        # Earlier versions also wrote a password; the next start of the daemon removes the password.
         return _read(
             self._credentials_json, lambda document: Credentials(document["user"], document["token"])
         )

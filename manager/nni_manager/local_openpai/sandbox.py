@@ -20,7 +20,7 @@ from nni_manager.training_services.openpai.protocol import DEFAULT_SHM_MB
 RUNTIME_IN_CONTAINER = "/usr/local/pai"
 # As PID 1, Debian's bash reaps orphans and ignores SIGTERM.
 _IDLE = ["bash", "-c", "while :; do sleep 3600; done"]
-# Job control puts the script into its own process group; `_STOP` reads the group's id from the file.
+# `set -m` starts the script in a process group of its own; `_STOP` reads the id of the group from the file.
 _RUN = f'set -m; PAI_WORK_DIR=$PWD bash "$0" & echo $! > {RUNTIME_IN_CONTAINER}/group; wait $!'
 _STOP = f"kill -TERM -- -$(< {RUNTIME_IN_CONTAINER}/group)"
 _DEFAULT_REGISTRY = "https://index.docker.io/v1/"
