@@ -456,7 +456,7 @@ def test_a_second_service_on_the_same_folder_is_refused(state):
     )
     assert second.returncode == 1
     assert second.stderr.startswith("cannot start the local OpenPAI in ")
-    assert "`nnictl openpai status` shows where" in second.stderr
+    assert "see `nnictl openpai status`" in second.stderr
 
 
 def test_what_cannot_be_read_is_named(state):

@@ -158,13 +158,7 @@ class Accounts:
         """Create a token of this user. `lifetime_s` None: an application token, which does not expire."""
         issued_at_s = int(now_s)
         expires_at_s = None if lifetime_s is None else issued_at_s + lifetime_s
-        payload = {
-            "username": name,
-            "application": lifetime_s is None,
-            "iat": issued_at_s,
-            **({} if expires_at_s is None else {"exp": expires_at_s}),
-            "jti": secrets.token_hex(8),
-        }
+        payload = {**_claims(name, issued_at_s, expires_at_s), "jti": secrets.token_hex(8)}
         unsigned = f"{_encoded({'alg': 'HS256', 'typ': 'JWT'})}.{_encoded(payload)}"
         signature = hmac.digest(secrets.token_bytes(32), unsigned.encode(), "sha256")
         text = f"{unsigned}.{_base64(signature)}"
@@ -243,14 +237,12 @@ def check_password(user: User, password: str) -> None:
 def payload_of(caller: Caller) -> dict[str, Any]:
     """The payload of the caller's token, as the token check returns it."""
     token = caller.token
-    end = {} if token.expires_at_s is None else {"exp": token.expires_at_s}
-    return {
-        "username": token.user,
-        "application": token.is_application,
-        "admin": caller.user.is_admin,
-        "iat": token.issued_at_s,
-        **end,
-    }
+    return {**_claims(token.user, token.issued_at_s, token.expires_at_s), "admin": caller.user.is_admin}
+
+
+def _claims(user: str, issued_at_s: int, expires_at_s: int | None) -> dict[str, Any]:
+    end = {} if expires_at_s is None else {"exp": expires_at_s}
+    return {"username": user, "application": expires_at_s is None, "iat": issued_at_s, **end}
 
 
 def _is_alive(token: Token, now_s: float) -> bool:
