@@ -95,7 +95,7 @@ class Accounts:
                 [User(**each) for each in document["users"]], [Token(**each) for each in document["tokens"]]
             )
         except (TypeError, KeyError) as error:
-            raise ValueError(f"no list of users and tokens: {error}") from error
+            raise ValueError(f"users or tokens are missing or invalid: {error}") from error
 
     def to_json(self) -> str:
         """All accounts as text, from which no password and no token can be derived."""

@@ -121,12 +121,13 @@ class OpenPaiApi:
         ]
 
     def _clusters(self) -> list[Route]:
+        authenticated = self._authenticator.authenticated
         return [
-            Route("/virtual-clusters", self._authenticator.authenticated(self.virtual_clusters)),
-            Route("/virtual-clusters/{name}", self._authenticator.authenticated(self.virtual_cluster)),
-            Route("/virtual-clusters/{name}/nodes", self._authenticator.authenticated(self.nodes)),
-            Route("/storages", self._authenticator.authenticated(self.storages)),
-            Route("/storages/{name}", self._authenticator.authenticated(self.storage)),
+            Route("/virtual-clusters", authenticated(self.virtual_clusters)),
+            Route("/virtual-clusters/{name}", authenticated(self.virtual_cluster)),
+            Route("/virtual-clusters/{name}/nodes", authenticated(self.nodes)),
+            Route("/storages", authenticated(self.storages)),
+            Route("/storages/{name}", authenticated(self.storage)),
         ]
 
     async def info(self, _: Request) -> Response:
@@ -214,8 +215,8 @@ class OpenPaiApi:
         job = await self._changeable(request, caller)
         if not await self._cluster.write(JobStore.remove_tag, job.job_id, tag):
             known = ", ".join(job.tags) or "none"
-            problem = f"cannot remove tag {tag!r}: the tags of job {job.framework_name} are: {known}"
-            raise ApiError("NoTagError", problem)
+            message = f"cannot remove tag {tag!r}; the tags of job {job.framework_name} are: {known}"
+            raise ApiError("NoTagError", message)
         return _done(200, f"Delete tag {tag} from job {job.framework_name} successfully.")
 
     async def events(self, request: Request, _: Caller) -> Response:

@@ -204,6 +204,6 @@ def _expiration(value: Any) -> int:
     text = str(value)
     if not re.fullmatch("[0-9]{1,9}", text) or not MIN_EXPIRATION_S <= int(text) <= MAX_EXPIRATION_S:
         raise invalid_parameters(
-            f"cannot use expiration {text[:60]!r}: use seconds from {MIN_EXPIRATION_S} to {MAX_EXPIRATION_S}"
+            f"cannot use expiration {text[:60]!r}: use {MIN_EXPIRATION_S} to {MAX_EXPIRATION_S} seconds"
         )
     return int(text)

@@ -222,7 +222,8 @@ def _check_arguments(plan: JobPlan) -> None:
         if role.image.startswith("-")
     ]
     problems += [
-        f"cannot mount storage {mount.name} at {mount.mount_path!r}: use an absolute path without : and , e.g. /mnt/{mount.name}"
+        f"cannot mount storage {mount.name} at {mount.mount_path!r}; "
+        f"use an absolute path without colon and comma, e.g. /mnt/{mount.name}"
         for mount in plan.storages
         if not mount.mount_path.startswith("/") or {":", ","} & set(mount.mount_path)
     ]
