@@ -112,7 +112,7 @@ def test_a_supervisor_that_cannot_begin_says_why(tmp_path):
     starter = ForkServer()
     with pytest.raises(ProcessNotStarted, match=r"No such file or directory: .*spec\.json"):
         starter.start(tmp_path)
-    with pytest.raises(ProcessNotStarted, match="could not be forked"):
+    with pytest.raises(ProcessNotStarted, match="cannot fork a supervisor"):
         starter.start(tmp_path / "nowhere")
     starter.close()
 
@@ -171,5 +171,5 @@ def test_a_container_is_removed_while_its_tool_still_watches_it_and_again_where_
     assert container("echo hi", sandbox=sandbox)["exit_code"] == exit_code
     assert tries.read_text() == "watched\nalone\n"
     assert said() == expected
-    assert ("user begins" in said("runtime")) is (exit_code == 0)
+    assert ("user starts" in said("runtime")) is (exit_code == 0)
     assert not os.path.exists(f"/proc/{watcher.read_text().strip()}/exe")

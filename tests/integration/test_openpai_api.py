@@ -75,8 +75,12 @@ def test_a_password_buys_a_token_on_every_path_of_every_release(here, form):
             "IncorrectPasswordError",
             "User name or password is incorrect.",
         ),
-        ({"username": "bob"}, "InvalidParametersError", "cannot do without password"),
-        ({"username": 5, "password": "whatever"}, "InvalidParametersError", "cannot do without username"),
+        ({"username": "bob"}, "InvalidParametersError", "cannot find the text field password"),
+        (
+            {"username": 5, "password": "whatever"},
+            "InvalidParametersError",
+            "cannot find the text field username",
+        ),
         (
             {"username": "bob", "password": "x" * 9, "expiration": 59},
             "InvalidParametersError",
@@ -87,7 +91,7 @@ def test_a_password_buys_a_token_on_every_path_of_every_release(here, form):
             "InvalidParametersError",
             "expiration 'True'",
         ),
-        ([], "InvalidParametersError", "no JSON object"),
+        ([], "InvalidParametersError", "not a JSON object"),
     ],
 )
 def test_a_login_that_fails_says_why_and_tells_no_password(here, fields, code, words, caplog):

@@ -130,7 +130,7 @@ def test_tags_are_put_on_filtered_by_and_taken_off(here):
     assert ada.delete(f"{JOBS}/ada~a/tag", json={"value": "best so far"}).status_code == 200
     ada.put(f"{JOBS}/ada~a/tag", json={"value": "other"})
     missing = ada.delete(f"{JOBS}/ada~a/tag", json={"value": "best so far"})
-    assert "has other" in refused(missing, 404, "NoTagError")
+    assert "job ada~a are: other" in refused(missing, 404, "NoTagError")
 
 
 def test_start_does_not_bring_a_stopped_job_back(here):

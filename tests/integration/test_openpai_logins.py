@@ -10,7 +10,7 @@ import pytest
 from openpai_here import PASSWORDS, an_openpai_here
 from strangers import NOBODY
 
-from nni_manager.local_openpai.login_throttle import MAX_WAITING, REST_AFTER_FAILURE_S
+from nni_manager.local_openpai.login_throttle import FAILURE_COOLDOWN_S, MAX_WAITING
 from trial_keeper.wire.listener_uid import uid_of_peer
 
 PATH = "/api/v2/authn/basic/login"
@@ -59,11 +59,11 @@ def test_many_wrong_passwords_at_once_are_checked_one_after_another_and_the_rest
     last_refusal_s = max(at_s - begun_s for status, _, at_s in answers if status == 429)
     assert len(checked) + len(refused) == 60
     # A guess that arrives after a check has ended takes its place in the queue.
-    assert MAX_WAITING <= len(checked) <= MAX_WAITING + 1 + last_refusal_s / REST_AFTER_FAILURE_S
+    assert MAX_WAITING <= len(checked) <= MAX_WAITING + 1 + last_refusal_s / FAILURE_COOLDOWN_S
     # Each takes 30 ms of a core, so these are 6 % of one.
-    assert max(checked) >= (len(checked) - 1) * REST_AFTER_FAILURE_S
+    assert max(checked) >= (len(checked) - 1) * FAILURE_COOLDOWN_S
     assert {said["code"] for said in refused} == {"TooManyLoginsError"}
-    assert all("attempts of yours wait already; try again in 5 s" in said["message"] for said in refused)
+    assert all("of your attempts are already queued; try again in 5 s" in said["message"] for said in refused)
     assert log_in(here) == 200
 
 

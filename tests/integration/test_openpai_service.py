@@ -142,7 +142,7 @@ def test_a_port_that_is_taken_is_named_and_nothing_stays(nnictl, state):
     assert (code, out) == (1, "")
     assert err == (
         f"ERROR: cannot listen on 127.0.0.1:{port}: Address already in use; "
-        "choose another with `nnictl openpai start --port N`\n"
+        "choose another port with `nnictl openpai start --port N`\n"
     )
     assert not state.is_owned()
 
@@ -150,9 +150,9 @@ def test_a_port_that_is_taken_is_named_and_nothing_stays(nnictl, state):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("--storage", "/nope"), "there is no folder /nope"),
-        (("--storage", "a b=/tmp"), "'a b' is no name"),
-        (("--virtual-cluster", "default=1"), "write NAME=CPUS,MEMORY_MB,GPUS"),
+        (("--storage", "/nope"), "folder /nope does not exist"),
+        (("--storage", "a b=/tmp"), "'a b' is not a valid name"),
+        (("--virtual-cluster", "default=1"), "use NAME=CPUS,MEMORY_MB,GPUS"),
         (("--port", "0"), "1<=x<=65535"),
     ],
 )
@@ -176,7 +176,7 @@ def test_a_folder_of_something_else_is_left_alone(nnictl, state):
     state.path.mkdir(mode=0o755)
     (state.path / "thesis.tex").touch()
     code, _, err = nnictl("start")
-    assert (code, "it holds something else, such as thesis.tex; name a new" in err) == (1, True)
+    assert (code, "it contains other files, such as thesis.tex; choose a new" in err) == (1, True)
     assert stat.S_IMODE(state.path.stat().st_mode) == 0o755
     assert [entry.name for entry in state.path.iterdir()] == ["thesis.tex"]
     (state.path / "thesis.tex").unlink()
@@ -214,7 +214,7 @@ def test_a_storage_whose_folder_is_gone_keeps_nothing_else_from_running(state, t
     assert client.submit(a_job_of("true")).status_code == 202
     job = f"{JOBS}/{there.credentials.user}~job"
     wait_until(lambda: client.get(job).json()["jobStatus"]["state"] == "SUCCEEDED", "it runs to its end")
-    assert f"storage gone has no folder {gone} any more" in state.log.read_text()
+    assert f"cannot find folder {gone} of storage gone" in state.log.read_text()
 
 
 def test_options_survive_the_way_over_a_command_line(tmp_path):
@@ -222,7 +222,7 @@ def test_options_survive_the_way_over_a_command_line(tmp_path):
     folder.mkdir()
     assert storage_of(f"team={folder}") == ("team", str(folder))
     assert virtual_cluster_of("vc.1=4,1024,0") == ("vc.1", (4, 1024, 0))
-    with pytest.raises(OptionInvalid, match="no folder"):
+    with pytest.raises(OptionInvalid, match="does not exist"):
         new_storage_of(str(tmp_path / "nope"))
     options = Options(5, {"team": str(folder)}, {"a": (1, 2, 3)}, "podman", "http://x/?a=b", "/f")
     assert options.to_arguments()[1] == f"--storage=team={folder}"
@@ -456,7 +456,7 @@ def test_a_second_service_on_the_same_folder_is_refused(state):
     )
     assert second.returncode == 1
     assert second.stderr.startswith("cannot start the local OpenPAI in ")
-    assert "`nnictl openpai status` shows where" in second.stderr
+    assert "see `nnictl openpai status`" in second.stderr
 
 
 def test_what_cannot_be_read_is_named(state):

@@ -153,7 +153,7 @@ def test_a_database_of_a_newer_version_is_left_alone(tmp_path):
     with sqlite3.connect(tmp_path / "db") as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
-    with pytest.raises(StateDirUnusable, match="use the version of trial-keeper that made it"):
+    with pytest.raises(StateDirUnusable, match="use the version of trial-keeper that created it"):
         JobStore(tmp_path / "db")
 
 

@@ -76,14 +76,14 @@ def test_the_count_is_of_all_pages():
     ("query", "words"),
     [
         ({"limit": str(MAX_LIMIT + 1)}, "Limit exceeds max number 50000."),
-        ({"limit": "-1"}, "cannot use limit=-1; write a whole number"),
-        ({"offset": "x"}, "cannot use offset=x; write a whole number"),
+        ({"limit": "-1"}, "cannot use limit=-1; use a whole number"),
+        ({"offset": "x"}, "cannot use offset=x; use a whole number"),
         ({"offset": "٣"}, "cannot use offset=٣"),
         ({"offset": "9" * 5000}, "cannot use offset=999"),
         ({"limit": "1.5"}, "cannot use limit=1.5"),
         ({"order": "jobname,ASC"}, 'cannot order by "jobname"; did you mean jobName?'),
-        ({"order": "jobName"}, "cannot use order=jobName,; write jobName,ASC or jobName,DESC"),
-        ({"order": "jobName,asc"}, "write jobName,ASC or jobName,DESC"),
+        ({"order": "jobName"}, "cannot use order=jobName,; use jobName,ASC or jobName,DESC"),
+        ({"order": "jobName,asc"}, "use jobName,ASC or jobName,DESC"),
     ],
 )
 def test_a_query_that_says_nothing_is_refused_with_a_way_out(query, words):

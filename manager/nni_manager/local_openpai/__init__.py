@@ -1,1 +1,1 @@
-"""OpenPAI on one machine: jobs of its protocol run as processes, under its rules. Entry point: `cluster.Cluster`."""
+"""A local implementation of OpenPAI that runs jobs as processes of one machine. Entry point: `cluster.Cluster`."""

@@ -1,4 +1,4 @@
-"""The process of the local OpenPAI: one cluster, and its REST API. `nnictl openpai start` runs it in the background."""
+"""The local OpenPAI daemon: one cluster and its REST API. `nnictl openpai start` runs this program in the background."""
 
 import argparse
 import asyncio
@@ -34,26 +34,28 @@ from trial_keeper.wire.workspace import replace_file
 
 log = logging.getLogger("nni_manager.local_openpai")
 
-# Maximum size of service.log, and of the rotated one.
+# Maximum size of service.log and of the rotated file.
 _LOG_BYTES = 10 * 2**20
 
 
 def main() -> int:
     """Serve until a signal arrives; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m nni_manager.local_openpai", description=__doc__)
-    parser.add_argument("--state-dir", type=Path, required=True, help="the folder of the service's own")
-    parser.add_argument("--host", default=HOST, help="where to listen")
+    parser.add_argument("--state-dir", type=Path, required=True, help="the daemon's state directory")
+    parser.add_argument("--host", default=HOST, help="the address to listen on")
     parser.add_argument("--port", type=int, default=DEFAULT_PORT)
     parser.add_argument(
         "--storage", action="append", default=[], metavar="[NAME=]DIR", help="a folder that jobs can mount"
     )
     parser.add_argument(
         "--virtual-cluster", action="append", default=[], metavar="NAME=CPUS,MEMORY_MB,GPUS",
-        help="what jobs of it may use together",
+        help="the total resources of the jobs in this virtual cluster",
     )  # fmt: skip
     parser.add_argument("--sandbox", choices=[each.value for each in Sandbox], default=Sandbox.PROCESS.value)
-    parser.add_argument("--notification-url", metavar="URL", help="where changes of jobs are posted")
-    parser.add_argument("--notification-file", metavar="FILE", help="where changes of jobs are appended")
+    parser.add_argument("--notification-url", metavar="URL", help="a URL to which job changes are posted")
+    parser.add_argument(
+        "--notification-file", metavar="FILE", help="a file to which job changes are appended"
+    )
     arguments = parser.parse_args()
     state = StateFolder(arguments.state_dir.absolute())
     try:
@@ -74,9 +76,7 @@ def _options(arguments: argparse.Namespace, state: StateFolder) -> Options:
         storages = {DEFAULT_STORAGE: str(state.storage)}
     for name, folder in storages.items():
         if not Path(folder).is_dir():
-            log.warning(
-                "storage %s has no folder %s any more; jobs will not see it until it is there", name, folder
-            )
+            log.warning("cannot find folder %s of storage %s; create the folder again", folder, name)
     return Options(
         arguments.port,
         storages,
@@ -91,7 +91,7 @@ async def _serve(state: StateFolder, host: str, options: Options) -> None:
     loop, must_end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, must_end.set)
-    listener = listen(host, options.port, "choose another with `nnictl openpai start --port N`")
+    listener = listen(host, options.port, "choose another port with `nnictl openpai start --port N`")
     cluster = Cluster(options.settings(state.cluster))
     process = ServiceProcess.here(host, options)
     api = OpenPaiApi(cluster, _accounts(state), lambda accounts: _store(state, accounts), process.address)
@@ -109,7 +109,7 @@ async def _serve(state: StateFolder, host: str, options: Options) -> None:
         await serving
     finally:
         await cluster.close()  # raises the worker's error, if any
-    log.info("local OpenPAI ends")
+    log.info("local OpenPAI has stopped")
 
 
 def _accounts(state: StateFolder) -> Accounts:
@@ -118,24 +118,24 @@ def _accounts(state: StateFolder) -> Accounts:
         accounts = Accounts.from_json(state.accounts.read_text()) if state.accounts.exists() else Accounts()
     except ValueError as error:
         raise UserError(
-            f"cannot read {state.accounts}: {error}; remove it (every token ends with it), and start again"
+            f"cannot read {state.accounts}: {error}; remove the file, which revokes all tokens, and start again"
         ) from error
     credentials, now_s = state.credentials(), time.time()
-    if credentials is None or not _opens(accounts, credentials, now_s):
+    if credentials is None or not _is_valid(accounts, credentials, now_s):
         name = credentials.user if credentials else _name_of_owner()
         if name not in {user.name for user in accounts.users()}:
             # A random password: the owner logs in with the token, so no password has to be stored.
             accounts.add_user(new_user(name, secrets.token_urlsafe(32), is_admin=True))
         credentials = Credentials(name, accounts.issue(name, now_s, None))
-        log.info("%s, the owner, has a new token", name)
+        log.info("created a new token for the owner, %s", name)
     accounts.make_owners(credentials.token)
     _store(state, accounts)
-    # Written at each start, since earlier versions stored the owner's password there.
+    # Rewritten at each start: earlier versions also stored the owner's password in this file.
     state.write_credentials(credentials)
     return accounts
 
 
-def _opens(accounts: Accounts, credentials: Credentials, now_s: float) -> bool:
+def _is_valid(accounts: Accounts, credentials: Credentials, now_s: float) -> bool:
     with contextlib.suppress(ApiError):
         accounts.caller(credentials.token, now_s)
         return True
@@ -159,7 +159,7 @@ def _log_to(path: Path) -> None:
     logging.basicConfig(
         handlers=[handler], level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s"
     )
-    # Tracebacks of lost connections have no value in the log.
+    # Omit uvicorn's tracebacks of lost connections.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 

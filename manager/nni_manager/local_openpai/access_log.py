@@ -26,7 +26,7 @@ class AccessLog:
         """Handle and log one request."""
         status = 500  # if no response is sent
 
-        async def noticing(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -34,7 +34,7 @@ class AccessLog:
 
         began_s = time.monotonic()
         try:
-            await self._app(scope, receive, noticing)
+            await self._app(scope, receive, send_and_record)
         finally:
             if scope["type"] == "http" and not (scope["method"] == "GET" and status < 400):
                 caller: Caller | None = scope.get("caller")

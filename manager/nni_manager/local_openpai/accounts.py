@@ -1,7 +1,7 @@
 """Accounts: users with passwords, and their tokens. Pure except for randomness; the caller supplies the time.
 
-A token has OpenPAI's form (a JSON web token whose payload a client may read) and is looked up by its hash. The stored data
-does not reveal any token. The signing key is discarded after signing.
+A token has OpenPAI's form, a JSON web token with a readable payload. Only the hash of the token is stored, so the stored data
+reveals no token. The signing key is discarded after signing.
 
 Source: microsoft/pai v1.8.1, REST server, models/v2/token and user; RFC 7519.
 """
@@ -23,12 +23,12 @@ from nni_manager.local_openpai.errors import ApiError, bad_token, invalid_parame
 USER_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 MIN_PASSWORD = 6
 MIN_EXPIRATION_S, MAX_EXPIRATION_S = 60, 604_800
-# Programs log in often and never log out, so the oldest token is evicted beyond this number.
+# Programs log in often and never log out. Beyond this number, the oldest token is evicted.
 MAX_TOKENS_OF_A_USER = 1_000
 
 # 16 MiB and about 30 ms per guess. Source: RFC 7914; OWASP's minimum for interactive logins.
 _SCRYPT = {"n": 2**14, "r": 8, "p": 1, "dklen": 32}
-# Random and as long as a user's hash: no password matches it.
+# A random value of the length of a user's hash; no password matches this value.
 _NOBODYS_PASSWORD = f"{secrets.token_hex(16)}:{secrets.token_hex(32)}"
 
 
@@ -45,8 +45,8 @@ class User:
 class Token:
     """The stored part of a token. `digest` is the SHA-256 of its text; `text` omits the signature and is not secret.
 
-    An application token does not expire (`expires_at_s` None) and cannot change users. The exception is the owner's token in the
-    state directory (`is_owners`): a process that can read that directory has full access anyway.
+    An application token does not expire (`expires_at_s` None) and cannot change users. The owner's token in the state directory
+    (`is_owners`) can: a process that reads that directory has full access anyway.
     """
 
     digest: str
@@ -95,7 +95,7 @@ class Accounts:
                 [User(**each) for each in document["users"]], [Token(**each) for each in document["tokens"]]
             )
         except (TypeError, KeyError) as error:
-            raise ValueError(f"no list of users and tokens: {error}") from error
+            raise ValueError(f"users or tokens are missing or invalid: {error}") from error
 
     def to_json(self) -> str:
         """All accounts as text, from which no password and no token can be derived."""
@@ -138,16 +138,15 @@ class Accounts:
         """
         user = self.user(name)
         if user.is_admin and sum(each.is_admin for each in self._users.values()) == 1:
-            raise ApiError(
-                "ForbiddenUserError", f"User {name} is the only administrator; name another first."
-            )
+            message = f"cannot remove user {name}, the only administrator; add another administrator first"
+            raise ApiError("ForbiddenUserError", message)
         del self._users[name]
         self._tokens = {digest: token for digest, token in self._tokens.items() if token.user != name}
 
     # ---- tokens
 
     def login(self, name: str) -> User:
-        """The user to check a password against. An unknown name gives a user that no password matches, at the same cost."""
+        """The user for a password check. An unknown name gives a user that no password matches, with equal cost."""
         return self._users.get(name) or User(name, _NOBODYS_PASSWORD, is_admin=False)
 
     def make_owners(self, token_text: str) -> None:
@@ -159,13 +158,7 @@ class Accounts:
         """Create a token of this user. `lifetime_s` None: an application token, which does not expire."""
         issued_at_s = int(now_s)
         expires_at_s = None if lifetime_s is None else issued_at_s + lifetime_s
-        payload = {
-            "username": name,
-            "application": lifetime_s is None,
-            "iat": issued_at_s,
-            **({} if expires_at_s is None else {"exp": expires_at_s}),
-            "jti": secrets.token_hex(8),
-        }
+        payload = {**_claims(name, issued_at_s, expires_at_s), "jti": secrets.token_hex(8)}
         unsigned = f"{_encoded({'alg': 'HS256', 'typ': 'JWT'})}.{_encoded(payload)}"
         signature = hmac.digest(secrets.token_bytes(32), unsigned.encode(), "sha256")
         text = f"{unsigned}.{_base64(signature)}"
@@ -193,7 +186,7 @@ class Accounts:
         """Revoke a token, given with or without its signature.
 
         Raises:
-            ApiError: NoTokenError, or ForbiddenUserError if it is another user's.
+            ApiError: NoTokenError; or ForbiddenUserError, the token is another user's.
         """
         digest = _digest(token_text)
         found = next(
@@ -220,11 +213,11 @@ def new_user(name: str, password: str, *, is_admin: bool) -> User:
     """
     if not USER_NAME.fullmatch(name):
         raise invalid_parameters(
-            f"cannot use the user name {name[:64]!r}: write 1 to 64 letters, digits, _ . or -"
+            f"cannot use the user name {name[:64]!r}: use 1 to 64 letters, digits, _ . or -"
         )
     if len(password) < MIN_PASSWORD:
         raise invalid_parameters(
-            f"cannot use a password of {len(password)} characters; write at least {MIN_PASSWORD}"
+            f"cannot use a password of {len(password)} characters; use at least {MIN_PASSWORD}"
         )
     salt = secrets.token_bytes(16)
     return User(name, f"{salt.hex()}:{_scrypt(password, salt).hex()}", is_admin)
@@ -244,14 +237,12 @@ def check_password(user: User, password: str) -> None:
 def payload_of(caller: Caller) -> dict[str, Any]:
     """The payload of the caller's token, as the token check returns it."""
     token = caller.token
-    end = {} if token.expires_at_s is None else {"exp": token.expires_at_s}
-    return {
-        "username": token.user,
-        "application": token.is_application,
-        "admin": caller.user.is_admin,
-        "iat": token.issued_at_s,
-        **end,
-    }
+    return {**_claims(token.user, token.issued_at_s, token.expires_at_s), "admin": caller.user.is_admin}
+
+
+def _claims(user: str, issued_at_s: int, expires_at_s: int | None) -> dict[str, Any]:
+    end = {} if expires_at_s is None else {"exp": expires_at_s}
+    return {"username": user, "application": expires_at_s is None, "iat": issued_at_s, **end}
 
 
 def _is_alive(token: Token, now_s: float) -> bool:

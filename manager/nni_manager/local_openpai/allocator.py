@@ -28,7 +28,7 @@ class Allocator:
 
         Raises:
             ApiError: NoVirtualClusterError.
-            JobInvalid: it can never fit into its virtual cluster.
+            JobInvalid: the job can never fit into its virtual cluster.
         """
         cluster = self.virtual_clusters.get(plan.virtual_cluster)
         if cluster is None:
@@ -40,23 +40,23 @@ class Allocator:
         for need in [together] if plan.is_gang else [role.need for role in plan.roles]:
             if not need.fits_into(have):
                 message = (
-                    f"cannot ever run this job: {'all its tasks need' if plan.is_gang else 'one of its tasks needs'} "
-                    f"{need.cpu} CPUs, {need.memory_mb} MB and {need.gpu} GPUs, and "
-                    f"virtual cluster {plan.virtual_cluster} has {have.cpu} CPUs, {have.memory_mb} MB and {have.gpu} GPUs; "
-                    "ask for less, or start the cluster with more"
+                    f"cannot run this job: {'all its tasks together need' if plan.is_gang else 'one of its tasks needs'} "
+                    f"{need.cpu} CPUs, {need.memory_mb} MB and {need.gpu} GPUs, but "
+                    f"virtual cluster {plan.virtual_cluster} has only {have.cpu} CPUs, {have.memory_mb} MB and {have.gpu} GPUs; "
+                    "request less, or start the cluster with more"
                 )
                 raise JobInvalid([ProtocolDiagnostic("", None, None, "taskRoles", message)])
 
     def request(self, job: PaiJob, request: Request) -> list[ContainerEnded]:
-        """Queue a request, or end its containers if it can never be satisfied: a restarted cluster may have less capacity."""
+        """Queue a request. A request that can never fit, e.g. after a restart with less capacity, ends its containers instead."""
         name = job.plan.virtual_cluster
         cluster = self.virtual_clusters.get(name)
         if cluster is not None and request.total.fits_into(cluster.capacity):
             cluster.enqueue(request)
             return []
         problem = (
-            f"virtual cluster {name} {'is gone' if cluster is None else 'has become too small for it'} "
-            "since it was submitted; start the cluster as it was, and submit it again"
+            f"virtual cluster {name} {'was removed' if cluster is None else 'became too small'} after the job was submitted; "
+            "start the cluster with its former resources, and submit the job again"
         )
         ended = TaskExit(ALLOCATION_REFUSED, diagnostics=problem)
         return [ContainerEnded(container_id, ended) for container_id in request.needs]
@@ -67,7 +67,7 @@ class Allocator:
             cluster.dequeue(container_ids)
 
     def release(self, container_id: str) -> None:
-        """Release the resources and ports of a container; no-op if it has none."""
+        """Release the resources and ports of a container; no-op if the container has none."""
         for cluster in self.virtual_clusters.values():
             cluster.release(container_id)
         self._ports.pop(container_id, None)
@@ -102,7 +102,7 @@ class Allocator:
                 in_use.update(self._ports[container_id])
                 allocations[container_id] = Allocation(self._settings.host_ip, ports, gpus)
         except PortsExhausted as error:
-            problem = f"{error}; free some ports from {first} to {end - 1}"
+            problem = f"{error}; free ports between {first} and {end - 1}"
             ended = TaskExit(PORT_CONFLICT, diagnostics=problem)
             return [ContainerEnded(container_id, ended) for container_id in grant.gpus]
         return [Allocated(allocations)]

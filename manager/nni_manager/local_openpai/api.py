@@ -1,4 +1,4 @@
-"""OpenPAI's REST API over one cluster: decode, one call, encode. The paths cover every release that clients target.
+"""OpenPAI's REST API over one cluster. The paths include those of all releases that clients target.
 
 All routes are below /api and, as through OpenPAI's gateway, below /rest-server/api. Logs are below /log-manager.
 
@@ -35,7 +35,7 @@ from nni_manager.local_openpai.logs import log_sizes
 from nni_manager.local_openpai.request_bodies import BodyTooLarge, fields_of, job_text_of, text_in
 from nni_manager.local_openpai.store import JobStore
 
-# The release of the API, for clients that check it.
+# The reported release of the API; some clients check it.
 API_VERSION = "v1.8.1"
 
 
@@ -121,12 +121,13 @@ class OpenPaiApi:
         ]
 
     def _clusters(self) -> list[Route]:
+        authenticated = self._authenticator.authenticated
         return [
-            Route("/virtual-clusters", self._authenticator.authenticated(self.virtual_clusters)),
-            Route("/virtual-clusters/{name}", self._authenticator.authenticated(self.virtual_cluster)),
-            Route("/virtual-clusters/{name}/nodes", self._authenticator.authenticated(self.nodes)),
-            Route("/storages", self._authenticator.authenticated(self.storages)),
-            Route("/storages/{name}", self._authenticator.authenticated(self.storage)),
+            Route("/virtual-clusters", authenticated(self.virtual_clusters)),
+            Route("/virtual-clusters/{name}", authenticated(self.virtual_cluster)),
+            Route("/virtual-clusters/{name}/nodes", authenticated(self.nodes)),
+            Route("/storages", authenticated(self.storages)),
+            Route("/storages/{name}", authenticated(self.storage)),
         ]
 
     async def info(self, _: Request) -> Response:
@@ -169,7 +170,7 @@ class OpenPaiApi:
         return _done(200, f"Delete job {job.framework_name} successfully.")
 
     async def _changeable(self, request: Request, caller: Caller) -> JobSummary:
-        """The job in the path, which this caller may change."""
+        """The job in the path, if the caller may change it."""
         owner, name = _job_of(request)
         job = await self._cluster.read(JobStore.summary, owner, name)
         if not caller.may_change(owner):
@@ -183,7 +184,7 @@ class OpenPaiApi:
         return Response(text, media_type="text/yaml")
 
     async def ssh(self, request: Request, _: Caller) -> Response:
-        """NoJobSshInfoError: no job has ssh here."""
+        """Fail with NoJobSshInfoError: jobs of this cluster have no ssh."""
         owner, name = _job_of(request)
         await self._cluster.read(JobStore.summary, owner, name)
         raise ApiError("NoJobSshInfoError", f"SSH info of job {owner}~{name} is not found.")
@@ -192,7 +193,9 @@ class OpenPaiApi:
         """Stop a job."""
         value = (await fields_of(request)).get("value")
         if value not in ("START", "STOP"):
-            raise invalid_parameters('cannot use this body: write {"value": "STOP"} or {"value": "START"}')
+            raise invalid_parameters(
+                'cannot use the request body: send {"value": "STOP"} or {"value": "START"}'
+            )
         job = await self._changeable(request, caller)
         # START has no effect, neither on an active job nor on a stopped one.
         if value == "STOP":
@@ -212,8 +215,8 @@ class OpenPaiApi:
         job = await self._changeable(request, caller)
         if not await self._cluster.write(JobStore.remove_tag, job.job_id, tag):
             known = ", ".join(job.tags) or "none"
-            problem = f"cannot remove tag {tag!r}: job {job.framework_name} has {known}"
-            raise ApiError("NoTagError", problem)
+            message = f"cannot remove tag {tag!r}; the tags of job {job.framework_name} are: {known}"
+            raise ApiError("NoTagError", message)
         return _done(200, f"Delete tag {tag} from job {job.framework_name} successfully.")
 
     async def events(self, request: Request, _: Caller) -> Response:
@@ -221,7 +224,7 @@ class OpenPaiApi:
         owner, name = _job_of(request)
         wanted = request.query_params.get("type")
         if wanted not in (None, "Normal", "Warning"):
-            raise invalid_parameters(f"cannot use type={wanted[:60]}; write Normal or Warning")
+            raise invalid_parameters(f"cannot use type={wanted[:60]}; use Normal or Warning")
         job = await self._cluster.read(JobStore.summary, owner, name)
         events = await self._cluster.read(JobStore.events, owner, name, wanted)
         return JSONResponse(
@@ -252,7 +255,7 @@ class OpenPaiApi:
     # ---- resources of the cluster
 
     async def virtual_clusters(self, request: Request, _: Caller) -> Response:
-        """All virtual clusters, or, with `?nodes`, the machine."""
+        """All virtual clusters; with `?nodes`, this machine as the only node instead."""
         clusters = self._cluster.virtual_clusters
         if "nodes" in request.query_params:
             return JSONResponse(response_bodies.node(clusters))
@@ -269,7 +272,7 @@ class OpenPaiApi:
         raise ApiError("NoVirtualClusterError", f"Virtual cluster {name} is not found.")
 
     async def nodes(self, request: Request, caller: Caller) -> Response:
-        """The nodes of a virtual cluster: the machine."""
+        """The nodes of a virtual cluster: only this machine."""
         await self.virtual_cluster(request, caller)
         return JSONResponse([response_bodies.NODE_NAME])
 
@@ -293,7 +296,7 @@ class OpenPaiApi:
 
 
 def _job_of(request: Request) -> tuple[str, str]:
-    """Owner and name of the job in the path, in the form of any release."""
+    """Owner and name of the job in the path: two segments in old releases, else `user~job`."""
     at = request.path_params
     if "framework" not in at:
         return at["user"], at["job"]
@@ -306,7 +309,7 @@ def _job_of(request: Request) -> tuple[str, str]:
 async def _tag_of(request: Request) -> str:
     tag = text_in(await fields_of(request), "value")
     if not re.fullmatch(r"[^,\s](?:[^,\n]{0,62}[^,\s])?", tag):
-        raise invalid_parameters(f"cannot use the tag {tag[:64]!r}: write 1 to 64 characters without a comma")
+        raise invalid_parameters(f"cannot use the tag {tag[:64]!r}: use 1 to 64 characters without a comma")
     return tag
 
 
@@ -340,5 +343,5 @@ async def _too_large(_: Request, error: Exception) -> Response:
 
 
 async def _fail(_: Request, error: Exception) -> Response:
-    message = "cannot answer this: a bug of the local OpenPAI; see its service.log, and report it"
+    message = "cannot handle the request: bug in the local OpenPAI; see service.log, and report the bug"
     return JSONResponse(ApiError("UnknownError", message).to_dict(), status_code=500)

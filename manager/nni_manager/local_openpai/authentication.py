@@ -135,7 +135,7 @@ class Authenticator:
         """Issue an application token, which does not expire."""
         token = self._accounts.issue(caller.name, self._clock(), None)
         self._store(self._accounts)
-        log.info("%s has a new token for applications", caller.name)
+        log.info("%s created an application token", caller.name)
         return JSONResponse({"token": token, "application": True})
 
     async def check_token(self, _: Request, caller: Caller) -> Response:
@@ -204,6 +204,6 @@ def _expiration(value: Any) -> int:
     text = str(value)
     if not re.fullmatch("[0-9]{1,9}", text) or not MIN_EXPIRATION_S <= int(text) <= MAX_EXPIRATION_S:
         raise invalid_parameters(
-            f"cannot use expiration {text[:60]!r}: write seconds from {MIN_EXPIRATION_S} to {MAX_EXPIRATION_S}"
+            f"cannot use expiration {text[:60]!r}: use {MIN_EXPIRATION_S} to {MAX_EXPIRATION_S} seconds"
         )
     return int(text)

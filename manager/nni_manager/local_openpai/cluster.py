@@ -31,7 +31,7 @@ from nni_manager.local_openpai.store_thread import StoreThread
 from nni_manager.store.owner_lock import OwnerLock
 from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic, ProtocolInvalid
 
-# Parsing a job's text takes 20 ms of a core; more threads would only take that core from other work.
+# Parsing a job's text takes 20 ms of a core. More threads would only delay other work.
 _PARSER_THREADS = 2
 
 
@@ -46,15 +46,15 @@ class Cluster:
         """
         self.settings = settings
         self.mounts_work = False
-        """True if tasks see storages at the paths that they request, and False if at the storages' own paths only."""
+        """True if storages are mounted at the requested paths; False if tasks must use the storages' own paths."""
         self._paths = StatePaths(settings.state_dir)
         self._database = StoreThread(self._paths.database, "cluster-database")
         # A separate thread, so that a long list does not delay writes.
         self._reader = StoreThread(self._paths.database, "cluster-reading")
         self.read = self._reader.call
-        """Calls a method of `JobStore` that reads, such as `read(JobStore.detail, owner, name)`."""
+        """Call a reading method of `JobStore`, such as `read(JobStore.detail, owner, name)`."""
         self.write = self._database.call
-        """Calls a method of `JobStore` that writes, such as `write(JobStore.add_tag, job_id, tag)`."""
+        """Call a writing method of `JobStore`, such as `write(JobStore.add_tag, job_id, tag)`."""
         self._parsers = ThreadPoolExecutor(_PARSER_THREADS, thread_name_prefix="cluster-jobs")
         self._notifier = Notifier(settings.notification_url, settings.notification_file, self._database)
         self._allocator = Allocator(settings)
@@ -67,7 +67,7 @@ class Cluster:
         """Resume the jobs of the state directory, which is created if it does not exist.
 
         Raises:
-            StateDirUnusable: the directory cannot be written, holds something else, or another cluster uses it.
+            StateDirUnusable: the directory cannot be written, has other content, or is in use by another cluster.
         """
         try:
             await asyncio.to_thread(self._prepare)
@@ -79,7 +79,7 @@ class Cluster:
         except BaseException:
             await self.close()
             raise
-        if self._notifier.is_wanted:
+        if self._notifier.is_enabled:
             self._notifying = asyncio.create_task(self._notifier.run(), name="notifications of job changes")
             self._notifying.add_done_callback(log_failure)
 
@@ -91,8 +91,8 @@ class Cluster:
             self._lock.enter_context(OwnerLock(self._paths.lock).owned())
         except BlockingIOError as error:
             raise StateDirUnusable(
-                f"cannot use {self._paths.state_dir}: another cluster does; "
-                "stop it, or choose another state directory"
+                f"cannot use {self._paths.state_dir}: another cluster uses this directory; "
+                "stop that cluster, or choose another state directory"
             ) from error
         except OSError as error:
             raise StateDirUnusable(
@@ -119,7 +119,7 @@ class Cluster:
             self._lock.close()
 
     async def wait_until_broken(self) -> None:
-        """Return when the worker has failed. The log has the reason; only a new cluster can continue."""
+        """Return when the worker has failed. The log has the reason; only a new cluster can resume the jobs."""
         await self._worker.wait_until_broken()
 
     # ---- commands
@@ -129,8 +129,8 @@ class Cluster:
 
         Raises:
             JobInvalid: the job is invalid, or can never fit into its virtual cluster; the error lists all problems.
-            ApiError: ConflictJobError, the user already has a job of that name; NoVirtualClusterError or NoStorageError, the
-                job names one that does not exist.
+            ApiError: ConflictJobError, the user already has a job of that name.
+            ApiError: NoVirtualClusterError or NoStorageError, the job uses a name that does not exist.
             StateBusy: the job could not be stored.
         """
         self._worker.check_open()
@@ -160,13 +160,13 @@ class Cluster:
         for mount in plan.storages:
             if mount.name not in names:
                 known = ", ".join(names) or "none"
-                message = f"cannot find storage {mount.name}; there is {known}"
+                message = f"cannot find storage {mount.name}; the storages are: {known}"
                 raise ApiError("NoStorageError", message)
 
     async def stop(self, job: JobSummary) -> None:
         """Stop a job; no-op if it is terminal.
 
-        Returns when the stop is durable, or executed if the disk is full. It does not wait for the processes to end.
+        Returns when the stop is durable, or, on a full disk, when the stop is executed. Does not wait for the processes to end.
 
         Raises:
             StateBusy.
@@ -217,12 +217,13 @@ def _new_id() -> str:
 def _check_arguments(plan: JobPlan) -> None:
     """Reject values that a command line on this machine would interpret as options or separators."""
     problems = [
-        f"cannot use image {role.image!r} of task role {role.name}: no name of an image begins so; write e.g. ubuntu:22.04"
+        f"cannot use image {role.image!r} of task role {role.name}: an image name cannot start with '-'; use e.g. ubuntu:22.04"
         for role in plan.roles
         if role.image.startswith("-")
     ]
     problems += [
-        f"cannot mount storage {mount.name} at {mount.mount_path!r}: it is no plain absolute path; write e.g. /mnt/{mount.name}"
+        f"cannot mount storage {mount.name} at {mount.mount_path!r}; "
+        f"use an absolute path without colon and comma, e.g. /mnt/{mount.name}"
         for mount in plan.storages
         if not mount.mount_path.startswith("/") or {":", ","} & set(mount.mount_path)
     ]

@@ -20,36 +20,21 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.leftovers import reap_orphans
-from nni_manager.local_openpai import supervisor
-from nni_manager.local_openpai.core.exits import (
-    CONTAINER_NOT_MADE,
-    IMAGE_NOT_FOUND,
-    KILLED,
-    NODE_LOST,
-    NOT_CREATED,
-    SEARCHED_BYTES,
-    TaskExit,
-    container_exit,
-)
+from nni_manager.local_openpai import sandbox, supervisor
+from nni_manager.local_openpai.core import exits
+from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.job import StartContainer, Task
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.environment import CONTAINER_ID, inherited, task_variables
 from nni_manager.local_openpai.fork_server import ForkServer, ProcessNotStarted, program
 from nni_manager.local_openpai.planning import RUNTIME_DIR
-from nni_manager.local_openpai.sandbox import (
-    RUNTIME_IN_CONTAINER,
-    container_tool,
-    end_command,
-    registry_logins,
-    sandbox_commands,
-)
 from nni_manager.local_openpai.settings import ClusterSettings, Sandbox
 from nni_manager.store.torn_files import NOT_WHOLE
 from trial_keeper.processes import ProcessIdentity, boot_id
 
 logger = logging.getLogger(__name__)
 
-# Reported for every failure of an init script that is not a signal.
+# The reported exit code of an init script that failed without a signal.
 _INIT_FAILED = 1
 # The part of a failed task's output that OpenPAI reports.
 _LAST_LINES = 15
@@ -82,11 +67,11 @@ class StatePaths:
 
 @dataclass(slots=True)
 class _Container:
-    """A running or starting container. `descriptor` (a pidfd) becomes readable when its process ends, child or not."""
+    """A running or starting container. `descriptor` is a pidfd: it becomes readable when the supervisor ends."""
 
     logs: Path
     descriptor: int | None = None
-    stop_is_wanted: bool = False
+    stop_is_requested: bool = False
     killing: asyncio.TimerHandle | None = None
 
 
@@ -109,7 +94,7 @@ class ContainerRuntime:
         self._on_started = on_started
         self._on_ended = on_ended
         self._containers: dict[str, _Container] = {}
-        self._tool = None if settings.sandbox is Sandbox.PROCESS else container_tool()
+        self._tool = None if settings.sandbox is Sandbox.PROCESS else sandbox.container_tool()
         self._starter = ForkServer()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="containers")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -121,7 +106,7 @@ class ContainerRuntime:
         self._add(plan, effect.task, self._start(plan, effect))
 
     def adopt(self, plan: JobPlan, task: Task) -> None:
-        """Watch a container of an earlier cluster if it still runs, else report its end."""
+        """Watch a container of an earlier cluster, or report its end if the container has ended."""
         self._add(plan, task, self._adopt(task.container_id))
 
     def _add(self, plan: JobPlan, task: Task, work: Coroutine[Any, Any, None]) -> None:
@@ -131,13 +116,13 @@ class ContainerRuntime:
         self._soon(work, task.container_id)
 
     def stop(self, container_id: str) -> None:
-        """Stop a container, with a grace period. An unknown one has ended already."""
+        """Stop a container, with a grace period; no-op if the container has ended already."""
         container = self._containers.get(container_id)
         if container is not None:
-            container.stop_is_wanted = True
+            container.stop_is_requested = True
             self._send_stop(container_id, container)
 
-    def forget(self, container_id: str) -> None:
+    def remove_folder(self, container_id: str) -> None:
         """Remove the folder of a container whose end is stored."""
         self._soon(self._in_thread(_remove, self._paths.containers / container_id))
 
@@ -166,8 +151,8 @@ class ContainerRuntime:
         try:
             process = await self._in_thread(self._start_supervisor, plan, effect)
         except (OSError, ProcessNotStarted) as error:
-            problem = f"cannot start a process for it: {error}; free memory, disk or processes here"
-            self._ended(container_id, TaskExit(NOT_CREATED, diagnostics=problem))
+            problem = f"cannot start the container's supervisor: {error}; free memory, disk space or processes on this machine"
+            self._ended(container_id, TaskExit(exits.NOT_CREATED, diagnostics=problem))
             return
         self._watch(container_id, process)
 
@@ -177,8 +162,8 @@ class ContainerRuntime:
         for path in (folder, runtime, work):
             path.mkdir(mode=0o700, parents=True)
         if self._tool is not None:
-            runtime.chmod(0o777)  # the image's user runs them; the parent folder is closed to other users
-        seen = str(runtime) if self._tool is None else RUNTIME_IN_CONTAINER
+            runtime.chmod(0o777)  # for the image's user; other users cannot enter the parent folder
+        seen = str(runtime) if self._tool is None else sandbox.RUNTIME_IN_CONTAINER
         stages = []
         role = plan.role(effect.task.role)
         scripts_of = {"init": role.init, "pre": role.pre, "user": (role.user,), "post": role.post}
@@ -188,19 +173,23 @@ class ContainerRuntime:
                 path.write_text(script.replace(RUNTIME_DIR, shlex.quote(seen)), encoding="utf-8")
                 stages.append((stage, f"{seen}/{path.name}"))
         variables = task_variables(plan, effect.job_attempt_id, effect.task, effect.tasks, str(work))
-        sandbox = None
+        commands = None
         mounts = self._mounts(plan)
         if self._tool is not None:
             gpus = effect.task.allocation.gpus if effect.task.allocation is not None else ()
-            sandbox = sandbox_commands(self._tool, effect.task.container_id, role, folder, mounts, gpus)
+            commands = sandbox.sandbox_commands(
+                self._tool, effect.task.container_id, role, folder, mounts, gpus
+            )
             mounts = []
             # The tool reads one variable per line; no variable of OpenPAI contains a newline.
             lines = "".join(f"{name}={value}\n" for name, value in variables.items())
             (folder / "environ").write_text(lines, encoding="utf-8")
             if role.image_auth is not None:
-                (folder / "config.json").write_text(registry_logins(role.image_auth), encoding="utf-8")
+                (folder / "config.json").write_text(
+                    sandbox.registry_logins(role.image_auth), encoding="utf-8"
+                )
         spec = {
-            "sandbox": sandbox,
+            "sandbox": commands,
             "stages": stages,
             "environ": {**inherited(os.environ), **variables},
             "work_dir": str(work),
@@ -221,7 +210,7 @@ class ContainerRuntime:
             storage = storages.get(mount.name)
             if storage is None:
                 raise ProcessNotStarted(
-                    f"storage {mount.name} is gone since it was submitted; start the cluster with it"
+                    f"storage {mount.name} was removed after the job was submitted; start the cluster with this storage"
                 )
             mounts.append({**asdict(mount), "path": str(storage.path), "is_read_only": storage.is_read_only})
         return mounts
@@ -233,31 +222,31 @@ class ContainerRuntime:
         try:
             process = await self._in_thread(_process_of, folder)
         except OSError as error:
-            self._ended(container_id, TaskExit(NODE_LOST, diagnostics=f"cannot read {folder}: {error}"))
+            self._ended(container_id, TaskExit(exits.NODE_LOST, diagnostics=f"cannot read {folder}: {error}"))
             return
-        except (ValueError, KeyError):  # the disk lost the content, e.g. in a power failure
+        except (ValueError, KeyError):  # the file lost its content, e.g. in a power failure
             await self._finish(container_id)
             return
         if process is None:
-            problem = "the cluster was ended before it had started this container; nothing of it ran"
-            self._ended(container_id, TaskExit(NOT_CREATED, diagnostics=problem))
+            problem = "the cluster was stopped before it started this container; no script ran"
+            self._ended(container_id, TaskExit(exits.NOT_CREATED, diagnostics=problem))
         elif process["boot_id"] == boot_id():
             self._watch(container_id, process)
         else:
             await self._finish(container_id)
 
     def _watch(self, container_id: str, process: dict[str, Any]) -> None:
-        """Watch exactly this process, or report its end if it has exited."""
+        """Watch exactly this process, or report its end if the process has exited."""
         container = self._containers[container_id]
         with contextlib.suppress(ProcessLookupError):
             container.descriptor = os.pidfd_open(process["pid"])
         self._on_started(container_id)
-        # The pid may have been reused; the descriptor cannot, so check the identity after opening it.
+        # The pid may have been reused before pidfd_open, so check the identity of the opened process.
         if container.descriptor is None or not ProcessIdentity.from_json(process).is_alive:
             self._note_end(container_id)
             return
         asyncio.get_running_loop().add_reader(container.descriptor, self._note_end, container_id)
-        if container.stop_is_wanted:
+        if container.stop_is_requested:
             self._send_stop(container_id, container)
 
     def _note_end(self, container_id: str) -> None:
@@ -286,7 +275,9 @@ class ContainerRuntime:
     def _kill(self, container_id: str) -> None:
         container = self._containers.get(container_id)
         if container is not None and container.descriptor is not None:
-            logger.warning("container %s does not end: its supervisor is killed", container_id)
+            logger.warning(
+                "killing the supervisor of container %s: the container did not end in time", container_id
+            )
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(container.descriptor, signal.SIGKILL)
 
@@ -294,8 +285,10 @@ class ContainerRuntime:
         container = self._containers[container_id]
         folder = self._paths.containers / container_id
         ended = await self._in_thread(_exit_of, container_id, folder, container.logs)
-        if self._tool is not None and ended.code in (KILLED, NODE_LOST):
-            await self._in_thread(_succeeds, end_command(self._tool, container_id), _SUPERVISOR_DELAY_S)
+        if self._tool is not None and ended.code in (exits.KILLED, exits.NODE_LOST):
+            await self._in_thread(
+                _succeeds, sandbox.end_command(self._tool, container_id), _SUPERVISOR_DELAY_S
+            )
         self._ended(container_id, ended)
 
     def _ended(self, container_id: str, ended: TaskExit) -> None:
@@ -318,21 +311,21 @@ class ContainerRuntime:
             return
         logger.error("cannot watch a container: this is a bug", exc_info=task.exception())
         if container_id in self._containers:
-            # A bug must not hold the allocation forever.
+            # Release the allocation even after a bug.
             self._unwatch(self._containers[container_id])
-            problem = f"cannot watch it, which is a bug of the cluster: {task.exception()!r}; report it"
-            self._ended(container_id, TaskExit(NODE_LOST, diagnostics=problem))
+            problem = f"cannot watch the container: {task.exception()!r}; report this bug of the cluster"
+            self._ended(container_id, TaskExit(exits.NODE_LOST, diagnostics=problem))
 
 
 def _process_of(folder: Path) -> dict[str, Any] | None:
-    """Identity of a container's supervisor; None if there is none and none can start any more."""
+    """Identity of a container's supervisor. None if no supervisor has started; the claim then prevents a later start."""
     if not folder.is_dir():
         return None
-    nobody = {"pid": None}
-    if supervisor.claim(folder, nobody):
+    unstarted = {"pid": None}
+    if supervisor.claim(folder, unstarted):
         return None
     document: dict[str, Any] = json.loads((folder / supervisor.PROCESS).read_text(encoding="utf-8"))
-    return None if document == nobody else document
+    return None if document == unstarted else document
 
 
 def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
@@ -345,28 +338,28 @@ def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
         return _lost(container_id, folder)
     except NOT_WHOLE as error:
         _end_leftovers(container_id)
-        torn = f"{path} is torn ({error!r}), as by a power cut or a full disk: it is unknown how the container ended"
-        return TaskExit(NODE_LOST, diagnostics=torn)
+        problem = f"the exit code is unknown: {path} is incomplete ({error!r}), e.g. after a power failure or on a full disk"
+        return TaskExit(exits.NODE_LOST, diagnostics=problem)
     if code == 0:
-        return container_exit(0, "")
+        return exits.container_exit(0, "")
     if stage == supervisor.BEGIN:
-        return _not_made(logs)
+        return _creation_failure(logs)
     if stage == "init":
         kept = code if code > 128 else _INIT_FAILED
         problem = f"an init script of a plugin failed with exit code {code}; see runtime.log"
         return TaskExit(kept, container_exit_code=kept, diagnostics=problem)
     if stage == "user":
-        ended = container_exit(code, _tail(logs / supervisor.LOG_FOLDERS["all"], SEARCHED_BYTES))
+        ended = exits.container_exit(code, _tail(logs / supervisor.LOG_FOLDERS["all"], exits.SEARCHED_BYTES))
         return replace(ended, diagnostics=_last_output(f"the commands ended with exit code {code}", logs))
     when, origin = ("before", None) if stage == "pre" else ("after", 0)
-    problem = f"what runs {when} the commands failed with exit code {code}; see runtime.log"
-    return replace(container_exit(code, ""), origin_user_exit_code=origin, diagnostics=problem)
+    problem = f"a script that runs {when} the commands failed with exit code {code}; see runtime.log"
+    return replace(exits.container_exit(code, ""), origin_user_exit_code=origin, diagnostics=problem)
 
 
-def _not_made(logs: Path) -> TaskExit:
+def _creation_failure(logs: Path) -> TaskExit:
     output = _tail(logs / supervisor.LOG_FOLDERS["runtime.log"], _LAST_BYTES)
-    code = IMAGE_NOT_FOUND if _NO_IMAGE.search(output) else CONTAINER_NOT_MADE
-    return TaskExit(code, diagnostics=f"its container could not be made:\n{output}")
+    code = exits.IMAGE_NOT_FOUND if _NO_IMAGE.search(output) else exits.CONTAINER_NOT_MADE
+    return TaskExit(code, diagnostics=f"cannot create the container:\n{output}")
 
 
 def _succeeds(command: list[str], timeout_s: float) -> bool:
@@ -387,11 +380,11 @@ def _lost(container_id: str, folder: Path) -> TaskExit:
         process = json.loads((folder / supervisor.PROCESS).read_text(encoding="utf-8"))
         if process["boot_id"] == boot_id():
             return TaskExit(
-                KILLED,
-                container_exit_code=KILLED,
-                diagnostics="its supervisor was killed, and with it all that it had started; see who kills processes here",
+                exits.KILLED,
+                container_exit_code=exits.KILLED,
+                diagnostics="the supervisor and all processes of the container were killed; find out what killed them",
             )
-    return TaskExit(NODE_LOST, diagnostics="this machine was restarted while it ran")
+    return TaskExit(exits.NODE_LOST, diagnostics="this machine was restarted while the container was running")
 
 
 def _last_output(what: str, logs: Path) -> str:

@@ -31,21 +31,21 @@ T = TypeVar("T")
 
 HOST = "127.0.0.1"
 _POLL_S = 0.05
-# Python and the libraries take about a second to load; the rest allows for a machine under full load.
+# Python and the libraries load in about a second, but take longer on a machine under full load.
 _READY_TIMEOUT_S = 30.0
 _ENDED_TIMEOUT_S = 30.0
 _ANSWERS_TIMEOUT_S = 5.0
 
-# The daemons may outlive this process. Python reaps children whose Popen is referenced, and warns about released ones.
+# References to the started daemons: Python reaps these children and does not warn about them when this process ends.
 _started: list[subprocess.Popen[bytes]] = []
 
 
 class ServiceFailed(UserError):
-    """cannot start the local OpenPAI; its last output has the reason"""
+    """cannot start the local OpenPAI; see its last output"""
 
 
 class ShutdownTimeout(RetryableError):
-    """cannot end the local OpenPAI; end its process by hand"""
+    """cannot stop the local OpenPAI; kill its process"""
 
 
 class FolderUnusable(UserError):
@@ -105,7 +105,7 @@ class StateFolder:
         # Users and token hashes.
         self.accounts = path / "accounts.json"
         self.log = path / "service.log"
-        # Of a daemon in the background.
+        # The stderr of a daemon in the background.
         self.stderr = path / "stderr.log"
         self._process_json = path / "service.json"
         self._credentials_json = path / "credentials.json"
@@ -124,12 +124,12 @@ class StateFolder:
         """
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            # An experiment may have created the storage folder before the first start.
+            # An experiment may have created the storage folder before the daemon's first start.
             entries = {entry.name for entry in self.path.iterdir()} - {self.storage.name}
             if entries and self._lock.path.name not in entries:
                 raise FolderUnusable(
-                    f"cannot use {self.path} as state directory: it holds something else, such as {min(entries)}; "
-                    "name a new or an empty folder with --state-dir"
+                    f"cannot use {self.path} as state directory: it contains other files, such as {min(entries)}; "
+                    "choose a new or an empty folder with --state-dir"
                 )
             self.path.chmod(0o700)
             self._lock.path.touch(mode=0o600)  # marks the folder as ours
@@ -150,7 +150,7 @@ class StateFolder:
                 stack.enter_context(self._lock.owned())
             except BlockingIOError as error:
                 raise ServiceFailed(
-                    f"cannot start the local OpenPAI in {self.path}: it runs already; `nnictl openpai status` shows where"
+                    f"cannot start the local OpenPAI in {self.path}: it is already running; see `nnictl openpai status`"
                 ) from error
             yield
 
@@ -182,7 +182,7 @@ class StateFolder:
 
     def credentials(self) -> Credentials | None:
         """The owner's credentials; None before the first start."""
-        # Earlier versions also wrote a password; the next start of the daemon removes it.
+        # Earlier versions also wrote a password; the next start of the daemon removes the password.
         return _read(
             self._credentials_json, lambda document: Credentials(document["user"], document["token"])
         )
@@ -199,7 +199,7 @@ def _read(path: Path, make: Callable[[dict[str, Any]], T]) -> T | None:
         return None
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise FolderUnusable(
-            f"cannot read {path}: {error}; end the service if it runs, remove this file, and start it again"
+            f"cannot read {path}: {error}; stop the daemon if it is running, remove this file, and start the daemon again"
         ) from error
 
 
@@ -222,7 +222,7 @@ def running(state: StateFolder) -> Service | None:
 
 
 def _answers(service: Service) -> bool:
-    """True if the daemon answers, and not another process that has taken over its port."""
+    """True if the daemon answers. An answer of another process on the daemon's port does not count."""
     connection = VerifiedConnection(
         service.process.host, service.process.options.port, timeout=_ANSWERS_TIMEOUT_S
     )
@@ -248,9 +248,9 @@ def last_options(state: StateFolder) -> Options:
 
 
 def start(state: StateFolder, options: Options | None = None) -> Service:
-    """Start a daemon in the background and return it once it answers. Without options, those of the last start apply.
+    """Start a daemon in the background and return it once it answers. `options` None: those of the last start.
 
-    If another process starts one in the same folder at the same time, that one is returned.
+    If another process starts a daemon in the same folder at the same time, that daemon is returned.
 
     Raises:
         ServiceFailed: the daemon could not be started; no process is left running.
@@ -276,7 +276,7 @@ def start(state: StateFolder, options: Options | None = None) -> Service:
         if child is not None:
             _abort_start(child)
         raise
-    open_files.restore_limit(child.pid)  # the manager, too, may start the daemon
+    open_files.restore_limit(child.pid)  # a manager, which has raised its limit, may start the daemon
     _started.append(child)
     return service
 
@@ -291,7 +291,7 @@ def _wait_until_ready(state: StateFolder, child: subprocess.Popen[bytes]) -> Ser
                 return other
             if not state.is_owned():
                 raise ServiceFailed(_last_output(state.stderr, child.returncode))
-            # Another process started a daemon first, which is not ready yet.
+            # The daemon of another process is still starting.
             time.sleep(_POLL_S)
             continue
         process = state.process()
@@ -301,18 +301,18 @@ def _wait_until_ready(state: StateFolder, child: subprocess.Popen[bytes]) -> Ser
                 return service
     raise ServiceFailed(
         f"cannot start the local OpenPAI in {state.path}: it was not ready within {_READY_TIMEOUT_S:.0f} s; "
-        f"free this machine of other work and try again, or see {state.log}"
+        f"reduce the load of this machine and try again, or see {state.log}"
     )
 
 
 def _last_output(stderr: Path, exit_code: int) -> str:
     lines = stderr.read_text(errors="replace").strip().splitlines()
-    last = lines[-1] if lines else "it wrote no output"
+    last = lines[-1] if lines else "no output"
     if last.startswith("cannot"):
         return last
     return (
-        f"cannot start the local OpenPAI: it ended with exit code {exit_code}: {last}; "
-        f"see {stderr}, and report it if it fails again"
+        f"cannot start the local OpenPAI: the daemon exited with code {exit_code}: {last}; "
+        f"see {stderr}, and report a repeated failure"
     )
 
 
@@ -341,12 +341,12 @@ def stop(state: StateFolder) -> ServiceProcess | None:
             if has_ended:
                 return process
             raise ShutdownTimeout(
-                f"cannot end the local OpenPAI in {state.path}: process {process.pid} ignores SIGTERM; "
-                f"end it with `kill -9 {process.pid}`: nothing stored is lost"
+                f"cannot stop the local OpenPAI in {state.path}: process {process.pid} ignores SIGTERM; "
+                f"run `kill -9 {process.pid}`, which loses no stored data"
             )
         if time.monotonic() > deadline_s:
             raise ShutdownTimeout(
-                f"cannot end the local OpenPAI in {state.path}: it is not ready to receive the stop; "
+                f"cannot stop the local OpenPAI in {state.path}: the daemon is not ready within {_READY_TIMEOUT_S:.0f} s; "
                 f"see {state.log}, and try again"
             )
         time.sleep(_POLL_S)  # still starting or stopping
@@ -354,7 +354,7 @@ def stop(state: StateFolder) -> ServiceProcess | None:
 
 
 def _descriptor_of(process: ServiceProcess) -> int | None:
-    """A pidfd of the process; None if it has ended, even if its pid has been reused."""
+    """A pidfd of the process; None if the process has ended, even if its pid has been reused."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:

@@ -1,7 +1,7 @@
 """The environment of a task: the variables of OpenPAI and of FrameworkController. Pure.
 
-A role has two names, that of the job file and the mangled one. OpenPAI uses one name in some variables and the other in the
-rest, so scripts that compose names fail. Here every variable of a role is set under both.
+A role has two names: the name in the job file and the mangled name. OpenPAI uses one of them in some variables and the other in
+the rest, so scripts that compose variable names fail. Here every variable of a role is set under both names.
 
 Source: microsoft/pai v1.8.1 (src/rest-server/src/models/v2/job/k8s.js), microsoft/openpai-runtime v0.1.12 (src/init.d),
 FrameworkController v1.
@@ -98,7 +98,7 @@ def _of_task(task: Task, role: RolePlan) -> dict[str, str]:
         **{f"PAI_CONTAINER_HOST_{label}_PORT_LIST": numbers for label, numbers in ports.items()},
         "PAI_CONTAINER_HOST_PORT_LIST": "".join(f"{label}:{numbers};" for label, numbers in ports.items()),
         "NVIDIA_VISIBLE_DEVICES": gpus or "none",
-        # Hides GPUs where no container runtime does; empty hides all.
+        # Hides GPUs from tasks without a container runtime; an empty value hides all.
         "CUDA_VISIBLE_DEVICES": gpus,
     }
 

@@ -1,6 +1,6 @@
-"""Errors of the cluster and its API, in OpenPAI's terms: its codes, its messages, and the HTTP status of each code.
+"""Errors of the cluster and its API, with OpenPAI's codes and messages, and the HTTP status of each code.
 
-OpenPAI's messages are used where they exist, since clients show and compare them; the others are ours.
+OpenPAI's own messages are used where they exist, since clients show and compare them.
 
 Source: microsoft/pai v1.8.1, REST server (createError of its controllers and models).
 """
@@ -16,7 +16,7 @@ from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic,
 STATUS_OF: Mapping[str, int] = {
     "InvalidProtocolError": 400,
     "InvalidParametersError": 400,
-    "NoUserError": 400,  # for not found; clients rely on it
+    "NoUserError": 400,  # not found; clients rely on 400
     "IncorrectPasswordError": 400,
     "UnauthorizedUserError": 401,
     "ForbiddenUserError": 403,
@@ -67,11 +67,11 @@ def bad_token() -> ApiError:
 
 
 class JobInvalid(ApiError):
-    """cannot run this job; fix the mistakes listed with it"""
+    """cannot run this job; fix the listed problems"""
 
-    def __init__(self, mistakes: Iterable[ProtocolDiagnostic]) -> None:
+    def __init__(self, problems: Iterable[ProtocolDiagnostic]) -> None:
         """The message has one line for each problem, in the order of the job's text."""
-        invalid = ProtocolInvalid(mistakes)
+        invalid = ProtocolInvalid(problems)
         self.diagnostics = invalid.diagnostics
         self.response_message = invalid.response_message()
         super().__init__("InvalidProtocolError", str(invalid))
@@ -82,12 +82,12 @@ class JobInvalid(ApiError):
 
 
 class StateDirUnusable(UserError):
-    """cannot use the cluster's state directory; see what the message says of it"""
+    """cannot use the cluster's state directory; choose another"""
 
 
 class StateBusy(RetryableError):
-    """cannot write the cluster's state now; free some disk space or wait, then try again"""
+    """cannot write the cluster's state; free disk space or try again later"""
 
 
 class ClusterClosed(RetryableError):
-    """cannot do this while the cluster is starting or has been closed; try again in a moment"""
+    """cannot use the cluster: it is starting or closed; try again later"""

@@ -1,6 +1,6 @@
-"""Starts supervisors with a fork server: a process with all modules imported forks one in a few ms; a new Python takes 60 ms.
+"""Starts supervisors with a fork server, a process with all modules imported. A fork takes a few ms, a new Python 60 ms.
 
-Nothing depends on one fork server: a killed one is replaced, and it ends with the cluster.
+The fork server ends with the cluster, and is replaced if it was killed. Running supervisors do not depend on the fork server.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ENDS_TIMEOUT_S = 5.0
 
 
 def program(argument: str) -> list[str]:
-    """The supervisor's command line. It imports the module to use the bytecode cache, and ignores site-packages."""
+    """The supervisor's command line. An import of the module uses the bytecode cache; site-packages are ignored."""
     folders = [str(Path(supervisor.__file__).parent), str(Path(trial_keeper.__file__).parents[1])]
     code = f"import sys; sys.path += {folders!r}; import supervisor; supervisor.start()"
     return [sys.executable, "-I", "-S", "-c", code, argument]
@@ -50,18 +50,18 @@ class ForkServer:
         """
         with self._lock:
             try:
-                may_run = self._ask(folder)
+                has_started = self._request_fork(folder)
             except BrokenPipeError:
-                # The fork server was killed. A retry is safe: if it had forked already, that supervisor has claimed the folder,
-                # and a second one does not run.
+                # The fork server was killed. A retry is safe: a supervisor forked before has claimed the folder, so a second
+                # supervisor exits at once.
                 self._end()
-                self._ask(folder)
-                may_run = True
+                self._request_fork(folder)
+                has_started = True
         try:
             document: dict[str, Any] = json.loads((folder / supervisor.PROCESS).read_text(encoding="utf-8"))
         except OSError as error:
-            raise ProcessNotStarted(f"it could not be forked; {_last_output(folder)}") from error
-        if not may_run:
+            raise ProcessNotStarted(f"cannot fork a supervisor: {_last_output(folder)}") from error
+        if not has_started:
             raise ProcessNotStarted(_last_output(folder))
         return document
 
@@ -70,8 +70,8 @@ class ForkServer:
         with self._lock:
             self._end()
 
-    def _ask(self, folder: Path) -> bool:
-        """Ask for a fork; True if the supervisor reports that it has started."""
+    def _request_fork(self, folder: Path) -> bool:
+        """Request a fork; True if the supervisor reports that it has started."""
         if self._process is None:
             self._process = subprocess.Popen(
                 program(supervisor.FORKS),
@@ -108,5 +108,5 @@ class ForkServer:
 def _last_output(folder: Path) -> str:
     with contextlib.suppress(OSError):
         output = (folder / supervisor.STDERR).read_text(encoding="utf-8", errors="replace").strip()
-        return f"its last output: {output[-_LAST_BYTES:]}"
-    return "it wrote no output"
+        return f"last output: {output[-_LAST_BYTES:]}"
+    return "no output"

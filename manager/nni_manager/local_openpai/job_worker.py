@@ -2,7 +2,7 @@
 
 Theory of operation. The worker takes all events from one queue, passes them to `core.job`, and commits the outcome in one
 transaction. Only then does it execute the effects: start and stop containers, send notifications. A cluster that is killed
-in between finds the pending work in its database.
+in between finds the pending work in its database at the next start.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class JobWorker:
         self._inbox.put_nowait(_Item(job.job_id, Submitted()))
 
     async def stop(self, job_id: int) -> None:
-        """Stop a job. Returns when the stop is durable, or executed if the disk is full.
+        """Stop a job. Returns when the stop is durable, or, on a full disk, when the stop is executed.
 
         Raises:
             ClusterClosed.
@@ -160,7 +160,7 @@ class JobWorker:
                 items.append(self._inbox.get_nowait())
             is_last = None in items
             batch = _Batch(monotonic_epoch_s())
-            self._take(items, batch)
+            self._process(items, batch)
             if not self._is_closing:
                 self._grant(batch)  # when closing, the next cluster allocates instead
             if not await self._commit(batch):
@@ -173,7 +173,7 @@ class JobWorker:
                     self._jobs.pop(job.job_id, None)
             self._notifier.wake()
 
-    def _take(self, items: Sequence[_Item | None], batch: _Batch) -> None:
+    def _process(self, items: Sequence[_Item | None], batch: _Batch) -> None:
         for item in items:
             if item is None:
                 continue
@@ -211,7 +211,7 @@ class JobWorker:
                 batch.writes.append(event_write(job.job_id, effect, batch.now_s))
             case Notify():
                 logger.info("%s: %s", job.plan.framework_name, effect.change.value)
-                if effect.change.value in job.plan.tells and self._notifier.is_wanted:
+                if effect.change.value in job.plan.tells and self._notifier.is_enabled:
                     body = json.dumps(_notification(job, effect, batch.now_s))
                     batch.writes.append(("add_notification", {"body": body}))
 
@@ -220,7 +220,7 @@ class JobWorker:
             self._inbox.put_nowait(_Item(job.job_id, event))
 
     def _grant(self, batch: _Batch) -> None:
-        """Grant allocations until none fits. A task that cannot use its allocation releases it for the next."""
+        """Grant allocations until none fits. A task that cannot use its allocation releases the resources for the next task."""
         for grant in self._allocator.grants():
             job = self._jobs[grant.request.job_id]
             for event in self._allocator.allocated(job, grant):
@@ -241,15 +241,15 @@ class JobWorker:
                     return False
                 self._stop_unrecorded(batch)
                 await asyncio.sleep(_COMMIT_RETRY_DELAY_S)
-                # The events that have arrived since; no allocation is granted to them.
+                # Process the events that have arrived meanwhile, without granting allocations.
                 items = [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
-                self._take(items, batch)
+                self._process(items, batch)
                 if None in items:
-                    self._inbox.put_nowait(None)  # closing: the worker receives it after this batch
+                    self._inbox.put_nowait(None)  # closing: `_run` ends after the next batch
         return True
 
     def _stop_unrecorded(self, batch: _Batch) -> None:
-        """Execute the batch's stops and complete their requests. A container that has not started yet is excluded."""
+        """Execute the batch's stops, except of containers that have not started, and complete the requests of the batch."""
         unstarted = {
             effect.task.container_id for _, effect in batch.effects if isinstance(effect, StartContainer)
         }
@@ -266,7 +266,7 @@ class JobWorker:
             case StopContainer():
                 self._runtime.stop(effect.container_id)
             case ReleaseAllocation():
-                self._runtime.forget(effect.container_id)
+                self._runtime.remove_folder(effect.container_id)
 
     def _put(self, container_id: str, event: Event) -> None:
         job_id = self._containers.get(container_id)

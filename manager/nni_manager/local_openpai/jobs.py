@@ -14,7 +14,7 @@ from nni_manager.local_openpai.core.states import ExecutionType, State, SubState
 class JobSummary:
     """A job in a list. `debug_id` is its name inside FrameworkController.
 
-    `attempt_id` is the newest attempt's. `code` is its exit code, actual or already decided.
+    `attempt_id` and `code` are those of the newest attempt. `code` is its exit code, actual or already decided.
     """
 
     job_id: int

@@ -2,7 +2,7 @@
 
 Operates on the items of the response. The sort is stable, so that pages neither repeat nor skip a job.
 
-Source: microsoft/pai v1.8.1, REST server, controllers/v2/job.js; PostgreSQL for where nothing is sorted to (above all).
+Source: microsoft/pai v1.8.1, REST server, controllers/v2/job.js; PostgreSQL for the order of null, which is above all values.
 """
 
 from __future__ import annotations
@@ -96,13 +96,13 @@ def _order(text: str) -> tuple[str, bool]:
         )
     if direction not in _DIRECTIONS:
         raise invalid_parameters(
-            f"cannot use order={field},{direction[:60]}; write {field},ASC or {field},DESC"
+            f"cannot use order={field},{direction[:60]}; use {field},ASC or {field},DESC"
         )
     return _ORDER_FIELDS[field], _DIRECTIONS[direction]
 
 
 def _count(name: str, text: str) -> int:
-    # No count has more than 15 digits, and int() rejects thousands of them.
+    # Bounded, since int() rejects a text of thousands of digits.
     if not (text.isascii() and text.isdecimal()) or len(text) > 15:
-        raise invalid_parameters(f"cannot use {name}={text[:60]}; write a whole number from 0 on")
+        raise invalid_parameters(f"cannot use {name}={text[:60]}; use a whole number of 0 or more")
     return int(text)

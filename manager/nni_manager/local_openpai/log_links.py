@@ -29,7 +29,7 @@ _PARAMETERS = ("username", "jobname", "attempt", "taskrole", "taskindex", "taska
 
 
 class LogAddress(NamedTuple):
-    """The address of a log of a task's attempt; but for `file`, the fields are the arguments of `Cluster.logs_of`, in order."""
+    """The address of a log of a task's attempt. All fields except `file` are the arguments of `Cluster.logs_of`, in order."""
 
     owner: str
     job: str
@@ -53,7 +53,7 @@ class LogLinks:
         self._cluster = cluster
         self._address = address
         self._clock = clock
-        # A key per process: links are short-lived and need not outlive it.
+        # One key per process: links are short-lived and need not survive a restart.
         self._key = secrets.token_bytes(32)
 
     def link(self, log: LogAddress, is_tail: bool) -> str:
@@ -100,10 +100,10 @@ class LogLinks:
             file = request.path_params["file"]
             log = LogAddress(owner, job, int(attempt), role, int(index), int(task_attempt), file)
             expires, token = query["expires"], query["token"]
-            is_ours = hmac.compare_digest(self._signature(log, expires).encode(), token.encode())
+            is_signed = hmac.compare_digest(self._signature(log, expires).encode(), token.encode())
         except (KeyError, ValueError) as error:
             raise bad_token() from error
-        if not is_ours or self._clock() >= int(expires):
+        if not is_signed or self._clock() >= int(expires):
             raise bad_token()
         return log
 

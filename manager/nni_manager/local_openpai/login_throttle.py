@@ -7,17 +7,15 @@ Sources do not delay each other. Delays do not depend on the user name, so they 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 
 from nni_manager.local_openpai.accounts import User, check_password
 from nni_manager.local_openpai.errors import ApiError
 from trial_keeper.wire.listener_uid import uid_of_peer
 
 # A guess takes 30 ms of CPU: 6 % of a core for each source that guesses continuously.
-REST_AFTER_FAILURE_S = 0.5
-# Further attempts of one source are rejected at once; the last waiting one waits for 5 s.
+FAILURE_COOLDOWN_S = 0.5
+# Further attempts of one source are rejected at once. The last queued attempt waits for 5 s.
 MAX_WAITING = 10
 # Bounds memory under guessing from many addresses; sources whose cooldown has passed are dropped.
 _MAX_SOURCES = 1_000
@@ -29,7 +27,7 @@ class _Source:
     def __init__(self) -> None:
         self.turn = asyncio.Lock()
         self.waiting = 0
-        self.rests_until_s = 0.0
+        self.blocked_until_s = 0.0
 
 
 class LoginThrottle:
@@ -47,34 +45,29 @@ class LoginThrottle:
             ApiError: IncorrectPasswordError; or TooManyLoginsError, too many attempts of this source are waiting.
         """
         loop = asyncio.get_running_loop()
-        async with self._turn_of(source) as attempts:
-            await asyncio.sleep(attempts.rests_until_s - loop.time())
-            try:
-                await loop.run_in_executor(self._hashing, check_password, user, password)
-            except ApiError:
-                attempts.rests_until_s = loop.time() + REST_AFTER_FAILURE_S
-                raise
-
-    @asynccontextmanager
-    async def _turn_of(self, source: str) -> AsyncIterator[_Source]:
-        now_s = asyncio.get_running_loop().time()
         if len(self._sources) >= _MAX_SOURCES:
+            now_s = loop.time()
             self._sources = {
                 name: each
                 for name, each in self._sources.items()
-                if each.waiting or each.rests_until_s > now_s
+                if each.waiting or each.blocked_until_s > now_s
             }
         attempts = self._sources.setdefault(source, _Source())
         if attempts.waiting >= MAX_WAITING:
             raise ApiError(
                 "TooManyLoginsError",
-                f"cannot check this password: {MAX_WAITING} attempts of yours wait already; try again in "
-                f"{MAX_WAITING * REST_AFTER_FAILURE_S:.0f} s, or use a token",
+                f"cannot check this password: {MAX_WAITING} of your attempts are already queued; try again in "
+                f"{MAX_WAITING * FAILURE_COOLDOWN_S:.0f} s, or use a token",
             )
         attempts.waiting += 1
         try:
             async with attempts.turn:
-                yield attempts
+                await asyncio.sleep(attempts.blocked_until_s - loop.time())
+                try:
+                    await loop.run_in_executor(self._hashing, check_password, user, password)
+                except ApiError:
+                    attempts.blocked_until_s = loop.time() + FAILURE_COOLDOWN_S
+                    raise
         finally:
             attempts.waiting -= 1
 

@@ -33,7 +33,7 @@ def log_sizes(logs: Path) -> dict[str, int]:
     """The sizes in bytes of the logs that exist, by name; rotated files are `stdout.1` (the newest), `stdout.2`.
 
     Raises:
-        ApiError: NoTaskLogError, there are none.
+        ApiError: NoTaskLogError, the task has no logs.
     """
     found = {}
     for name, path in _files(logs):
@@ -43,7 +43,7 @@ def log_sizes(logs: Path) -> dict[str, int]:
             continue  # rotated away meanwhile
     if not found:
         raise ApiError(
-            "NoTaskLogError", "cannot find logs of this task: it has not started; try again in a moment"
+            "NoTaskLogError", "cannot find logs of this task: the task has not started; try again later"
         )
     return found
 
@@ -51,7 +51,7 @@ def log_sizes(logs: Path) -> dict[str, int]:
 def read_log(logs: Path, name: str, offset: int | None = None, max_bytes: int = TAIL_BYTES) -> LogPiece:
     """At most `max_bytes` bytes, starting at `offset`; without an offset, the end of the log.
 
-    `name` must be one that `log_sizes` returns, so a caller cannot read outside the task's folder.
+    Only names that `log_sizes` returns are accepted, so a caller cannot read outside the task's folder.
 
     Raises:
         ApiError: NoTaskLogError, no log of that name.
@@ -64,6 +64,6 @@ def read_log(logs: Path, name: str, offset: int | None = None, max_bytes: int = 
             file.seek(start)
             return LogPiece(file.read(max_bytes), start, size)
     except FileNotFoundError:
-        known = ", ".join(name for name, path in _files(logs) if path.exists()) or "none yet"
-        message = f"cannot find the log {name!r}: there is {known}; use one of these"
+        known = ", ".join(name for name, path in _files(logs) if path.exists()) or "none"
+        message = f"cannot find the log {name!r}; the logs of this task are: {known}"
         raise ApiError("NoTaskLogError", message) from None

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _FIRST_WAIT_S, _MAX_WAIT_S = 1.0, 60.0
-# A webhook that is unavailable for longer does not receive the notification.
+# After this time without delivery, a notification is dropped.
 _MAX_RETRY_S = 3600.0
 
 
@@ -32,10 +32,10 @@ class Notifier:
         self._in_file: set[int] = set()
         self._first_tried_s: dict[int, float] = {}
         self._pending = asyncio.Event()
-        self._pending.set()  # an earlier cluster may have left undelivered ones
+        self._pending.set()  # an earlier cluster may have left undelivered notifications
 
     @property
-    def is_wanted(self) -> bool:
+    def is_enabled(self) -> bool:
         """True if a file or a webhook is configured."""
         return self._url is not None or self._file is not None
 
@@ -76,7 +76,7 @@ class Notifier:
             first_tried_s = self._first_tried_s.setdefault(number, time.monotonic())
             if time.monotonic() - first_tried_s < _MAX_RETRY_S:
                 return False
-            logger.warning("cannot notify %s: no delivery within an hour; dropped: %s", self._url, body)
+            logger.warning("cannot notify %s within an hour: dropped the notification %s", self._url, body)
         write = ("remove_notification", {"notification_id": number})
         await self._database.call(JobStore.commit, [write])
         self._in_file.discard(number)

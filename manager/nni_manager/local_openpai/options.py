@@ -15,21 +15,21 @@ from nni_manager.training_services.local.gpus import gpus_of_this_machine
 
 # The port of OpenPAI's REST server.
 DEFAULT_PORT = 9186
-# The name in NNI's documentation of OpenPAI; tasks see it below /mnt.
+# The name in NNI's documentation of OpenPAI. The storage is mounted below /mnt.
 DEFAULT_STORAGE = "confignfs-data"
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 class OptionInvalid(UserError):
-    """cannot use an option of the local OpenPAI; write it as its help says"""
+    """cannot use an option of the local OpenPAI; see `nnictl openpai start --help`"""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options. `storages` are folders by name; `virtual_clusters` are CPUs, megabytes of memory and GPUs by name.
+    """The options. `storages`: folders by name. `virtual_clusters`: CPUs, megabytes of memory and GPUs by name.
 
-    Without a virtual cluster there is one, `default`, with the resources of the machine.
+    Without `virtual_clusters`, the only virtual cluster is `default`, with the resources of this machine.
     """
 
     port: int = DEFAULT_PORT
@@ -91,13 +91,13 @@ def storage_of(text: str) -> tuple[str, str]:
         name, path = DEFAULT_STORAGE, text
     if not _NAME.fullmatch(name):
         raise OptionInvalid(
-            f"cannot use --storage {text}: {name!r} is no name; write NAME=DIR, e.g. team=/srv/team"
+            f"cannot use --storage {text}: {name!r} is not a valid name; use NAME=DIR, e.g. team=/srv/team"
         )
     return name, absolute(path)
 
 
 def new_storage_of(text: str) -> tuple[str, str]:
-    """As `storage_of`, but the folder must exist. Stored options skip this check, so that a missing folder does not stop a start.
+    """As `storage_of`, but the folder must exist. Stored options skip this check: a missing folder must not prevent a restart.
 
     Raises:
         OptionInvalid.
@@ -105,7 +105,7 @@ def new_storage_of(text: str) -> tuple[str, str]:
     name, folder = storage_of(text)
     if not Path(folder).is_dir():
         raise OptionInvalid(
-            f"cannot use --storage {text}: there is no folder {folder}; make it, or name another"
+            f"cannot use --storage {text}: folder {folder} does not exist; create it, or use another folder"
         )
     return name, folder
 
@@ -119,7 +119,7 @@ def virtual_cluster_of(text: str) -> tuple[str, tuple[int, int, int]]:
     match = re.fullmatch(rf"({_NAME.pattern})=([0-9]{{1,9}}),([0-9]{{1,9}}),([0-9]{{1,9}})", text)
     if match is None:
         raise OptionInvalid(
-            f"cannot use --virtual-cluster {text}: write NAME=CPUS,MEMORY_MB,GPUS, e.g. default=8,32768,2"
+            f"cannot use --virtual-cluster {text}; use NAME=CPUS,MEMORY_MB,GPUS, e.g. default=8,32768,2"
         )
     return match[1], (int(match[2]), int(match[3]), int(match[4]))
 

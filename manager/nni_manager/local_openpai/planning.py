@@ -16,10 +16,10 @@ from nni_manager.training_services.openpai.protocol import JobProtocol, parse
 from nni_manager.training_services.openpai.render import RenderedRole, render
 from nni_manager.training_services.openpai.scalars import javascript_text
 
-# Placeholder in scripts, which are created once per job; each container has its own runtime folder.
+# Placeholder for a container's runtime folder. The scripts are rendered once per job.
 RUNTIME_DIR = "/folder-of-this-container"
 # The plugin would change the sshd and the keys of this machine, where all tasks run anyway.
-_WITHOUT_EFFECT = "ssh"
+_IGNORED_PLUGIN = "ssh"
 # A shorter value would also mask unrelated text in logs.
 _MIN_SECRET = 4
 
@@ -66,7 +66,7 @@ def planned(user: str, text: str, default_storages: tuple[str, ...]) -> PlannedJ
     )
     warnings = [str(warning) for warning in rendered.warnings]
     if local is not protocol:
-        warnings.append("the plugin ssh does nothing here: all tasks are on this machine, by the same user")
+        warnings.append("the plugin ssh is ignored: all tasks run on this machine, as the same user")
     return PlannedJob(plan, without_secrets(protocol), tuple(warnings))
 
 
@@ -93,10 +93,10 @@ def _role(rendered: RenderedRole) -> RolePlan:
 
 
 def _without_ssh(protocol: JobProtocol) -> JobProtocol:
-    calls = tuple(call for call in protocol.plugin_calls if call.plugin != _WITHOUT_EFFECT)
+    calls = tuple(call for call in protocol.plugin_calls if call.plugin != _IGNORED_PLUGIN)
     prerequisites = tuple(
         replace(each, plugin_call=None)
-        if each.plugin_call is not None and each.plugin_call.plugin == _WITHOUT_EFFECT
+        if each.plugin_call is not None and each.plugin_call.plugin == _IGNORED_PLUGIN
         else each
         for each in protocol.prerequisites
     )

@@ -26,7 +26,7 @@ async def body_of(request: Request) -> bytes:
     """The body of a request.
 
     Raises:
-        BodyTooLarge: as soon as the size is detected.
+        BodyTooLarge: as soon as the size exceeds the limit.
     """
     declared = request.headers.get("content-length", "0")
     if not declared.isdecimal() or int(declared) > MAX_BODY_BYTES:
@@ -44,7 +44,7 @@ async def job_text_of(request: Request) -> bytes:
 
     Raises:
         BodyTooLarge.
-        ApiError: InvalidProtocolError, the content type is another one.
+        ApiError: InvalidProtocolError, the content type is not text.
     """
     kind = request.headers.get("content-type", "nothing").partition(";")[0].strip()
     if not kind.lower().startswith("text/"):
@@ -60,7 +60,7 @@ async def fields_of(request: Request) -> dict[str, Any]:
 
     Raises:
         BodyTooLarge.
-        ApiError: InvalidParametersError, the body is neither.
+        ApiError: InvalidParametersError, the body is neither JSON nor a form.
     """
     body = await body_of(request)
     try:
@@ -69,10 +69,10 @@ async def fields_of(request: Request) -> dict[str, Any]:
         fields = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise invalid_parameters(
-            "cannot read the body of this request; send JSON with its Content-Type"
+            "cannot read the request body; send JSON with Content-Type: application/json"
         ) from error
     if not isinstance(fields, dict):
-        raise invalid_parameters("cannot use the body of this request: it is no JSON object; send one")
+        raise invalid_parameters("cannot use the request body: it is not a JSON object; send a JSON object")
     return fields
 
 
@@ -85,5 +85,5 @@ def text_in(fields: dict[str, Any], name: str) -> str:
     value = fields.get(name)
     # JSON escapes can encode lone surrogates, which a response cannot encode.
     if not isinstance(value, str) or (not value.isascii() and re.search("[\ud800-\udfff]", value)):
-        raise invalid_parameters(f"cannot do without {name}: add it to the body, as text")
+        raise invalid_parameters(f"cannot find the text field {name} in the request body; add it")
     return value

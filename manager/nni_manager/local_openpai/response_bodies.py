@@ -141,7 +141,7 @@ def storage(settings: StorageSettings) -> Document:
 def storage_detail(settings: StorageSettings, *, is_mounted: bool) -> Document:
     """One storage. Its type is unknown, since OpenPAI has no type for a folder of the machine.
 
-    `is_mounted` is True if tasks see it at the path that they request, and False if at its own path only.
+    `is_mounted`: True if the storage is mounted at the requested paths; False if only its own path works.
     """
     return {
         **storage(settings),
@@ -262,8 +262,8 @@ def _resources(counts: ResourceCounts) -> Mapping[str, int]:
 
 def _share(part: ResourceCounts, whole: ResourceCounts) -> float:
     """The share of GPUs if there are any, else of CPUs."""
-    of, all_of_it = (part.gpu, whole.gpu) if whole.gpu else (part.cpu, whole.cpu)
-    return 100 * of / all_of_it if all_of_it else 0.0
+    amount, total = (part.gpu, whole.gpu) if whole.gpu else (part.cpu, whole.cpu)
+    return 100 * amount / total if total else 0.0
 
 
 def _ms(at_s: float | None) -> int | None:

@@ -1,7 +1,7 @@
 """Real containers for tasks with podman or docker: the commands that create, use and remove one. Pure except for
 `container_tool`, which searches for the tool.
 
-The container's first process only waits. Each script is started separately, so that it has its own output and exit code.
+The container's first process is idle. Each script is started separately, so that it has its own output and exit code.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from nni_manager.training_services.openpai.protocol import DEFAULT_SHM_MB
 
 RUNTIME_IN_CONTAINER = "/usr/local/pai"
 # As PID 1, Debian's bash reaps orphans and ignores SIGTERM.
-_WAITS = ["bash", "-c", "while :; do sleep 3600; done"]
-# Job control puts the script into its own process group; `_STOPS` reads the group's id from the file.
-_RUNS = f'set -m; PAI_WORK_DIR=$PWD bash "$0" & echo $! > {RUNTIME_IN_CONTAINER}/group; wait $!'
-_STOPS = f"kill -TERM -- -$(< {RUNTIME_IN_CONTAINER}/group)"
+_IDLE = ["bash", "-c", "while :; do sleep 3600; done"]
+# `set -m` starts the script in a process group of its own; `_STOP` reads the id of the group from the file.
+_RUN = f'set -m; PAI_WORK_DIR=$PWD bash "$0" & echo $! > {RUNTIME_IN_CONTAINER}/group; wait $!'
+_STOP = f"kill -TERM -- -$(< {RUNTIME_IN_CONTAINER}/group)"
 _DEFAULT_REGISTRY = "https://index.docker.io/v1/"
 
 
 class SandboxMissing(UserError):
-    """cannot run tasks in containers: there is neither podman nor docker here; install one, or run tasks as processes"""
+    """cannot run tasks in containers: neither podman nor docker is installed; install one, or run tasks as processes"""
 
 
 CLUSTER_LABEL = "trial-keeper.cluster"
@@ -59,10 +59,10 @@ def sandbox_commands(
     mounts: Iterable[Mapping[str, Any]],
     gpus: tuple[int, ...],
 ) -> dict[str, list[str]]:
-    """The commands for a container with its scripts in `folder`/runtime and its variables in `folder`/environ, by name.
+    """The commands for a container, by name. Its scripts are in `folder`/runtime, its variables in `folder`/environ.
 
-    `begin` creates the container, `end` removes it, `run` takes the path of a script inside the container, and `stop` stops
-    that script.
+    `begin` creates the container, and `end` removes the container. `run` runs the script whose path inside the container is
+    appended, and `stop` stops that script.
     """
     volumes = [f"{folder / 'runtime'}:{RUNTIME_IN_CONTAINER}"]
     volumes += [
@@ -73,16 +73,19 @@ def sandbox_commands(
     # As in OpenPAI, the image's entry point does not run.
     begin += ["run", "--detach", "--name", _name(container_id), "--network", "host", "--entrypoint", ""]
     begin += ["--label", f"{CLUSTER_LABEL}={folder.parent}"]
-    begin += ["--stop-timeout", "0"]  # its first process ignores SIGTERM; scripts have had their grace period
+    begin += [
+        "--stop-timeout",
+        "0",
+    ]  # the first process ignores SIGTERM, and the scripts' grace period is over
     begin += ["--authfile", str(folder / "config.json")] if has_login and tool == "podman" else []
     begin += ["--env-file", str(folder / "environ"), "--shm-size", f"{role.shm_mb or DEFAULT_SHM_MB}m"]
     begin += [argument for volume in volumes for argument in ("--volume", volume)]
     begin += [argument for gpu in gpus for argument in ("--device", f"nvidia.com/gpu={gpu}")]
     inside = [tool, "exec", _name(container_id), "bash", "-c"]
     return {
-        "begin": [*begin, role.image, *_WAITS],
-        "run": [*inside, _RUNS],
-        "stop": [*inside, _STOPS],
+        "begin": [*begin, role.image, *_IDLE],
+        "run": [*inside, _RUN],
+        "stop": [*inside, _STOP],
         "end": end_command(tool, container_id),
     }
 

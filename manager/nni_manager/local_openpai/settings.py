@@ -9,14 +9,6 @@ from pathlib import Path
 
 from nni_manager.local_openpai.core.queue import ResourceCounts
 
-# Kubernetes' default grace period after SIGTERM.
-GRACE_S = 30.0
-# As OpenPAI's multilog, but without gaps between the kept files.
-LOG_FILE_BYTES = 256 * 2**20
-OLD_LOG_FILES = 2
-# A port conflict or an external SIGKILL is retried without being counted; OpenPAI has no limit.
-MAX_PLATFORM_RETRIES = 10
-
 
 class Sandbox(Enum):
     """The isolation of tasks: processes of this machine, or a real container of the job's image."""
@@ -45,20 +37,22 @@ def this_machine(gpus: int = 0) -> ResourceCounts:
 class ClusterSettings:
     """A cluster: its folder, the capacities of its virtual clusters, its storages, and its notification targets.
 
-    The capacities may exceed the machine's: they are counted, not measured. GPU numbers are consecutive across virtual
-    clusters, in their order.
+    The capacities may exceed the machine's, since the use of resources is not measured. GPU numbers are consecutive across
+    virtual clusters, in their order.
     """
 
     state_dir: Path
     virtual_clusters: dict[str, ResourceCounts] = field(default_factory=lambda: {"default": this_machine()})
     storages: tuple[StorageSettings, ...] = ()
-    grace_s: float = GRACE_S
+    grace_s: float = 30.0  # Kubernetes' default after SIGTERM
     sandbox: Sandbox = Sandbox.PROCESS
     host_ip: str = "127.0.0.1"
     notification_url: str | None = None
     notification_file: Path | None = None
-    log_file_bytes: int = LOG_FILE_BYTES
-    old_log_files: int = OLD_LOG_FILES
-    most_platform_retries: int = MAX_PLATFORM_RETRIES
+    # As OpenPAI's multilog, but without gaps between the kept files.
+    log_file_bytes: int = 256 * 2**20
+    old_log_files: int = 2
+    # A port conflict or an external SIGKILL is retried without being counted; OpenPAI has no limit.
+    most_platform_retries: int = 10
     first_port: int = 15000
     end_port: int = 40000

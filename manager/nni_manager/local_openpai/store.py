@@ -1,4 +1,4 @@
-"""The cluster's database. `JobStore` handles one call at a time and reads the views defined in `jobs`."""
+"""The cluster's database. `JobStore` handles one call at a time and returns the snapshots of `jobs`."""
 
 from __future__ import annotations
 
@@ -133,9 +133,7 @@ def _own_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.OperationalError as error:
-        raise StateBusy(
-            f"cannot write {path}: {error}; free some space on its disk, or wait and try again"
-        ) from error
+        raise StateBusy(f"cannot write {path}: {error}; free disk space, or try again later") from error
     except sqlite3.IntegrityError as error:
         raise InternalError(
             f"cannot store a row in {path}: {error}; this is a bug of trial-keeper"
@@ -153,8 +151,8 @@ class JobStore:
         """Open the database, or create it.
 
         Raises:
-            StateDirUnusable: another version wrote it, it is corrupt, or the file is not a database.
-            StateBusy: it cannot be written now.
+            StateDirUnusable: the file is corrupt, is not a database, or was written by another version.
+            StateBusy: the database cannot be written now.
         """
         self._path = path
         is_new = not path.exists()
@@ -190,8 +188,8 @@ class JobStore:
             self._connection.executescript(f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
         elif version != SCHEMA_VERSION:
             raise StateDirUnusable(
-                f"cannot open {self._path}: it has format {version} and this version reads {SCHEMA_VERSION}; "
-                "use the version of trial-keeper that made it"
+                f"cannot open {self._path}: it has format {version}, but this version reads only {SCHEMA_VERSION}; "
+                "use the version of trial-keeper that created it"
             )
 
     # ---- writing
@@ -314,7 +312,7 @@ class JobStore:
         if not rows and attempt_id is not None:
             raise ApiError(
                 "NoJobError",
-                f"cannot find attempt {attempt_id} of job {job.framework_name}; its newest is {job.attempt_id}",
+                f"cannot find attempt {attempt_id} of job {job.framework_name}; the newest is {job.attempt_id}",
             )
         # Just after the submission no attempt exists yet.
         attempt = _object(JobAttempt, rows[0]) if rows else JobAttempt(created_at_s=job.submitted_at_s)

@@ -1,25 +1,25 @@
 """The container supervisor: one process that runs a task's scripts, writes its logs, and records how it ended.
 
-A fork server (`fork_supervisors`) forks it. It outlives the cluster that started it. It is one file of more than 500 lines,
-since the isolated interpreter of the fork server imports only this file, `trial_keeper.processes` and the standard library.
+A fork server (`fork_supervisors`) forks the supervisor, which outlives the cluster. This file has more than 500 lines, since the
+isolated interpreter of the fork server imports only this file, `trial_keeper.processes` and the standard library.
 
 Supervisor and cluster communicate through files in the container's folder:
 
 | File | Writer | Content |
 |---|---|---|
 | spec.json | cluster | what to run, secrets included |
-| process.json | supervisor | identity of this process; created once, so whoever creates it first prevents another start |
+| process.json | supervisor | identity of this process; created once: the first writer prevents another start |
 | exit.json | supervisor | how the container ended; written when none of its processes is left |
 
 Once started, the supervisor writes one byte to its stdout.
 
-Where tasks run in real containers, `sandbox` in spec.json has four commands: create the container, remove it, run a script in
-it, and stop that script.
+For real containers, `sandbox` in spec.json has four commands: create the container, remove the container, run a script, and
+stop the script.
 
-Theory of operation. Each script leads its own session. This process adopts orphans, so all descendants stay below it, and
-when the last script has ended it kills all of them. SIGTERM goes to the script's process group; after a grace period SIGKILL
-goes to every descendant. A second SIGTERM ends the grace period. Output passes through pipes, so that the supervisor can mask
-secrets and rotate files.
+Theory of operation. Each script leads its own session. The supervisor adopts orphans, so all descendants stay below it. When
+the last script has ended, the supervisor kills all descendants. SIGTERM goes to the script's process group; after a grace
+period SIGKILL goes to every descendant. A second SIGTERM ends the grace period. Output passes through pipes, so that the
+supervisor can mask secrets and rotate files.
 """
 
 from __future__ import annotations
@@ -39,16 +39,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from trial_keeper.processes import (
-    EMPTY_SCANS,
-    MAX_DEATH_S,
-    ProcessIdentity,
-    adopt_orphans,
-    descendants,
-    is_dead,
-    kill,
-    signal_group,
-)
+from trial_keeper import processes
 
 SPEC, PROCESS, EXIT, STDERR = "spec.json", "process.json", "exit.json", "supervisor.stderr"
 LOG_FOLDERS = {"stdout": "user-stdout", "stderr": "user-stderr", "all": "user-all", "runtime.log": "runtime"}
@@ -66,12 +57,12 @@ _READ_BYTES = 65536
 _POLL_S = 1.0
 _DRAIN_S = 5.0
 _TOOL_S = 60.0
-# The cluster kills this process some time after the grace period, so a hanging tool must not use up that time.
+# The cluster kills this process soon after the grace period, so a hanging tool must end earlier.
 _TOOL_BEFORE_KILL_S = 10.0
-# podman needs a moment to detect that a container's monitor process has exited.
+# podman detects the exit of a container's monitor process with a delay.
 _REMOVALS = 5
 _REMOVAL_PAUSE_S = 2.0
-# A full disk may be cleared; without this file the cluster reports the task as lost.
+# Retry on a full disk: without this file the cluster reports the task as lost.
 _EXIT_TRIES = 60
 _MAX_MOUNT_SIBLINGS = 500
 
@@ -97,7 +88,7 @@ def _write_durably(path: Path, document: Mapping[str, Any]) -> None:
     with path.open("w", encoding="utf-8") as file:
         json.dump(document, file)
         file.flush()
-        os.fsync(file.fileno())  # a crash must not leave the file without its content
+        os.fsync(file.fileno())  # otherwise a crash can leave an empty file
 
 
 # ---- logs
@@ -112,7 +103,7 @@ class Redactor:
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
-        """The masked output so far. A possible start of a secret at the end is held back until more data arrives."""
+        """The masked output. A possible start of a secret at the end of the data is held back until more data arrives."""
         if self._pattern is None:
             return data
         data = self._held + data
@@ -250,13 +241,13 @@ class Supervisor:
         self._spec: dict[str, Any] = json.loads((folder / SPEC).read_text(encoding="utf-8"))
         self._sandbox: dict[str, list[str]] | None = self._spec["sandbox"]
         self._stops_inside = False
-        self._container_goes_first = self._is_removed = False
-        self._stop_requested = self._stop_passed_on = False
+        self._removes_container_first = self._is_removed = False
+        self._stop_requested = self._stop_forwarded = False
         self._kill_at_s = float("inf")
         """The end of the grace period."""
         signal.signal(signal.SIGTERM, self._request_stop)
         for number in (signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)  # intended for the process that started the cluster
+            signal.signal(number, signal.SIG_IGN)  # meant for the process that started the cluster
         secrets = [secret.encode() for secret in self._spec["secrets"]]
         self._streams = Streams(
             Path(self._spec["logs"]), secrets, self._spec["log_file_bytes"], self._spec["old_log_files"]
@@ -280,19 +271,19 @@ class Supervisor:
             if self._stop_requested:
                 code = 128 + signal.SIGTERM
                 break
-            self._streams.log(f"{stage} begins")
+            self._streams.log(f"{stage} starts")
             code = self._run_script(stage, script)
             if stage == BEGIN:
-                self._container_goes_first = code == 0
+                self._removes_container_first = code == 0
             self._streams.log(f"{stage} has ended with exit code {code}")
             if code != 0:
                 break
-        survivors = self._end_everything()
+        survivors = self._kill_descendants()
         if self._sandbox and not self._is_removed:
-            self._remove_at_last(self._sandbox, was_made=stage != BEGIN or code == 0)
+            self._ensure_removed(self._sandbox, was_made=stage != BEGIN or code == 0)
         self._streams.drain()
         if survivors:
-            self._streams.log(f"cannot end the processes {survivors}: they are another user's, or hang")
+            self._streams.log(f"cannot kill the processes {survivors}: they belong to another user, or hang")
         self._write_exit(
             {
                 "stage": stage,
@@ -327,15 +318,15 @@ class Supervisor:
             )
         except OSError as error:
             self._streams.log(
-                f"cannot start {command[0]} in {self._spec['work_dir']}: {error.strerror}; install it"
+                f"cannot start {command[0]} in {self._spec['work_dir']}: {error.strerror}; install {command[0]}"
             )
             return 127
         self._child, self._ended = child.pid, None
         while not self._is_over():
-            self._pass_stop_on(child.pid)
+            self._forward_stop(child.pid)
             if time.monotonic() >= self._kill_at_s:
-                self._end_everything()
-            # Poll: the last process of the group need not be a child, so SIGCHLD may not report it.
+                self._kill_descendants()
+            # Poll, since SIGCHLD does not report a group member that is not a child of this process.
             grace_left_s = max(0.01, self._kill_at_s - time.monotonic())
             self._streams.pump(min(_POLL_S if self._ended is None else 0.05, grace_left_s))
             self._reap()
@@ -344,21 +335,21 @@ class Supervisor:
         return code if code >= 0 else 128 - code
 
     def _is_over(self) -> bool:
-        """True if the script has ended. A stopped script ends with its whole group: the shell may exit before the others."""
+        """True if the script has ended. A stopped script ends with its whole group: the shell may exit before its children."""
         if self._ended is None:
             return False
         is_waited_for = self._stop_requested and time.monotonic() < self._kill_at_s
-        return not (is_waited_for and signal_group(self._child, 0))
+        return not (is_waited_for and processes.signal_group(self._child, 0))
 
-    def _pass_stop_on(self, group: int) -> None:
-        if self._stop_requested and not self._stop_passed_on:
-            self._stop_passed_on = True
+    def _forward_stop(self, group: int) -> None:
+        if self._stop_requested and not self._stop_forwarded:
+            self._stop_forwarded = True
             self._streams.log("stop requested")
             if self._stops_inside:
                 self._streams.log(_run_tool(self._sandbox["stop"] if self._sandbox else [])[1])
                 return
             for number in (signal.SIGTERM, signal.SIGCONT):
-                signal_group(group, number)
+                processes.signal_group(group, number)
 
     def _reap(self) -> None:
         with contextlib.suppress(ChildProcessError):
@@ -366,29 +357,29 @@ class Supervisor:
                 if ended[0] == self._child:
                     self._ended = os.waitstatus_to_exitcode(ended[1])
 
-    def _end_everything(self) -> list[int]:
+    def _kill_descendants(self) -> list[int]:
         """Kill all descendants; returns the pids that survived.
 
-        The tool removes a real container first. Its monitor process is also a descendant, and podman does not remove a container
-        whose monitor is gone.
+        The tool removes a real container first. The container's monitor process is also a descendant, and podman does not
+        remove a container whose monitor has been killed.
         """
-        if self._sandbox and self._container_goes_first:
-            self._container_goes_first = False
+        if self._sandbox and self._removes_container_first:
+            self._removes_container_first = False
             self._try_to_remove(self._sandbox, _TOOL_BEFORE_KILL_S if self._stop_requested else _TOOL_S)
-        deadline_s = time.monotonic() + MAX_DEATH_S
+        deadline_s = time.monotonic() + processes.MAX_DEATH_S
         empty_scans = 0
         while True:
             self._reap()
-            found = [pid for pid in descendants((os.getpid(),)) if not is_dead(pid)]
+            found = [pid for pid in processes.descendants((os.getpid(),)) if not processes.is_dead(pid)]
             empty_scans = 0 if found else empty_scans + 1
-            if empty_scans == EMPTY_SCANS or time.monotonic() > deadline_s:
+            if empty_scans == processes.EMPTY_SCANS or time.monotonic() > deadline_s:
                 return found
             for pid in found:
-                kill(pid)
+                processes.kill(pid)
             self._streams.pump(0.01 if found else 0.0)
 
-    def _remove_at_last(self, sandbox: Mapping[str, list[str]], *, was_made: bool) -> None:
-        """Retry the removal after all processes have ended. A container that could not be created may leave nothing to remove."""
+    def _ensure_removed(self, sandbox: Mapping[str, list[str]], *, was_made: bool) -> None:
+        """Retry the removal after all processes have ended. After a failed creation without a stop request, try only once."""
         for _ in range(_REMOVALS):
             self._try_to_remove(sandbox, _TOOL_S)
             if self._is_removed or not (was_made or self._stop_requested):
@@ -396,7 +387,7 @@ class Supervisor:
             until_s = time.monotonic() + _REMOVAL_PAUSE_S
             while (left_s := until_s - time.monotonic()) > 0:
                 self._streams.pump(left_s)
-        self._streams.log(f"a container may be left: remove it with `{' '.join(sandbox['end'])}`")
+        self._streams.log(f"cannot confirm that the container was removed; run `{' '.join(sandbox['end'])}`")
 
     def _try_to_remove(self, sandbox: Mapping[str, list[str]], within_s: float) -> None:
         self._is_removed, output = _run_tool(sandbox["end"], within_s)
@@ -417,7 +408,7 @@ def _run_tool(command: list[str], within_s: float = _TOOL_S) -> tuple[bool, str]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        return False, f"cannot run {command[0]}: {error}; see whether it works here"
+        return False, f"cannot run {command[0]}: {error}; check that it works on this machine"
     output = f"{' '.join(command[:2])}: exit code {done.returncode} {done.stdout}{done.stderr}".strip()
     return done.returncode == 0, output
 
@@ -426,7 +417,7 @@ def _run_tool(command: list[str], within_s: float = _TOOL_S) -> tuple[bool, str]
 
 
 class MountFailed(Exception):
-    """The kernel refused the mount."""
+    """The storage cannot be mounted; the message has the reason."""
 
 
 def mount_storages(mounts: list[dict[str, Any]], folder: Path) -> list[str]:
@@ -451,8 +442,8 @@ def mount_storages(mounts: list[dict[str, Any]], folder: Path) -> list[str]:
 
 def _not_mounted(mount: Mapping[str, Any], error: Exception) -> str:
     return (
-        f"cannot show storage {mount['name']} at {mount['mount_path']}: {error}; "
-        f"it is at {mount['path']}, use that path or let the cluster run as root"
+        f"cannot mount storage {mount['name']} at {mount['mount_path']}: {error}; "
+        f"use its path {mount['path']}, or run the cluster as root"
     )
 
 
@@ -472,7 +463,7 @@ def _enter_namespace() -> None:
 def _mount_storage(mount: Mapping[str, Any], folder: Path) -> None:
     target = os.path.normpath(mount["mount_path"])
     if not os.path.isabs(target) or target == "/" or folder.is_relative_to(target):
-        raise MountFailed("the cluster itself needs what is there")
+        raise MountFailed("the cluster itself uses this path")
     if not os.path.isdir(target):
         _make_mount_point(target, folder)
     _mount(mount["path"], target, _MS_BIND | _MS_REC)
@@ -506,39 +497,28 @@ def _make_mount_point(target: str, folder: Path) -> None:
     _mount(str(stage), above, _MS_MOVE)
 
 
-def _libc() -> Any:
+def _call(name: str, *arguments: str | int | None) -> None:
     import ctypes  # takes a few milliseconds; only a supervisor needs it
 
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _call(name: str, *arguments: object) -> None:
-    import ctypes
-
-    if getattr(_libc(), name)(*arguments) != 0:
+    values = [
+        ctypes.c_ulong(each) if isinstance(each, int) else None if each is None else each.encode()
+        for each in arguments
+    ]
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*values) != 0:
         raise MountFailed(os.strerror(ctypes.get_errno()))
 
 
 def _mount(source: str, target: str, flags: int, kind: str | None = None, data: str | None = None) -> None:
-    import ctypes
-
-    _call(
-        "mount",
-        source.encode(),
-        target.encode(),
-        kind.encode() if kind else None,
-        ctypes.c_ulong(flags),
-        data.encode() if data else None,
-    )
+    _call("mount", source, target, kind, flags, data)
 
 
 def main(folder: Path) -> None:
     """Run the container of this folder, unless another process has claimed the folder."""
-    identity = ProcessIdentity.of(os.getpid())
+    identity = processes.ProcessIdentity.of(os.getpid())
     assert identity is not None
     if not claim(folder, identity._asdict()):
         return
-    adopt_orphans()
+    processes.adopt_orphans()
     supervisor = Supervisor(folder)
     # From here on a cluster can find and stop this process.
     os.write(1, BEGUN)
@@ -548,7 +528,8 @@ def main(folder: Path) -> None:
 
 def fork_supervisors() -> None:
     """Read null-terminated folders from stdin and answer each: BEGUN, or another byte if its supervisor cannot start."""
-    _libc()  # loaded once for all forks
+    import ctypes  # noqa: F401 - loaded once for all forks
+
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
     rest = b""
     while data := os.read(0, _READ_BYTES):

@@ -1,15 +1,14 @@
-"""TaskExit codes: OpenPAI's codes for the end of a container, and their derivation.
+"""Exit codes: OpenPAI's codes for the end of a container, and their derivation.
 
-`container_exit` maps the exit code of the user's commands to that of the container, as OpenPAI's runtime does: known failures
-have their own codes, all others are 255. `exit_spec` describes a code.
+`container_exit` maps the exit code of the user's commands to that of the container, as OpenPAI's runtime does. Known failures
+have their own codes; all others are 255. `exit_spec` describes a code.
 
 Source: microsoft/pai v1.8.1 (k8s-job-exit-spec.yaml) for codes, phrases and their order. The log patterns of 224-234 are ours,
-after the errors that name the codes. Codes 229, 230 and 235 do not occur here, since their original patterns are ambiguous.
+derived from the error names in the phrases. Codes 229, 230 and 235 are never reported: their original patterns are ambiguous.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -36,7 +35,7 @@ MAX_MATCH = 2048
 
 
 class Behavior(Enum):
-    """The effect of a retry: whether it can succeed."""
+    """Whether a retry can succeed."""
 
     TRANSIENT = "TRANSIENT"
     TRANSIENT_CONFLICT = "TRANSIENT_CONFLICT"
@@ -136,31 +135,27 @@ _TABLE = """
 """
 
 
-def _rows() -> Iterator[ExitSpec]:
-    for line in _TABLE.strip().splitlines():
-        code, phrase, issuer, causer, kind, stage, behavior = line.split()
-        yield ExitSpec(int(code), phrase, issuer, causer, kind, stage, Behavior(behavior))
+def _row(line: str) -> ExitSpec:
+    code, phrase, issuer, causer, kind, stage, behavior = line.split()
+    return ExitSpec(int(code), phrase, issuer, causer, kind, stage, Behavior(behavior))
 
 
-EXIT_SPECS = {spec.code: spec for spec in _rows()}
+EXIT_SPECS = {spec.code: spec for spec in map(_row, _TABLE.strip().splitlines())}
 
 
 def exit_spec(code: int) -> ExitSpec:
     """The meaning of a code. An unknown code keeps its number and gets the generic description."""
-    known = EXIT_SPECS.get(code)
-    if known is not None:
-        return known
-    other = EXIT_SPECS[_UNDEFINED_POSITIVE if code > 0 else _UNDEFINED_NEGATIVE]
-    return replace(other, code=code)
+    generic = _UNDEFINED_POSITIVE if code > 0 else _UNDEFINED_NEGATIVE
+    return EXIT_SPECS.get(code) or replace(EXIT_SPECS[generic], code=code)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskExit:
-    """How an attempt of a job or of a task ended.
+    """The outcome of an attempt of a job or a task.
 
     `container_exit_code` is None if no container ran to its end. `origin_user_exit_code` is the exit code of the user's commands
-    before OpenPAI's mapping (128 + n for signal n; None if they did not run). `diagnostics` is for people. `matched_log` is the
-    log text that determined the code.
+    before OpenPAI's mapping (128 + n for signal n; None if they did not run). `diagnostics` is an explanation for the user.
+    `matched_log` is the log text that determined the code.
     """
 
     code: int
@@ -182,29 +177,29 @@ _COMMAND_NOT_FOUND = "command not found"
 
 @dataclass(frozen=True, slots=True)
 class _ExitPattern:
-    """Words that occur in this order in one line of a log. Not a regex: on lines of megabytes it would delay all other work."""
+    """Texts that occur in this order in one line of a log. A regex on lines of megabytes would delay all other work."""
 
     code: int
-    words: tuple[str, ...]
+    texts: tuple[str, ...]
     ignores_case: bool = True
 
     def found_in(self, log: str, folded: str) -> str | None:
-        """The first matching line, from its first word on; None without a match. `folded` is the log in lower case."""
+        """The first matching line, from the first text on; None without a match. `folded` is the log in lower case."""
         text = folded if self.ignores_case else log
-        begin = text.find(self.words[0])
+        begin = text.find(self.texts[0])
         while begin >= 0:
             end = text.find("\n", begin)
             end = len(text) if end < 0 else end
             at = begin
-            for word in self.words:
-                at = text.find(word, at, end)
+            for wanted in self.texts:
+                at = text.find(wanted, at, end)
                 if at < 0:
                     break
-                at += len(word)
+                at += len(wanted)
             else:
-                # A few letters change length in lower case; then return the lower-case text.
+                # A few letters change length in lower case; positions are then valid in the lower-case text only.
                 return (log if len(log) == len(folded) else text)[begin:end][:MAX_MATCH]
-            begin = text.find(self.words[0], end)
+            begin = text.find(self.texts[0], end)
         return None
 
 

@@ -1,11 +1,11 @@
 """The state machine of one job and its tasks: events in, effects out.
 
 Theory of operation. A job has successive attempts, an attempt has tasks, and a task has attempts, each of which is one
-container. With gang allocation (the default) all tasks of an attempt are allocated in one step, so each task starts with the
-addresses of all. Without it each task is allocated separately. An event concerns one container; an event of a container that
-is not the task's newest is stale and ignored. When task exits decide the attempt (the verdict), the remaining tasks are
-stopped, and the attempt ends with the last of them. A verdict never changes: a job that is stopped after it failed stays
-failed.
+container. Gang allocation (the default) allocates all tasks of an attempt in one step, so each task starts with the addresses
+of all. Without gang allocation, each task is allocated separately. An event concerns one container; an event of a container that
+is not the task's newest is stale and ignored. Task exits decide the result of the attempt (the verdict). The remaining
+tasks are then stopped, and the attempt ends with its last task. A verdict never changes: a job that is stopped after its
+failure stays failed.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Task:
 
     @property
     def attempt_state(self) -> State:
-        """The state of this attempt; it is terminal even if another one follows."""
+        """The state of this attempt, which is terminal even if another attempt follows."""
         return self.state if self.attempt_completed_at_s is None else state_of(SubState.COMPLETED, self.code)
 
 
@@ -261,7 +261,7 @@ class PaiJob:
     tasks: dict[tuple[str, int], Task] = field(default_factory=dict)
     ends: list[TaskEnd] = field(default_factory=list)
     latest_s: float = 0.0
-    """The latest time stored; a lower bound for new times, since a later cluster's clock may be behind."""
+    """The latest stored time. New times are never earlier, even if the clock of a later cluster is behind."""
 
     @property
     def sub_state(self) -> SubState:
@@ -326,7 +326,7 @@ class PaiJob:
             task.allocation = allocations[task.container_id]
             self._move(task, TransitionEvent.ALLOCATED)
             yield self._saved(task)
-            yield self._event(task, EventType.NORMAL, "Scheduled", f"placed on {task.allocation.host_ip}")
+            yield self._event(task, EventType.NORMAL, "Scheduled", f"allocated on {task.allocation.host_ip}")
         # Barrier: every container of the group has an address before the first one starts.
         tasks = tuple(replace(task) for task in self.tasks.values())
         for task in allocated:
@@ -346,7 +346,7 @@ class PaiJob:
         self.attempt.launched_at_s = self.attempt.launched_at_s or now_s
         self.launched_at_s = self.launched_at_s or now_s
         yield self._saved(task)
-        yield self._event(task, EventType.NORMAL, "Started", "its process runs")
+        yield self._event(task, EventType.NORMAL, "Started", "the process has started")
         if not was_running and self.sub_state is SubState.ATTEMPT_RUNNING:
             yield Notify(Change.RUNNING, self.attempt.attempt_id)
 
@@ -373,7 +373,7 @@ class PaiJob:
         if counts is not None:
             yield from self._retry(task, counts, now_s)
             return
-        self._move(task, TransitionEvent.GIVEN_UP)
+        self._move(task, TransitionEvent.NOT_RETRIED)
         task.completed_at_s = now_s
         yield self._saved(task)
         if task.stop_code is None:
@@ -387,9 +387,8 @@ class PaiJob:
         task.attempt_created_at_s = now_s
         task.attempt_launched_at_s = task.attempt_completed_at_s = task.allocation = task.exit = None
         yield self._saved(task)
-        yield self._event(
-            task, EventType.NORMAL, "TaskRetried", f"attempt {task.attempt_id} of this task waits for a place"
-        )
+        message = f"attempt {task.attempt_id} of this task is waiting for resources"
+        yield self._event(task, EventType.NORMAL, "TaskRetried", message)
         yield RequestAllocation(self._request([task]))
 
     def _judge(self, now_s: float) -> Iterator[Effect]:
@@ -430,7 +429,9 @@ class PaiJob:
         if waiting:
             yield LeaveQueue(tuple(waiting))
         for container_id in waiting:
-            yield from self._end(container_id, TaskExit(stop_code, diagnostics="it had not begun"), now_s)
+            yield from self._end(
+                container_id, TaskExit(stop_code, diagnostics="the task had not started"), now_s
+            )
         yield from self._judge(now_s)
 
     def _finish(self, now_s: float) -> Iterator[Effect]:
@@ -449,26 +450,22 @@ class PaiJob:
             self._move_job(TransitionEvent.RETRIED)
             self.retries, attempt_id = counts, self.attempt.attempt_id + 1
             yield Notify(Change.RETRIED, attempt_id)
-            message = f"attempt {attempt_id} begins, since the one before ended with code {code}"
+            message = f"starting attempt {attempt_id}: the previous attempt ended with code {code}"
             yield RecordEvent(EventType.NORMAL, "JobRetried", message, attempt_id)
             yield from self._begin_attempt(attempt_id, now_s)
             return
-        self._move_job(TransitionEvent.GIVEN_UP)
+        self._move_job(TransitionEvent.NOT_RETRIED)
         self.completed_at_s = now_s
-        if self.retries.platform + self.retries.resource >= self.most_platform_retries and code not in (
-            0,
-            *STOPPED,
-        ):
-            message = (
-                f"tried {self.retries.total} times more, the last time with code {code}: that is the limit"
-            )
+        platform_retries = self.retries.platform + self.retries.resource
+        if platform_retries >= self.most_platform_retries and code not in (0, *STOPPED):
+            message = f"the limit of retries is reached: {self.retries.total} retries, the last one ended with code {code}"
             yield RecordEvent(EventType.WARNING, "RetriesExhausted", message, self.attempt.attempt_id)
         yield Notify(Change[self.attempt.state.name], self.attempt.attempt_id)
 
     # ---- helpers
 
     def _task_of(self, container_id: str) -> Task | None:
-        """The task of this container; None if it is unknown or accepts no more events."""
+        """The task of this container; None if the container is unknown or its task accepts no more events."""
         task = next((task for task in self.tasks.values() if task.container_id == container_id), None)
         return None if task is None or task.sub_state in _TERMINAL else task
 

@@ -76,25 +76,16 @@ class JobPlan:
     def from_json(cls, text: str) -> JobPlan:
         """The plan that `to_json` wrote."""
         values: dict[str, Any] = json.loads(text)
-        roles = tuple(
-            RolePlan(
-                **{
-                    **role,
-                    "need": ResourceCounts(**role["need"]),
-                    "completion": CompletionPolicy(**role["completion"]),
-                    **{key: tuple(role[key]) for key in ("init", "pre", "post")},
-                }
-            )
-            for role in values.pop("roles")
-        )
-        return cls(
-            **{
-                **values,
-                "job_retry": RetryPolicy(**values["job_retry"]),
-                "task_retry": {name: RetryPolicy(**policy) for name, policy in values["task_retry"].items()},
-                "storages": tuple(StorageMount(**mount) for mount in values["storages"]),
-                "tells": tuple(values["tells"]),
-                "secrets": tuple(values["secrets"]),
-            },
-            roles=roles,
-        )
+        for role in values["roles"]:
+            role["need"] = ResourceCounts(**role["need"])
+            role["completion"] = CompletionPolicy(**role["completion"])
+            role |= {key: tuple(role[key]) for key in ("init", "pre", "post")}
+        values |= {
+            "job_retry": RetryPolicy(**values["job_retry"]),
+            "task_retry": {name: RetryPolicy(**policy) for name, policy in values["task_retry"].items()},
+            "roles": tuple(RolePlan(**role) for role in values["roles"]),
+            "storages": tuple(StorageMount(**mount) for mount in values["storages"]),
+            "tells": tuple(values["tells"]),
+            "secrets": tuple(values["secrets"]),
+        }
+        return cls(**values)

@@ -31,7 +31,7 @@ class RetryCounts:
 class RetryPolicy:
     """The maximum number of retries after failures; -1 for no limit, -2 to retry always, even after a success.
 
-    `is_fancy`: failures caused by the platform are retried without being counted, and permanent failures are not retried.
+    `is_fancy`: platform failures are retried without being counted; permanent failures are not retried.
     """
 
     is_fancy: bool
@@ -57,17 +57,15 @@ def retried(
             return replace(counts, resource=counts.resource + 1)
         if behavior is Behavior.PERMANENT:
             return None
-    is_wanted = (
-        policy.max_retries == -2
-        or (code != 0 and policy.max_retries == -1)
-        or (code != 0 and counts.user < policy.max_retries)
+    may_retry = policy.max_retries == -2 or (
+        code != 0 and (policy.max_retries == -1 or counts.user < policy.max_retries)
     )
-    return replace(counts, user=counts.user + 1) if is_wanted else None
+    return replace(counts, user=counts.user + 1) if may_retry else None
 
 
 @dataclass(frozen=True, slots=True)
 class CompletionPolicy:
-    """The number of failed tasks of a role that fails the job, and of succeeded ones that completes it; below 1: never."""
+    """The numbers of failed and of succeeded tasks of a role at which the job ends. A number below 1 disables the limit."""
 
     min_failed: int
     min_succeeded: int
@@ -104,8 +102,8 @@ def verdict(
 ) -> Verdict | None:
     """The verdict on an attempt with `tasks` tasks, from the ends in their order; None while it is undecided.
 
-    The first end that fulfils its role's policy decides. If all tasks have ended and none did, the attempt is a success, even
-    with failed tasks: this is the meaning of a disabled minFailedInstances.
+    The first end that fulfils its role's policy decides. If all tasks end without fulfilling a policy, the attempt succeeds, even
+    with failed tasks: a disabled minFailedInstances has this meaning.
     """
     by_role = dict(policies)
     counts: Counter[tuple[str, str]] = Counter()

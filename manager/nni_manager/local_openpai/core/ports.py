@@ -1,7 +1,7 @@
-"""Port selection for a container: the first free port at or after the one that OpenPAI's hash gives.
+"""Port selection for a container: the first free port from OpenPAI's hashed port on.
 
-Source: microsoft/pai v1.8.1 (src/rest-server) and microsoft/openpai-runtime v0.1.12, which both compute the hash and
-reserve nothing.
+Source: microsoft/pai v1.8.1 (src/rest-server) and microsoft/openpai-runtime v0.1.12. Both compute the hash; neither reserves
+the ports.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ def chosen_ports(
     """
     taken: set[int] = set()
 
-    def one(label: str, index: int) -> int:
+    def selected(label: str, index: int) -> int:
         start = hashed_port(container_id, label, index, first, end)
         for step in range(min(_MAX_TRIES, end - first)):
             port = (start - first + step) % (end - first) + first
             if port not in taken and is_free(port):
                 taken.add(port)
                 return port
-        raise PortsExhausted(f"no free port near {start} for {label}")
+        raise PortsExhausted(f"cannot find a free port near {start} for {label}")
 
     return {
-        label: tuple(one(label, index) for index in range(count))
+        label: tuple(selected(label, index) for index in range(count))
         for label, count in wanted.items()
         if count > 0
     }

@@ -1,7 +1,7 @@
 """The resource queue: one FIFO queue for each virtual cluster.
 
-The first request waits until it fits and blocks all behind it, so that a large job does not starve. Containers of one request
-(all tasks of a job with gang allocation) are allocated together.
+The first request of a queue blocks all later ones until enough resources are free, so that a large job does not starve. All
+containers of a request are allocated together; with gang allocation, these are all tasks of the job.
 """
 
 from __future__ import annotations
@@ -31,10 +31,7 @@ class ResourceCounts:
 
 def summed(needs: Iterable[ResourceCounts]) -> ResourceCounts:
     """The sum of all needs."""
-    total = ResourceCounts()
-    for need in needs:
-        total += need
-    return total
+    return sum(needs, ResourceCounts())
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +77,8 @@ class VirtualCluster:
 
     def dequeue(self, container_ids: Iterable[str]) -> None:
         """Remove the requests of these containers from the queue."""
-        gone = set(container_ids)
-        for key in [key for key, request in self.waiting.items() if not gone.isdisjoint(request.needs)]:
+        removed = set(container_ids)
+        for key in [key for key, request in self.waiting.items() if not removed.isdisjoint(request.needs)]:
             del self.waiting[key]
 
     def hold(self, container_id: str, need: ResourceCounts, gpus: tuple[int, ...]) -> None:
@@ -90,7 +87,7 @@ class VirtualCluster:
         self.used += need
 
     def release(self, container_id: str) -> None:
-        """Release the container's allocation; no-op if it has none."""
+        """Release the container's allocation, if any."""
         held = self._held.pop(container_id, None)
         if held is not None:
             self.used -= held[0]

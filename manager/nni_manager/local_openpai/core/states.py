@@ -57,7 +57,7 @@ class TransitionEvent(Enum):
     STOP_ASKED = "stop asked"
     ENDED = "ended"
     RETRIED = "retried"
-    GIVEN_UP = "given up"
+    NOT_RETRIED = "not retried"
 
 
 _S, _E = SubState, TransitionEvent
@@ -71,9 +71,9 @@ TASK_CHANGES: dict[tuple[SubState, TransitionEvent], SubState] = {
     (_S.ATTEMPT_RUNNING, _E.ENDED): _S.ATTEMPT_COMPLETED,
     (_S.ATTEMPT_DELETION_REQUESTED, _E.ENDED): _S.ATTEMPT_COMPLETED,
     (_S.ATTEMPT_COMPLETED, _E.RETRIED): _S.ATTEMPT_CREATION_PENDING,
-    (_S.ATTEMPT_COMPLETED, _E.GIVEN_UP): _S.COMPLETED,
+    (_S.ATTEMPT_COMPLETED, _E.NOT_RETRIED): _S.COMPLETED,
 }
-# Events that leave the state as it is.
+# Events without a transition.
 TASK_IGNORED: frozenset[tuple[SubState, TransitionEvent]] = frozenset(
     {
         (_S.ATTEMPT_RUNNING, _E.STARTED),  # adopted by a later cluster
@@ -92,9 +92,9 @@ JOB_CHANGES: dict[tuple[SubState, TransitionEvent], SubState] = {
     (_S.ATTEMPT_RUNNING, _E.STOP_ASKED): _S.ATTEMPT_DELETION_REQUESTED,
     (_S.ATTEMPT_DELETION_REQUESTED, _E.ENDED): _S.ATTEMPT_COMPLETED,
     (_S.ATTEMPT_COMPLETED, _E.RETRIED): _S.ATTEMPT_CREATION_PENDING,
-    (_S.ATTEMPT_COMPLETED, _E.GIVEN_UP): _S.COMPLETED,
+    (_S.ATTEMPT_COMPLETED, _E.NOT_RETRIED): _S.COMPLETED,
 }
-# Events that leave the state as it is.
+# Events without a transition.
 JOB_IGNORED: frozenset[tuple[SubState, TransitionEvent]] = frozenset(
     {
         (_S.ATTEMPT_PREPARING, _E.ALLOCATED),
@@ -107,7 +107,7 @@ JOB_TRANSITIONS: dict[tuple[SubState, TransitionEvent], SubState] = JOB_CHANGES 
     (state, event): state for state, event in JOB_IGNORED
 }
 
-_OUTSIDE = {
+_API_STATES = {
     _S.ATTEMPT_CREATION_PENDING: State.WAITING,
     _S.ATTEMPT_PREPARING: State.WAITING,
     _S.ATTEMPT_RUNNING: State.RUNNING,
@@ -121,4 +121,4 @@ def state_of(sub_state: SubState, code: int | None) -> State:
         if was_stopped:
             return State.STOPPED
         return State.SUCCEEDED if code == 0 else State.FAILED
-    return _OUTSIDE.get(sub_state, State.STOPPING if was_stopped else State.RUNNING)
+    return _API_STATES.get(sub_state, State.STOPPING if was_stopped else State.RUNNING)
