@@ -51,7 +51,7 @@ def read_results(
     If there is an error, no result may be used. `tuner`: the name of the tuner that receives them.
     """
     if not isinstance(raw, Sequence) or isinstance(raw, str) or not raw:
-        return [], [((), f"cannot import {shown(raw)}: it is no list of results; write {_EXAMPLE}")]
+        return [], [((), f"cannot import {shown(raw)}: it is not a list of results; write {_EXAMPLE}")]
     results: list[PriorResult] = []
     problems: list[tuple[Path, str]] = []
     for index, entry in enumerate(raw):
@@ -72,11 +72,11 @@ def _read(
 
     here: Path = (index,)
     if not isinstance(entry, Mapping):
-        return None, [(here, f"cannot import [{index}]: {shown(entry)} is no result; write {_EXAMPLE}")]
+        return None, [(here, f"cannot import [{index}]: {shown(entry)} is not a result; write {_EXAMPLE}")]
     problems: list[tuple[Path, str]] = [
         (
             (*here, str(name)),
-            f"cannot use [{index}].{name}: there is no such key; keep parameter and value only",
+            f"cannot use [{index}].{name}: there is no such key; keep only parameter and value",
         )
         for name in entry
         if name not in ("parameter", "value", *_IGNORED)
@@ -91,20 +91,20 @@ def _read(
         problems.append(
             (
                 (*here, "value"),
-                f"cannot use [{index}].value: {'null' if value is None else shown(value)} has no finite number; write a "
-                "number, or a mapping with one under default, or leave this result out",
+                f"cannot use [{index}].value: {shown(value)} has no finite number; write a number or a mapping "
+                "with a number under default, or remove this result",
             )
         )
     if "parameter" in entry:
         problems += [
             (
                 (*here, "parameter"),
-                f"cannot use [{index}].parameter: {problem}; leave this result out, or widen the search space first",
+                f"cannot use [{index}].parameter: {problem}; remove this result, or widen the search space first",
             )
             for problem in (
                 problems_within(space, tuner, parameters)
                 if isinstance(parameters, Mapping)
-                else [f"{shown(parameters)} is no mapping"]
+                else [f"{shown(parameters)} is not a mapping"]
             )
         ]
     if problems or number is None or not isinstance(parameters, Mapping):

@@ -106,11 +106,11 @@ def read_first_schema(path: Path) -> dict[str, Any]:
     """The keys and values of a file in NNI's first schema, in camelCase. Only keys and types are checked.
 
     Raises:
-        ConfigInvalid: with every wrong key and type, or because the file is in the second schema.
+        ConfigInvalid: a key or type is wrong, with every such error, or the file is in the second schema.
     """
     document = _document(path)
     if isinstance(document, DocumentV2):
-        message = f"cannot convert {path.name}: it is in NNI's second schema; use it as it is"
+        message = f"cannot convert {path.name}: it already is in NNI's second schema; use it unchanged"
         raise ConfigInvalid([Diagnostic(str(path), None, None, "", message)])
     reading = _Reading(path, document, reads_code=False)
     diagnostics = [*document.diagnostics, *reading.checked_keys()[1]]
@@ -139,7 +139,7 @@ class _Reading:
         platform = document.value.get(
             "trainingServicePlatform", document.value.get("training_service_platform")
         )
-        # An unknown platform is reported by the schema; the other keys are checked as for this machine.
+        # The schema reports an unknown platform; the other keys are then checked as for this machine.
         self.platform: Platform = next((name for name in EXPERIMENTS if name == platform), "local")
         self.schema: type[AnyExperimentV1] = EXPERIMENTS[self.platform]
         self.raw: dict[str, Any] = with_camel_keys(self.schema, document.value)
@@ -245,7 +245,7 @@ class _Reading:
         )
 
     def checked_keys(self) -> tuple[AnyExperimentV1 | None, list[Diagnostic]]:
-        """The file if its keys and types are valid, and their diagnostics."""
+        """The file, or None if a key or a type is invalid, and the diagnostics."""
         hints = {} if isinstance(self.document, DocumentV2) else v2_hints()
         file, diagnostics = check(self.schema, self.raw, self.document, answers=hints)
         return file, self._without_other_platforms(diagnostics)
@@ -256,7 +256,7 @@ class _Reading:
             return
         for key in ("reuseIdleTimeout", "maxTrialsPerJob", "warmImports"):
             if self.raw.get(key):
-                why = f"only a job that runs many trials in turn has a use for it; write {section}: {{reuse: true}} as well"
+                why = f"it has an effect only if one job runs many trials; write {section}: {{reuse: true}} as well"
                 self._refuse((key,), f"{why}, or remove it")
 
     # ---- Kubernetes
@@ -279,7 +279,9 @@ class _Reading:
         if template is None or not template.is_file():
             return paths, None
         if trial.get("taskRoles") is not None:
-            self._warn(f"{name}.configPath wins over trial.taskRoles: jobs are those of the template")
+            self._warn(
+                f"{name}.configPath takes precedence over trial.taskRoles: the template describes the jobs"
+            )
         try:
             return paths, read_template(read_yaml(template), section.get("namespace"))
         except ConfigInvalid as error:
@@ -318,7 +320,7 @@ class _Reading:
             for place, value in leaves(self._within(section), (section,)):
                 is_exempt = place[-1] in ("command", *PATH_KEYS) or not is_placeholder(value)
                 if not is_exempt and self.document.diagnostic(place, "").key not in reported:
-                    self._refuse(place, f"{value} is still the placeholder of an example; write your own")
+                    self._refuse(place, f"{value} is a placeholder of an example; replace it")
 
     def _job_file(self, written: Any) -> tuple[Path | None, str | None]:
         place = ("trial", "paiConfigPath")
@@ -359,11 +361,15 @@ class _Reading:
         proposer = self._proposer
         if self.raw.get(proposer) is None:
             example = "tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: maximize}}"
-            self._refuse(("tuner",), f"nothing else proposes parameters; write e.g. {example}", "do without")
+            self._refuse(
+                ("tuner",), f"it proposes the parameters of trials; write e.g. {example}", "do without"
+            )
         for other in ("tuner", "assessor"):
             if self.raw.get("advisor") is not None and self.raw.get(other) is not None:
-                why = "an advisor does the work of both tuner and assessor"
-                self._report((other,), f"cannot use {other} beside advisor: {why}; remove {other} or advisor")
+                why = "an advisor replaces both tuner and assessor"
+                self._report(
+                    (other,), f"cannot use {other} together with advisor: {why}; remove {other} or advisor"
+                )
         if proposer == "tuner":
             self._check_kind("tuner", "TPE")
             if self._own("tuner") is not None:
@@ -394,7 +400,7 @@ class _Reading:
         if is_there and not any(section.get(key) for key in OWN_KEYS) and section.get(built_in) is None:
             message = (
                 f"cannot do without {kind}.{built_in}: it must be the name of a built-in {kind}; write e.g. {built_in}: "
-                f"{example}, or codeDir, classFileName and className of one of your own"
+                f"{example}, or codeDir, classFileName and className of your own class"
             )
             self._report((kind,), message)
         wrong = reason_against_class(kind, section, self._folder_of_class(kind))
@@ -425,7 +431,7 @@ class _Reading:
     def _search_space(self) -> tuple[dict[str, Any], SearchSpace | None]:
         if self.space_here is not None:
             if self.raw.get("searchSpacePath") is not None:
-                self._refuse(("searchSpace",), "there is searchSpaceFile, too; keep one of the two")
+                self._refuse(("searchSpace",), "searchSpaceFile is also set; keep one of the two")
             return self._checked_space(self.space_here, self.document, ("searchSpace",))
         place = ("searchSpacePath",)
         written = self.raw.get("searchSpacePath")
@@ -436,10 +442,10 @@ class _Reading:
         if path is None:
             return {}, None
         if not path.exists():
-            self._refuse(place, f"there is no {path}; create it or fix the path")
+            self._refuse(place, f"there is no file {path}; create it or fix the path")
             return {}, None
         try:
-            # Messages show the path relative to the experiment file's path as the user typed it.
+            # Messages show the path as typed, relative to the experiment file.
             shown_path = self.path.parent / Path(str(written)).expanduser()
             document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(shown_path)
         except ConfigInvalid as error:
@@ -481,11 +487,13 @@ class _Reading:
         if code.space:
             if is_beside:
                 why = "the search space is that of the annotations in trial.codeDir"
-                self._warn(f"useAnnotation: true wins over {beside}: {why}")
+                self._warn(f"useAnnotation: true takes precedence over {beside}: {why}")
             return dict(code.space), read_search_space(dict(code.space))[0]
-        none = "names a hyper-parameter"
+        none = "declares a hyper-parameter"
         if is_beside:
-            self._warn(f"useAnnotation: true finds no annotation that {none}: {beside} is the search space")
+            self._warn(
+                f"useAnnotation: true has no effect, because no annotation {none}: {beside} is the search space"
+            )
             return self._search_space()
         example = "'''@nni.variable(nni.choice(16, 32), name=size)''' above `size = 16`"
         message = (
@@ -500,13 +508,13 @@ class _Reading:
         if not self.is_annotated or code_dir is None or log_dir is None:
             return
         if log_dir.exists() and log_dir.samefile(code_dir):
-            why = f"{log_dir} is trial.codeDir, too, of which each experiment keeps a copy"
-            self._refuse(("logDir",), f"{why}; name another folder, which may lie in it")
+            why = f"{log_dir} is also trial.codeDir, which each experiment copies into logDir"
+            self._refuse(("logDir",), f"{why}; choose another folder, such as a subfolder")
         command = self._within("trial").get("command")
         if isinstance(command, str) and str(code_dir) in command:
             self._warn(
-                f"trial.command names {code_dir}, so trials may run the code there, without chosen values, and not its copy; "
-                "write paths relative to trial.codeDir"
+                f"trial.command contains {code_dir}, so trials may run the original code, without chosen values; write "
+                "paths relative to trial.codeDir"
             )
 
     def _warn(self, message: str) -> None:
@@ -533,17 +541,17 @@ class _Reading:
         if not isinstance(written, str) or not written:
             return None
         if is_placeholder(written):
-            self._refuse(place, f"{written} is still the placeholder of an example; write a path")
+            self._refuse(place, f"{written} is a placeholder of an example; write a path")
             return None
         if "\0" in written:
-            self._refuse(place, f"{shown(written)} holds a NUL character; fix the path")
+            self._refuse(place, f"{shown(written)} contains a NUL character; fix the path")
             return None
         try:
             # Not resolve(): symbolic links stay as the user wrote them.
             absolute = Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
             absolute.exists()
         except RuntimeError as error:  # ~nobody
-            self._refuse(place, f"{shown(written)} names no user; fix the path ({error})")
+            self._refuse(place, f"the user in {shown(written)} is unknown; fix the path ({error})")
             return None
         except OSError as error:  # a path that is too long, or a folder without permission
             self._refuse(place, f"{shown(written)}: {error.strerror}; fix the path")
