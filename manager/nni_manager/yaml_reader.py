@@ -21,7 +21,7 @@ Child = tuple[yaml.ScalarNode | None, yaml.Node]
 """A node and its key; an item of a list has no key."""
 
 _NO_COLON = "a line is not `key: value`; add a colon and a value, or # for a comment"
-# The parser's problems about its tokens, as problems of the text, each with a remedy.
+# The parser describes these problems by its tokens; the values describe the text and end with the remedy.
 _PLAIN_PROBLEMS = {
     "<block end>, but found '<block mapping start>'": (
         "no line above has the indentation of this line; give the keys of one section the same indentation"

@@ -185,7 +185,7 @@ def test_a_secret_is_in_no_text_that_anybody_sees(write):
         ("nniManagerNFSMountPath: storage", "nniManagerNFSMountPath: none", "there is no folder none; mount"),
         ("containerNFSMountPath: /mnt/confignfs-data", "containerNFSMountPath: data", "is not an absolute path in"),
         ("containerNFSMountPath: /mnt/confignfs-data", "containerNFSMountPath: '/<% x %>'", "is not an absolute path in"),
-        ("paiConfig:", "localConfig: {reuse: true}\npaiConfig:", "cannot use localConfig: OpenPAI chooses"),
+        ("paiConfig:", "localConfig: {reuse: true}\npaiConfig:", "cannot use localConfig: OpenPAI assigns"),
         ("paiStorageConfigName: c", "paiConfigPath: none.yml\n  paiStorageConfigName: c", "cannot read trial.paiConfigPath"),
         ("reuse: true", "reuse: false\nwarmImports: [numpy]", "write paiConfig: {reuse: true} as well"),
     ],

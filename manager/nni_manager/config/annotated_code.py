@@ -98,7 +98,7 @@ def write_copy(code: AnnotatedCode, copy: Path, annotated: Path) -> None:
             elif entry.path not in code.generated:
                 shutil.copy2(entry.source, place)
             else:
-                # The mtime is not copied: Python would accept bytecode of the user's file for this one.
+                # The mtime is not copied: otherwise Python could use bytecode of the original file.
                 place.write_bytes(code.generated[entry.path])
                 shutil.copymode(entry.source, place)
                 original = annotated / entry.path

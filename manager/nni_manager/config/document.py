@@ -98,12 +98,8 @@ class Document:
 
     def diagnostic(self, path: PathInFile, message: str) -> Diagnostic:
         """A diagnostic at this path, or at its nearest parent that is in the file."""
-        line, column = self._place(path)
-        return Diagnostic(self.file, line, column, key_of(path), message)
-
-    def _place(self, path: PathInFile) -> tuple[int, int] | tuple[None, None]:
         found = None if self.root is None else self.root.place_of(path, folded)
-        return found or (None, None)
+        return Diagnostic(self.file, *(found or (None, None)), key_of(path), message)
 
 
 def _document(path: Path, value: Any, tree: Tree) -> Document:
@@ -132,7 +128,9 @@ def read_yaml(path: Path) -> Document:
         problem, *where = explained(text, error, _SECTION_OF)
         raise _refused(path, f"cannot read {path.name}: {problem}", *where) from error
     except yaml.YAMLError as error:
-        raise _refused(path, f"cannot read {path.name}: {_one_line(error)}; fix the YAML there") from error
+        raise _refused(
+            path, f"cannot read {path.name}: {' '.join(str(error).split())}; fix the YAML there"
+        ) from error
     except ValueError as error:
         # A scalar in the form of a date or number with an invalid value, such as 2024-99-99.
         raise _refused(
@@ -217,10 +215,6 @@ def _text(path: Path, most_bytes: int = MAX_BYTES) -> str:
 
 def _refused(path: Path, message: str, line: int | None = None, column: int | None = None) -> ConfigInvalid:
     return ConfigInvalid([Diagnostic(str(path), line, column, "", message)])
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _refuse_constant(word: str) -> None:

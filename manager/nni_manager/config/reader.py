@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from nni_manager.config import model, openpai
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, RandomArgs, reason_against_space
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
@@ -34,25 +35,6 @@ from nni_manager.config.kubernetes import (
     paths_in,
     refuse_contradictions,
 )
-from nni_manager.config.model import (
-    AssessorConfig,
-    Expansion,
-    ExperimentSpec,
-    KubernetesConfig,
-    LocalSpec,
-    PaiConfig,
-    Platform,
-    ReuseConfig,
-    TunerConfig,
-    UserClass,
-)
-from nni_manager.config.openpai import (
-    is_on_local_openpai,
-    pai_of,
-    reason_against_login,
-    reason_against_storage,
-    refuse_missing,
-)
 from nni_manager.config.registered_algorithms import AlgorithmKind
 from nni_manager.config.schema import AnySchema, check, is_placeholder, with_camel_keys
 from nni_manager.config.search_space import SearchSpace, read_search_space
@@ -70,7 +52,7 @@ from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, v2_hints
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
 
 
-def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentSpec:
+def read_experiment_file(path: Path, *, reads_code: bool = True) -> model.ExperimentSpec:
     """The experiment that `path` describes, ready to run: its search space is read, its code folder exists.
 
     Relative paths in the file are relative to its folder; `~` is the user's home. Without `reads_code` annotations are not
@@ -82,7 +64,7 @@ def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentSp
     return read_document(path, _document(path), reads_code=reads_code)
 
 
-def read_document(path: Path, document: Document, *, reads_code: bool = True) -> ExperimentSpec:
+def read_document(path: Path, document: Document, *, reads_code: bool = True) -> model.ExperimentSpec:
     """The experiment that a document describes, checked as by `read_experiment_file`.
 
     `path` is the document's file; it need not exist.
@@ -140,22 +122,23 @@ class _Reading:
             "trainingServicePlatform", document.value.get("training_service_platform")
         )
         # The schema reports an unknown platform; the other keys are then checked as for this machine.
-        self.platform: Platform = next((name for name in EXPERIMENTS if name == platform), "local")
+        self.platform: model.Platform = next((name for name in EXPERIMENTS if name == platform), "local")
         self.schema: type[AnyExperimentV1] = EXPERIMENTS[self.platform]
         self.raw: dict[str, Any] = with_camel_keys(self.schema, document.value)
         # A v2 file may contain the search space itself.
         self.space_here: Any = self.raw.pop("searchSpace", None) if isinstance(document, DocumentV2) else None
         self.diagnostics = list(document.diagnostics)
-        self.expansions: list[Expansion] = []
+        self.expansions: list[model.Expansion] = []
         self.warnings: list[str] = list(document.warnings) if isinstance(document, DocumentV2) else []
         self.is_annotated = False
 
-    def experiment(self) -> ExperimentSpec:
+    def experiment(self) -> model.ExperimentSpec:
         """The experiment. Each step collects diagnostics and continues, so that one pass reports all of them."""
         file, diagnostics = self.checked_keys()
         self.diagnostics += diagnostics
         class_args = self._class_args()
-        self._check_assessor()
+        self._check_kind("assessor", "Medianstop")
+        self._checked_args("assessor", ASSESSOR_ARGS)
         uses_annotation = self.raw.get("useAnnotation") is True
         if not uses_annotation:
             search_space_raw, search_space = self._search_space()
@@ -181,14 +164,14 @@ class _Reading:
         assert code_dir is not None
         assert log_dir is not None
         local = (isinstance(file, LocalExperimentV1) and file.local_config) or LocalConfigV1()
-        pai: PaiConfig | None = None
+        pai: model.PaiConfig | None = None
         if isinstance(file, PaiExperimentV1):
             assert storage is not None
-            pai = pai_of(file, storage, job_file, job_text)
-        kubernetes: KubernetesConfig | None = None
+            pai = openpai.pai_of(file, storage, job_file, job_text)
+        kubernetes: model.KubernetesConfig | None = None
         if isinstance(file, FrameworkControllerExperimentV1 | KubeflowExperimentV1):
             kubernetes = kubernetes_of(file, *place_of_jobs)
-        return ExperimentSpec(
+        return model.ExperimentSpec(
             experiment_name=file.experiment_name,
             author_name=file.author_name,
             description=file.description,
@@ -200,7 +183,7 @@ class _Reading:
             training_service=self.platform,
             search_space=search_space,
             search_space_raw=search_space_raw,
-            tuner=TunerConfig(
+            tuner=model.TunerConfig(
                 name=self._name_of(self._proposer),
                 optimize_mode=class_args.optimize_mode,
                 seed=class_args.seed,
@@ -211,7 +194,7 @@ class _Reading:
             ),
             assessor=None
             if file.assessor is None
-            else AssessorConfig(
+            else model.AssessorConfig(
                 self._name_of("assessor"),
                 file.assessor.class_args or {},
                 self._own("assessor", file.assessor.call_timeout),
@@ -229,10 +212,12 @@ class _Reading:
             debug=file.debug,
             # A developer's build seldom has the version of the image, so debug turns the check off, as in NNI.
             version_check=not file.debug if file.version_check is None else file.version_check,
-            local=LocalSpec(local.gpu_indices, local.max_trial_num_per_gpu, local.use_active_gpu),
-            reuse=ReuseConfig(
+            local=model.LocalSpec(local.gpu_indices, local.max_trial_num_per_gpu, local.use_active_gpu),
+            reuse=model.ReuseConfig(
                 self._within(SECTIONS[self.platform][0]).get("reuse") is True,
-                ReuseConfig().idle_timeout_s if file.reuse_idle_timeout is None else file.reuse_idle_timeout,
+                model.ReuseConfig().idle_timeout_s
+                if file.reuse_idle_timeout is None
+                else file.reuse_idle_timeout,
                 file.max_trials_per_job,
                 tuple(file.warm_imports),
             ),
@@ -301,15 +286,15 @@ class _Reading:
     def _check_pai(self) -> tuple[Path | None, Path | None, str | None]:
         """The folder of the storage, and the job file with its text."""
         trial, cluster = self._within("trial"), self._within("paiConfig")
-        is_local = is_on_local_openpai(cluster)
-        refuse_missing(trial, cluster, self._refuse)
+        is_local = openpai.is_on_local_openpai(cluster)
+        openpai.refuse_missing(trial, cluster, self._refuse)
         self._refuse_placeholders("trial", *(() if is_local else ("paiConfig",)))
-        wrong = None if is_local else reason_against_login(cluster, self._refuse)
+        wrong = None if is_local else openpai.reason_against_login(cluster, self._refuse)
         if wrong is not None:
             self._report(*wrong)
         place = ("trial", "nniManagerNFSMountPath")
         storage = self._absolute(place, trial.get(place[-1]))
-        if storage is not None and (why := reason_against_storage(storage, is_local)) is not None:
+        if storage is not None and (why := openpai.reason_against_storage(storage, is_local)) is not None:
             self._refuse(place, why)
         return storage, *self._job_file(trial.get("paiConfigPath"))
 
@@ -379,10 +364,6 @@ class _Reading:
                 return RandomArgs(optimize_mode="minimize" if mode == "minimize" else "maximize")
         return self._checked_args(proposer, CLASS_ARGS)
 
-    def _check_assessor(self) -> None:
-        self._check_kind("assessor", "Medianstop")
-        self._checked_args("assessor", ASSESSOR_ARGS)
-
     def _checked_args(self, section: str, schemas: Mapping[str, type[AnySchema]]) -> AnySchema | None:
         """The arguments of a built-in algorithm; None without it, or if the schema of the file reports them."""
         name, raw = self._within(section).get(_built_in(section)), self._within(section).get("classArgs")
@@ -414,7 +395,7 @@ class _Reading:
             return None
         return Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
 
-    def _own(self, kind: AlgorithmKind, call_timeout_s: float | None = None) -> UserClass | None:
+    def _own(self, kind: AlgorithmKind, call_timeout_s: float | None = None) -> model.UserClass | None:
         section, here = self._within(kind), Path(os.path.abspath(self.path.parent))
         name = section.get(_built_in(kind))
         return user_class(kind, name, section, self._folder_of_class(kind) or here, call_timeout_s)
@@ -558,7 +539,7 @@ class _Reading:
             return None
         if str(absolute) != written:
             key = self.document.key(place) if isinstance(self.document, DocumentV2) else key_of(place)
-            self.expansions.append(Expansion(key, written, absolute))
+            self.expansions.append(model.Expansion(key, written, absolute))
         return absolute
 
 

@@ -192,7 +192,8 @@ def _sentence(
     written = f"write e.g. {last}: {example}"
     if isinstance(path[-1], int):
         # An item of a list must be a mapping.
-        return f"cannot use {key}: {shown(value)} is not a mapping; write e.g. {_name_of(path)}: {example}"
+        name = next(step for step in reversed(path) if isinstance(step, str))
+        return f"cannot use {key}: {shown(value)} is not a mapping; write e.g. {name}: {example}"
     if kind == "missing":
         return f"cannot do without {key}: it must be {what}; {written}"
     if is_placeholder(value):
@@ -203,10 +204,6 @@ def _sentence(
     if not field.repr:
         return f"cannot use {key}: its value is not {what}; {written}"  # the value is a secret
     return f"cannot use {key}: {shown(value)} is not {what}; {written}"
-
-
-def _name_of(path: tuple[str | int, ...]) -> str:
-    return next(step for step in reversed(path) if isinstance(step, str))
 
 
 def is_placeholder(value: Any) -> bool:

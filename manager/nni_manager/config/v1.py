@@ -433,7 +433,7 @@ class PaiExperimentV1(ExperimentV1):
     """The experiment file for OpenPAI."""
 
     answers: ClassVar[dict[str, str]] = ExperimentV1.answers | {
-        "localConfig": "OpenPAI chooses machines and GPUs by itself; remove it, and write reuse into paiConfig"
+        "localConfig": "OpenPAI assigns machines and GPUs; remove it, and write reuse into paiConfig"
     }
     trial: PaiTrialV1 = mapping('{command: "python3 train.py", codeDir: ., image: ...}', v2="trainingService")
     pai_config: PaiConfigV1 = mapping(

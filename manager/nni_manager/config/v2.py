@@ -156,7 +156,7 @@ def keys_on(platform: str) -> Iterator[KeyV2]:
 
 
 def implicit_keys(platform: str) -> dict[_Keys, _Keys]:
-    """The v2 keys that v1 lacks, or for which only v2 has a default, by their v1 key path; () if v1 has none."""
+    """The v1 key path of each v2 key that v1 lacks, or for which only v2 has a default; () without a v1 key."""
     places = _places({"experimentName": "experimentName", "trialCodeDirectory": "trial.codeDir"})
     if platform == "openpai":
         return places | _places({"trainingService.dockerImage": "trial.image"})
