@@ -99,7 +99,8 @@ class Document:
     def diagnostic(self, path: PathInFile, message: str) -> Diagnostic:
         """A diagnostic at this path, or at its nearest parent that is in the file."""
         found = None if self.root is None else self.root.place_of(path, folded)
-        return Diagnostic(self.file, *(found or (None, None)), key_of(path), message)
+        line, column = found or (None, None)
+        return Diagnostic(self.file, line, column, key_of(path), message)
 
 
 def _document(path: Path, value: Any, tree: Tree) -> Document:
