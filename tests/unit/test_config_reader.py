@@ -283,7 +283,7 @@ WRONG_VALUES = {
         "they exclude each other; remove builtinTunerName, or all of codeDir, classFileName, className",
         "className: Mine": "cannot do without tuner.classFileName: it must be the Python file that defines the class; write",
         "codeDir: .": "cannot do without tuner.className next to tuner.codeDir: it must be the name of a class; write",
-        "className: Mine\n  codeDir: .\n  classFileName: no.py": "no.py; create it or fix codeDir and the names",
+        "className: Mine\n  codeDir: .\n  classFileName: no.py": "no.py; create it, or fix codeDir and the names",
         "className: Mine\n  codeDir: none\n  classFileName: mine.py": "cannot use tuner.codeDir: there is no folder",
         "className: Mine\n  codeDir: .\n  classFileName: mine": 'cannot use tuner.classFileName: "mine" is not the name of a Py',
         "gpuIndices: 0": "cannot do without tuner.builtinTunerName: it must be the name of a built-in tuner; write e.g. "

@@ -36,7 +36,6 @@ from nni_manager.errors import UserError
 _MARK = "@nni."
 _EXPANDED = {"get_next_parameter": 0, "report_intermediate_result": 1, "report_final_result": 1}
 """Annotations that become a call, and the number of arguments of each."""
-_KNOWN = ("variable", "function_choice", *_EXPANDED)
 _ARCHITECTURE_SEARCH = ("mutable_layers", "training_update")
 _EXAMPLES = {
     "variable": "'''@nni.variable(nni.choice(16, 32), name=size)'''",
@@ -280,7 +279,7 @@ class _Reader:
                     self._read_blocks_in(each)
 
     def _annotation(self, node: ast.expr) -> _PendingAnnotation | None:
-        """Record an annotation that stands alone; return one that applies to the next statement."""
+        """Record an annotation that becomes a call; return one that applies to the next statement."""
         if not isinstance(node, ast.Constant):
             remedy = "remove the f: names in an annotation need no braces"
             raise _AnnotationInvalid(node.lineno, "an f-string as an annotation", remedy)
@@ -513,8 +512,8 @@ def _call_in(node: ast.Constant) -> tuple[str, ast.Call]:
     if word in _ARCHITECTURE_SEARCH:
         remedy = "use @nni.function_choice"
         raise _AnnotationInvalid(node.lineno, f"@nni.{word}: architecture search is not supported", remedy)
-    if word not in _KNOWN:
-        remedy = remedy_for_unknown(word, _KNOWN)
+    if word not in _EXAMPLES:
+        remedy = remedy_for_unknown(word, _EXAMPLES)
         raise _AnnotationInvalid(node.lineno, f"@nni.{word}: there is no such annotation", remedy)
     if kind is None:
         remedy = f"write e.g. {_EXAMPLES[word]}"

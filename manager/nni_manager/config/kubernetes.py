@@ -126,7 +126,7 @@ class NfsV1(Schema):
 
 
 class KeyVaultV1(Schema):
-    """`keyVault`: the Azure vault that holds the key of the storage account."""
+    """`keyVault`: the Azure vault that stores the key of the storage account."""
 
     vault_name: str = must_be(
         "the name of a vault", "my-vault", pattern=r"^[0-9a-zA-Z-]{1,127}$", v2="keyVaultName"

@@ -157,7 +157,7 @@ class _Reading:
             raise ConfigInvalid(
                 sorted(self.diagnostics, key=lambda it: (it.file != str(self.path), it.file, it.line or 0))
             )
-        # Without diagnostics every part exists; a missing part is a bug of ours.
+        # Without diagnostics every part exists; a missing part is a bug.
         assert file is not None
         assert class_args is not None
         assert search_space is not None
@@ -485,7 +485,7 @@ class _Reading:
         return {}, None
 
     def _check_paths_of_annotated_code(self, code_dir: Path | None, log_dir: Path | None) -> None:
-        """Check paths for annotated code: experiments hold a copy of it, and trials start in that copy."""
+        """Check paths for annotated code: each experiment contains a copy, in which trials start."""
         if not self.is_annotated or code_dir is None or log_dir is None:
             return
         if log_dir.exists() and log_dir.samefile(code_dir):

@@ -7,8 +7,8 @@ The file and its keys are NNI's, so algorithms registered with NNI's `nnictl alg
     assessors: []
     advisors: []
 
-Rows with `source: nni` are NNI's built-in algorithms and are ignored: ours replace them. `codeDirectory` is our addition: the
-folder of a module that is not installed. Source: NNI v2.10, nni/tools/package_utils and `nnictl algo`.
+Rows with `source: nni` are NNI's built-in algorithms and are ignored: the built-in algorithms here replace them. NNI has no
+`codeDirectory`, the folder of a module that is not installed. Source: NNI v2.10, nni/tools/package_utils and `nnictl algo`.
 """
 
 from __future__ import annotations

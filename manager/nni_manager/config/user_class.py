@@ -89,7 +89,7 @@ def _reason_against_file(
     path = next((each for each in (base.with_suffix(".py"), base / "__init__.py") if each.is_file()), None)
     if path is None:
         return key, (
-            f"cannot use {kind}.{key}: there is no {base.with_suffix('.py')}; create it or fix codeDir and the names"
+            f"cannot use {kind}.{key}: there is no file {base.with_suffix('.py')}; create it, or fix codeDir and the names"
         )
     try:
         tree = ast.parse(path.read_bytes(), str(path))
