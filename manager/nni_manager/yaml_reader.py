@@ -20,22 +20,22 @@ TAGS = "tag:yaml.org,2002:"
 Child = tuple[yaml.ScalarNode | None, yaml.Node]
 """A node and its key; an item of a list has no key."""
 
-_NO_COLON = "a line is no `key: value`; give it a colon and a value, or # for a comment"
-# The parser's problems about its tokens, as problems of the text, each with a remedy.
+_NO_COLON = "a line is not `key: value`; add a colon and a value, or # for a comment"
+# The parser describes these problems by its tokens; the values describe the text and end with the remedy.
 _PLAIN_PROBLEMS = {
     "<block end>, but found '<block mapping start>'": (
-        "this line is indented like none above it; give the keys of one section the same indentation"
+        "no line above has the indentation of this line; give the keys of one section the same indentation"
     ),
     "<block end>, but found '<scalar>'": (
         "text follows a closing quote or bracket; put the whole value in quotes of the other kind"
     ),
     "<block end>, but found '-'": (
-        "an item of a list stands among keys; write `key: value` here, or indent the item below the key of its list"
+        "a list item is among keys; write `key: value`, or indent the item below the key of its list"
     ),
     "could not find expected ':'": _NO_COLON,
     "found character '\\t' that cannot start any token": "a line begins with a tab; indent with spaces",
     "found unexpected end of stream": "a quote is not closed; close it",
-    "found another document": "a second document begins here, after ---; keep one document in a file",
+    "found another document": "a second document starts here, after ---; keep one document per file",
 }
 # The parser detects these some lines later; their position is where the construct starts.
 _DETECTED_LATE = ("could not find expected ':'", "end of stream", "<stream end>")
@@ -50,7 +50,7 @@ class Unreadable(yaml.MarkedYAMLError):
 
 @dataclass(frozen=True, slots=True)
 class RepeatedKey:
-    """A key that its mapping has in line `first_line` already. `mark` is the position of the later one."""
+    """A key that occurs twice in its mapping, first in line `first_line`. `mark` is the position of the second occurrence."""
 
     path: tuple[str | int, ...]
     mark: yaml.Mark
@@ -69,9 +69,9 @@ class Tree:
     def steps_to(
         self, path: Sequence[str | int], spelling: Callable[[str], str] | None = None
     ) -> Iterator[Child]:
-        """Yields the key and the node of each step of the path, as far as the text has it.
+        """Yields the key and the node of each step of the path, up to the first absent step.
 
-        `spelling` makes keys equal that the reader takes for the same; the exact key wins over others.
+        `spelling` normalises keys for comparison; an exact match takes precedence.
         """
         node = self.root
         for step in path:
@@ -90,7 +90,7 @@ class Tree:
     def place_of(
         self, path: Sequence[str | int], spelling: Callable[[str], str] | None = None
     ) -> tuple[int, int] | None:
-        """Returns the line and column, from 1, of the path's last step that the text has; None: it has none of them."""
+        """Returns the line and column, from 1, of the last step of the path in the text; None if no step is in the text."""
         steps = list(self.steps_to(path, spelling))
         return place((steps[-1][0] or steps[-1][1]).start_mark) if steps else None
 
@@ -122,7 +122,7 @@ class PositionedLoader(yaml.SafeLoader):
         """Returns the only document.
 
         Raises:
-            yaml.YAMLError: the text is not one document, too deep or too large; `explained` says it in plain words.
+            yaml.YAMLError: the text is not one document, too deep or too large; `explained` returns a message for it.
         """
         try:
             root = self.get_single_node()
@@ -143,7 +143,7 @@ class PositionedLoader(yaml.SafeLoader):
         """Returns the next node; refuses one that is too deep."""
         self._level += 1
         if self._level > self.max_levels:
-            problem = f"more than {self.max_levels} levels deep; make it flatter"
+            problem = f"it has more than {self.max_levels} levels; make it flatter"
             raise Unreadable(problem, self.peek_event().start_mark)  # type: ignore[no-untyped-call]
         node = super().compose_node(parent, index)
         self._level -= 1
@@ -156,7 +156,7 @@ class PositionedLoader(yaml.SafeLoader):
             self._grow(size, node)
             return value
         if id(node) in self._open:
-            raise Unreadable("an anchor contains itself; write the value out", node.start_mark)
+            raise Unreadable("an anchor contains itself; write the value without an alias", node.start_mark)
         self._open.add(id(node))
         self._grow(1, node)
         if isinstance(node, yaml.ScalarNode):
@@ -167,7 +167,7 @@ class PositionedLoader(yaml.SafeLoader):
         elif isinstance(node, yaml.MappingNode) and node.tag == f"{TAGS}map":
             value = self._mapping(node, path)
         else:
-            problem = f"there is no use for the tag {short_tag(node)} here; leave it out"
+            problem = f"the tag {short_tag(node)} is not supported here; remove it"
             raise Unreadable(problem, node.start_mark)
         self._open.remove(id(node))
         self._done[id(node)] = value, self._size - before
@@ -176,7 +176,9 @@ class PositionedLoader(yaml.SafeLoader):
     def _grow(self, size: int, node: yaml.Node) -> None:
         self._size += size
         if self._size > MAX_VALUES:
-            problem = f"its aliases make more than {MAX_VALUES:,} values of it; write out what is needed"
+            problem = (
+                f"its aliases expand to more than {MAX_VALUES:,} values; write the values without aliases"
+            )
             raise Unreadable(problem, node.start_mark)
 
     def _mapping(self, node: yaml.MappingNode, path: tuple[str | int, ...]) -> dict[Any, Any]:
@@ -185,7 +187,7 @@ class PositionedLoader(yaml.SafeLoader):
         children = self._children[id(node)] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                problem = "a list or a mapping cannot be a key here; write a word as the key"
+                problem = "a list or a mapping cannot be a key here; write text as the key"
                 raise Unreadable(problem, key_node.start_mark)
             is_merge = key_node.tag == f"{TAGS}merge"
             name, key = ("<<", None) if is_merge else self.key(key_node)
@@ -205,12 +207,12 @@ class PositionedLoader(yaml.SafeLoader):
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
         values = [self._value_of(each, path) for each in nodes]
         if not all(isinstance(value, dict) for value in values):
-            raise Unreadable("<< merges mappings only; name an anchor of one", node.start_mark)
+            raise Unreadable("<< merges only mappings; use an alias of a mapping", node.start_mark)
         return values
 
 
 def short_tag(node: yaml.Node) -> str:
-    """Returns a node's tag as one writes it: `!!int`."""
+    """Returns a node's tag in its short form: `!!int`."""
     return str(node.tag).replace(TAGS, "!!")
 
 
@@ -218,7 +220,7 @@ def explained(
     text: str, error: yaml.MarkedYAMLError, sections: Mapping[str, str] | None = None
 ) -> tuple[str, int, int]:
     """Returns the problem with a remedy, and its line and column. `sections`: the section of keys that have only one."""
-    problem, mark = error.problem or error.context or "this is no YAML", error.problem_mark
+    problem, mark = error.problem or error.context or "this is not YAML", error.problem_mark
     if mark is None or (error.context_mark is not None and any(each in problem for each in _DETECTED_LATE)):
         mark = error.context_mark
     line, column = (1, 1) if mark is None else place(mark)
@@ -236,16 +238,16 @@ def _colon_problem(lines: Sequence[str], column: int, sections: Mapping[str, str
     before = above[-1] if above else ""
     key, has_colon, _ = line[: column - 1].partition(":")
     if has_colon:
-        problem = "the value in this line has a colon and a blank, which begin another value in YAML"
+        problem = "the value in this line contains a colon and a space, which YAML reads as another key"
         return f"{problem}; put the whole value in single quotes", len(lines), column
     # The parser joins two lines without a colon into one scalar.
     if re.fullmatch(r"\s*[\w.-]+\s*", key) and re.fullmatch(r"\s*[^\s#:-][^:]*", before):
         return _NO_COLON, len(above), len(before) - len(before.lstrip()) + 1
     problem, section = "mapping values are not allowed here", sections.get(key.strip())
     remedy = (
-        "what is indented more than the line above lies within it, and that line has a value; fix the indentation"
+        "this line is indented below a line that already has a value; fix the indentation"
         if section is None
-        else f"the line above has a value, so {key.strip()} cannot lie within it; is the line `{section}:` missing "
+        else f"the line above has a value, so {key.strip()} cannot be indented below it; is the line `{section}:` missing "
         "between the two?"
     )
     return f"{problem}; {remedy}", len(lines), column

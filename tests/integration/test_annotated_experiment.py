@@ -97,7 +97,8 @@ def test_annotated_code_is_searched_and_its_own_stays_as_it_is(place, run):
 
     done = run("create", "--config", "config.yml", "--port", "auto", "--foreground")
     assert done.stderr == (
-        "WARNING: useAnnotation: true wins over searchSpacePath: the search space is that of the annotations in trial.codeDir\n"
+        "WARNING: useAnnotation: true takes precedence over searchSpacePath: "
+        "the search space is that of the annotations in trial.codeDir\n"
     )
     assert done.returncode == 0
     name = done.stdout.split("The experiment id is ")[1].split()[0]

@@ -114,7 +114,7 @@ def test_every_limit_can_be_updated(manager, nnictl):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("update", "trialnum", "-v", "0"), "cannot use maxTrialNum: 0 is not what it must be"),
+        (("update", "trialnum", "-v", "0"), "cannot use maxTrialNum: 0 is not valid"),
         (("update", "duration", "-v", "soon"), 'cannot use maxExecDuration: "soon"'),
         (("update", "concurrency", "-v", "two"), "cannot read this command line"),
         (("update", "concurrency"), "cannot do without --value"),

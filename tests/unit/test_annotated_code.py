@@ -85,7 +85,8 @@ def test_keys_have_the_dotted_path_of_their_file(code):
 def test_two_files_of_one_module_that_disagree_are_a_mistake(code):
     write(code, **{"a.b_dot_py": SIZE, "a__b_dot_py": SIZE.replace("32", "64")})
     (mistake,) = read(code).diagnostics
-    assert re.search(r"a\.b\.py: cannot use a\.b/size/choice: a/b\.py gives it other values, and both files are the module a\.b; "
+    assert re.search(r"a\.b\.py: cannot use a\.b/size/choice: a/b\.py gives this key other values, and both files are "
+    r"the module a\.b; "
                      "rename one of the files", str(mistake))  # fmt: skip
 
 
@@ -174,7 +175,7 @@ def test_a_folder_that_is_somebodys_home_is_refused(code, monkeypatch):
     monkeypatch.setattr(code_folder, "_MAX_ENTRIES", 5)
     write(code, **{f"{number}_dot_py": SIZE for number in range(9)})
     with pytest.raises(
-        CodeUnusable, match=r"cannot copy codeDir .*: it holds more than 5 files and folders; name what"
+        CodeUnusable, match=r"cannot copy codeDir .*: it has more than 5 files and folders; list those that"
     ):
         read(code)
 
@@ -184,7 +185,7 @@ def test_a_file_that_vanishes_is_said(code):
     found = read(code)
     (code / "data.txt").unlink()
     told = (
-        r"cannot copy codeDir to .*/copy: .*data\.txt: No such file or directory; free some space in logDir"
+        r"cannot copy codeDir to .*/copy: .*data\.txt: No such file or directory; free some space in logDir,"
     )
     with pytest.raises(CodeNotCopied, match=told):
         write_copy(found, code.parent / "copy", code.parent / "annotated")
@@ -222,7 +223,7 @@ def test_annotations_are_the_search_space(code, config):
 def test_annotations_win_over_a_search_space_and_that_is_said_in_the_words_of_the_file(code, config):
     write(code, train_dot_py=SIZE)
     space = "searchSpacePath: none.json\nlogDir"
-    told = "useAnnotation: true wins over {}: the search space is that of the annotations in {}"
+    told = "useAnnotation: true takes precedence over {}: the search space is that of the annotations in {}"
     assert config({"logDir": space}).warnings == (told.format("searchSpacePath", "trial.codeDir"),)
     assert config(text=V2).warnings == (told.format("searchSpaceFile", "trialCodeDirectory"),)
     here = {"searchSpaceFile: none.json": "searchSpace: {lr: {_type: what}}"}
@@ -235,7 +236,8 @@ def test_where_no_annotation_names_a_hyper_parameter_the_search_space_of_the_fil
     assert list(read.search_space_raw) == ["lr"]
     assert read.is_annotated  # there are results to be reported
     assert read.warnings == (
-        "useAnnotation: true finds no annotation that names a hyper-parameter: searchSpacePath is the search space",
+        "useAnnotation: true has no effect, because no annotation declares a hyper-parameter: searchSpacePath is the "
+        "search space",
     )
     write(code, train_dot_py="import nni_sdk")
     assert not config({"logDir": "searchSpacePath: space.json\nlogDir"}).is_annotated
@@ -247,7 +249,8 @@ def test_annotated_code_without_any_search_space_is_one_mistake(code, config):
         config()
     (line,) = lines_of(caught)
     assert line.startswith(
-        f"config.yml:6: cannot use useAnnotation: true: no annotation in {code} names a hyper-parameter; write '''@nni.variable("
+        f"config.yml:6: cannot use useAnnotation: true: no annotation in {code} declares a hyper-parameter; write "
+        f"'''@nni.variable("
     )
 
 
@@ -287,7 +290,7 @@ def test_experiments_may_lie_in_the_code_folder_but_not_be_it(code, config):
     assert config().log_dir == code / "experiments"
     with pytest.raises(
         ConfigInvalid,
-        match=r"config\.yml:5: cannot use logDir: .* is trial\.codeDir, too, of which each experiment",
+        match=r"config\.yml:5: cannot use logDir: .* is also trial\.codeDir, which each experiment",
     ):
         config({"logDir: experiments": "logDir: ."})
 
@@ -296,7 +299,7 @@ def test_a_command_that_bypasses_the_copy_is_warned_of(code, config):
     write(code, train_dot_py=SIZE)
     (warning,) = config({"python3 train.py": f"python3 {code}/train.py"}).warnings
     assert warning.startswith(
-        f"trial.command names {code}, so trials may run the code there, without chosen values, and not its"
+        f"trial.command contains {code}, so trials may run the original code, without chosen values; write"
     )
 
 

@@ -525,62 +525,72 @@ WRONG = {
     "mean variable? (known: variable, function_choice, get_next_parameter, report_intermediate_result, report_final_result)",
     "'''@nni.mutable_layers({})'''": "1: cannot use @nni.mutable_layers: architecture search is not supported; use @nni.func",
     "'''@nni.training_update(x)'''": "1: cannot use @nni.training_update: architecture search is not supported; ",
-    "'''@nni.variable'''\nx = 1": "1: cannot use @nni.variable: an annotation is one call, and nothing else; write e.g. '''@nni",
-    "'''@nni.get_next_parameter() + 1'''": "1: cannot use @nni.get_next_parameter: an annotation is one call, and nothing else; ",
+    "'''@nni.variable'''\nx = 1": "1: cannot use @nni.variable: an annotation must be a single call; write e.g. '''@nni",
+    "'''@nni.get_next_parameter() + 1'''": "1: cannot use @nni.get_next_parameter: an annotation must be a single call; ",
     "x = 1\n'''@nni.report_final_result(\n x y)'''": "3: cannot use this annotation: it is not Python (",
-    "f'@nni.report_final_result({1})'": "1: cannot use an f-string as annotation; remove the f: names in an annotation need no",
-    f"{V}\n{V}\nx = 1": "1: cannot use @nni.variable above another annotation: it has no target there; write it right above the",
+    "f'@nni.report_final_result({1})'": "1: cannot use an f-string as an annotation; remove the f: names in an "
+    "annotation need no",
+    f"{V}\n{V}\nx = 1": "1: cannot use @nni.variable above another annotation: it has no target there; write it right above its",
     f"{F}\n'''@nni.get_next_parameter()'''\nf(1)": "1: cannot use @nni.function_choice above another annotation: it has no",
-    f"x = 1\n{V}": "2: cannot use @nni.variable at the end of a block: it has no target there; write it right above the stat",
+    f"x = 1\n{V}": "2: cannot use @nni.variable at the end of a block: it has no target there; write it right above its ",
     f"if 1:\n  {F}\nf(1)": "2: cannot use @nni.function_choice at the end of a block: it has no target there; ",
-    f"{V}\ny = 1": "1: cannot use @nni.variable with name=x: line 2 assigns y; write name=y, or the annotation right above the "
+    f"{V}\ny = 1": "1: cannot use @nni.variable with name=x: line 2 assigns y; write name=y, or move the annotation "
+    "right above the "
     "assignment of x",
     f"{V}\nx += 1": "1: cannot use @nni.variable: line 2, the next statement, does not assign a value; write `x = ...` there",
     f"{V}\nx: int": "1: cannot use @nni.variable: line 2, the next statement, does not assign a value; ",
     f"{V}\n\nprint(1)": "1: cannot use @nni.variable: line 3, the next statement, does not assign a value; ",
-    f"{V}\nx = y = 1": "1: cannot use @nni.variable: line 2 assigns x and y at once; give each an assignment of its own",
+    f"{V}\nx = y = 1": "1: cannot use @nni.variable: line 2 assigns x and y at once; write a separate assignment for each",
     f"{V}\nx, y = 1, 2": "1: cannot use @nni.variable with name=x: line 2 assigns (x, y); ",
     V.replace("=x", "='x'") + "\nx = 1": "1: cannot use @nni.variable with name='x': it is not the name of a variable; write the "
-    "name as the code has it, without quotes",
+    "name as in the code, without quotes",
     F.replace("=f", "=f(1)") + "\nf(1)": "1: cannot use @nni.function_choice with name=f(1): it is not the name of a function; ",
-    V.replace("name", "nam") + "\nx = 1": "1: cannot use @nni.variable with nam: it takes options and a name; write e.g. ",
-    V.replace("name=x", "**x") + "\nx = 1": "1: cannot use @nni.variable with **: it takes options and a name; ",
+    V.replace("name", "nam") + "\nx = 1": "1: cannot use @nni.variable with nam: it takes only options and a name; write e.g. ",
+    V.replace("name=x", "**x") + "\nx = 1": "1: cannot use @nni.variable with **: it takes only options and a name; ",
     "'''@nni.variable(name=x)'''\nx = 1": "1: cannot use @nni.variable without options; write e.g. ",
     V.replace("nni.choice(1, 2)", "nni.choice(1), 2") + "\nx = 1": "1: cannot use @nni.variable with several sets of values; ",
-    V.replace("nni.choice(1, 2)", "[1, 2]") + "\nx = 1": "1: cannot use @nni.variable for line 2: [1, 2] is no set of values; ",
-    V.replace("nni.choice", "choice") + "\nx = 1": "1: cannot use @nni.variable for line 2: choice(1, 2) is no set of values; "
+    V.replace("nni.choice(1, 2)", "[1, 2]") + "\nx = 1": "1: cannot use @nni.variable for line 2: [1, 2] is not a set "
+    "of values; ",
+    V.replace("nni.choice", "choice") + "\nx = 1": "1: cannot use @nni.variable for line 2: choice(1, 2) is not a set of values; "
     "did you mean nni.choice? ",
-    V.replace("choice", "choise") + "\nx = 1": "1: cannot use @nni.variable for line 2: nni.choise(1, 2) is no set of values; "
+    V.replace("choice", "choise") + "\nx = 1": "1: cannot use @nni.variable for line 2: nni.choise(1, 2) is not a set of values; "
     "did you mean nni.choice? (known: nni.choice, nni.randint, ",
-    V.replace("(1, 2)", "(*a)") + "\nx = 1": "1: cannot use nni.choice(*a): its values must be written out; ",
+    V.replace("(1, 2)", "(*a)") + "\nx = 1": "1: cannot use nni.choice(*a): it takes values without names and *; ",
     V.replace("(1, 2)", "()") + "\nx = 1": "1: cannot use train/x/choice: the choice has no option; list at least one",
-    V.replace("(1, 2)", "('a', a)") + "\nx = 1": "1: cannot use train/x/choice: the text 'a' and the expression a are one in the "
-    "search space; write one of them differently",
+    V.replace("(1, 2)", "('a', a)") + "\nx = 1": "1: cannot use train/x/choice: the search space cannot distinguish the text 'a' "
+    "from the expression a; write one of them differently",
     V.replace("choice(1, 2)", "uniform(a, 2)") + "\nx = 1": "1: cannot use nni.uniform: a is not a number; write numbers such as",
     V.replace("choice(1, 2)", "randint(True, 2)") + "\nx = 1": "1: cannot use nni.randint: True is not a number; ",
     V.replace("choice(1, 2)", "uniform(2, 1)") + "\nx = 1": "1: cannot use train/x/uniform: low 2 is not below high 1; swap them",
     V.replace("choice(1, 2)", "loguniform(0, 1)") + "\nx = 1": "1: cannot use train/x/loguniform: low 0 is not above 0; ",
     V.replace("choice(1, 2)", "uniform(0, 1e999)") + "\nx = 1": "1: cannot use nni.uniform: 1e309 is not a number; ",
-    V.replace("choice(1, 2)", "quniform(0, 1)") + "\nx = 1": "1: cannot use train/x/quniform: [0, 1] has 2 items; quniform take",
+    V.replace("choice(1, 2)", "quniform(0, 1)") + "\nx = 1": "1: cannot use train/x/quniform: [0, 1] has 2 items; quniform requ",
     f"{V}\nx = 1\n{V.replace('2', '3')}\nx = 1": "3: cannot use train/x/choice: another annotation gives x other values; give "
-    "both the same values, or one of the two another name",
-    f"{F}\ng(3)": "1: cannot use @nni.function_choice: line 2, the next statement, does not have a call of f; write the annotati",
-    "'''@nni.function_choice(f(1), g(2))'''\nf(3)": "1: cannot use @nni.function_choice: line 2, the next statement, does not "
-    "have any of its options; ",
-    f"{F}\nprint(f'{{f(1)}}')": "1: cannot use @nni.function_choice for a call in an f-string, in line 2; give the call a line o",
-    "'''@nni.function_choice(*a, name=f)'''\nf()": "1: cannot use @nni.function_choice with a *: options must be written out; ",
-    "'''@nni.get_next_parameter(1)'''": "1: cannot use @nni.get_next_parameter so: it takes nothing; write e.g. '''@nni.get_next",
-    "'''@nni.report_final_result()'''": "1: cannot use @nni.report_final_result so: it takes one value, and no name; write e.g. ",
-    "'''@nni.report_final_result(x, name=y)'''": "1: cannot use @nni.report_final_result so: it takes one value, and no name; ",
+    "both the same values, or rename one of them",
+    f"{F}\ng(3)": "1: cannot use @nni.function_choice: line 2, the next statement, does not call f; write the annotati",
+    "'''@nni.function_choice(f(1), g(2))'''\nf(3)": "1: cannot use @nni.function_choice: line 2, the next statement, "
+    "calls none of its options; ",
+    f"{F}\nprint(f'{{f(1)}}')": "1: cannot use @nni.function_choice for a call in an f-string, in line 2; assign the "
+    "result of the call to a",
+    "'''@nni.function_choice(*a, name=f)'''\nf()": "1: cannot use @nni.function_choice with a * argument: options "
+    "must be listed one by one; ",
+    "'''@nni.get_next_parameter(1)'''": "1: cannot use @nni.get_next_parameter: it takes no arguments; write e.g. "
+    "'''@nni.get_next",
+    "'''@nni.report_final_result()'''": "1: cannot use @nni.report_final_result: it takes exactly one value and no "
+    "name; write e.g. ",
+    "'''@nni.report_final_result(x, name=y)'''": "1: cannot use @nni.report_final_result: it takes exactly one value "
+    "and no name; ",
     "'''@nni.report_final_result(1)'''\nfrom __future__ import annotations": "1: cannot use an annotation above `from __future__",
-    "x = (1\n'@nni.'": "1: cannot use this file: it is not Python ('(' was never closed); fix it, or name it in .nniignore if n",
+    "x = (1\n'@nni.'": "1: cannot use this file: it is not Python ('(' was never closed); fix the file, or list it in .nniignore",
     "print 'x'\n'''@nni.get_next_parameter()'''": "1: cannot use this file: it is not Python (Missing parentheses in call to ",
     "'@nni.'\0": "1: cannot use this file: it is not Python (source code string cannot contain null bytes); ",
-    b"x = 1\r\n'@nni.\xff'": "2: cannot use this file: byte 13 is not utf-8; save it as it is declared, or as UTF-8",
-    b"# coding: rot13\n'@nni.'": "1: cannot use this file: rot13 is no encoding of Python code; save it as UTF-8, and decl",
-    b"# coding: undefined\n'@nni.'": "1: cannot use this file: undefined is no encoding of Python code; ",
+    b"x = 1\r\n'@nni.\xff'": "2: cannot use this file: byte 13 is not utf-8; save the file in its declared encoding, or as UTF-8",
+    b"# coding: rot13\n'@nni.'": "1: cannot use this file: rot13 is not an encoding of Python code; save the file as "
+    "UTF-8, and decl",
+    b"# coding: undefined\n'@nni.'": "1: cannot use this file: undefined is not an encoding of Python code; ",
     b"# coding: utf-9\n'@nni.'": "1: cannot use this file: unknown encoding: utf-9; save it as UTF-8, or declare its encoding in",
-    "# coding: ascii\n'''@nni.report_final_result(u'\\u20ac')'''\n": "1: cannot use this file: '€' is not in ascii; save it as U",
+    "# coding: ascii\n'''@nni.report_final_result(u'\\u20ac')'''\n": "1: cannot use this file: ascii cannot encode "
+    "'€'; save it as U",
 }  # fmt: skip
 
 
@@ -635,9 +645,11 @@ def test_parameters_may_be_taken_before(run):
 
 def test_values_are_filled_in_only_when_the_trial_has_them():
     code = b"'''@nni.variable(nni.choice(1, abs(2)), name=x)'''\nx = 1\n"
-    with pytest.raises(ValueMissing, match="cannot fill in train/x/choice: the trial has no value for it; "):
+    with pytest.raises(
+        ValueMissing, match="cannot fill in train/x/choice: the trial has no value for this key; "
+    ):
         with_values(code, "train", {})
-    with pytest.raises(ValueMissing, match="cannot fill in train/x/choice: 5 is none of its options; "):
+    with pytest.raises(ValueMissing, match="cannot fill in train/x/choice: 5 is not one of its options; "):
         with_values(code, "train", {"train/x/choice": 5})
     # What somebody asked for by hand is shown, where it is a value and not the name of an expression.
     assert with_values(f"{V}\nx = 1".encode(), "train", {"train/x/choice": "é"}).endswith(b"x = '\\xe9'")

@@ -174,7 +174,9 @@ def test_what_nniignore_names_is_left_out(place):
 
 def test_an_ignore_file_with_a_line_that_is_none_is_named(place):
     (place.code / ".nniignore").write_text("*.log\n!\n")
-    with pytest.raises(CodeUnusable, match=r"cannot use \S+/\.nniignore: line 2, '!', is no pattern"):
+    with pytest.raises(
+        CodeUnusable, match=r"cannot use \S+/\.nniignore: line 2, '!', is not a gitignore pattern"
+    ):
         place.take()
 
 
@@ -235,7 +237,7 @@ def test_a_link_that_leaves_the_folder_and_comes_back_does_not_need_its_name(pla
 
 def test_a_link_to_nowhere_outside_is_an_error_with_the_way_out(place):
     (place.code / "data").symlink_to("/mnt/no-such-storage/data")
-    with pytest.raises(CodeUnusable, match=r"cannot pack the link 'data' .*; name it in \.nniignore"):
+    with pytest.raises(CodeUnusable, match=r"cannot pack the link 'data' .*; list the link in \.nniignore"):
         place.take()
     (place.code / ".nniignore").write_text("/data\n")
     assert place.take().files == 1
@@ -243,7 +245,7 @@ def test_a_link_to_nowhere_outside_is_an_error_with_the_way_out(place):
 
 def test_a_link_to_a_folder_that_holds_it_is_an_error(place):
     (place.code / "up").symlink_to("..")
-    with pytest.raises(CodeUnusable, match=r"cannot pack 'up/code/' .*remove it, or name it"):
+    with pytest.raises(CodeUnusable, match=r"cannot pack 'up/code/' .*remove the link, or list it"):
         place.take()
 
 

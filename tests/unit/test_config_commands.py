@@ -83,7 +83,7 @@ def test_every_mistake_of_a_wrong_file_is_told_and_the_exit_code_is_one(nnictl):
         "line": 2,
         "column": 33,
         "key": "lr",
-        "message": "cannot use lr: low 0 is not above 0; loguniform needs a positive low, such as 0.0001",
+        "message": "cannot use lr: low 0 is not above 0; loguniform requires a positive low, such as 0.0001",
     }
 
 
@@ -153,7 +153,10 @@ def test_paths_are_still_right_in_another_folder(nnictl, here):
 @pytest.mark.parametrize(
     ("file", "says"),
     [
-        ("v2_openpai.yml", "cannot convert v2_openpai.yml: it is in NNI's second schema; use it as it is"),
+        (
+            "v2_openpai.yml",
+            "cannot convert v2_openpai.yml: it already is in NNI's second schema; use it unchanged",
+        ),
         ("v1_remote.yml", "trials are not started over SSH"),
         ("v1_local_many_mistakes.yml", "cannot use trialConcurrency: 0 is not a whole number"),
         ("none.yml", "cannot read none.yml: there is no such file"),

@@ -186,7 +186,10 @@ def test_the_files_that_the_hostile_ones_are_made_of_are_taken(folder):
 def test_of_thousands_of_mistakes_of_a_kind_a_hundred_are_told(folder):
     told = outcome(folder, HOSTILE["a thousand keys"])
     assert told.count("there is no such key") == MAX_DIAGNOSTICS
-    assert outcome(folder, HOSTILE["one key, again and again"]).count("already; keep one") == MAX_DIAGNOSTICS
+    assert (
+        outcome(folder, HOSTILE["one key, again and again"]).count("has the same key; keep one")
+        == MAX_DIAGNOSTICS
+    )
 
 
 DEEP_CHOICE = '{"_type": "choice", "_value": [' * 400 + "1" + "]}" * 400

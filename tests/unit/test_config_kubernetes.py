@@ -109,7 +109,8 @@ def test_a_template_that_is_no_framework_is_said(diagnostics, tmp_path):
 
     (message,) = diagnostics("v1_frameworkcontroller_template", name_it)
     assert message == (
-        "cannot use this template: it is no Framework; write apiVersion: frameworkcontroller.microsoft.com/v1 and kind: Framework"
+        "cannot use this template: it is not a Framework; write apiVersion: frameworkcontroller.microsoft.com/v1 and "
+        "kind: Framework"
     )
     (message,) = diagnostics("v1_frameworkcontroller_template", lambda value: name_it(value, "none.yml"))
     assert (
@@ -128,17 +129,18 @@ def remove(section, key):
         ("v1_frameworkcontroller", remove("trial", "taskRoles"),
          "cannot do without trial.taskRoles: it must be a list of roles; write e.g. taskRoles: [{name: worker"),
         ("v1_frameworkcontroller", remove("frameworkcontrollerConfig", "nfs"),
-         "cannot do without frameworkcontrollerConfig.nfs: storage nfs is described there; write e.g. nfs: {server:"),
+         "cannot do without frameworkcontrollerConfig.nfs: storage nfs requires it; write e.g. nfs: {server:"),
         ("v1_frameworkcontroller", lambda value: value.pop("frameworkcontrollerConfig"),
          "cannot do without frameworkcontrollerConfig: it must be a mapping; write e.g. frameworkcontrollerConfig: {storage"),
-        ("v1_kubeflow_page", remove("trial", "worker"), "cannot do without trial.worker: tf-operator runs it; write e.g. worker"),
-        ("v1_kubeflow_pytorch", remove("trial", "master"), "cannot do without trial.master: pytorch-operator runs it"),
+        ("v1_kubeflow_page", remove("trial", "worker"), "cannot do without trial.worker: tf-operator requires this "
+        "role; write e.g. worker"),
+        ("v1_kubeflow_pytorch", remove("trial", "master"), "cannot do without trial.master: pytorch-operator requires this role"),
         ("v1_kubeflow_page", lambda value: value["kubeflowConfig"].update(storage="azureStorage", nfs=None),
-         "cannot do without kubeflowConfig.keyVault: storage azureStorage is described there; write e.g. "),
+         "cannot do without kubeflowConfig.keyVault: storage azureStorage requires it; write e.g. "),
         ("v2_kubeflow", lambda value: value["trainingService"]["storage"].pop("server"),
          "cannot do without trainingService.storage.server: it must be the address of an NFS server; write e.g. server: "),
         ("v2_kubeflow", lambda value: value["trainingService"].pop("storage"),
-         "cannot do without trainingService.storage.storageType: trials need a storage that all machines see; write e.g. s"),
+         "cannot do without trainingService.storage.storageType: trials require a storage that all machines share; write e.g. s"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said_with_an_example(diagnostics, name, change, says):
@@ -164,7 +166,7 @@ FRAMEWORK = "apiVersion: frameworkcontroller.microsoft.com/v1\nkind: Framework\n
 @pytest.mark.parametrize(
     ("template", "told"),
     [
-        (FRAMEWORK, "cannot use spec: it is not there"),
+        (FRAMEWORK, "cannot use spec: it is missing"),
         (FRAMEWORK + "spec: {taskRoles: []}", "cannot use spec.taskRoles: it must be a list of roles"),
         (FRAMEWORK + "spec: {taskRoles: worker}", "cannot use spec.taskRoles: it must be a list of roles"),
         (FRAMEWORK + "spec: {taskRoles: [worker]}", 'taskRoles[0]: "worker" is not a mapping'),
@@ -180,10 +182,10 @@ FRAMEWORK = "apiVersion: frameworkcontroller.microsoft.com/v1\nkind: Framework\n
         (
             FRAMEWORK
             + "spec: {taskRoles: [{name: a, taskNumber: 1, task: {pod: {spec: {terminationGracePeriodSeconds: 1m}}}}]}",
-            'spec.terminationGracePeriodSeconds: "1m" is no number of seconds; write e.g. 60, or remove it',
+            'spec.terminationGracePeriodSeconds: "1m" is not a number of seconds; write e.g. 60, or remove it',
         ),
-        ("[1, 2]", "cannot use this template: it is no Framework"),
-        (FRAMEWORK + "kind: Pod", "cannot use kind: it is in line 2 already"),
+        ("[1, 2]", "cannot use this template: it is not a Framework"),
+        (FRAMEWORK + "kind: Pod", "cannot use kind: line 2 has the same key"),
         ("{", "cannot read wrong.yml"),
     ],
 )
@@ -212,4 +214,7 @@ def test_a_date_in_a_template_is_to_be_put_in_quotes(diagnostics, tmp_path):
         }
 
     (message,) = diagnostics("v1_frameworkcontroller_template", name_it)
-    assert message == "cannot use this template: it holds a date or no finite number; put such text in quotes"
+    assert (
+        message
+        == "cannot use this template: it contains a date or a number that is not finite; put such text in quotes"
+    )

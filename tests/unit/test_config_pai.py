@@ -117,8 +117,8 @@ def test_the_page_as_it_stands_gets_every_mistake_with_its_way_out(diagnostics, 
     told = [
         "experiment.yml:21: cannot use trial.codeDir: there is no folder nni/examples/trials/mnist-annotation",
         "experiment.yml:27: cannot use trial.nniManagerNFSMountPath: there is no folder /local/mnt; mount the storage there",
-        "experiment.yml:32: cannot use paiConfig.userName: your_pai_nni_user is still the placeholder of an example",
-        "experiment.yml:33: cannot use paiConfig.token: your_pai_token is still the placeholder of an example",
+        "experiment.yml:32: cannot use paiConfig.userName: your_pai_nni_user is a placeholder of an example",
+        "experiment.yml:33: cannot use paiConfig.token: your_pai_token is a placeholder of an example",
     ]
     assert [line[: len(start)] for line, start in zip(lines, told, strict=True)] == told
 
@@ -132,7 +132,7 @@ def test_the_pages_annotation_wins_over_its_search_space(write, tmp_path):
     assert config.is_annotated
     assert config.search_space_raw == {"mnist/x/choice": {"_type": "choice", "_value": [1, 2]}}
     assert config.warnings == (
-        "useAnnotation: true wins over searchSpacePath: the search space is that of the annotations in trial.codeDir",
+        "useAnnotation: true takes precedence over searchSpacePath: the search space is that of the annotations in trial.codeDir",
     )
     assert ExperimentSpec.from_json(config.to_json()) == config
 
@@ -157,7 +157,7 @@ def test_the_cluster_of_this_machine_needs_no_account_and_its_storage_is_made_fo
 def test_a_cluster_needs_the_name_of_an_account(diagnostics, user):
     (line,) = diagnostics({"  userName: ada\n": user})
     assert (
-        "cannot do without paiConfig.userName: it must be the name of your account there; write e.g. userName: ada"
+        "cannot do without paiConfig.userName: it must be the name of your OpenPAI account; write e.g. userName: ada"
         in line
     )
 
@@ -169,23 +169,23 @@ def test_a_secret_is_in_no_text_that_anybody_sees(write):
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
     [
-        ("token: s3cret", "token: 'a b'", "cannot use paiConfig.token: its value is not the token"),
+        ("token: s3cret", "token: 'a b'", "cannot use paiConfig.token: its value is not a token"),
         ("token: s3cret", "passWord: 12", "cannot use paiConfig.passWord: without quotes YAML reads its value as a number"),
-        ("token: s3cret", "token: a\n  passWord: b", "cannot log in with paiConfig: there are both"),
-        ("  token: s3cret\n", "", "cannot log in with paiConfig: there is neither token nor passWord"),
-        ("  image: msranni/nni:latest\n", "", "cannot do without trial.image: OpenPAI must know it of each job"),
+        ("token: s3cret", "token: a\n  passWord: b", "cannot log in with paiConfig: token and passWord are both"),
+        ("  token: s3cret\n", "", "cannot log in with paiConfig: neither token nor passWord"),
+        ("  image: msranni/nni:latest\n", "", "cannot do without trial.image: each job on OpenPAI requires it"),
         ("  cpuNum: 1\n", "", "cannot do without trial.cpuNum"),
         ("cpuNum: 1", "cpuNum: 0", "cannot use trial.cpuNum: 0 is not a whole number from 1"),
         ("memoryMB: 8196", "memoryMB: 8q", 'cannot use trial.memoryMB: "8q" is not a whole number of MB'),
-        ("memoryMB: 8196", "memoryMB: 99", "cannot use trial.memoryMB: 99 is not a whole number of MB from 100 on"),
-        ("memoryMB: 8196", "memoryMB: 8196\n  shmMB: 64", "cannot use trial.shmMB: OpenPAI's job files ask for"),
-        ("memoryMB: 8196", "memoryMB: 8196\n  dataDir: hdfs://1.2.3.4:9000/x", "OpenPAI has no HDFS any more; read data"),
-        ("  image: m", "  image: '${your image}'\n  paiStoragePlugin: m", "${your image} is still the placeholder of an"),
+        ("memoryMB: 8196", "memoryMB: 99", "cannot use trial.memoryMB: 99 is not a whole number of MB, at least 100"),
+        ("memoryMB: 8196", "memoryMB: 8196\n  shmMB: 64", "cannot use trial.shmMB: only OpenPAI's job files can request"),
+        ("memoryMB: 8196", "memoryMB: 8196\n  dataDir: hdfs://1.2.3.4:9000/x", "OpenPAI no longer has HDFS; read data"),
+        ("  image: m", "  image: '${your image}'\n  paiStoragePlugin: m", "${your image} is a placeholder of an"),
         ("memoryMB: 8196", "memoryMb: 8196", "did you mean memoryMB?"),
         ("nniManagerNFSMountPath: storage", "nniManagerNFSMountPath: none", "there is no folder none; mount"),
         ("containerNFSMountPath: /mnt/confignfs-data", "containerNFSMountPath: data", "is not an absolute path in"),
         ("containerNFSMountPath: /mnt/confignfs-data", "containerNFSMountPath: '/<% x %>'", "is not an absolute path in"),
-        ("paiConfig:", "localConfig: {reuse: true}\npaiConfig:", "cannot use localConfig: OpenPAI chooses"),
+        ("paiConfig:", "localConfig: {reuse: true}\npaiConfig:", "cannot use localConfig: OpenPAI assigns"),
         ("paiStorageConfigName: c", "paiConfigPath: none.yml\n  paiStorageConfigName: c", "cannot read trial.paiConfigPath"),
         ("reuse: true", "reuse: false\nwarmImports: [numpy]", "write paiConfig: {reuse: true} as well"),
     ],

@@ -197,8 +197,8 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(diagnosti
         "debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, "
         "reuseIdleTimeout, maxTrialsPerJob, warmImports, trial, localConfig)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
-        "search_space.json:2: cannot use bs: [16, 32] is a list; "
-        'a hyper-parameter is written {"_type": "uniform", "_value": [0, 1]}',
+        "search_space.json:2: cannot use bs: [16, 32] is not a mapping; "
+        'write a hyper-parameter as {"_type": "uniform", "_value": [0, 1]}',
     ]
 
 
@@ -217,9 +217,9 @@ WRONG_VALUES = {
         "trialConcurrency: 100000": "cannot use trialConcurrency: 100000 is not a whole number",
         "trialConcurrency: 2.5": "cannot use trialConcurrency: 2.5 is not a whole number",
         "trialConcurrency: true": "cannot use trialConcurrency: true is not a whole number",
-        "trialConcurrency:": "cannot use trialConcurrency: nothing is not a whole number",
+        "trialConcurrency:": "cannot use trialConcurrency: null is not a whole number",
         "trialConcurrency: [1]": "cannot use trialConcurrency: [1] is not a whole number",
-        "trialConcurrency: {your_number}": "cannot use trialConcurrency: it is still the placeholder of an",
+        "trialConcurrency: {your_number}": "cannot use trialConcurrency: it is a placeholder of an",
     },
     "experimentName: digits": {
         "experimentName: 007": "cannot use experimentName: without quotes YAML reads 7 as a number; put it in quotes",
@@ -231,36 +231,36 @@ WRONG_VALUES = {
         "maxExecDuration: 5|": 'cannot use maxExecDuration: "5|" is not a whole number and one of s, m, h, d',
         "maxExecDuration: 0h": "cannot use maxExecDuration",
         "maxExecDuration: 5": "cannot use maxExecDuration: 5 is not a whole number and one of s, m, h, d",
-        "maxTrialNumber: 3": "cannot use maxTrialNumber: it is of NNI's second schema; write maxTrialNum here",
-        "trainingService: {platform: local}": "it is of NNI's second schema, and trainingServicePlatform of the first",
-        "sharedStorage: {storageType: NFS}": "cannot use sharedStorage: a platform has its own storage; name it there",
+        "maxTrialNumber: 3": "cannot use maxTrialNumber: it belongs to NNI's second schema; write maxTrialNum here",
+        "trainingService: {platform: local}": "it belongs to NNI's second schema, but trainingServicePlatform to the first",
+        "sharedStorage: {storageType: NFS}": "cannot use sharedStorage: storage is set per platform",
         "machineList: []": "cannot use machineList: trials are not started over SSH; run nnictl on that machine",
         "maxTrialNum: many": 'cannot use maxTrialNum: "many" is not a whole number from 1 to 99999',
-        "multiPhase: true": "cannot use multiPhase: true: NNI deprecated it and nothing here does it",
-        "multiThread: true": "cannot use multiThread: true: NNI deprecated it",
+        "multiPhase: true": "cannot use multiPhase: true: NNI deprecated it, and it is not supported",
+        "multiThread: true": "cannot use multiThread: true: NNI deprecated it, and it",
         "nniManagerIp: 1.2.3": 'cannot use nniManagerIp: "1.2.3" is not an IPv4 address or a host name',
         "logLevel: verbose": 'cannot use logLevel: "verbose" is not one of trace, debug, info',
         "logCollection: some": 'cannot use logCollection: "some" is not none or http; write e.g. logCollection: none',
-        "logDir: {your_dir}": "cannot use logDir: it is still the placeholder of an example",
-        'logDir: "{your_dir}"': "cannot use logDir: {your_dir} is still the placeholder of an example",
-        'logDir: "a\\0b"': "holds a NUL character; fix the path",
-        "logDir: ~nobody-of-this-name/x": "names no user; fix the path",
+        "logDir: {your_dir}": "cannot use logDir: it is a placeholder of an example",
+        'logDir: "{your_dir}"': "cannot use logDir: {your_dir} is a placeholder of an example",
+        'logDir: "a\\0b"': "contains a NUL character; fix the path",
+        "logDir: ~nobody-of-this-name/x": "is unknown; fix the path",
         "logDir: experiment.yml": "cannot use logDir: experiment.yml is not a folder; name a folder",
-        "advisor: {builtinAdvisorName: Hyperband}": "cannot use tuner beside advisor: an advisor does the work of both",
+        "advisor: {builtinAdvisorName: Hyperband}": "cannot use tuner together with advisor: an advisor replaces both",
         "assessor: {builtinAssessorName: Medianstp}": 'cannot use assessor.builtinAssessorName: "Medianstp" is not a '
         "built-in assessor; did you mean Medianstop?",
         "assessor: {builtinAssessorName: Curvefitting}": "cannot do without assessor.classArgs.epoch_num: it must be",
         "assessor: {builtinAssessorName: Medianstop, classArgs: {start_step: -1}}": "cannot use "
-        "assessor.classArgs.start_step: -1 is not a whole number from 0 on",
+        "assessor.classArgs.start_step: -1 is not a whole number of at least 0",
         "assessor: {className: Mine, builtinAssessorName: Medianstop}": "cannot use assessor.className "
-        "beside assessor.builtinAssessorName",
+        "together with assessor.builtinAssessorName",
         "assessor: 3": "cannot use assessor: 3 is not a mapping; write e.g. assessor: {builtinAssessorName: Medianstop}",
         "localConfig: {gpuIndices: a}": 'cannot use localConfig.gpuIndices: "a" is not GPU numbers separated by',
         "localConfig: {gpuIndices: '0,0'}": 'cannot use localConfig.gpuIndices: "0,0" is not GPU numbers',
         "localConfig: {maxTrialNumPerGpu: 0}": "cannot use localConfig.maxTrialNumPerGpu: 0 is not a whole number",
         "localConfig: {useGpu: true}": "cannot use localConfig.useGpu: there is no such key here; "
         "did you mean useActiveGpu?",
-        "paiConfig: {host: h}": "cannot use paiConfig: it is for another platform; write "
+        "paiConfig: {host: h}": "cannot use paiConfig: it applies to another platform; write "
         "trainingServicePlatform: pai, or remove it",
         "1: x": "cannot use 1: there is no such key here",
     },
@@ -274,20 +274,20 @@ WRONG_VALUES = {
     "builtinTunerName: TPE": {
         "builtinTunerName: BOHb": 'cannot use tuner.builtinTunerName: "BOHb" is not a built-in tuner; did you mean BOHB?',
         "builtinTunerName: PPOTuner": "cannot use tuner.builtinTunerName: PPOTuner is not supported; use TPE",
-        "builtinTunerName: GridSearch": "GridSearch tries every value, and lr has too many to try; use choice,",
-        "builtinTunerName: BatchTuner": "BatchTuner takes its trials from one choice among mappings; write the search",
+        "builtinTunerName: GridSearch": "GridSearch cannot enumerate the values of lr; use choice,",
+        "builtinTunerName: BatchTuner": "BatchTuner requires one choice of mappings as the search space; write the search",
         "builtinTunerName: tpe": 'cannot use tuner.builtinTunerName: "tpe" is not a built-in tuner; '
         "did you mean TPE?",
         "builtinTunerName: 1": "cannot use tuner.builtinTunerName: 1 is not a built-in tuner; use one of TPE, Random",
-        "builtinTunerName: TPE\n  className: Mine": "cannot use tuner.className beside tuner.builtinTunerName: it is one "
-        "or the other; remove builtinTunerName, or all of codeDir, classFileName, className",
-        "className: Mine": "cannot do without tuner.classFileName: it must be the Python file that holds the class; write",
-        "codeDir: .": "cannot do without tuner.className beside tuner.codeDir: it must be the name of a class; write",
-        "className: Mine\n  codeDir: .\n  classFileName: no.py": "no.py; create it or fix codeDir and the names",
+        "builtinTunerName: TPE\n  className: Mine": "cannot use tuner.className together with tuner.builtinTunerName: "
+        "they exclude each other; remove builtinTunerName, or all of codeDir, classFileName, className",
+        "className: Mine": "cannot do without tuner.classFileName: it must be the Python file that defines the class; write",
+        "codeDir: .": "cannot do without tuner.className next to tuner.codeDir: it must be the name of a class; write",
+        "className: Mine\n  codeDir: .\n  classFileName: no.py": "no.py; create it, or fix codeDir and the names",
         "className: Mine\n  codeDir: none\n  classFileName: mine.py": "cannot use tuner.codeDir: there is no folder",
         "className: Mine\n  codeDir: .\n  classFileName: mine": 'cannot use tuner.classFileName: "mine" is not the name of a Py',
         "gpuIndices: 0": "cannot do without tuner.builtinTunerName: it must be the name of a built-in tuner; write e.g. "
-        "builtinTunerName: TPE, or codeDir, classFileName and className of one of your own",
+        "builtinTunerName: TPE, or codeDir, classFileName and className of your own class",
         "className: a.B\n  callTimeout: soon": 'cannot use tuner.callTimeout: "soon" is not a whole number and one of s,',
     },
     "optimize_mode: maximize": {
@@ -298,7 +298,7 @@ WRONG_VALUES = {
         "constant_liar_type: median": 'cannot use tuner.classArgs.constant_liar_type: "median" is not min, max or',
     },
     "searchSpacePath: search_space.json\n": {
-        "searchSpacePath: none.json\n": "cannot use searchSpacePath: there is no none.json; create it or fix the",
+        "searchSpacePath: none.json\n": "cannot use searchSpacePath: there is no file none.json; create it or fix the",
         "": "cannot do without searchSpacePath: it must be the path of a JSON file",
         "searchSpacePath: [a]\n": 'cannot use searchSpacePath: ["a"] is not the path of a JSON file',
     },
@@ -336,9 +336,7 @@ def test_a_tuner_whose_library_is_absent_says_what_to_install(monkeypatch):
     )
     reason = algorithms.reason_against("tuner", "CmaEs")
     assert reason is not None
-    assert (
-        "CmaEs needs cmaes, which is not installed here; run `pip install 'trial-keeper[tuners]'`" in reason
-    )
+    assert "CmaEs requires cmaes, which is not installed; run `pip install 'trial-keeper[tuners]'`" in reason
     assert algorithms.reason_against("tuner", "TPE") is None
 
 
@@ -346,7 +344,9 @@ def test_a_tuner_whose_library_is_absent_says_what_to_install(monkeypatch):
 def test_a_grid_over_what_cannot_be_counted_names_it_however_deep(kind):
     deep = {"_name": "n", "x": {"_type": kind, "_value": [1, 2]}}
     space = parse_search_space({"a": {"_type": "choice", "_value": [1, deep]}})
-    assert "and a[1].x has too many" in (algorithms.reason_against_space("GridSearch", space) or "")
+    assert "cannot enumerate the values of a[1].x" in (
+        algorithms.reason_against_space("GridSearch", space) or ""
+    )
     assert algorithms.reason_against_space("TPE", space) is None
 
 
@@ -370,7 +370,7 @@ def test_an_experiment_for_a_cluster_is_told_so_once(diagnostics):
 def test_a_missing_tuner_is_said_but_not_beside_an_advisor(diagnostics):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     (line,) = diagnostics(replace={tuner: ""})
-    assert "cannot do without tuner: nothing else proposes parameters" in line
+    assert "cannot do without tuner: it proposes the parameters of trials" in line
     (line,) = diagnostics(replace={tuner: "advisor: {builtinAdvisorName: bohb}\n"})
     assert (
         'cannot use advisor.builtinAdvisorName: "bohb" is not a built-in advisor; did you mean BOHB?' in line
@@ -389,14 +389,17 @@ def test_an_advisor_is_read_as_a_tuner(write, diagnostics):
     (line,) = diagnostics(replace={tuner: advisor.replace("R: 9", "exec_mode: serial")})
     assert 'cannot use advisor.classArgs.exec_mode: "serial" is not parallelism' in line
     (line,) = diagnostics(GOOD + "assessor: {builtinAssessorName: Medianstop}\n", replace={tuner: advisor})
-    assert "cannot use assessor beside advisor" in line
+    assert "cannot use assessor together with advisor" in line
 
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("", "experiment.yml: cannot read experiment.yml: it is empty; write the experiment's keys into it"),
-        ("# nothing\n", "experiment.yml: cannot read experiment.yml: it is empty"),
+        (
+            "",
+            "experiment.yml: cannot read experiment.yml: the file is empty; write the keys of the experiment",
+        ),
+        ("# nothing\n", "experiment.yml: cannot read experiment.yml: the file is empty"),
         ("- a\n- b\n", 'experiment.yml:1: cannot use experiment.yml: ["a", "b"] is not a mapping'),
         ("a: 1\n\tb: 2\n", "experiment.yml:2: cannot read experiment.yml: "),
         ("a: [1\nb: 2\n", "experiment.yml:2: cannot read experiment.yml: "),
@@ -407,15 +410,15 @@ def test_an_advisor_is_read_as_a_tuner(write, diagnostics):
         ),
         ("a: &a [*a]\n", "experiment.yml:1: cannot read experiment.yml: an anchor contains itself"),
         ("a: 2024-99-99\n", "experiment.yml: cannot read experiment.yml: month must be in 1..12"),
-        ("a: !!int\n", "experiment.yml:1: cannot read experiment.yml: this is not a value of type int; fix"),
-        ("a: !!float\n", "experiment.yml:1: cannot read experiment.yml: this is not a value of type float"),
+        ("a: !!int\n", "experiment.yml:1: cannot read experiment.yml: the value is not of type int; fix"),
+        ("a: !!float\n", "experiment.yml:1: cannot read experiment.yml: the value is not of type float"),
         (
             "a: !!bool maybe\n",
-            "experiment.yml:1: cannot read experiment.yml: this is not a value of type bool",
+            "experiment.yml:1: cannot read experiment.yml: the value is not of type bool",
         ),
-        ("a: !!timestamp x\n", "experiment.yml:1: cannot read experiment.yml: this is not a value of type"),
+        ("a: !!timestamp x\n", "experiment.yml:1: cannot read experiment.yml: the value is not of type"),
         ("a: \x07\n", "experiment.yml: cannot read experiment.yml: unacceptable character"),
-        ("a: " + "[" * 5000, "experiment.yml:1: cannot read experiment.yml: more than 100 levels deep"),
+        ("a: " + "[" * 5000, "experiment.yml:1: cannot read experiment.yml: it has more than 100 levels"),
         (b"a: 1\nb: \xff\n", "experiment.yml:2: cannot read experiment.yml: byte 8 is not UTF-8"),
     ],
 )
@@ -426,7 +429,7 @@ def test_a_file_that_cannot_be_read_is_one_mistake(diagnostics, text, sentence):
 
 def test_a_key_written_twice_is_a_mistake(diagnostics):
     assert diagnostics(GOOD + "  gpuNum: 1\n  gpuNum: 2\n") == [
-        "experiment.yml:15: cannot use trial.gpuNum: it is in line 14 already; keep one of the two"
+        "experiment.yml:15: cannot use trial.gpuNum: line 14 has the same key; keep one of the two"
     ]
 
 
@@ -435,7 +438,7 @@ def test_a_missing_file_and_a_folder_are_said(tmp_path):
         ConfigInvalid, match=r"^cannot read .*/none\.yml: there is no such file; check the path"
     ):
         read_experiment_file(tmp_path / "none.yml")
-    with pytest.raises(ConfigInvalid, match="it is a folder; name the file in it"):
+    with pytest.raises(ConfigInvalid, match="it is a folder; name a file in the folder"):
         read_experiment_file(tmp_path)
 
 
@@ -453,7 +456,7 @@ def test_numbers_with_an_exponent_are_numbers(diagnostics):
         ),
         ("", "search_space.json:1: cannot read search_space.json: not JSON at column 1"),
         ('{"lr":\n nope}', "search_space.json:2: cannot read search_space.json: not JSON at column 2"),
-        ("[]", "search_space.json: cannot use the search space: [] is a list"),
+        ("[]", "search_space.json: cannot use the search space: [] is not a mapping"),
         ("{}", "search_space.json: cannot use the search space: it names no hyper-parameter"),
         (
             SPACE.replace("1]", "NaN]"),
@@ -461,7 +464,7 @@ def test_numbers_with_an_exponent_are_numbers(diagnostics):
         ),
         (
             SPACE[:-1] + ",\n\t" + SPACE[1:],
-            "search_space.json:2: cannot use lr: it is in line 1 already; keep one of the two",
+            "search_space.json:2: cannot use lr: line 1 has the same key; keep one of the two",
         ),
     ],
 )
@@ -516,7 +519,7 @@ def test_a_class_of_ones_own_is_found_by_folder_file_and_name(write, tmp_path):
     ("code", "sentence"),
     [
         ("class Mine(:", "mine.py cannot be read as Python: invalid syntax"),
-        ("class Other: ...", "mine.py defines no Mine; write the name of the class there"),
+        ("class Other: ...", "mine.py does not define Mine; write the name of a class in that file"),
         ("import Mine", ""),
         ("from x import *", ""),
         ("if True:\n    Mine = 1", ""),

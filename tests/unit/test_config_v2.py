@@ -134,7 +134,7 @@ def test_keys_may_be_written_with_underscores(place: Path) -> None:
         ("trialConcurrency: 2", "trialConcurrency: 0", 3, "trialConcurrency", "cannot use trialConcurrency: 0 is not"),
         ("trialCommand: python3 train.py", "trialCommand: 5", 2, "trialCommand", "without quotes YAML reads 5 as a number"),
         ("  token: a-token", "  token: 5", 10, "trainingService.token", "YAML reads its value as a number"),
-        ("8 GB", "much", 12, "trainingService.trialMemorySize", '"much" is not a whole number of MB from 100 on, or'),
+        ("8 GB", "much", 12, "trainingService.trialMemorySize", '"much" is not a whole number of MB, at least 100, or'),
         ("8 GB", "1mb", 12, "trainingService.trialMemorySize", 'cannot use trainingService.trialMemorySize: "1mb" is not'),
         ("  storageConfigName", "  storageName", 17, "trainingService.storageName", "did you mean"),
         ("trialGpuNumber: 1\n", "", None, "trialGpuNumber", "cannot do without trialGpuNumber"),
@@ -185,7 +185,7 @@ def test_keys_may_be_written_in_any_case_as_nni_takes_them(place: Path) -> None:
     assert read(place, text) == read(place, OPENPAI)
     found = diagnostics(place, LOCAL + "trial_command: python3 other.py\n")
     assert [(line, message) for line, _, message in found] == [
-        (15, "cannot use trial_command: it is trialCommand in another spelling; keep one of the two")
+        (15, "cannot use trial_command: it is another spelling of trialCommand; keep one of the two")
     ]
 
 
@@ -209,8 +209,8 @@ def test_what_stands_in_the_service_wins_over_the_same_for_the_whole(place: Path
     config = read(place, LOCAL + "  trialCommand: python3 b.py\n  trialCodeDirectory: code\n")
     assert (config.trial_command, config.code_dir) == ("python3 b.py", place / "code")
     assert config.warnings == (
-        "trainingService.trialCommand wins over trialCommand",
-        "trainingService.trialCodeDirectory wins over trialCodeDirectory",
+        "trainingService.trialCommand takes precedence over trialCommand",
+        "trainingService.trialCodeDirectory takes precedence over trialCodeDirectory",
     )
     text = LOCAL.replace("trialCommand: python3 train.py\n", "") + "  trialCommand: 5\n"
     ((line, key, _),) = diagnostics(place, text)
@@ -221,7 +221,7 @@ def test_an_image_that_is_not_named_is_nnis_with_a_warning(place: Path) -> None:
     config = read(place, OPENPAI.replace("  dockerImage: registry.example.com/me/train:1\n", ""))
     assert config.pai is not None
     assert config.pai.image == "msranni/nni:latest"
-    assert "which has no trial-keeper; docs/images.md says how" in config.warnings[0]
+    assert "which lacks trial-keeper; docs/images.md describes how" in config.warnings[0]
 
 
 def test_a_search_space_may_be_in_yaml(place: Path) -> None:
@@ -239,8 +239,8 @@ def test_values_that_json_has_not_are_refused_in_a_search_space(place: Path) -> 
         "  lr: {_type: loguniform, _value: [0.001, 1]}", "  lr: {_type: choice, _value: [2024-01-01, .nan]}"
     )
     assert [message for _, _, message in diagnostics(place, text)] == [
-        'cannot use lr[0]: "2024-01-01" is no JSON value; put it in quotes, or write a finite number',
-        "cannot use lr[1]: NaN is no JSON value; put it in quotes, or write a finite number",
+        'cannot use lr[0]: "2024-01-01" is not a JSON value; put it in quotes, or write a finite number',
+        "cannot use lr[1]: NaN is not a JSON value; put it in quotes, or write a finite number",
     ]
 
 
@@ -255,4 +255,4 @@ def test_a_tuner_of_ones_own_has_v2s_names(place: Path) -> None:
     )
     assert (line, key) == (5, "tuner.className")
     assert "cannot use tuner.className: " in message
-    assert "defines no Nine; write the name of the class there" in message
+    assert "does not define Nine; write the name of a class in that file" in message

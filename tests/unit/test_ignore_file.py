@@ -93,5 +93,5 @@ def test_idioms(text, path, is_out):
 
 @pytest.mark.parametrize("line", ["!", "\\", "a\\"])
 def test_a_line_that_is_no_pattern_is_named(line):
-    with pytest.raises(ValueError, match=r"line 2, .* is no pattern"):
+    with pytest.raises(ValueError, match=r"line 2, .* is not a gitignore pattern"):
         IgnoreRules.of("", f"*.log\n{line}\n")

@@ -71,19 +71,19 @@ def test_a_text_has_the_value_js_yaml_gives_it(text, value):
         ("a: 1\nb: 'x\nc: 2", "line 2, column 4: cannot read the job: a quote is not closed; close it"),
         (
             "a: b: c",
-            "line 1, column 5: cannot read the job: the value in this line has a colon and a blank, which",
+            "line 1, column 5: cannot read the job: the value in this line contains a colon and a space, which",
         ),
         (
             "a:\n  b c\n  d: 1",
-            "line 2, column 3: cannot read the job: a line is no `key: value`; give it a colon and a",
+            "line 2, column 3: cannot read the job: a line is not `key: value`; add a colon and a",
         ),
         (
             "a: 1\nb\n",
-            "line 2, column 1: cannot read the job: a line is no `key: value`; give it a colon and a value",
+            "line 2, column 1: cannot read the job: a line is not `key: value`; add a colon and a value",
         ),
         (
             "a: 1\n---\nb: 1",
-            "line 2, column 1: cannot read the job: a second document begins here, after ---; keep one",
+            "line 2, column 1: cannot read the job: a second document starts here, after ---; keep one",
         ),
         (
             "x: 1\ny: \x07",
@@ -98,18 +98,18 @@ def test_a_text_has_the_value_js_yaml_gives_it(text, value):
         ("a: &a [*a]", "line 1, column 4: cannot read the job: an anchor contains itself"),
         (
             "a: !!python/object:os.system x",
-            "line 1, column 4: cannot read the job: there is no use for the tag !!python/obj",
+            "line 1, column 4: cannot read the job: the tag !!python/obj",
         ),
         (
             "a: !!set {x}",
-            "line 1, column 4: cannot read the job: there is no use for the tag !!set here; leave it out",
+            "line 1, column 4: cannot read the job: the tag !!set is not supported here",
         ),
         (
             "a: !!int x",
             'line 1, column 4: cannot read the job: "x" is not of the kind !!int; leave the tag out',
         ),
         ("[1]: a", "line 1, column 1: cannot read the job: a list or a mapping cannot be a key here"),
-        ("a: {<<: 1}", "line 1, column 9: cannot read the job: << merges mappings only"),
+        ("a: {<<: 1}", "line 1, column 9: cannot read the job: << merges only mappings"),
         (
             "a: 9999-99-99",
             'line 1, column 4: cannot read the job: "9999-99-99" is a date too far away; put it in quotes',
@@ -131,14 +131,14 @@ def test_every_key_written_twice_is_a_mistake():
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? "])
 def test_deep_nesting_is_refused(opening):
-    assert f"more than {MAX_LEVELS} levels deep" in refusal(opening * 3000)
+    assert f"more than {MAX_LEVELS} levels" in refusal(opening * 3000)
 
 
 def test_aliases_cannot_make_a_small_text_a_huge_value():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     started = time.monotonic()
-    assert "its aliases make more than" in refusal("\n".join(lines))
+    assert "its aliases expand to more than" in refusal("\n".join(lines))
     assert time.monotonic() - started < 5
 
 

@@ -166,12 +166,12 @@ def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
     assert diagnostics_of(ExperimentConfig("frameworkcontroller")) == {
         "config.trial_concurrency": "cannot do without config.trial_concurrency: it must be a whole number from 1 to 99999; "
         "write e.g. trial_concurrency = 2",
-        "config.tuner": "cannot do without config.tuner: nothing else proposes parameters; write e.g. "
+        "config.tuner": "cannot do without config.tuner: it proposes the parameters of trials; write e.g. "
         "tuner = {'name': 'TPE', 'class_args': {'optimize_mode': 'maximize'}}",
-        "config.search_space_file": "cannot do without config.search_space: it must say what may vary; write e.g. "
+        "config.search_space_file": "cannot do without config.search_space: it must be a mapping of hyper-parameters; write e.g. "
         "search_space = {'lr': {'_type': 'loguniform', '_value': [0.001, 1]}}",
         "config.training_service.storage.storage_type": "cannot do without config.training_service.storage.storage_type: trials "
-        "need a storage that all machines see; write e.g. "
+        "require a storage that all machines share; write e.g. "
         "storage = {'storage_type': 'nfs', 'server': '10.10.10.10', 'path': '/var/nfs/nni'}",
         "config.training_service.task_roles": "cannot do without config.training_service.task_roles: it must be a list of roles; "
         "write e.g. task_roles = [{'name': 'worker', 'task_number': 1, 'command': 'python3 train.py', 'gpu_number': 0, "
@@ -185,7 +185,7 @@ def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
     [
         ({"trial_concurrency": "2"},
          'config.trial_concurrency: "2" is not a whole number from 1 to 99999; write e.g. trial_concurrency = 2'),
-        ({"experiment_name": 5}, "config.experiment_name: 5 is a number, and text belongs there; write '5'"),
+        ({"experiment_name": 5}, "config.experiment_name: 5 is a number, but text is required; write '5'"),
         ({"debug": "yes"}, 'config.debug: "yes" is not true or false; write e.g. debug = False'),
         ({"max_experiment_duration": "1 hour"}, "write e.g. max_experiment_duration = '1h'"),
         ({"tuner": {"name": "TPEE"}}, 'config.tuner.name: "TPEE" is not a built-in tuner; did you mean TPE?'),
@@ -193,12 +193,12 @@ def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
          'config.tuner.class_args.optimize_mode: "max" is not maximize or minimize; write e.g. '
          "class_args['optimize_mode'] = 'maximize'"),
         ({"tuner": CustomAlgorithmConfig(class_name="Mine")},
-         "write module and class in one, such as class_name = 'my_tuner.MyTuner'"),
+         "write module and class as one name, such as class_name = 'my_tuner.MyTuner'"),
         ({"search_space": {"lr": {"_type": "unifrm", "_value": [0, 1]}}},
          'config.search_space.lr: "unifrm" is not a type; did you mean uniform?'),
         ({"search_space": {"trialCommand": {"_type": "uniform", "_value": [1, 0]}}},
          "config.search_space.trialCommand: low 1 is not below"),
-        ({"search_space": "space.json"}, 'the search space: "space.json" is text'),
+        ({"search_space": "space.json"}, 'the search space: "space.json" is not a mapping'),
         ({"search_space": {"lr": {"_type": "choice", "_value": [object()]}}},
          "config.search_space.lr[0]: it is an object of type object"),
         ({"search_space": {"lr": {"_type": "uniform", "_value": [0, math.inf]}}},
@@ -206,12 +206,12 @@ def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
         ({"search_space": None, "search_space_file": "no.json"}, "config.search_space_file: there is no "),
         ({"trial_code_directory": "nowhere"}, "config.trial_code_directory: there is no folder "),
         ({"training_service": "local"}, "write e.g. training_service = {'platform': 'local'}"),
-        ({"training_service": [LocalConfig()]}, "config.training_service: several at once are not in this version"),
+        ({"training_service": [LocalConfig()]}, "config.training_service: several at once are not supported"),
         ({"training_service": LocalConfig(gpu_indices="a")}, "config.training_service.gpu_indices: \"a\" is not GPU numbers"),
-        ({"shared_storage": {"a": 1}}, "config.shared_storage: it is not in this version yet"),
+        ({"shared_storage": {"a": 1}}, "config.shared_storage: it is not supported"),
         ({"experiment_type": "nas"}, "config.experiment_type: architecture search is not supported"),
         ({"warm_imports": ["numpy"]}, "write training_service = {'reuse_mode': True} as well"),
-        ({"advisor": {"name": "BOHB"}}, "config.tuner beside advisor"),
+        ({"advisor": {"name": "BOHB"}}, "config.tuner together with advisor"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )  # fmt: skip
@@ -227,9 +227,9 @@ def test_a_wrong_value_is_told_with_its_field_and_how_to_write_it(fields, said):
         (lambda service: setattr(service.task_roles[0], "framework_attempt_completion_policy", None),
          "framework_attempt_completion_policy = {'min_failed_task_count': 1, 'min_succeed_task_count': -1}"),
         (lambda service: setattr(service, "task_roles", service.task_roles[0]), "task_roles: {"),
-        (lambda service: setattr(service, "task_roles", [None]), "task_roles[0]: nothing is not a mapping"),
-        (lambda service: setattr(service.storage, "server", "{your_nfs_server_ip}"), "is still the placeholder of an example"),
-        (lambda service: setattr(service.storage, "claim_name", "x"), "storage.claim_name: it is for storage_type: pvc"),
+        (lambda service: setattr(service, "task_roles", [None]), "task_roles[0]: null is not a mapping"),
+        (lambda service: setattr(service.storage, "server", "{your_nfs_server_ip}"), "is a placeholder of an example"),
+        (lambda service: setattr(service.storage, "claim_name", "x"), "storage.claim_name: it applies to storage_type: pvc"),
         (lambda service: setattr(service, "storage", K8sAzureStorageConfig(azure_account="acct")), "azure_share = 'nni'"),
     ],
 )  # fmt: skip

@@ -75,14 +75,17 @@ def test_choices_nest_to_any_depth():
     [
         (
             5,
-            'cannot use the search space: 5 is a number; write {"lr": {"_type": "uniform", "_value": [0, 1]}}',
+            'cannot use the search space: 5 is not a mapping; write {"lr": {"_type": "uniform", "_value": [0, 1]}}',
         ),
         (
             {"lr": [1, 0]},
-            "cannot use lr: [1, 0] is a list; a hyper-parameter is written "
+            "cannot use lr: [1, 0] is not a mapping; write a hyper-parameter as "
             '{"_type": "uniform", "_value": [0, 1]}',
         ),
-        ({"lr": {"_type": "uniform"}}, 'cannot use lr: _value missing; write it like {"_type": "uniform"'),
+        (
+            {"lr": {"_type": "uniform"}},
+            'cannot use lr: _value missing; write a hyper-parameter as {"_type": "uniform"',
+        ),
         ({"lr": {}}, "cannot use lr: _type and _value missing"),
         ({"lr": {"_type": "uniform", "_value": [0, 1], "_q": 1}}, "cannot use lr._q: there is no such key"),
         (
@@ -94,48 +97,54 @@ def test_choices_nest_to_any_depth():
             one("mutable_layer", 1),
             "cannot use x: architecture search (mutable_layer) is not supported; use choice",
         ),
-        ({1: one("choice", 1)["x"]}, 'cannot use 1: a name is text; write "1"'),
+        ({1: one("choice", 1)["x"]}, 'cannot use 1: a name must be text; write "1"'),
         (
             one("choice", {"_name": "a", 2: one("choice", 1)["x"]}),
-            'cannot use x[0].2: a name is text; write "2"',
+            'cannot use x[0].2: a name must be text; write "2"',
         ),
-        (one("choice", [b"bytes"]), "is no JSON value; put it in quotes, or write a finite number"),
-        (one("choice", math.inf), "cannot use x[0]: Infinity is no JSON value"),
+        (one("choice", [b"bytes"]), "is not a JSON value; put it in quotes, or write a finite number"),
+        (one("choice", math.inf), "cannot use x[0]: Infinity is not a JSON value"),
         (one("choice"), "cannot use x: the choice has no option; list at least one"),
         (
             {"x": {"_type": "choice", "_value": "ab"}},
-            'cannot use x: "ab" is text; a choice lists its options',
+            'cannot use x: "ab" is not a list; write a list of options',
         ),
-        (one("choice", {"_name": 3}), 'cannot use x[0]._name: 3 is a number; write "_name": "text"'),
+        (one("choice", {"_name": 3}), 'cannot use x[0]._name: 3 is not text; write "_name": "text"'),
         (
             one("choice", {"_name": "a", "k": 3}),
-            "cannot use x[0].k: 3 is a number; a hyper-parameter is written",
+            "cannot use x[0].k: 3 is not a mapping; write a hyper-parameter as",
         ),
-        ({"x": {"_type": "uniform", "_value": 3}}, "cannot use x: 3 is a number; uniform takes [low, high]"),
-        (one("uniform", 0), "cannot use x: [0] has 1 items; uniform takes [low, high]"),
-        (one("quniform", 0, 1), "cannot use x: [0, 1] has 2 items; quniform takes [low, high, q]"),
-        (one("uniform", "0", 1), 'cannot use x: "0" is not a finite number; uniform takes [low, high]'),
+        (
+            {"x": {"_type": "uniform", "_value": 3}},
+            "cannot use x: 3 is not a list; uniform requires [low, high]",
+        ),
+        (one("uniform", 0), "cannot use x: [0] has 1 items; uniform requires [low, high]"),
+        (one("quniform", 0, 1), "cannot use x: [0, 1] has 2 items; quniform requires [low, high, q]"),
+        (one("uniform", "0", 1), 'cannot use x: "0" is not a finite number; uniform requires [low, high]'),
         (one("uniform", True, 2), "cannot use x: true is not a finite number"),
         (one("uniform", 0, 10**400), "is not a finite number"),
         (one("uniform", 1, 0), "cannot use x: low 1 is not below high 0; swap them or use choice"),
         (one("uniform", 1, 1), "cannot use x: low 1 is not below high 1; widen the range or use choice"),
         (
             one("uniform", -1.7e308, 1.7e308),
-            "cannot use x: -1.7e+308 to 1.7e+308 is wider than a float can be",
+            "cannot use x: the range from -1.7e+308 to 1.7e+308 is too wide for a float",
         ),
         (
             one("randint", 0, 2.5),
-            "cannot use x: 2.5 is not a whole number up to 2**53; randint takes [low, high]",
+            "cannot use x: 2.5 is not a whole number up to 2**53; randint requires [low, high]",
         ),
         (one("randint", 0, 2**54), "is not a whole number up to 2**53"),
-        (one("loguniform", 0, 1), "cannot use x: low 0 is not above 0; loguniform needs a positive low"),
+        (one("loguniform", 0, 1), "cannot use x: low 0 is not above 0; loguniform requires a positive low"),
         (one("qloguniform", -1, 1, 1), "cannot use x: low -1 is not above 0"),
         (one("quniform", 0, 1, 0), "cannot use x: q 0 is not above 0; write a positive q or use uniform"),
-        (one("quniform", 0, 1e300, 1e-300), "cannot use x: q 1e-300 is too small for such values"),
+        (one("quniform", 0, 1e300, 1e-300), "cannot use x: q 1e-300 is too small for values of this size"),
         (one("normal", 0, 0), "cannot use x: sigma 0 is not above 0; write a positive sigma or use choice"),
         (one("qnormal", 0, 1, -1), "cannot use x: q -1 is not above 0; write a positive q or use normal"),
-        (one("normal", 0, 1.7e308), "cannot use x: mu 0 and sigma 1.7e+308 leave the range of floats"),
-        (one("lognormal", 700, 10), "cannot use x: exp(700 + 8.5 * 10) is larger than a float; lower them"),
+        (one("normal", 0, 1.7e308), "cannot use x: mu 0 with sigma 1.7e+308 exceeds the range of floats"),
+        (
+            one("lognormal", 700, 10),
+            "cannot use x: exp(700 + 8.5 * 10) is too large for a float; lower mu or sigma",
+        ),
     ],
 )
 def test_a_wrong_space_is_one_clear_sentence(raw, message):

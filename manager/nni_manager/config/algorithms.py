@@ -5,7 +5,7 @@ Source: NNI v3.0 documentation of the built-in tuners. `seed` is our addition.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any, Literal
@@ -18,12 +18,12 @@ from nni_manager.config.registered_algorithms import AlgorithmFileInvalid, Algor
 from nni_manager.config.schema import Schema, flag, must_be, refusal, whole
 from nni_manager.config.search_space import Choice, Nested, QUniform, RandInt, SearchSpace, contains
 
-# They do architecture search, or need libraries that are no longer maintained.
+# Tuners for architecture search, and tuners whose libraries are no longer maintained.
 _UNSUPPORTED_TUNERS = ("DNGOTuner", "NetworkMorphism", "PPOTuner", "RegularizedEvolutionTuner")
 
 
 class RandomArgs(Schema):
-    """classArgs of Random. NNI takes none; here `optimize_mode` determines the best trial."""
+    """classArgs of Random. NNI's Random has none; here `optimize_mode` determines the best trial."""
 
     model_config = ConfigDict(alias_generator=None)
     optimize_mode: OptimizeMode = must_be("maximize or minimize", "maximize", "maximize")
@@ -48,7 +48,7 @@ class EvolutionArgs(RandomArgs):
 
 
 class HyperbandArgs(RandomArgs):
-    """classArgs of Hyperband, an advisor in NNI. `exec_mode` serial is refused: it would leave jobs idle."""
+    """classArgs of Hyperband, an advisor in NNI. `exec_mode` serial is rejected: serial execution leaves jobs idle."""
 
     R: int = whole(1, 99999, "60", 60)
     eta: int = whole(2, 100, "3", 3)
@@ -58,7 +58,7 @@ class HyperbandArgs(RandomArgs):
 class BohbArgs(RandomArgs):
     """classArgs of BOHB, an advisor in NNI.
 
-    `top_n_percent`, `bandwidth_factor` and `min_bandwidth` are accepted and have no effect: Optuna's model has its own rules.
+    `top_n_percent`, `bandwidth_factor` and `min_bandwidth` are accepted and have no effect: Optuna's model has its own settings.
     """
 
     min_budget: int = whole(1, 99999, "1", 1)
@@ -72,7 +72,7 @@ class BohbArgs(RandomArgs):
     min_bandwidth: float = must_be("a number above 0", "0.001", 0.001, gt=0)
 
     @model_validator(mode="after")
-    def _has_room(self) -> BohbArgs:
+    def _has_budget_range(self) -> BohbArgs:
         if self.min_budget > self.max_budget:
             raise refusal(
                 f"cannot use BOHB: min_budget {self.min_budget} is above max_budget {self.max_budget}; swap them"
@@ -84,7 +84,7 @@ class PbtArgs(RandomArgs):
     """classArgs of PBTTuner. Without `all_checkpoint_dir`, checkpoints are in the experiment's workspace."""
 
     all_checkpoint_dir: str | None = must_be(
-        "an absolute path, as trials see it", "/mnt/checkpoints", None, pattern=r"^/"
+        "an absolute path that trials can access", "/mnt/checkpoints", None, pattern=r"^/"
     )
     population_size: int = whole(1, 99999, "10", 10)
     factor: float = must_be("a number from 0 to 1", "0.2", 0.2, ge=0, le=1)
@@ -103,8 +103,8 @@ class GpArgs(_ModelArgs):
     """classArgs of GPTuner. NNI's default of `selection_num_warm_up` is 100,000; here `nu` must be one of three values."""
 
     utility: Literal["ei", "ucb", "poi"] = must_be("ei, ucb or poi", "ei", "ei")
-    kappa: float = must_be("a number from 0 on", "5", 5.0, ge=0, le=1e6)
-    xi: float = must_be("a number from 0 on", "0", 0.0, ge=0, le=1e6)
+    kappa: float = must_be("a number of at least 0", "5", 5.0, ge=0, le=1e6)
+    xi: float = must_be("a number of at least 0", "0", 0.0, ge=0, le=1e6)
     nu: float = must_be("0.5, 1.5 or 2.5", "2.5", 2.5)
     alpha: float = must_be("a number above 0, up to 1", "1e-6", 1e-6, gt=0, le=1)
     selection_num_warm_up: int = whole(10, 1000000, "5000", 5000)
@@ -235,7 +235,7 @@ class HyperbandPrunerArgs(AssessorArgs):
     """classArgs of HyperbandPruner, with Optuna's names."""
 
     min_resource: int = whole(1, None, "1", 1)
-    max_resource: int = must_be("a whole number from 1 on, the steps of a whole trial", "20", ge=1)
+    max_resource: int = must_be("a whole number of at least 1, the steps of a full trial", "20", ge=1)
     reduction_factor: int = whole(2, None, "3", 3)
     bootstrap_count: int = whole(0, None, "0", 0)
 
@@ -244,7 +244,7 @@ class PatientPrunerArgs(AssessorArgs):
     """classArgs of PatientPruner, with Optuna's names. `wrapped_pruner` names a built-in pruner, used with its defaults."""
 
     patience: int = whole(0, None, "3")
-    min_delta: float = must_be("a number from 0 on", "0.01", 0.0, ge=0)
+    min_delta: float = must_be("a number of at least 0", "0.01", 0.0, ge=0)
     wrapped_pruner: Literal["MedianPruner", "SuccessiveHalvingPruner"] | None = must_be(
         "MedianPruner or SuccessiveHalvingPruner", "MedianPruner", None
     )
@@ -296,7 +296,7 @@ ASSESSOR_ARGS: dict[str, type[AssessorArgs]] = {
 class Need:
     """A library that an algorithm requires besides Optuna.
 
-    `module` is imported, `library` is its usual name, `extra` the pip extra, `instead` an algorithm that does not require it.
+    `module` is imported, `library` is its usual name, `extra` the pip extra, `instead` an alternative algorithm.
     """
 
     module: str
@@ -327,7 +327,7 @@ def reason_against(kind: Literal["tuner", "advisor", "assessor"], name: object) 
     need = NEEDS.get(text)
     if text in known and need is not None and not need.is_met:
         return (
-            f"{key}: {name} needs {need.library}, which is not installed here; run `pip install "
+            f"{key}: {name} requires {need.library}, which is not installed; run `pip install "
             f"'trial-keeper[{need.extra}]'`, or use {need.instead}"
         )
     if text in known or (kind != "advisor" and _is_registered(kind, text)):
@@ -344,20 +344,16 @@ def _is_registered(kind: AlgorithmKind, name: str) -> bool:
         raise refusal(str(error)) from error
 
 
-# The parameter that each of these tuners adds to those of the search space.
-_BUDGETED = {"Hyperband": "TRIAL_BUDGET", "BOHB": "TRIAL_BUDGET"}
-
-
 def reason_against_space(name: str, space: SearchSpace) -> str | None:
     """The reason why this tuner cannot use the search space, as a sentence; None when it can."""
     if name == "BatchTuner":
         return _reason_against_batch(space)
-    wrong = _first_not_countable(space, ()) if name == "GridSearch" else None
+    wrong = next(_not_countable(space, ()), None) if name == "GridSearch" else None
     if wrong is None:
         return None
     return (
-        f"cannot use tuner.builtinTunerName: GridSearch tries every value, and {wrong} has too many to try; use choice, "
-        "quniform or randint there, or another tuner"
+        f"cannot use tuner.builtinTunerName: GridSearch cannot enumerate the values of {wrong}; use choice, quniform or "
+        f"randint for {wrong}, or another tuner"
     )
 
 
@@ -365,30 +361,31 @@ def problems_within(space: SearchSpace, name: str, parameters: Mapping[str, Any]
     """The reasons why this tuner cannot have proposed these parameters; empty when it can."""
     if name == "BatchTuner":  # the parameters of a trial are one option, without the name of the choice
         return contains(space, {"combine_params": parameters})
-    if name in _BUDGETED:
-        parameters = {key: value for key, value in parameters.items() if key != _BUDGETED[name]}
+    if name in ADVISORS:  # they add TRIAL_BUDGET to the parameters of the search space
+        parameters = {key: value for key, value in parameters.items() if key != "TRIAL_BUDGET"}
     return contains(space, parameters)
 
 
 def _reason_against_batch(space: SearchSpace) -> str | None:
     batch = space.parameters.get("combine_params")
-    is_batch = len(space.parameters) == 1 and isinstance(batch, Choice)
-    if is_batch and isinstance(batch, Choice) and all(isinstance(each, dict) for each in batch.options):
+    if (
+        len(space.parameters) == 1
+        and isinstance(batch, Choice)
+        and all(isinstance(each, dict) for each in batch.options)
+    ):
         return None
     return (
-        "cannot use tuner.builtinTunerName: BatchTuner takes its trials from one choice among mappings; write the search "
+        "cannot use tuner.builtinTunerName: BatchTuner requires one choice of mappings as the search space; write the search "
         'space as {"combine_params": {"_type": "choice", "_value": [{"lr": 0.1, "size": 16}, {"lr": 0.2, "size": 32}]}}'
     )
 
 
-def _first_not_countable(space: SearchSpace, above: tuple[str | int, ...]) -> str | None:
+def _not_countable(space: SearchSpace, above: tuple[str | int, ...]) -> Iterator[str]:
+    """The keys of the parameters that have no finite list of values."""
     for name, parameter in space.parameters.items():
         if isinstance(parameter, Choice):
             for index, option in enumerate(parameter.options):
                 if isinstance(option, Nested):
-                    wrong = _first_not_countable(option.space, (*above, name, index))
-                    if wrong is not None:
-                        return wrong
+                    yield from _not_countable(option.space, (*above, name, index))
         elif not isinstance(parameter, QUniform | RandInt):
-            return key_of((*above, name))
-    return None
+            yield key_of((*above, name))

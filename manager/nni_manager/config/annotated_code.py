@@ -20,7 +20,7 @@ _PYTHON = ".py"
 
 
 class CodeNotCopied(UserError):
-    """cannot copy codeDir; free some space in logDir, or choose another"""
+    """cannot copy codeDir; free some space in logDir, or choose another logDir"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +36,9 @@ class AnnotatedCode:
 def read_code(
     code_dir: Path, shown: Path, excluded: tuple[Path, ...], secret_files: tuple[Path, ...] = ()
 ) -> AnnotatedCode:
-    """Read every Python file that `.nniignore` does not leave out. `shown` is the folder's path in messages.
+    """Read every Python file that `.nniignore` does not exclude. `shown` is the folder's path in messages.
 
-    `excluded`: folders inside it that contain no code, such as those of experiments.
+    `excluded`: folders inside the code folder that contain no code, such as those of experiments.
 
     Raises:
         CodeUnusable: the folder cannot be read, or is too large to copy.
@@ -47,8 +47,8 @@ def read_code(
     entries = tuple(folder.entries())
     if folder.is_cut_short:
         raise CodeUnusable(
-            f"cannot copy codeDir {code_dir}: it holds more than {len(entries)} files and folders; name what trials do not "
-            f"need in {IGNORE_FILE} there, or choose a smaller folder"
+            f"cannot copy codeDir {code_dir}: it has more than {len(entries)} files and folders; list those that trials do "
+            f"not need in {IGNORE_FILE}, or choose a smaller folder"
         )
     space: dict[str, Any] = {}
     files: dict[str, str] = {}  # the file that defined each key
@@ -65,7 +65,7 @@ def read_code(
         for key, parameter in found.space.items():
             if space.setdefault(key, parameter) != parameter:
                 message = (
-                    f"cannot use {key}: {files[key]} gives it other values, and both files are the module "
+                    f"cannot use {key}: {files[key]} gives this key other values, and both files are the module "
                     f"{module_of(entry.path)}; rename one of the files"
                 )
                 diagnostics.append(Diagnostic(file, None, None, "", message))
@@ -98,7 +98,7 @@ def write_copy(code: AnnotatedCode, copy: Path, annotated: Path) -> None:
             elif entry.path not in code.generated:
                 shutil.copy2(entry.source, place)
             else:
-                # The mtime is not copied: Python would accept bytecode of the user's file for this one.
+                # The mtime is not copied: otherwise Python could use bytecode of the original file.
                 place.write_bytes(code.generated[entry.path])
                 shutil.copymode(entry.source, place)
                 original = annotated / entry.path
@@ -106,13 +106,13 @@ def write_copy(code: AnnotatedCode, copy: Path, annotated: Path) -> None:
                 shutil.copyfile(entry.source, original)
     except OSError as error:
         raise CodeNotCopied(
-            f"cannot copy codeDir to {copy}: {error.filename}: {error.strerror}; free some space in logDir or choose another, "
-            "and leave the code alone meanwhile"
+            f"cannot copy codeDir to {copy}: {error.filename}: {error.strerror}; free some space in logDir, or choose another "
+            "logDir, and do not change the code during the copy"
         ) from error
 
 
 def files_with_values(annotated: Path, parameters: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files in `annotated`, written by `write_copy`, with a trial's values substituted; by path.
+    """The files that `write_copy` put into `annotated`, by path, with a trial's values substituted.
 
     Raises:
         ValueMissing: the trial lacks a value for an annotation.
@@ -126,5 +126,5 @@ def _content(entry: Entry) -> bytes:
         return Path(entry.source).read_bytes()
     except OSError as error:
         raise CodeUnusable(
-            f"cannot read {entry.source}: {error.strerror}; give yourself the right to read, or name it in {IGNORE_FILE}"
+            f"cannot read {entry.source}: {error.strerror}; grant yourself read permission, or list the file in {IGNORE_FILE}"
         ) from error

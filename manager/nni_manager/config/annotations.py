@@ -8,7 +8,7 @@
 
 The reader returns the search space of a file and the rewritten text. Only the annotated places change: other bytes, comments and
 line numbers stay. Exception: a file that starts with a block statement such as `def` gets one more line for the import. The
-strings of the first two annotations stay, so that a reader of the generated code sees the source of each value.
+strings of the first two annotations stay: they show the source of each value in the generated code.
 
 Reading and rewriting are one file: both depend on the same positions in the syntax tree.
 
@@ -36,7 +36,6 @@ from nni_manager.errors import UserError
 _MARK = "@nni."
 _EXPANDED = {"get_next_parameter": 0, "report_intermediate_result": 1, "report_final_result": 1}
 """Annotations that become a call, and the number of arguments of each."""
-_KNOWN = ("variable", "function_choice", *_EXPANDED)
 _ARCHITECTURE_SEARCH = ("mutable_layers", "training_update")
 _EXAMPLES = {
     "variable": "'''@nni.variable(nni.choice(16, 32), name=size)'''",
@@ -52,7 +51,7 @@ _NOT_PYTHON = (SyntaxError, ValueError, RecursionError, MemoryError)
 
 
 class ValueMissing(UserError):
-    """cannot fill in the values of a trial; choose a trial that has one for each annotation"""
+    """cannot fill in the values of a trial; choose a trial with a value for each annotation"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +126,7 @@ def with_values(source: bytes, module: str, parameters: Mapping[str, Any]) -> by
 def _value_of(site: _ChoiceSite, parameters: Mapping[str, Any]) -> str:
     if site.key not in parameters:
         raise ValueMissing(
-            f"cannot fill in {site.key}: the trial has no value for it; choose a trial of this search space"
+            f"cannot fill in {site.key}: the trial has no value for this key; choose a trial of this search space"
         )
     value = parameters[site.key]
     for option in site.options:
@@ -135,7 +134,9 @@ def _value_of(site: _ChoiceSite, parameters: Mapping[str, Any]) -> str:
             return option.code
     if site.is_plain:
         return ascii(value)
-    raise ValueMissing(f"cannot fill in {site.key}: {value!r} is none of its options; choose another trial")
+    raise ValueMissing(
+        f"cannot fill in {site.key}: {value!r} is not one of its options; choose another trial"
+    )
 
 
 def _same_option(left: Any, right: Any) -> bool:
@@ -143,7 +144,7 @@ def _same_option(left: Any, right: Any) -> bool:
     return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
 
 
-class _Wrong(Exception):
+class _AnnotationInvalid(Exception):
     """One annotation cannot be used; reading of the file continues."""
 
     def __init__(self, line: int, what: str, remedy: str) -> None:
@@ -152,7 +153,7 @@ class _Wrong(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Waiting:
+class _PendingAnnotation:
     """An annotation whose target is the next statement. `name` None: the annotation has no name."""
 
     node: ast.Constant
@@ -173,12 +174,12 @@ class _Reader:
         self.choosing: list[_ChoiceSite] = []
         self._calling: list[_Edit] = []  # the code is an SDK call without its module
         self._encoding = "utf-8"
-        self._text = b""  # in UTF-8: offsets of the syntax tree count its bytes
+        self._text = b""  # UTF-8: offsets in the syntax tree count bytes
         self._line_starts = [0]
         self._body: list[ast.stmt] = []
         # Files without annotations are not parsed: they may be of another Python version.
         if _MARK.encode() in source:
-            with self._noting():
+            with self._recording_errors():
                 self._decode()
                 self._parse()
                 self._read_block(self._body)
@@ -190,17 +191,17 @@ class _Reader:
         return bool(self.choosing or self._calling)
 
     @contextlib.contextmanager
-    def _noting(self) -> Iterator[None]:
+    def _recording_errors(self) -> Iterator[None]:
         try:
             yield
-        except _Wrong as wrong:
-            self._note(wrong.line, str(wrong))
+        except _AnnotationInvalid as wrong:
+            self._add_error(wrong.line, str(wrong))
         except RecursionError:
-            self._note(
+            self._add_error(
                 1, "cannot use this file: it is nested too deeply; split its longest expression or elif chain"
             )
 
-    def _note(self, line: int, message: str) -> None:
+    def _add_error(self, line: int, message: str) -> None:
         self.diagnostics.append(Diagnostic(self._file, line, None, "", message))
 
     # ---- the text
@@ -210,20 +211,24 @@ class _Reader:
             self._encoding, _ = tokenize.detect_encoding(io.BytesIO(self._source).readline)
             text = self._source.decode(self._encoding)
             if text.encode(self._encoding) != self._source:
-                raise _Wrong(
-                    1, f"this file: it cannot be written as {self._encoding} again", "save it as UTF-8"
+                raise _AnnotationInvalid(
+                    1,
+                    f"this file: encoding its text as {self._encoding} changes its bytes",
+                    "save it as UTF-8",
                 )
             self._text = text.encode()
         except SyntaxError as error:  # invalid coding declaration, or bytes that are not UTF-8
             remedy = "save it as UTF-8, or declare its encoding in line 1"
-            raise _Wrong(1, f"this file: {error.msg}", remedy) from error
+            raise _AnnotationInvalid(1, f"this file: {error.msg}", remedy) from error
         except UnicodeDecodeError as error:
             line = len(_NEWLINE.findall(self._source, 0, error.start)) + 1
             what = f"this file: byte {error.start} is not {self._encoding}"
-            raise _Wrong(line, what, "save it as it is declared, or as UTF-8") from error
-        except (UnicodeError, LookupError) as error:  # a codec that is not for text
-            what = f"this file: {self._encoding} is no encoding of Python code"
-            raise _Wrong(1, what, "save it as UTF-8, and declare that") from error
+            raise _AnnotationInvalid(
+                line, what, "save the file in its declared encoding, or as UTF-8"
+            ) from error
+        except (UnicodeError, LookupError) as error:  # a codec for other data than text
+            what = f"this file: {self._encoding} is not an encoding of Python code"
+            raise _AnnotationInvalid(1, what, "save the file as UTF-8, and declare UTF-8") from error
         self._line_starts += [found.end() for found in _NEWLINE.finditer(self._text)]
 
     def _parse(self) -> None:
@@ -231,8 +236,8 @@ class _Reader:
             self._body = _syntax_tree(self._text.decode()).body
         except _NOT_PYTHON as error:
             line = (isinstance(error, SyntaxError) and error.lineno) or 1
-            remedy = "fix it, or name it in .nniignore if no trial needs it"
-            raise _Wrong(line, f"this file: it is not Python ({_why(error)})", remedy) from error
+            remedy = "fix the file, or list it in .nniignore if no trial needs it"
+            raise _AnnotationInvalid(line, f"this file: it is not Python ({_why(error)})", remedy) from error
 
     def _offset(self, line: int, column: int) -> int:
         return self._line_starts[line - 1] + column
@@ -245,23 +250,23 @@ class _Reader:
     # ---- annotations and their targets
 
     def _read_block(self, statements: list[ast.stmt]) -> None:
-        waiting: _Waiting | None = None
+        pending: _PendingAnnotation | None = None
         for statement in statements:
             if not _is_annotation(statement):
                 self._read_blocks_in(statement)
-                if waiting is not None:
-                    with self._noting():
-                        self._apply(waiting, statement)
-                waiting = None
+                if pending is not None:
+                    with self._recording_errors():
+                        self._apply(pending, statement)
+                pending = None
                 continue
-            with self._noting():
-                _refuse_untargeted(waiting, "above another annotation")
-            waiting = None
-            with self._noting():
+            with self._recording_errors():
+                _refuse_untargeted(pending, "above another annotation")
+            pending = None
+            with self._recording_errors():
                 assert isinstance(statement, ast.Expr)
-                waiting = self._annotation(statement.value)
-        with self._noting():
-            _refuse_untargeted(waiting, "at the end of a block")
+                pending = self._annotation(statement.value)
+        with self._recording_errors():
+            _refuse_untargeted(pending, "at the end of a block")
 
     def _read_blocks_in(self, node: ast.AST) -> None:
         for _, value in ast.iter_fields(node):
@@ -273,115 +278,121 @@ class _Reader:
                 for each in value:
                     self._read_blocks_in(each)
 
-    def _annotation(self, node: ast.expr) -> _Waiting | None:
-        """Record an annotation that stands alone; return one that applies to the next statement."""
+    def _annotation(self, node: ast.expr) -> _PendingAnnotation | None:
+        """Record an annotation that becomes a call; return one that applies to the next statement."""
         if not isinstance(node, ast.Constant):
             remedy = "remove the f: names in an annotation need no braces"
-            raise _Wrong(node.lineno, "an f-string as annotation", remedy)
+            raise _AnnotationInvalid(node.lineno, "an f-string as an annotation", remedy)
         kind, call = _call_in(node)
         example = f"write e.g. {_EXAMPLES[kind]}"
         if any(isinstance(each, ast.Starred) for each in call.args):
-            raise _Wrong(node.lineno, f"@nni.{kind} with a *: options must be written out", example)
+            raise _AnnotationInvalid(
+                node.lineno, f"@nni.{kind} with a * argument: options must be listed one by one", example
+            )
         if kind in _EXPANDED:
             if call.keywords or len(call.args) != _EXPANDED[kind]:
-                wanted = "one value, and no name" if _EXPANDED[kind] else "nothing"
-                raise _Wrong(node.lineno, f"@nni.{kind} so: it takes {wanted}", example)
+                wanted = "exactly one value and no name" if _EXPANDED[kind] else "no arguments"
+                raise _AnnotationInvalid(node.lineno, f"@nni.{kind}: it takes {wanted}", example)
             values = ", ".join(map(ast.unparse, call.args))
             self._calling.append(_Edit(*self._span(node), f"{kind}({values})"))
             return None
         if not call.args:
-            raise _Wrong(node.lineno, f"@nni.{kind} without options", example)
-        return _Waiting(node, kind, call.args, _name_in(node, kind, call.keywords))
+            raise _AnnotationInvalid(node.lineno, f"@nni.{kind} without options", example)
+        return _PendingAnnotation(node, kind, call.args, _name_in(node, kind, call.keywords))
 
-    def _apply(self, waiting: _Waiting, target: ast.stmt) -> None:
-        if waiting.kind == "variable":
-            self._replace_value(waiting, target)
+    def _apply(self, pending: _PendingAnnotation, target: ast.stmt) -> None:
+        if pending.kind == "variable":
+            self._replace_value(pending, target)
         else:
-            self._replace_calls(waiting, target)
+            self._replace_calls(pending, target)
 
-    def _replace_value(self, waiting: _Waiting, target: ast.stmt) -> None:
+    def _replace_value(self, pending: _PendingAnnotation, target: ast.stmt) -> None:
         """Apply `@nni.variable`: replace the right-hand side of an assignment."""
-        line, there = waiting.node.lineno, f"line {target.lineno}"
-        value = _assigned_value(waiting, target)
-        if len(waiting.options) > 1:
-            raise _Wrong(
+        line, there = pending.node.lineno, f"line {target.lineno}"
+        value = _assigned_value(pending, target)
+        if len(pending.options) > 1:
+            raise _AnnotationInvalid(
                 line, "@nni.variable with several sets of values", f"write e.g. {_EXAMPLES['variable']}"
             )
-        values = waiting.options[0]
+        values = pending.options[0]
         word = _nni_name(values.func) if isinstance(values, ast.Call) else None
         if not isinstance(values, ast.Call) or word not in TYPES:
             given = ast.unparse(values.func).removeprefix("nni.") if isinstance(values, ast.Call) else ""
             remedy = remedy_for_unknown(given and f"nni.{given}", [f"nni.{each}" for each in TYPES])
-            what = f"@nni.variable for {there}: {ast.unparse(values)} is no set of values"
-            raise _Wrong(line, what, remedy)
+            what = f"@nni.variable for {there}: {ast.unparse(values)} is not a set of values"
+            raise _AnnotationInvalid(line, what, remedy)
         if values.keywords or any(isinstance(each, ast.Starred) for each in values.args):
-            raise _Wrong(
-                line, f"{ast.unparse(values)}: its values must be written out", f"write e.g. {_EXAMPLES['variable']}"
+            raise _AnnotationInvalid(
+                line, f"{ast.unparse(values)}: it takes values without names and *", f"write e.g. {_EXAMPLES['variable']}"
             )  # fmt: skip
         options = tuple(_option(each) for each in values.args)
         if word == "choice":
-            self._add(waiting, word, options, [value])
+            self._add(pending, word, options, [value])
             return
         for option in options:
             if isinstance(option.value, bool) or not isinstance(option.value, int | float):
                 what = f"nni.{word}: {option.code} is not a number"
-                raise _Wrong(line, what, "write numbers such as 10 or 1e-4, or use nni.choice")
-        self._add(waiting, word, options, [value])
+                raise _AnnotationInvalid(line, what, "write numbers such as 10 or 1e-4, or use nni.choice")
+        self._add(pending, word, options, [value])
 
-    def _replace_calls(self, waiting: _Waiting, target: ast.stmt) -> None:
+    def _replace_calls(self, pending: _PendingAnnotation, target: ast.stmt) -> None:
         """Apply `@nni.function_choice`: replace calls of the named function, and calls equal to one of the options."""
-        dumps = {ast.dump(each) for each in waiting.options}
+        dumps = {ast.dump(each) for each in pending.options}
 
         def is_meant(call: ast.Call) -> bool:
-            return ast.unparse(call.func) == waiting.name or ast.dump(call) in dumps
+            return ast.unparse(call.func) == pending.name or ast.dump(call) in dumps
 
         # Skip calls that overlap an edit of an annotation in an inner block.
         free = []
         for call, is_in_text in _calls(target, is_meant):
             if is_in_text:
-                raise _Wrong(
-                    waiting.node.lineno, f"@nni.function_choice for a call in an f-string, in line {target.lineno}",
-                    "give the call a line of its own, and its result a name for the f-string",
+                raise _AnnotationInvalid(
+                    pending.node.lineno, f"@nni.function_choice for a call in an f-string, in line {target.lineno}",
+                    "assign the result of the call to a variable, and use the variable in the f-string",
                 )  # fmt: skip
             start, end = self._span(call)
             if not any(site.start < end and start < site.end for site in self.choosing):
                 free.append(call)
         if not free:
-            wanted = f"a call of {waiting.name}" if waiting.name else "any of its options"
-            raise _Wrong(
-                waiting.node.lineno, f"@nni.function_choice: line {target.lineno}, the next statement, does not have {wanted}",
+            lacking = f"does not call {pending.name}" if pending.name else "calls none of its options"
+            raise _AnnotationInvalid(
+                pending.node.lineno, f"@nni.function_choice: line {target.lineno}, the next statement, {lacking}",
                 "write the annotation right above the call",
             )  # fmt: skip
-        options = tuple(_option(each, in_expression=True) for each in waiting.options)
-        self._add(waiting, waiting.kind, options, free)
+        options = tuple(_option(each, in_expression=True) for each in pending.options)
+        self._add(pending, pending.kind, options, free)
 
     def _add(
-        self, waiting: _Waiting, word: str, options: tuple[_Option, ...], replaced: Sequence[ast.expr]
+        self,
+        pending: _PendingAnnotation,
+        word: str,
+        options: tuple[_Option, ...],
+        replaced: Sequence[ast.expr],
     ) -> None:
         """Record one hyper-parameter and the expressions that its value replaces."""
-        line, is_choice = waiting.node.lineno, word not in TYPES or word == "choice"
-        name = waiting.name or f"__line{line}"
+        line, is_choice = pending.node.lineno, word not in TYPES or word == "choice"
+        name = pending.name or f"__line{line}"
         key = f"{self._module}/{name}/{word}"
         entry = {"_type": "choice" if is_choice else word, "_value": [option.value for option in options]}
         codes: dict[str, str] = {}
         for option in options:
             if codes.setdefault(json.dumps(option.value), option.code) != option.code:
-                what = f"{key}: the text {option.value!r} and the expression {option.value} are one in the search space"
-                raise _Wrong(line, what, "write one of them differently")
+                what = f"{key}: the search space cannot distinguish the text {option.value!r} from the expression {option.value}"
+                raise _AnnotationInvalid(line, what, "write one of them differently")
         for _, message in read_search_space({key: entry})[1]:
-            self._note(line, message)
+            self._add_error(line, message)
         if self.space.setdefault(key, entry) != entry:
-            remedy = "give both the same values, or one of the two another name"
-            raise _Wrong(line, f"{key}: another annotation gives {name} other values", remedy)
+            remedy = "give both the same values, or rename one of them"
+            raise _AnnotationInvalid(line, f"{key}: another annotation gives {name} other values", remedy)
         for node in replaced:
             self.choosing.append(_ChoiceSite(*self._span(node), key, options if is_choice else ()))
 
     def _check_future_imports(self) -> None:
         if any(map(_is_future_import, self._body)) and self._is_a_call(self._body[0]):
-            raise _Wrong(
+            raise _AnnotationInvalid(
                 1,
-                "an annotation above `from __future__ import`: nothing may run before that",
-                "write it below",
+                "an annotation above `from __future__ import`: no call may precede that import",
+                "write the annotation below the import",
             )
 
     def _is_a_call(self, statement: ast.stmt) -> bool:
@@ -402,13 +413,13 @@ class _Reader:
             source = self.rewritten([self._import(alias), *edits])
             _syntax_tree(source.decode(self._encoding))
         except UnicodeEncodeError as error:
-            what = f"this file: {error.object[error.start]!r} is not in {self._encoding}"
-            self._note(1, f"cannot use {what}; save it as UTF-8")
+            what = f"this file: {self._encoding} cannot encode {error.object[error.start]!r}"
+            self._add_error(1, f"cannot use {what}; save it as UTF-8")
         except _NOT_PYTHON as error:
             line = (isinstance(error, SyntaxError) and error.lineno) or 1
-            self._note(
-                line, f"cannot use the annotation of this statement: what it makes is not Python ({_why(error)}); give the "
-                "statement and its annotation lines of their own",
+            self._add_error(
+                line, f"cannot use the annotation of this statement: the generated code is not Python ({_why(error)}); write "
+                "the statement and its annotation on separate lines",
             )  # fmt: skip
         else:
             return source
@@ -459,7 +470,7 @@ def _choosing_code(site: _ChoiceSite, alias: str) -> str:
     key = ascii(site.key)
     if site.is_plain:
         return f"{alias}.parameter({key})"
-    # Conditional expressions evaluate only the chosen option. Lambdas would not see the names of a class body.
+    # Conditional expressions evaluate only the chosen option. Lambdas cannot access the names of a class body.
     tests = [f"{option.code} if {alias}.takes({key}, {option.value!a})" for option in site.options]
     return f"({' else '.join([*tests, f'{alias}.no_option({key})'])})"
 
@@ -477,10 +488,12 @@ def _why(error: Exception) -> str:
     return error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
 
 
-def _refuse_untargeted(waiting: _Waiting | None, where: str) -> None:
-    if waiting is not None:
-        remedy = "write it right above the statement that it is for"
-        raise _Wrong(waiting.node.lineno, f"@nni.{waiting.kind} {where}: it has no target there", remedy)
+def _refuse_untargeted(pending: _PendingAnnotation | None, where: str) -> None:
+    if pending is not None:
+        remedy = "write it right above its target statement"
+        raise _AnnotationInvalid(
+            pending.node.lineno, f"@nni.{pending.kind} {where}: it has no target there", remedy
+        )
 
 
 def _call_in(node: ast.Constant) -> tuple[str, ast.Call]:
@@ -491,18 +504,20 @@ def _call_in(node: ast.Constant) -> tuple[str, ast.Call]:
     except _NOT_PYTHON as error:
         at = (error.lineno or 1) - 1 if isinstance(error, SyntaxError) else 0
         line = min(node.lineno + at, node.end_lineno or node.lineno)
-        raise _Wrong(line, f"this annotation: it is not Python ({_why(error)})", "fix it") from error
+        raise _AnnotationInvalid(
+            line, f"this annotation: it is not Python ({_why(error)})", "fix it"
+        ) from error
     kind = _nni_name(expression.func) if isinstance(expression, ast.Call) else None
     word = kind or re.split(r"\W", text.removeprefix("nni."), maxsplit=1)[0]
     if word in _ARCHITECTURE_SEARCH:
         remedy = "use @nni.function_choice"
-        raise _Wrong(node.lineno, f"@nni.{word}: architecture search is not supported", remedy)
-    if word not in _KNOWN:
-        remedy = remedy_for_unknown(word, _KNOWN)
-        raise _Wrong(node.lineno, f"@nni.{word}: there is no such annotation", remedy)
+        raise _AnnotationInvalid(node.lineno, f"@nni.{word}: architecture search is not supported", remedy)
+    if word not in _EXAMPLES:
+        remedy = remedy_for_unknown(word, _EXAMPLES)
+        raise _AnnotationInvalid(node.lineno, f"@nni.{word}: there is no such annotation", remedy)
     if kind is None:
         remedy = f"write e.g. {_EXAMPLES[word]}"
-        raise _Wrong(node.lineno, f"@nni.{word}: an annotation is one call, and nothing else", remedy)
+        raise _AnnotationInvalid(node.lineno, f"@nni.{word}: an annotation must be a single call", remedy)
     return kind, expression
 
 
@@ -510,35 +525,35 @@ def _name_in(node: ast.Constant, kind: str, keywords: list[ast.keyword]) -> str 
     """The target of `name=` as source text; None without one."""
     wrong = [str(each.arg or "**") for each in keywords if each.arg != "name"]
     if wrong:
-        what = f"@nni.{kind} with {', '.join(wrong)}: it takes options and a name"
-        raise _Wrong(node.lineno, what, f"write e.g. {_EXAMPLES[kind]}")
+        what = f"@nni.{kind} with {', '.join(wrong)}: it takes only options and a name"
+        raise _AnnotationInvalid(node.lineno, what, f"write e.g. {_EXAMPLES[kind]}")
     if not keywords:
         return None
     name = ast.unparse(keywords[0].value)
     if not isinstance(keywords[0].value, ast.Name | ast.Attribute | ast.Subscript):
         noun = "variable" if kind == "variable" else "function"
         what = f"@nni.{kind} with name={name}: it is not the name of a {noun}"
-        raise _Wrong(node.lineno, what, "write the name as the code has it, without quotes")
+        raise _AnnotationInvalid(node.lineno, what, "write the name as in the code, without quotes")
     return name
 
 
-def _assigned_value(waiting: _Waiting, target: ast.stmt) -> ast.expr:
+def _assigned_value(pending: _PendingAnnotation, target: ast.stmt) -> ast.expr:
     """The right-hand side that `@nni.variable` replaces."""
-    line, name, there = waiting.node.lineno, waiting.name, f"line {target.lineno}"
+    line, name, there = pending.node.lineno, pending.name, f"line {target.lineno}"
     targets = target.targets if isinstance(target, ast.Assign) else []
     if isinstance(target, ast.AnnAssign) and target.value is not None:
         targets = [target.target]
     assigned = [ast.unparse(each) for each in targets]
     if not assigned:
         what = f"@nni.variable: {there}, the next statement, does not assign a value"
-        raise _Wrong(line, what, f"write `{name or 'size'} = ...` there")
+        raise _AnnotationInvalid(line, what, f"write `{name or 'size'} = ...` there")
     if len(assigned) > 1:
         what = f"@nni.variable: {there} assigns {' and '.join(assigned)} at once"
-        raise _Wrong(line, what, "give each an assignment of its own")
+        raise _AnnotationInvalid(line, what, "write a separate assignment for each")
     if name is not None and assigned[0] != name:
         what = f"@nni.variable with name={name}: {there} assigns {assigned[0]}"
-        remedy = f"write name={assigned[0]}, or the annotation right above the assignment of {name}"
-        raise _Wrong(line, what, remedy)
+        remedy = f"write name={assigned[0]}, or move the annotation right above the assignment of {name}"
+        raise _AnnotationInvalid(line, what, remedy)
     assert isinstance(target, ast.Assign | ast.AnnAssign)
     assert target.value is not None
     return target.value
@@ -551,10 +566,10 @@ def _text_of(statement: ast.stmt) -> str | None:
 
 
 def _is_annotation(statement: ast.stmt) -> bool:
-    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.JoinedStr):
-        first = statement.value.values[:1]
-        return bool(first) and isinstance(first[0], ast.Constant) and str(first[0].value).startswith(_MARK)
-    return (_text_of(statement) or "").startswith(_MARK)
+    match statement:
+        case ast.Expr(value=ast.Constant(value=text) | ast.JoinedStr(values=[ast.Constant(value=text), *_])):
+            return str(text).startswith(_MARK)
+    return False
 
 
 def _is_future_import(statement: ast.stmt) -> bool:
@@ -563,12 +578,10 @@ def _is_future_import(statement: ast.stmt) -> bool:
 
 def _nni_name(function: ast.expr) -> str | None:
     """`x` of `nni.x`; None for other expressions."""
-    is_ours = (
-        isinstance(function, ast.Attribute)
-        and isinstance(function.value, ast.Name)
-        and function.value.id == "nni"
-    )
-    return function.attr if isinstance(function, ast.Attribute) and is_ours else None
+    match function:
+        case ast.Attribute(value=ast.Name(id="nni"), attr=name):
+            return name
+    return None
 
 
 def _option(node: ast.expr, *, in_expression: bool = False) -> _Option:
@@ -586,12 +599,12 @@ def _option(node: ast.expr, *, in_expression: bool = False) -> _Option:
 
 
 def _calls(node: ast.AST, is_meant: Callable[[ast.Call], bool]) -> Iterator[tuple[ast.Call, bool]]:
-    """The outermost matching calls. True with a call: it is in an f-string, where nothing can be replaced."""
-    waiting = [(node, False)]
-    while waiting:
-        each, is_in_text = waiting.pop()
+    """The outermost matching calls, each with True if it is in an f-string, where code cannot be replaced."""
+    pending = [(node, False)]
+    while pending:
+        each, is_in_text = pending.pop()
         if isinstance(each, ast.Call) and is_meant(each):
             yield each, is_in_text
             continue
         is_in_text = is_in_text or isinstance(each, ast.JoinedStr)
-        waiting += [(child, is_in_text) for child in ast.iter_child_nodes(each)]
+        pending += [(child, is_in_text) for child in ast.iter_child_nodes(each)]

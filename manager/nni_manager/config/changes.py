@@ -18,10 +18,12 @@ from nni_manager.config.v1 import duration_s
 from nni_manager.errors import UserError
 
 _MOST = 99_999
+_A_COUNT = f"a whole number from 1 to {_MOST}"
+_A_DURATION = "a number of seconds, or a whole number and one of s, m, h, d such as 90m"
 
 
 class ChangeInvalid(UserError):
-    """cannot change the experiment so; see what the message says of the value"""
+    """cannot apply this change to the experiment; fix the value that the message names"""
 
 
 def _count(value: Any) -> int:
@@ -56,27 +58,14 @@ class _Limit:
 
 
 LIMITS: Mapping[str, _Limit] = {
-    "TRIAL_CONCURRENCY": _Limit(
-        ("trialConcurrency",), "trial_concurrency", _count, f"a whole number from 1 to {_MOST}"
-    ),
-    "MAX_TRIAL_NUM": _Limit(
-        ("maxTrialNum", "maxTrialNumber"),
-        "max_trial_number",
-        _count_or_none,
-        f"a whole number from 1 to {_MOST}",
-    ),
+    "TRIAL_CONCURRENCY": _Limit(("trialConcurrency",), "trial_concurrency", _count, _A_COUNT),
+    "MAX_TRIAL_NUM": _Limit(("maxTrialNum", "maxTrialNumber"), "max_trial_number", _count_or_none, _A_COUNT),
     "MAX_EXEC_DURATION": _Limit(
-        ("maxExecDuration", "maxExperimentDuration"),
-        "max_exec_duration_s",
-        _seconds_or_none,
-        "a number of seconds, or a whole number and one of s, m, h, d such as 90m",
+        ("maxExecDuration", "maxExperimentDuration"), "max_exec_duration_s", _seconds_or_none, _A_DURATION
     ),
-    # Ours: no version of NNI changes this limit of a running experiment.
+    # No version of NNI can change this limit of a running experiment.
     "MAX_TRIAL_DURATION": _Limit(
-        ("maxTrialDuration",),
-        "max_trial_duration_s",
-        _seconds_or_none,
-        "a number of seconds, or a whole number and one of s, m, h, d such as 30m",
+        ("maxTrialDuration",), "max_trial_duration_s", _seconds_or_none, _A_DURATION
     ),
 }
 SEARCH_SPACE = "SEARCH_SPACE"
@@ -84,9 +73,9 @@ UPDATE_TYPES = (*LIMITS, SEARCH_SPACE)
 
 
 def changed(config: ExperimentSpec, update_type: str, params: Mapping[str, Any]) -> ExperimentSpec:
-    """The configuration after a change of this type. Of the profile keys in `params` only those of the type are read.
+    """The configuration after a change of this type. Of the profile keys in `params`, only those of this type are read.
 
-    A limit of None means no limit. The search space may be JSON text, which NNI's first clients send.
+    A limit of None means no limit. The search space may be JSON text, which NNI's oldest clients send.
 
     Raises:
         ChangeInvalid: the type is unknown, or the value is invalid.
@@ -104,7 +93,7 @@ def changed(config: ExperimentSpec, update_type: str, params: Mapping[str, Any])
         change = {limit.field: limit.read(value)}
     except ValueError:
         raise ChangeInvalid(
-            f"cannot use {limit.names[0]}: {shown(value)} is not what it must be; write {limit.must_be}"
+            f"cannot use {limit.names[0]}: {shown(value)} is not valid; write {limit.must_be}"
         ) from None
     return replace(config, **change)
 
@@ -113,7 +102,7 @@ def _value_of(params: Mapping[str, Any], names: tuple[str, ...]) -> Any:
     for name in names:
         if name in params:
             return params[name]
-    raise ChangeInvalid(f"cannot change {names[0]}: params has none; write its new value there")
+    raise ChangeInvalid(f"cannot change {names[0]}: params does not have this key; add it with the new value")
 
 
 def _with_space(config: ExperimentSpec, raw: Any) -> ExperimentSpec:
@@ -122,7 +111,7 @@ def _with_space(config: ExperimentSpec, raw: Any) -> ExperimentSpec:
             raw = json.loads(raw)
         except (ValueError, RecursionError):
             raise ChangeInvalid(
-                f"cannot use searchSpace: {shown(raw)} is no JSON; send the content of a search space file"
+                f"cannot use searchSpace: {shown(raw)} is not JSON; send the content of a search space file"
             ) from None
     space = parse_search_space(raw)
     if raw == config.search_space_raw:

@@ -18,14 +18,14 @@ _SHOWN = 3
 
 
 class CodeUnusable(UserError):
-    """cannot pack codeDir; name what trials do not need in a file .nniignore there"""
+    """cannot pack codeDir; list files that trials do not need in .nniignore"""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A file, folder or link of the code folder.
 
-    `path` is relative, with /. `source` is the path of its content, `kind` a type of tarfile, `target` that of a link.
+    `path` is relative, with /. `source` is the path of its content, `kind` a type of tarfile, `target` the target of a link.
     """
 
     path: str
@@ -40,7 +40,7 @@ class CodeFolder:
     """The part of a code folder that is packed or copied.
 
     `excluded` are folders to skip, such as that of the experiments. A link to the outside is replaced by its target. With
-    `keeps_links_to_folders` it stays a link unless the target is a file: readers must share the file system.
+    `keeps_links_to_folders`, only links to files are replaced, and readers must share the file system.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class CodeFolder:
         *,
         keeps_links_to_folders: bool = False,
     ) -> None:
-        """Prepare a scan. `secret_files` are left out wherever they are."""
+        """Prepare a scan. `secret_files` are excluded wherever they are."""
         self._code_dir = code_dir
         self._secret_files = {
             (status.st_dev, status.st_ino) for status in map(os.stat, filter(os.path.exists, secret_files))
@@ -74,8 +74,8 @@ class CodeFolder:
             shown = ", ".join(map(repr, self._unreadable[:_SHOWN]))
             more = f" and {len(self._unreadable) - _SHOWN} more" if len(self._unreadable) > _SHOWN else ""
             raise CodeUnusable(
-                f"cannot read {shown}{more} in codeDir {self._code_dir}; give yourself the right to read, or name it in "
-                f"{IGNORE_FILE} there"
+                f"cannot read {shown}{more} in codeDir {self._code_dir}; grant yourself read permission, or list the "
+                f"paths in {IGNORE_FILE}"
             )
         return self._entries
 
@@ -92,15 +92,15 @@ class CodeFolder:
         except OSError as error:
             if not folder:
                 raise CodeUnusable(
-                    f"cannot read codeDir {source}: {error.strerror}; name a folder that you can read"
+                    f"cannot read codeDir {source}: {error.strerror}; choose a folder that you can read"
                 ) from error
             self._unreadable.append(folder)
             return
         identity = (status.st_dev, status.st_ino)
         if identity in ancestors:
             raise CodeUnusable(
-                f"cannot pack {folder!r} of codeDir {self._code_dir}: a link on the way there leads to a folder that "
-                f"holds the link; remove it, or name it in {IGNORE_FILE}"
+                f"cannot pack {folder!r} of codeDir {self._code_dir}: a link in this path leads to a folder that "
+                f"contains the link; remove the link, or list it in {IGNORE_FILE}"
             )
         if IGNORE_FILE in names:
             rules = (*rules, self._read_rules(posixpath.join(source, IGNORE_FILE), folder))
@@ -116,7 +116,7 @@ class CodeFolder:
             return IgnoreRules.of(folder, text)
         except OSError as error:
             raise CodeUnusable(
-                f"cannot read {source}: {error.strerror}; give yourself the right to read"
+                f"cannot read {source}: {error.strerror}; grant yourself read permission"
             ) from error
         except ValueError as error:
             raise CodeUnusable(
@@ -147,8 +147,8 @@ class CodeFolder:
                 status = os.stat(source)
             except OSError as error:
                 raise CodeUnusable(
-                    f"cannot pack the link {path!r} of codeDir {self._code_dir}: it leads outside, to {target!r}, where there is "
-                    f"nothing; name it in {IGNORE_FILE}, and let the command make it in the container"
+                    f"cannot pack the link {path!r} of codeDir {self._code_dir}: its target {target!r}, outside codeDir, does "
+                    f"not exist; list the link in {IGNORE_FILE}, and create it with the trial command"
                 ) from error
         if stat.S_ISDIR(status.st_mode):
             if not is_left_out(rules, path + "/") and not self._is_excluded(source):
@@ -178,7 +178,7 @@ class CodeFolder:
 
 
 def _stays_inside(path: str, target: str) -> bool:
-    """True if a link at `path` stays below the code folder without naming that folder."""
+    """True if the target of a link at `path` is relative and never ascends above the code folder."""
     if posixpath.isabs(target):
         return False
     depth = path.count("/")

@@ -19,13 +19,13 @@ from nni_manager.config.v2 import PLATFORMS, names_on, place_of, put, with_indic
 
 _WHY_DROPPED = {
     "authorName": "the second schema has no such key",
-    "multiPhase": "NNI gave it up",
-    "multiThread": "NNI gave it up",
+    "multiPhase": "NNI removed this key",
+    "multiThread": "NNI removed this key",
     "paiConfig.maxTrialNumPerGpu": "it has no effect on OpenPAI",
     "paiConfig.useActiveGpu": "it has no effect on OpenPAI",
-    "paiConfig.gpuNum": "trial.gpuNum counts",
-    "paiConfig.cpuNum": "trial.cpuNum counts",
-    "paiConfig.memoryMB": "trial.memoryMB counts",
+    "paiConfig.gpuNum": "trial.gpuNum takes precedence",
+    "paiConfig.cpuNum": "trial.cpuNum takes precedence",
+    "paiConfig.memoryMB": "trial.memoryMB takes precedence",
 }
 _SIZES = ("memoryMB", "shmMB")
 
@@ -58,11 +58,11 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
         if value is None:
             continue
         if v1 == ("trainingServicePlatform",) or v1[-1] == "classFileName":
-            continue  # `platform`, and the part of className before the dot, replace them
+            continue  # v2 has `platform`, and the module in className
         target = _target(v1, raw, names)
         if target is None:
             key = key_of(v1)
-            dropped.append(f"{key}: {_WHY_DROPPED.get(key, 'the second schema has no place for it')}")
+            dropped.append(f"{key}: {_WHY_DROPPED.get(key, 'the second schema has no such key')}")
             continue
         put(made, target, _value(v1, value, path, folder))
         if v1[-1] == "className" and (file := raw[str(v1[0])].get("classFileName")) is not None:

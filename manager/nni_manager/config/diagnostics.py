@@ -12,7 +12,7 @@ from nni_manager.errors import UserError
 
 Place: TypeAlias = tuple[str | int, ...]
 """The path of a value in a file: keys, and indices of items."""
-# A message repeats a value so that the user can find it; the full value is not needed.
+# Messages truncate long values: their start is enough to find them.
 MAX_SHOWN_CHARACTERS = 60
 # The limit for each kind of error in each part of a file. A faulty generator can cause thousands.
 MAX_DIAGNOSTICS = 100
@@ -44,13 +44,13 @@ class ConfigInvalid(UserError):
     def __init__(self, diagnostics: Iterable[Diagnostic]) -> None:
         """Store the diagnostics in the given order; the message has one line for each."""
         self.diagnostics: list[Diagnostic] = list(diagnostics)
-        super().__init__("\n".join(str(mistake) for mistake in self.diagnostics))
+        super().__init__("\n".join(str(each) for each in self.diagnostics))
 
 
 def key_of(path: Sequence[str | int]) -> str:
     """The dotted name of a place: ("trial", "codeDir") is `trial.codeDir`, ("a", 1, "b") is `a[1].b`.
 
-    A search space's `_value` is left out: the second option of `net` is `net[1]` to its author.
+    A search space's `_value` is omitted: `net[1]` is the second option of `net`.
     """
     key = ""
     for step in path:
@@ -76,8 +76,6 @@ def folded(key: str) -> str:
 
 def shown(value: Any) -> str:
     """A value for a message: JSON, truncated to MAX_SHOWN_CHARACTERS."""
-    if value is None:
-        return "nothing"
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= MAX_SHOWN_CHARACTERS else text[: MAX_SHOWN_CHARACTERS - 1] + "…"
 

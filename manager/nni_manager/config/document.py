@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import re
 from collections.abc import Sequence
@@ -24,6 +25,10 @@ MAX_LEVELS = 100
 _MAX_BITS = 1024
 # Diagnostics of larger JSON files have no lines: finding them takes longer than reading the file.
 _MAX_BYTES_WITH_LINES = 256 * 1024
+_WHY_UNREADABLE = {
+    errno.ENOENT: "there is no such file; check the path",
+    errno.EISDIR: "it is a folder; name a file in the folder",
+}
 
 
 class _Loader(PositionedLoader):
@@ -32,19 +37,19 @@ class _Loader(PositionedLoader):
     max_levels = MAX_LEVELS
 
     def scalar(self, node: yaml.ScalarNode) -> Any:
-        """The value of a scalar. PyYAML expects that one with an explicit tag, such as `!!int`, has the form of its type."""
+        """The value of a scalar. PyYAML raises other errors if a scalar does not match its explicit tag, such as `!!int`."""
         try:
             return super().scalar(node)
         except (AttributeError, IndexError, KeyError) as error:
             kind = node.tag.rpartition(":")[2]
-            problem = f"this is not a value of type {kind}; fix the YAML there"
+            problem = f"the value is not of type {kind}; fix the YAML there"
             raise Unreadable(problem, node.start_mark) from error
 
     def construct_number(self, node: yaml.ScalarNode) -> int:
         """A whole number of at most 1,024 bits."""
         value = self.construct_yaml_int(node)
         if value.bit_length() > _MAX_BITS:
-            raise Unreadable("no number has so many digits; fix the YAML there", node.start_mark)
+            raise Unreadable("the number is too large; write a smaller one", node.start_mark)
         return value
 
 
@@ -93,12 +98,9 @@ class Document:
 
     def diagnostic(self, path: PathInFile, message: str) -> Diagnostic:
         """A diagnostic at this path, or at its nearest parent that is in the file."""
-        line, column = self._place(path)
-        return Diagnostic(self.file, line, column, key_of(path), message)
-
-    def _place(self, path: PathInFile) -> tuple[int, int] | tuple[None, None]:
         found = None if self.root is None else self.root.place_of(path, folded)
-        return found or (None, None)
+        line, column = found or (None, None)
+        return Diagnostic(self.file, line, column, key_of(path), message)
 
 
 def _document(path: Path, value: Any, tree: Tree) -> Document:
@@ -107,7 +109,7 @@ def _document(path: Path, value: Any, tree: Tree) -> Document:
             str(path),
             *place(each.mark),
             key_of(each.path),
-            f"cannot use {key_of(each.path)}: it is in line {each.first_line} already; keep one of the two",
+            f"cannot use {key_of(each.path)}: line {each.first_line} has the same key; keep one of the two",
         )
         for each in tree.repeated_keys[:MAX_DIAGNOSTICS]
     )
@@ -127,12 +129,16 @@ def read_yaml(path: Path) -> Document:
         problem, *where = explained(text, error, _SECTION_OF)
         raise _refused(path, f"cannot read {path.name}: {problem}", *where) from error
     except yaml.YAMLError as error:
-        raise _refused(path, f"cannot read {path.name}: {_one_line(error)}; fix the YAML there") from error
+        raise _refused(
+            path, f"cannot read {path.name}: {' '.join(str(error).split())}; fix the YAML there"
+        ) from error
     except ValueError as error:
         # A scalar in the form of a date or number with an invalid value, such as 2024-99-99.
-        raise _refused(path, f"cannot read {path.name}: {error}; put such text in quotes") from error
+        raise _refused(
+            path, f"cannot read {path.name}: {error}; put text in the form of a date or number in quotes"
+        ) from error
     if tree.root is None:
-        raise _refused(path, f"cannot read {path.name}: it is empty; write the experiment's keys into it")
+        raise _refused(path, f"cannot read {path.name}: the file is empty; write the keys of the experiment")
     return _document(path, tree.value, tree)
 
 
@@ -195,32 +201,21 @@ def _text(path: Path, most_bytes: int = MAX_BYTES) -> str:
         with path.open("rb") as file:
             content = file.read(most_bytes + 1)
         if len(content) > most_bytes:
-            message = f"cannot read {path.name}: it has more than {most_bytes:,} bytes; keep what the experiment needs"
+            message = f"cannot read {path.name}: it has more than {most_bytes:,} bytes; remove what the experiment does not need"
             raise _refused(path, message)
         return content.decode("utf-8-sig")
-    except FileNotFoundError as error:
-        raise _absent(path, "there is no such file; check the path") from error
-    except IsADirectoryError as error:
-        raise _absent(path, "it is a folder; name the file in it") from error
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         message = f"cannot read {path.name}: byte {error.start} is not UTF-8; save the file as UTF-8"
         raise _refused(path, message, line) from error
     except OSError as error:
-        raise _absent(path, f"{error.strerror}; check the file") from error
+        why = _WHY_UNREADABLE.get(error.errno or 0, f"{error.strerror}; check the file")
+        # The file cannot be read: the diagnostic has no position.
+        raise ConfigInvalid([Diagnostic("", None, None, "", f"cannot read {path}: {why}")]) from error
 
 
 def _refused(path: Path, message: str, line: int | None = None, column: int | None = None) -> ConfigInvalid:
     return ConfigInvalid([Diagnostic(str(path), line, column, "", message)])
-
-
-def _absent(path: Path, why: str) -> ConfigInvalid:
-    # The file cannot be read: the diagnostic has no position.
-    return ConfigInvalid([Diagnostic("", None, None, "", f"cannot read {path}: {why}")])
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _refuse_constant(word: str) -> None:

@@ -49,7 +49,7 @@ def read_template(document: Document, namespace: str | None) -> FrameworkTemplat
         try:
             text = json.dumps(document.value, allow_nan=False)
         except (TypeError, ValueError):
-            reading.refuse((), "it holds a date or no finite number", "put such text in quotes")
+            reading.refuse((), "it contains a date or a number that is not finite", "put such text in quotes")
     if reading.diagnostics:
         raise ConfigInvalid(reading.diagnostics)
     return FrameworkTemplate(text, roles)
@@ -72,12 +72,12 @@ class _Reading:
         value = self.document.value
         found = (value.get("apiVersion"), value.get("kind")) if isinstance(value, dict) else (None, None)
         if found != (_API_VERSION, _KIND):
-            self.refuse((), "it is no Framework", f"write apiVersion: {_API_VERSION} and kind: {_KIND}")
+            self.refuse((), "it is not a Framework", f"write apiVersion: {_API_VERSION} and kind: {_KIND}")
             return False
         spec = self.mapping(("spec",), value.get("spec"), needed=True)
         roles = spec.get("taskRoles")
         if spec and not (isinstance(roles, list) and roles):
-            self.refuse(("spec", "taskRoles"), "it must be a list of roles", "name at least one")
+            self.refuse(("spec", "taskRoles"), "it must be a list of roles", "write at least one role")
             return False
         return bool(spec)
 
@@ -86,12 +86,8 @@ class _Reading:
         if isinstance(value, dict) and (value or not needed):
             return value
         if value is not None or needed:
-            why = (
-                "it is not there"
-                if value is None
-                else f"{shown(value)} is not a mapping with something in it"
-            )
-            self.refuse(place, why, "write what belongs there")
+            why = "it is missing" if value is None else f"{shown(value)} is not a mapping with keys"
+            self.refuse(place, why, "write a mapping")
         return {}
 
     def items(self, place: Place, value: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
@@ -112,26 +108,26 @@ class _Reading:
         if meta.get("namespace") not in (None, namespace):
             self.refuse(
                 ("metadata", "namespace"),
-                "jobs are made in frameworkcontrollerConfig.namespace",
-                "write it there, and remove it here",
+                "jobs are created in frameworkcontrollerConfig.namespace",
+                "write the namespace there, and remove it here",
             )
         spec = value["spec"]
         if spec.get("executionType") not in (None, "Start"):
-            self.refuse(("spec", "executionType"), "jobs are to start", "write Start, or remove it")
+            self.refuse(("spec", "executionType"), "only Start is supported", "write Start, or remove it")
         self._check_retries(("spec", "retryPolicy"), spec.get("retryPolicy"))
 
     def _check_labels(self, place: Place, labels: Any) -> None:
         for name in self.mapping(place, labels):
             if name in JOB_LABELS:
-                self.refuse((*place, name), "jobs are found by that label", "give yours another name")
+                self.refuse((*place, name), "this label identifies jobs", "rename your label")
 
     def _check_retries(self, place: Place, policy: Any) -> None:
         policy = self.mapping(place, policy)
         if policy.get("fancyRetryPolicy") or policy.get("maxRetryCount"):
             self.refuse(
                 place,
-                "a task that has ended is not run again in its job",
-                "write maxTrialRetry in the experiment file, and remove it",
+                "a job never restarts a task that has ended",
+                "remove it, and write maxTrialRetry into the experiment file",
             )
 
     # ---- its roles
@@ -142,15 +138,17 @@ class _Reading:
         for place, role in self.items(("spec", "taskRoles"), self.document.value["spec"]["taskRoles"]):
             name, tasks = role.get("name"), role.get("taskNumber")
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
-                self.refuse((*place, "name"), f"{shown(name)} is no name", "write small letters and digits")
+                self.refuse(
+                    (*place, "name"), f"{shown(name)} is not a name", "write lower-case letters and digits"
+                )
             elif name in names:
-                self.refuse((*place, "name"), f"another role is {name!r}, too", "give each its own name")
+                self.refuse((*place, "name"), f"another role has the name {name!r}", "rename one of the two")
             names.append(name)
             if not (type(tasks) is int and 1 <= tasks <= _MAX_TASKS):
                 self.refuse(
                     (*place, "taskNumber"),
-                    f"{shown(tasks)} is no number of tasks",
-                    f"write 1 to {_MAX_TASKS}",
+                    f"{shown(tasks)} is not a number of tasks",
+                    f"write a whole number from 1 to {_MAX_TASKS}",
                 )
                 tasks = 1
             ends = (*place, "frameworkAttemptCompletionPolicy")
@@ -171,8 +169,8 @@ class _Reading:
         if type(count) is not int or count < -1:
             self.refuse(
                 place,
-                f"{shown(count)} is no number of tasks",
-                "write -1 for none, or a whole number from 1 on",
+                f"{shown(count)} is not a number of tasks",
+                "write -1 for no limit, or a whole number of at least 1",
             )
             return default
         return count
@@ -187,7 +185,7 @@ class _Reading:
         if spec.get("restartPolicy") not in (None, "Never"):
             self.refuse(
                 (*place, "restartPolicy"),
-                "a task that has ended is not run again in its job",
+                "a job never restarts a task that has ended",
                 "write Never, or remove it",
             )
         list(self.items((*place, "initContainers"), spec.get("initContainers")))  # reports invalid items
@@ -195,20 +193,22 @@ class _Reading:
         if grace is not None and (type(grace) is not int or grace < 0):
             self.refuse(
                 (*place, "terminationGracePeriodSeconds"),
-                f"{shown(grace)} is no number of seconds",
+                f"{shown(grace)} is not a number of seconds",
                 "write e.g. 60, or remove it",
             )
         for each, volume in self.items((*place, "volumes"), spec.get("volumes")):
             if volume.get("name") == VOLUME:
                 self.refuse(
-                    (*each, "name"), "the experiment's storage has that name", "give yours another one"
+                    (*each, "name"),
+                    "the volume of the experiment's storage has this name",
+                    "rename your volume",
                 )
         containers = list(self.items((*place, "containers"), spec.get("containers")))
         if len(containers) != 1:
             if spec:
                 self.refuse(
                     (*place, "containers"),
-                    f"there are {len(containers)}",
+                    f"there are {len(containers)} containers",
                     "write exactly one, in which the trial runs",
                 )
             return "", "", 0
@@ -218,24 +218,26 @@ class _Reading:
         for key in ("command", "args"):
             texts = container.get(key, [])
             if not (isinstance(texts, list) and all(isinstance(each, str) for each in texts)):
-                self.refuse((*place, key), "it must be a list of texts", "write e.g. [python3, train.py]")
+                self.refuse((*place, key), "it must be a list of strings", "write e.g. [python3, train.py]")
                 return "", "", 0
         command = [*container.get("command", ()), *container.get("args", ())]
         if not container.get("command"):
             self.refuse(
                 (*place, "command"),
-                "the keeper starts it in the place of what the image runs",
+                "the keeper starts it instead of the image's entry point",
                 "write the whole command, e.g. [python3, train.py]",
             )
         if "workingDir" in container:
             self.refuse(
                 (*place, "workingDir"),
                 "a trial runs in its own copy of codeDir",
-                "remove it, or let the command change it",
+                "remove it, or change the directory in the command",
             )
         for each, variable in self.items((*place, "env"), container.get("env")):
             if str(variable.get("name")).startswith(PREFIX):
-                self.refuse((*each, "name"), "keepers have variables of that name", "give yours another one")
+                self.refuse(
+                    (*each, "name"), f"the prefix {PREFIX} is reserved for keepers", "rename your variable"
+                )
         for each, mount in self.items((*place, "volumeMounts"), container.get("volumeMounts")):
             if str(mount.get("mountPath")).rstrip("/") == MOUNT:
                 self.refuse(
@@ -243,7 +245,7 @@ class _Reading:
                 )
         image = container.get("image")
         if not (isinstance(image, str) and image):
-            self.refuse((*place, "image"), f"{shown(image)} is no image", "write the name of one")
+            self.refuse((*place, "image"), f"{shown(image)} is not an image", "write the name of an image")
         resources = self.mapping((*place, "resources"), container.get("resources"))
         limits = self.mapping((*place, "resources", "limits"), resources.get("limits"))
         gpus = str(limits.get(_GPU, 0))

@@ -29,7 +29,7 @@ class IgnoreRules:
                 # In git `x/**/` matches the folders below x, in pathspec x itself.
                 pattern = GitIgnoreSpecPattern(f"{line}*/" if line.endswith("/**/") else line)
             except ValueError as error:
-                raise ValueError(f"line {number}, {line!r}, is no pattern of gitignore") from error
+                raise ValueError(f"line {number}, {line!r}, is not a gitignore pattern") from error
             if pattern.include is not None and pattern.regex is not None:
                 rules.append((pattern.regex, pattern.include))
         # The last line that matches a path decides.

@@ -1,7 +1,7 @@
 """JSON schemas of experiment files, for editors, generated from the reader's tables so that both agree.
 
 Draft 7, which editors support. The schemas cover keys, types and ranges. Only the reader checks the disk and rules over several
-keys. So each file that the reader accepts is valid here; the reverse does not hold. Keys may be in camelCase or snake_case.
+keys. A file that the reader accepts always matches its schema; the reverse is not true. Keys may be in camelCase or snake_case.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class _V2SchemaBuilder:
             if to in self.leaves:
                 leaf = self.leaves[to]
                 self.leaves[alias] = {"anyOf": [leaf, _NULL]} if to in self.required else leaf
-        without_effect = {"description": "Accepted, without effect on this platform."}
+        without_effect = {"description": "Accepted; has no effect on this platform."}
         self.leaves |= {place: without_effect for place, v1 in implicit_keys(platform).items() if not v1}
 
     def mapping(self, above: _Place) -> Json:

@@ -57,11 +57,11 @@ class CompletionPolicyV1(Schema):
     """`frameworkAttemptCompletionPolicy` of a task role: the number of tasks that end the job; -1 disables the rule."""
 
     answers: ClassVar[dict[str, str]] = {
-        "minSucceedTaskCount": "NNI's first schema calls it minSucceededTaskCount; write that"
+        "minSucceedTaskCount": "its name in NNI's first schema is minSucceededTaskCount; use that name"
     }
-    min_failed_task_count: int = must_be("-1 or a whole number from 1 on", "1", ge=-1, le=99999)
+    min_failed_task_count: int = must_be("-1 or a whole number of at least 1", "1", ge=-1, le=99999)
     min_succeeded_task_count: int = must_be(
-        "-1 or a whole number from 1 on", "-1", ge=-1, le=99999, v2="minSucceedTaskCount"
+        "-1 or a whole number of at least 1", "-1", ge=-1, le=99999, v2="minSucceedTaskCount"
     )
 
 
@@ -69,7 +69,7 @@ class TaskRoleV1(_PodV1):
     """An item of `trial.taskRoles`."""
 
     name: str = must_be(
-        "a name of small letters and digits, at most 63", "worker", pattern=r"^[a-z0-9]{1,63}$"
+        "a name of at most 63 lower-case letters and digits", "worker", pattern=r"^[a-z0-9]{1,63}$"
     )
     task_num: int = whole(1, 10000, "1", v2="taskNumber")
     framework_attempt_completion_policy: CompletionPolicyV1 = mapping(
@@ -83,7 +83,7 @@ class ReplicaV1(_PodV1):
     replicas: int = whole(1, 10000, "1")
 
 
-_OF_ROLES = "each role has its own; write it there"
+_OF_ROLES = "each role has its own value; write it into the roles"
 _IN_ROLES = dict.fromkeys(("command", "gpuNum", "cpuNum", "memoryMB", "image", "shmMB"), _OF_ROLES)
 
 
@@ -95,7 +95,7 @@ class FrameworkControllerTrialV1(Schema):
         | _IN_ROLES
         | dict.fromkeys(
             ("worker", "ps", "master"),
-            "it is for trainingServicePlatform: kubeflow; write it as an item of taskRoles, with its name",
+            "it applies to trainingServicePlatform: kubeflow; write an item of taskRoles with this name",
         )
     )
     code_dir: str = must_be("a folder", ".", min_length=1, v2="/trialCodeDirectory")
@@ -108,7 +108,9 @@ class KubeflowTrialV1(Schema):
     answers: ClassVar[dict[str, str]] = (
         TrialV1.answers
         | _IN_ROLES
-        | {"taskRoles": "it is for trainingServicePlatform: frameworkcontroller; write worker, ps and master"}
+        | {
+            "taskRoles": "it applies to trainingServicePlatform: frameworkcontroller; write worker, ps and master"
+        }
     )
     code_dir: str = must_be("a folder", ".", min_length=1, v2="/trialCodeDirectory")
     worker: ReplicaV1 | None = mapping(_REPLICA, None)
@@ -124,7 +126,7 @@ class NfsV1(Schema):
 
 
 class KeyVaultV1(Schema):
-    """`keyVault`: the Azure vault that holds the key of the storage account."""
+    """`keyVault`: the Azure vault that stores the key of the storage account."""
 
     vault_name: str = must_be(
         "the name of a vault", "my-vault", pattern=r"^[0-9a-zA-Z-]{1,127}$", v2="keyVaultName"
@@ -224,7 +226,7 @@ EXPERIMENTS: Mapping[Platform, type[AnyExperimentV1]] = {
 # ---- checks across several keys
 
 Refuse: TypeAlias = Callable[..., None]
-"""Record an error: the place, the reason with the remedy, and what one cannot do with the key ("use")."""
+"""Records an error. Arguments: the place, the reason with the remedy, and the verb of the message (default: "use")."""
 REPLICAS = ("worker", "ps", "master")
 SECTION = {"frameworkcontroller": "frameworkcontrollerConfig", "kubeflow": "kubeflowConfig"}
 STORAGE_PARTS: dict[str, tuple[str, ...]] = {
@@ -277,20 +279,20 @@ def _refuse_storage(name: str, section: Mapping[str, Any], refuse: Refuse) -> No
     given = [part for parts in STORAGE_PARTS.values() for part in parts if section.get(part) is not None]
     kind = kind_of_storage(section) if section.get("storage") is None else section["storage"]
     if kind is None:
-        why = f"trials need a storage that all machines see; write e.g. storage: nfs and {_EXAMPLES['nfs']}"
+        why = f"trials require a storage that all machines share; write e.g. storage: nfs and {_EXAMPLES['nfs']}"
         refuse((name, "storage"), why, "do without")
         return
     if not isinstance(kind, str) or kind not in STORAGE_PARTS:
-        return  # the schema reports it
+        return  # the schema reports an unknown kind
     for part in STORAGE_PARTS[kind]:
         if part not in given:
-            why = f"storage {kind} is described there; write e.g. {_EXAMPLES[part]}"
+            why = f"storage {kind} requires it; write e.g. {_EXAMPLES[part]}"
             refuse((name, part), why, "do without")
     for part in given:
         if part not in STORAGE_PARTS[kind]:
             inner = section[part]
             place = (name, part, *(list(inner)[:1] if isinstance(inner, Mapping) else ()))
-            refuse(place, f"the storage is {kind}; remove it, or write another storage")
+            refuse(place, f"storage {kind} does not use it; remove it, or change the storage")
 
 
 def kind_of_storage(section: Mapping[str, Any]) -> str | None:
@@ -309,22 +311,22 @@ def _refuse_what_operator_lacks(trial: Mapping[str, Any], section: Mapping[str, 
     roles, versions = _OPERATORS[operator]
     name, version = SECTION["kubeflow"], section.get("apiVersion")
     if isinstance(version, str) and version in _ALL_VERSIONS and version not in versions:
-        why = f"{operator} has {', '.join(versions)}, not {version}; write apiVersion: {versions[0]}"
+        why = f"{operator} supports {', '.join(versions)}, not {version}; write apiVersion: {versions[0]}"
         refuse((name, "apiVersion"), why)
     if operator != "trainjob" and section.get("runtime") is not None:
-        refuse((name, "runtime"), "it is for operator: trainjob; remove it, or write that")
+        refuse((name, "runtime"), "only operator: trainjob uses it; remove it, or change the operator")
     if not trial:
         return
     if trial.get(roles[0]) is None:
-        why = f"{operator} runs it; write e.g. {roles[0]}: {_REPLICA}"
+        why = f"{operator} requires this role; write e.g. {roles[0]}: {_REPLICA}"
         refuse(("trial", roles[0]), why, "do without")
     for role in REPLICAS:
         if trial.get(role) is not None and role not in roles:
-            why = f"{operator} has {' and '.join(roles)} only; remove it, or write another operator"
+            why = f"{operator} supports only {' and '.join(roles)}; remove it, or change the operator"
             refuse(("trial", role), why)
     master = trial.get("master") if "master" in roles else None
     if isinstance(master, Mapping) and isinstance(count := master.get("replicas"), int) and count > 1:
-        why = f"a PyTorchJob has one master, not {count}; write replicas: 1, and more of worker"
+        why = f"a PyTorchJob has one master, not {count}; write replicas: 1, and increase the replicas of worker"
         refuse(("trial", "master", "replicas"), why)
 
 
@@ -332,7 +334,7 @@ def _refuse_repeated_names(roles: list[Any], refuse: Refuse) -> None:
     names = [role.get("name") if isinstance(role, Mapping) else None for role in roles]
     for index, name in enumerate(names):
         if isinstance(name, str) and name in names[:index]:
-            why = f"another role is {name!r}, too; give each its own name"
+            why = f"another role has the name {name!r}; rename one of the two"
             refuse(("trial", "taskRoles", index, "name"), why)
 
 

@@ -209,8 +209,8 @@ class ReuseConfig:
 class ExperimentSpec:
     """One checked experiment. Paths are absolute; `code_dir` was a folder when the file was read.
 
-    `max_exec_duration_s`, `max_trial_number` and `max_trial_duration_s` None mean no limit. Limits and the search space are
-    current: they may have changed since the file was read, the space `search_space_revision` times. `search_space_raw` is the
+    `max_exec_duration_s`, `max_trial_number` and `max_trial_duration_s` None mean no limit. Limits and the search space
+    can change after the file was read; `search_space_revision` counts the changes of the space. `search_space_raw` is the
     JSON of `search_space`. `gpu_num` None leaves a trial's CUDA_VISIBLE_DEVICES unchanged, 0 hides all GPUs. `nni_manager_ip`
     is the manager's address for keepers on other machines; None: the manager detects it. `trial_command` is empty if roles or
     a job file contain the commands. `pai` is set only for the training service `pai`, `kubernetes` only for
@@ -254,14 +254,12 @@ class ExperimentSpec:
     def secret_files(self) -> tuple[Path, ...]:
         """The files of the experiment that may contain a login or other secrets."""
         if self.kubernetes is not None:
-            logins = {
-                role.registry_login for role in self.kubernetes.roles if role.registry_login is not None
-            }
-            template = () if self.kubernetes.template is None else (self.kubernetes.template,)
-            return (self.config_path, *template, *sorted(logins))
-        if self.pai is None:
-            return ()
-        return (self.config_path,) if self.pai.job_file is None else (self.config_path, self.pai.job_file)
+            logins = {role.registry_login for role in self.kubernetes.roles}
+            return (
+                self.config_path,
+                *filter(None, (self.kubernetes.template, *sorted(filter(None, logins)))),
+            )
+        return () if self.pai is None else (self.config_path, *filter(None, (self.pai.job_file,)))
 
     def to_json(self) -> str:
         """The experiment as JSON text; `from_json` restores an equal object."""
@@ -284,19 +282,22 @@ class ExperimentSpec:
             fields["search_space"] = parse_search_space(fields["search_space_raw"])
             return _stored_form().validate_python(fields)
         except ValidationError as error:
-            # Without its cause, whose text contains values, such as logins.
+            # `from None`: the text of the cause contains values, such as logins.
             wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
-            why = ", ".join(wrong)
-            raise InternalError(f"cannot read the stored experiment: {why}; please report it") from None
+            raise InternalError(
+                f"cannot read the stored experiment: {', '.join(wrong)}; please report this error"
+            ) from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise InternalError(f"cannot read the stored experiment: {error!r}; please report it") from error
+            raise InternalError(
+                f"cannot read the stored experiment: {error!r}; please report this error"
+            ) from error
 
 
 def _as_json(value: Any) -> Any:
     if not dataclasses.is_dataclass(value):
         return str(value)
     fields = {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    # A reader distinguishes the kinds of storage by the name.
+    # The class name shows the kind of storage.
     return [type(value).__name__, fields] if isinstance(value, KubernetesStorage) else fields
 
 
@@ -309,7 +310,7 @@ HIDDEN = "(hidden)"
 
 
 def without_secrets(config: ExperimentSpec) -> ExperimentSpec:
-    """A copy for display: logins and the text of job descriptions, which may contain some, are hidden; file names stay."""
+    """A copy for display. Logins and the text of job descriptions, which may contain logins, are hidden; file names stay."""
     pai, kubernetes = config.pai, config.kubernetes
     if pai is not None:
         pai = dataclasses.replace(

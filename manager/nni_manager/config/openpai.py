@@ -34,7 +34,7 @@ def refuse_missing(trial: Mapping[str, Any], cluster: Mapping[str, Any], refuse:
         return
     for key, example in _NEEDED.items():
         if trial.get(key) is None and cluster.get(key) is None:
-            why = f"OpenPAI must know it of each job; write e.g. {key}: {example}, or name a job file in "
+            why = f"each job on OpenPAI requires it; write e.g. {key}: {example}, or name a job file in "
             refuse(("trial", key), why + "trial.paiConfigPath", "do without")
 
 
@@ -43,31 +43,31 @@ def reason_against_login(cluster: Mapping[str, Any], refuse: Refuse) -> tuple[Pl
     if not cluster:
         return None
     if cluster.get("userName") is None:
-        why = "it must be the name of your account there; write e.g. userName: ada"
+        why = "it must be the name of your OpenPAI account; write e.g. userName: ada"
         refuse(("paiConfig", "userName"), why, "do without")
     given = [key for key in ("token", "passWord") if cluster.get(key) is not None]
     if len(given) == 1:
         return None
-    what = "there are both token and passWord" if given else "there is neither token nor passWord"
+    what = "token and passWord are both set" if given else "neither token nor passWord is set"
     return ("paiConfig", *given[:1]), (
-        f"cannot log in with paiConfig: {what}; write one of them (the profile page on OpenPAI shows tokens; one for "
-        "applications does not expire)"
+        f"cannot log in with paiConfig: {what}; write exactly one of them (your OpenPAI profile page shows tokens; "
+        "application tokens do not expire)"
     )
 
 
 def reason_against_storage(storage: Path, is_local: bool) -> str | None:
-    """The reason why the storage cannot be used from this machine, with the remedy."""
+    """The reason why this machine cannot use the storage, with the remedy; None if it can."""
     if is_local and not storage.exists():
         return None  # the local cluster creates it
     if storage.is_dir() and os.access(storage, os.W_OK | os.X_OK):
         return None
-    what = f"{storage} cannot be written by you" if storage.is_dir() else f"there is no folder {storage}"
+    what = f"you cannot write to {storage}" if storage.is_dir() else f"there is no folder {storage}"
     remedy = "mount the storage there, such as `sudo mount -t nfs4 SERVER:/pai/data FOLDER`, or fix the path"
     return f"{what}; {remedy}"
 
 
 def pai_of(file: PaiExperimentV1, storage: Path, job_file: Path | None, job_text: str | None) -> PaiConfig:
-    """The cluster and its jobs, of a file without diagnostics. A trial's own numbers win over those of `paiConfig`."""
+    """The cluster and its jobs, of a file without diagnostics. Numbers in `trial` take precedence over those in `paiConfig`."""
     trial, cluster = file.trial, file.pai_config
     return PaiConfig(
         host=cluster.host,

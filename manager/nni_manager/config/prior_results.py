@@ -51,7 +51,7 @@ def read_results(
     If there is an error, no result may be used. `tuner`: the name of the tuner that receives them.
     """
     if not isinstance(raw, Sequence) or isinstance(raw, str) or not raw:
-        return [], [((), f"cannot import {shown(raw)}: it is no list of results; write {_EXAMPLE}")]
+        return [], [((), f"cannot import {shown(raw)}: it is not a list of results; write {_EXAMPLE}")]
     results: list[PriorResult] = []
     problems: list[tuple[Path, str]] = []
     for index, entry in enumerate(raw):
@@ -70,43 +70,32 @@ def _read(
     # Imported late: the store imports this module, and listing trials must not load all schemas.
     from nni_manager.config.algorithms import problems_within
 
-    here: Path = (index,)
     if not isinstance(entry, Mapping):
-        return None, [(here, f"cannot import [{index}]: {shown(entry)} is no result; write {_EXAMPLE}")]
-    problems: list[tuple[Path, str]] = [
-        (
-            (*here, str(name)),
-            f"cannot use [{index}].{name}: there is no such key; keep parameter and value only",
-        )
-        for name in entry
-        if name not in ("parameter", "value", *_IGNORED)
-    ]
+        return None, [
+            ((index,), f"cannot import [{index}]: {shown(entry)} is not a result; write {_EXAMPLE}")
+        ]
+    problems: list[tuple[Path, str]] = []
+
+    def refuse(name: str, why: str) -> None:
+        problems.append(((index, name), f"cannot use [{index}].{name}: {why}"))
+
+    for name in map(str, entry):
+        if name not in ("parameter", "value", *_IGNORED):
+            refuse(name, "there is no such key; keep only parameter and value")
     for name in ("parameter", "value"):
         if name not in entry:
-            problems.append((here, f"cannot import [{index}]: {name} is missing; write {_EXAMPLE}"))
+            problems.append(((index,), f"cannot import [{index}]: {name} is missing; write {_EXAMPLE}"))
     value, parameters = entry.get("value"), entry.get("parameter")
     metric = value if isinstance(value, str) else json.dumps(value)
     number = reward(metric)
     if number is None and "value" in entry:
-        problems.append(
-            (
-                (*here, "value"),
-                f"cannot use [{index}].value: {'null' if value is None else shown(value)} has no finite number; write a "
-                "number, or a mapping with one under default, or leave this result out",
-            )
-        )
-    if "parameter" in entry:
-        problems += [
-            (
-                (*here, "parameter"),
-                f"cannot use [{index}].parameter: {problem}; leave this result out, or widen the search space first",
-            )
-            for problem in (
-                problems_within(space, tuner, parameters)
-                if isinstance(parameters, Mapping)
-                else [f"{shown(parameters)} is no mapping"]
-            )
-        ]
+        remedy = "write a number or a mapping with a number under default, or remove this result"
+        refuse("value", f"{shown(value)} has no finite number; {remedy}")
+    if isinstance(parameters, Mapping):
+        for problem in problems_within(space, tuner, parameters):
+            refuse("parameter", f"{problem}; remove this result, or widen the search space first")
+    elif "parameter" in entry:
+        refuse("parameter", f"{shown(parameters)} is not a mapping; remove this result, or write a mapping")
     if problems or number is None or not isinstance(parameters, Mapping):
         return None, problems
     return PriorResult(dict(parameters), number, metric), []

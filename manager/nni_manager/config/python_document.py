@@ -31,7 +31,7 @@ CALLED = "experiment.config"
 """The label that replaces a file name in messages: a configuration in Python has no file."""
 # Keys that are not in the tables of the second schema, or that it does not support.
 _OTHER_KEYS = ((_SPACE,), ("sharedStorage",), ("experimentType",), ("trainingService", "openpaiConfig"))
-_OTHER_WORDS = {
+_OTHER_PHRASES = {
     r"\bcannot use this file\b": "cannot use config",
     r"(?<![\w.])codeDir(?=[ ,;)])": "code_directory",
     r"(?<![\w.])gpuNum(?=[ ,;)])": "trial_gpu_number",
@@ -39,17 +39,17 @@ _OTHER_WORDS = {
     r"\bsuch key\b": "such field",
 }
 _QUOTED = r"\"(?:[^\"\\]|\\.)*\"|'[^']*'"
-_KEEP_TO = "keep to text, finite numbers, True, False, None, lists and mappings of them"
+_REMEDY = "use only text, finite numbers, True, False, None, and lists and mappings of these"
 
 
 def read_python(value: Mapping[str, Any], name: str) -> ExperimentSpec:
-    """The experiment that `value`, whose keys are those of the second schema, describes. `name`: the default experiment name.
+    """The experiment that `value` describes, with the keys of the second schema. `name`: the default experiment name.
 
     Raises:
         ConfigInvalid: with every error; each names its field.
     """
-    if strangers := [*_strangers(value)]:
-        raise ConfigInvalid(strangers)
+    if unsupported := [*_unsupported_values(value)]:
+        raise ConfigInvalid(unsupported)
     document = as_v1(Document("", {"experimentName": name, **value}, None))
     try:
         spec = read_document(Path.cwd() / CALLED, document)
@@ -63,35 +63,35 @@ def read_python(value: Mapping[str, Any], name: str) -> ExperimentSpec:
     )
 
 
-def _in_python(mistake: Diagnostic) -> Diagnostic:
-    key, message = mistake.key, mistake.message
+def _in_python(diagnostic: Diagnostic) -> Diagnostic:
+    key, message = diagnostic.key, diagnostic.message
     if re.match(rf"{_SPACE}(?!\w)", key):
         inner = key[len(_SPACE) :].lstrip(".")
         place = f"config.search_space{'.' * bool(inner)}{inner}"
         if not inner:
-            return dataclasses.replace(mistake, key=place, message=to_python_names(message))
+            return dataclasses.replace(diagnostic, key=place, message=to_python_names(message))
         # Keys of the search space are the user's names.
         message = message.replace("cannot use ", "cannot use config.search_space.", 1)
-        return dataclasses.replace(mistake, key=place, message=message)
+        return dataclasses.replace(diagnostic, key=place, message=message)
     if key.endswith(".classFileName"):
         kind = key.partition(".")[0]
         return dataclasses.replace(
-            mistake,
+            diagnostic,
             key=f"config.{kind}.class_name",
-            message=f"cannot use config.{kind}.class_name: it names no module; write module and class in one, such as "
+            message=f"cannot use config.{kind}.class_name: it has no module; write module and class as one name, such as "
             f"class_name = 'my_{kind}.My{kind.capitalize()}'",
         )
     if key == "searchSpaceFile" and message.startswith("cannot do without"):
         message = (
-            "cannot do without config.search_space: it must say what may vary; write e.g. "
+            "cannot do without config.search_space: it must be a mapping of hyper-parameters; write e.g. "
             "search_space = {'lr': {'_type': 'loguniform', '_value': [0.001, 1]}}"
         )
     return dataclasses.replace(
-        mistake, key=f"config.{_in_snake_case(key)}" if key else "config", message=to_python_names(message)
+        diagnostic, key=f"config.{_in_snake_case(key)}" if key else "config", message=to_python_names(message)
     )
 
 
-def _strangers(value: Any) -> Iterator[Diagnostic]:
+def _unsupported_values(value: Any) -> Iterator[Diagnostic]:
     """A diagnostic for each value that JSON cannot represent."""
     for place, item in leaves(value):
         if isinstance(item, float) and not math.isfinite(item):
@@ -101,7 +101,7 @@ def _strangers(value: Any) -> Iterator[Diagnostic]:
         else:
             continue
         key = key_of(("config", to_snake(str(place[0])), *place[1:]))
-        yield Diagnostic("", None, None, key, f"cannot use {key}: it is {what}; {_KEEP_TO}")
+        yield Diagnostic("", None, None, key, f"cannot use {key}: it is {what}; {_REMEDY}")
 
 
 # ---- translation of messages
@@ -140,7 +140,7 @@ def _keys() -> re.Pattern[str]:
 
 def to_python_names(message: str) -> str:
     """The message with the keys of either schema replaced by the fields of a configuration in Python."""
-    for of_files, of_python in _OTHER_WORDS.items():
+    for of_files, of_python in _OTHER_PHRASES.items():
         message = re.sub(of_files, of_python, message)
     of_v1, keys = _first_schema()
     message = keys.sub(lambda found: of_v1.get(found[0], found[0]), message)
@@ -157,7 +157,7 @@ def to_python_names(message: str) -> str:
 
 def _as_no_text(found: re.Match[str]) -> str:
     written = "it as text" if found[1] == "its value" else f"'{found[1]}'"
-    return f"{found[1]} is {found[2]}, and text belongs there; write {written}"
+    return f"{found[1]} is {found[2]}, but text is required; write {written}"
 
 
 def _with_fields(text: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+from nni_manager.config import model, openpai
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS, RandomArgs, reason_against_space
 from nni_manager.config.annotated_code import read_code
 from nni_manager.config.code_folder import CodeUnusable
@@ -34,25 +35,6 @@ from nni_manager.config.kubernetes import (
     paths_in,
     refuse_contradictions,
 )
-from nni_manager.config.model import (
-    AssessorConfig,
-    Expansion,
-    ExperimentSpec,
-    KubernetesConfig,
-    LocalSpec,
-    PaiConfig,
-    Platform,
-    ReuseConfig,
-    TunerConfig,
-    UserClass,
-)
-from nni_manager.config.openpai import (
-    is_on_local_openpai,
-    pai_of,
-    reason_against_login,
-    reason_against_storage,
-    refuse_missing,
-)
 from nni_manager.config.registered_algorithms import AlgorithmKind
 from nni_manager.config.schema import AnySchema, check, is_placeholder, with_camel_keys
 from nni_manager.config.search_space import SearchSpace, read_search_space
@@ -70,7 +52,7 @@ from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, v2_hints
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
 
 
-def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentSpec:
+def read_experiment_file(path: Path, *, reads_code: bool = True) -> model.ExperimentSpec:
     """The experiment that `path` describes, ready to run: its search space is read, its code folder exists.
 
     Relative paths in the file are relative to its folder; `~` is the user's home. Without `reads_code` annotations are not
@@ -82,7 +64,7 @@ def read_experiment_file(path: Path, *, reads_code: bool = True) -> ExperimentSp
     return read_document(path, _document(path), reads_code=reads_code)
 
 
-def read_document(path: Path, document: Document, *, reads_code: bool = True) -> ExperimentSpec:
+def read_document(path: Path, document: Document, *, reads_code: bool = True) -> model.ExperimentSpec:
     """The experiment that a document describes, checked as by `read_experiment_file`.
 
     `path` is the document's file; it need not exist.
@@ -106,11 +88,11 @@ def read_first_schema(path: Path) -> dict[str, Any]:
     """The keys and values of a file in NNI's first schema, in camelCase. Only keys and types are checked.
 
     Raises:
-        ConfigInvalid: with every wrong key and type, or because the file is in the second schema.
+        ConfigInvalid: a key or type is wrong, with every such error, or the file is in the second schema.
     """
     document = _document(path)
     if isinstance(document, DocumentV2):
-        message = f"cannot convert {path.name}: it is in NNI's second schema; use it as it is"
+        message = f"cannot convert {path.name}: it already is in NNI's second schema; use it unchanged"
         raise ConfigInvalid([Diagnostic(str(path), None, None, "", message)])
     reading = _Reading(path, document, reads_code=False)
     diagnostics = [*document.diagnostics, *reading.checked_keys()[1]]
@@ -139,23 +121,24 @@ class _Reading:
         platform = document.value.get(
             "trainingServicePlatform", document.value.get("training_service_platform")
         )
-        # An unknown platform is reported by the schema; the other keys are checked as for this machine.
-        self.platform: Platform = next((name for name in EXPERIMENTS if name == platform), "local")
+        # The schema reports an unknown platform; the other keys are then checked as for this machine.
+        self.platform: model.Platform = next((name for name in EXPERIMENTS if name == platform), "local")
         self.schema: type[AnyExperimentV1] = EXPERIMENTS[self.platform]
         self.raw: dict[str, Any] = with_camel_keys(self.schema, document.value)
         # A v2 file may contain the search space itself.
         self.space_here: Any = self.raw.pop("searchSpace", None) if isinstance(document, DocumentV2) else None
         self.diagnostics = list(document.diagnostics)
-        self.expansions: list[Expansion] = []
+        self.expansions: list[model.Expansion] = []
         self.warnings: list[str] = list(document.warnings) if isinstance(document, DocumentV2) else []
         self.is_annotated = False
 
-    def experiment(self) -> ExperimentSpec:
+    def experiment(self) -> model.ExperimentSpec:
         """The experiment. Each step collects diagnostics and continues, so that one pass reports all of them."""
         file, diagnostics = self.checked_keys()
         self.diagnostics += diagnostics
         class_args = self._class_args()
-        self._check_assessor()
+        self._check_kind("assessor", "Medianstop")
+        self._checked_args("assessor", ASSESSOR_ARGS)
         uses_annotation = self.raw.get("useAnnotation") is True
         if not uses_annotation:
             search_space_raw, search_space = self._search_space()
@@ -174,21 +157,21 @@ class _Reading:
             raise ConfigInvalid(
                 sorted(self.diagnostics, key=lambda it: (it.file != str(self.path), it.file, it.line or 0))
             )
-        # Without diagnostics every part exists; a missing part is a bug of ours.
+        # Without diagnostics every part exists; a missing part is a bug.
         assert file is not None
         assert class_args is not None
         assert search_space is not None
         assert code_dir is not None
         assert log_dir is not None
         local = (isinstance(file, LocalExperimentV1) and file.local_config) or LocalConfigV1()
-        pai: PaiConfig | None = None
+        pai: model.PaiConfig | None = None
         if isinstance(file, PaiExperimentV1):
             assert storage is not None
-            pai = pai_of(file, storage, job_file, job_text)
-        kubernetes: KubernetesConfig | None = None
+            pai = openpai.pai_of(file, storage, job_file, job_text)
+        kubernetes: model.KubernetesConfig | None = None
         if isinstance(file, FrameworkControllerExperimentV1 | KubeflowExperimentV1):
             kubernetes = kubernetes_of(file, *place_of_jobs)
-        return ExperimentSpec(
+        return model.ExperimentSpec(
             experiment_name=file.experiment_name,
             author_name=file.author_name,
             description=file.description,
@@ -200,7 +183,7 @@ class _Reading:
             training_service=self.platform,
             search_space=search_space,
             search_space_raw=search_space_raw,
-            tuner=TunerConfig(
+            tuner=model.TunerConfig(
                 name=self._name_of(self._proposer),
                 optimize_mode=class_args.optimize_mode,
                 seed=class_args.seed,
@@ -211,7 +194,7 @@ class _Reading:
             ),
             assessor=None
             if file.assessor is None
-            else AssessorConfig(
+            else model.AssessorConfig(
                 self._name_of("assessor"),
                 file.assessor.class_args or {},
                 self._own("assessor", file.assessor.call_timeout),
@@ -229,10 +212,12 @@ class _Reading:
             debug=file.debug,
             # A developer's build seldom has the version of the image, so debug turns the check off, as in NNI.
             version_check=not file.debug if file.version_check is None else file.version_check,
-            local=LocalSpec(local.gpu_indices, local.max_trial_num_per_gpu, local.use_active_gpu),
-            reuse=ReuseConfig(
+            local=model.LocalSpec(local.gpu_indices, local.max_trial_num_per_gpu, local.use_active_gpu),
+            reuse=model.ReuseConfig(
                 self._within(SECTIONS[self.platform][0]).get("reuse") is True,
-                ReuseConfig().idle_timeout_s if file.reuse_idle_timeout is None else file.reuse_idle_timeout,
+                model.ReuseConfig().idle_timeout_s
+                if file.reuse_idle_timeout is None
+                else file.reuse_idle_timeout,
                 file.max_trials_per_job,
                 tuple(file.warm_imports),
             ),
@@ -245,7 +230,7 @@ class _Reading:
         )
 
     def checked_keys(self) -> tuple[AnyExperimentV1 | None, list[Diagnostic]]:
-        """The file if its keys and types are valid, and their diagnostics."""
+        """The file, or None if a key or a type is invalid, and the diagnostics."""
         hints = {} if isinstance(self.document, DocumentV2) else v2_hints()
         file, diagnostics = check(self.schema, self.raw, self.document, answers=hints)
         return file, self._without_other_platforms(diagnostics)
@@ -256,7 +241,7 @@ class _Reading:
             return
         for key in ("reuseIdleTimeout", "maxTrialsPerJob", "warmImports"):
             if self.raw.get(key):
-                why = f"only a job that runs many trials in turn has a use for it; write {section}: {{reuse: true}} as well"
+                why = f"it has an effect only if one job runs many trials; write {section}: {{reuse: true}} as well"
                 self._refuse((key,), f"{why}, or remove it")
 
     # ---- Kubernetes
@@ -279,7 +264,9 @@ class _Reading:
         if template is None or not template.is_file():
             return paths, None
         if trial.get("taskRoles") is not None:
-            self._warn(f"{name}.configPath wins over trial.taskRoles: jobs are those of the template")
+            self._warn(
+                f"{name}.configPath takes precedence over trial.taskRoles: the template describes the jobs"
+            )
         try:
             return paths, read_template(read_yaml(template), section.get("namespace"))
         except ConfigInvalid as error:
@@ -299,15 +286,15 @@ class _Reading:
     def _check_pai(self) -> tuple[Path | None, Path | None, str | None]:
         """The folder of the storage, and the job file with its text."""
         trial, cluster = self._within("trial"), self._within("paiConfig")
-        is_local = is_on_local_openpai(cluster)
-        refuse_missing(trial, cluster, self._refuse)
+        is_local = openpai.is_on_local_openpai(cluster)
+        openpai.refuse_missing(trial, cluster, self._refuse)
         self._refuse_placeholders("trial", *(() if is_local else ("paiConfig",)))
-        wrong = None if is_local else reason_against_login(cluster, self._refuse)
+        wrong = None if is_local else openpai.reason_against_login(cluster, self._refuse)
         if wrong is not None:
             self._report(*wrong)
         place = ("trial", "nniManagerNFSMountPath")
         storage = self._absolute(place, trial.get(place[-1]))
-        if storage is not None and (why := reason_against_storage(storage, is_local)) is not None:
+        if storage is not None and (why := openpai.reason_against_storage(storage, is_local)) is not None:
             self._refuse(place, why)
         return storage, *self._job_file(trial.get("paiConfigPath"))
 
@@ -318,7 +305,7 @@ class _Reading:
             for place, value in leaves(self._within(section), (section,)):
                 is_exempt = place[-1] in ("command", *PATH_KEYS) or not is_placeholder(value)
                 if not is_exempt and self.document.diagnostic(place, "").key not in reported:
-                    self._refuse(place, f"{value} is still the placeholder of an example; write your own")
+                    self._refuse(place, f"{value} is a placeholder of an example; replace it")
 
     def _job_file(self, written: Any) -> tuple[Path | None, str | None]:
         place = ("trial", "paiConfigPath")
@@ -359,11 +346,15 @@ class _Reading:
         proposer = self._proposer
         if self.raw.get(proposer) is None:
             example = "tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: maximize}}"
-            self._refuse(("tuner",), f"nothing else proposes parameters; write e.g. {example}", "do without")
+            self._refuse(
+                ("tuner",), f"it proposes the parameters of trials; write e.g. {example}", "do without"
+            )
         for other in ("tuner", "assessor"):
             if self.raw.get("advisor") is not None and self.raw.get(other) is not None:
-                why = "an advisor does the work of both tuner and assessor"
-                self._report((other,), f"cannot use {other} beside advisor: {why}; remove {other} or advisor")
+                why = "an advisor replaces both tuner and assessor"
+                self._report(
+                    (other,), f"cannot use {other} together with advisor: {why}; remove {other} or advisor"
+                )
         if proposer == "tuner":
             self._check_kind("tuner", "TPE")
             if self._own("tuner") is not None:
@@ -372,10 +363,6 @@ class _Reading:
                 mode = raw.get("optimize_mode") if isinstance(raw, Mapping) else None
                 return RandomArgs(optimize_mode="minimize" if mode == "minimize" else "maximize")
         return self._checked_args(proposer, CLASS_ARGS)
-
-    def _check_assessor(self) -> None:
-        self._check_kind("assessor", "Medianstop")
-        self._checked_args("assessor", ASSESSOR_ARGS)
 
     def _checked_args(self, section: str, schemas: Mapping[str, type[AnySchema]]) -> AnySchema | None:
         """The arguments of a built-in algorithm; None without it, or if the schema of the file reports them."""
@@ -394,7 +381,7 @@ class _Reading:
         if is_there and not any(section.get(key) for key in OWN_KEYS) and section.get(built_in) is None:
             message = (
                 f"cannot do without {kind}.{built_in}: it must be the name of a built-in {kind}; write e.g. {built_in}: "
-                f"{example}, or codeDir, classFileName and className of one of your own"
+                f"{example}, or codeDir, classFileName and className of your own class"
             )
             self._report((kind,), message)
         wrong = reason_against_class(kind, section, self._folder_of_class(kind))
@@ -408,7 +395,7 @@ class _Reading:
             return None
         return Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
 
-    def _own(self, kind: AlgorithmKind, call_timeout_s: float | None = None) -> UserClass | None:
+    def _own(self, kind: AlgorithmKind, call_timeout_s: float | None = None) -> model.UserClass | None:
         section, here = self._within(kind), Path(os.path.abspath(self.path.parent))
         name = section.get(_built_in(kind))
         return user_class(kind, name, section, self._folder_of_class(kind) or here, call_timeout_s)
@@ -425,7 +412,7 @@ class _Reading:
     def _search_space(self) -> tuple[dict[str, Any], SearchSpace | None]:
         if self.space_here is not None:
             if self.raw.get("searchSpacePath") is not None:
-                self._refuse(("searchSpace",), "there is searchSpaceFile, too; keep one of the two")
+                self._refuse(("searchSpace",), "searchSpaceFile is also set; keep one of the two")
             return self._checked_space(self.space_here, self.document, ("searchSpace",))
         place = ("searchSpacePath",)
         written = self.raw.get("searchSpacePath")
@@ -436,10 +423,10 @@ class _Reading:
         if path is None:
             return {}, None
         if not path.exists():
-            self._refuse(place, f"there is no {path}; create it or fix the path")
+            self._refuse(place, f"there is no file {path}; create it or fix the path")
             return {}, None
         try:
-            # Messages show the path relative to the experiment file's path as the user typed it.
+            # Messages show the path as typed, relative to the experiment file.
             shown_path = self.path.parent / Path(str(written)).expanduser()
             document = (read_yaml if path.suffix in (".yml", ".yaml") else read_json)(shown_path)
         except ConfigInvalid as error:
@@ -481,11 +468,13 @@ class _Reading:
         if code.space:
             if is_beside:
                 why = "the search space is that of the annotations in trial.codeDir"
-                self._warn(f"useAnnotation: true wins over {beside}: {why}")
+                self._warn(f"useAnnotation: true takes precedence over {beside}: {why}")
             return dict(code.space), read_search_space(dict(code.space))[0]
-        none = "names a hyper-parameter"
+        none = "declares a hyper-parameter"
         if is_beside:
-            self._warn(f"useAnnotation: true finds no annotation that {none}: {beside} is the search space")
+            self._warn(
+                f"useAnnotation: true has no effect, because no annotation {none}: {beside} is the search space"
+            )
             return self._search_space()
         example = "'''@nni.variable(nni.choice(16, 32), name=size)''' above `size = 16`"
         message = (
@@ -496,17 +485,17 @@ class _Reading:
         return {}, None
 
     def _check_paths_of_annotated_code(self, code_dir: Path | None, log_dir: Path | None) -> None:
-        """Check paths for annotated code: experiments hold a copy of it, and trials start in that copy."""
+        """Check paths for annotated code: each experiment contains a copy, in which trials start."""
         if not self.is_annotated or code_dir is None or log_dir is None:
             return
         if log_dir.exists() and log_dir.samefile(code_dir):
-            why = f"{log_dir} is trial.codeDir, too, of which each experiment keeps a copy"
-            self._refuse(("logDir",), f"{why}; name another folder, which may lie in it")
+            why = f"{log_dir} is also trial.codeDir, which each experiment copies into logDir"
+            self._refuse(("logDir",), f"{why}; choose another folder, such as a subfolder")
         command = self._within("trial").get("command")
         if isinstance(command, str) and str(code_dir) in command:
             self._warn(
-                f"trial.command names {code_dir}, so trials may run the code there, without chosen values, and not its copy; "
-                "write paths relative to trial.codeDir"
+                f"trial.command contains {code_dir}, so trials may run the original code, without chosen values; write "
+                "paths relative to trial.codeDir"
             )
 
     def _warn(self, message: str) -> None:
@@ -533,24 +522,24 @@ class _Reading:
         if not isinstance(written, str) or not written:
             return None
         if is_placeholder(written):
-            self._refuse(place, f"{written} is still the placeholder of an example; write a path")
+            self._refuse(place, f"{written} is a placeholder of an example; write a path")
             return None
         if "\0" in written:
-            self._refuse(place, f"{shown(written)} holds a NUL character; fix the path")
+            self._refuse(place, f"{shown(written)} contains a NUL character; fix the path")
             return None
         try:
             # Not resolve(): symbolic links stay as the user wrote them.
             absolute = Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
             absolute.exists()
         except RuntimeError as error:  # ~nobody
-            self._refuse(place, f"{shown(written)} names no user; fix the path ({error})")
+            self._refuse(place, f"the user in {shown(written)} is unknown; fix the path ({error})")
             return None
         except OSError as error:  # a path that is too long, or a folder without permission
             self._refuse(place, f"{shown(written)}: {error.strerror}; fix the path")
             return None
         if str(absolute) != written:
             key = self.document.key(place) if isinstance(self.document, DocumentV2) else key_of(place)
-            self.expansions.append(Expansion(key, written, absolute))
+            self.expansions.append(model.Expansion(key, written, absolute))
         return absolute
 
 

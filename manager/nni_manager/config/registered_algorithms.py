@@ -7,14 +7,15 @@ The file and its keys are NNI's, so algorithms registered with NNI's `nnictl alg
     assessors: []
     advisors: []
 
-Rows with `source: nni` are NNI's built-in algorithms and are ignored: ours replace them. `codeDirectory` is our addition: the
-folder of a module that is not installed. Source: NNI v2.10, nni/tools/package_utils and `nnictl algo`.
+Rows with `source: nni` are NNI's built-in algorithms and are ignored: the built-in algorithms here replace them. NNI has no
+`codeDirectory`, the folder of a module that is not installed. Source: NNI v2.10, nni/tools/package_utils and `nnictl algo`.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -46,7 +47,7 @@ class AlgorithmTaken(UserError):
 
 
 class AlgorithmUnknown(UserError):
-    """cannot unregister this name: nobody has registered it; see `nnictl algo list`"""
+    """cannot unregister this name: it is not registered; see `nnictl algo list`"""
 
 
 class AlgorithmFileInvalid(UserError):
@@ -117,7 +118,7 @@ def registered(kind: AlgorithmKind, name: str) -> RegisteredAlgorithm | None:
     return next((each for each in registered_algorithms() if (each.kind, each.name) == (kind, name)), None)
 
 
-def register(algorithm: RegisteredAlgorithm, built_in: frozenset[str] | set[str]) -> None:
+def register(algorithm: RegisteredAlgorithm, built_in: AbstractSet[str]) -> None:
     """Store the algorithm. `built_in`: the reserved names.
 
     Raises:
@@ -127,7 +128,8 @@ def register(algorithm: RegisteredAlgorithm, built_in: frozenset[str] | set[str]
     """
     if algorithm.name in built_in:
         raise AlgorithmTaken(
-            f"cannot register {algorithm.kind} {algorithm.name!r}: it is the name of a built-in one; choose another"
+            f"cannot register {algorithm.kind} {algorithm.name!r}: a built-in {algorithm.kind} has this name; choose "
+            "another name"
         )
     if registered(algorithm.kind, algorithm.name) is not None:
         raise AlgorithmTaken(
@@ -155,9 +157,7 @@ def unregister(name: str) -> list[RegisteredAlgorithm]:
     """
     gone = [each for each in registered_algorithms() if each.name == name]
     if not gone:
-        raise AlgorithmUnknown(
-            f"cannot unregister {name!r}: nobody has registered it; see `nnictl algo list`"
-        )
+        raise AlgorithmUnknown(f"cannot unregister {name!r}: it is not registered; see `nnictl algo list`")
     rows = _read()
     for kind in KINDS:
         rows[f"{kind}s"] = [row for row in rows.get(f"{kind}s", []) if row.get("builtinName") != name]
@@ -189,7 +189,7 @@ def _refuse_unless_rows(document: Document, path: Path) -> None:
         for rows in value.values()
     )
     if not is_rows:
-        message = f"cannot use {path.name}: {shown(value)} is not lists of algorithms"
+        message = f"cannot use {path.name}: {shown(value)} is not a mapping with lists of algorithms"
         raise ConfigInvalid([*document.diagnostics, Diagnostic(str(path), None, None, "", message)])
     diagnostics = list(document.diagnostics)
     for kind in KINDS:

@@ -68,7 +68,7 @@ def must_be(what: str, example: str, default: Any = ..., *, v2: str | None = Non
 
 def whole(least: int, most: int | None, example: str, default: Any = ..., **rules: Any) -> Any:
     """A field that must be a whole number in this range, both bounds included."""
-    what = f"a whole number from {least} " + ("on" if most is None else f"to {most}")
+    what = f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
     return must_be(what, example, default, ge=least, le=most, **rules)
 
 
@@ -183,7 +183,7 @@ def _sentence(
             name for name, each in fields.items() if (below := schema_in(each)) and last in fields_of(below)
         ]:
             one = homes[0] if len(homes) == 1 else f"one of {', '.join(homes)}"
-            return f"cannot use {key}: it does not stand here by itself; indent it below {one}"
+            return f"cannot use {key}: it is not a key of this section; indent it below {one}"
         if last in _OF_ALGORITHMS and "classArgs" in fields:
             return f"cannot use {key}: it is an argument of the algorithm; indent it below classArgs"
         remedy = remedy_for_unknown(last, fields, verb="remove it or use")
@@ -192,21 +192,18 @@ def _sentence(
     written = f"write e.g. {last}: {example}"
     if isinstance(path[-1], int):
         # An item of a list must be a mapping.
-        return f"cannot use {key}: {shown(value)} is not a mapping; write e.g. {_name_of(path)}: {example}"
+        name = next(step for step in reversed(path) if isinstance(step, str))
+        return f"cannot use {key}: {shown(value)} is not a mapping; write e.g. {name}: {example}"
     if kind == "missing":
         return f"cannot do without {key}: it must be {what}; {written}"
     if is_placeholder(value):
-        return f"cannot use {key}: it is still the placeholder of an example; {written}"
+        return f"cannot use {key}: it is a placeholder of an example; {written}"
     if kind == "string_type" and (read_as := _READ_AS.get(type(value))) is not None:
-        what_stands = shown(value) if field.repr else "its value"
-        return f"cannot use {key}: without quotes YAML reads {what_stands} as {read_as}; put it in quotes"
+        read_value = shown(value) if field.repr else "its value"
+        return f"cannot use {key}: without quotes YAML reads {read_value} as {read_as}; put it in quotes"
     if not field.repr:
         return f"cannot use {key}: its value is not {what}; {written}"  # the value is a secret
     return f"cannot use {key}: {shown(value)} is not {what}; {written}"
-
-
-def _name_of(path: tuple[str | int, ...]) -> str:
-    return next(step for step in reversed(path) if isinstance(step, str))
 
 
 def is_placeholder(value: Any) -> bool:

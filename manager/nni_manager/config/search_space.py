@@ -167,7 +167,6 @@ _NUMERIC: dict[str, tuple[type[Any], tuple[str, ...]]] = {
 TYPES = ("choice", *_NUMERIC)
 
 _EXAMPLE = '{"_type": "uniform", "_value": [0, 1]}'
-_KIND_OF = {dict: "a mapping", list: "a list", str: "text", bool: "a truth value", type(None): "null"}
 
 
 def parse_search_space(raw: Any) -> SearchSpace:
@@ -186,7 +185,7 @@ def read_search_space(raw: Any) -> tuple[SearchSpace | None, list[tuple[Path, st
     """The search space, or None and every error with its path in the document."""
     reader = _Reader()
     if not isinstance(raw, dict):
-        reader.refuse((), f"the search space: {shown(raw)} is {_kind(raw)}", f'write {{"lr": {_EXAMPLE}}}')
+        reader.refuse((), f"the search space: {shown(raw)} is not a mapping", f'write {{"lr": {_EXAMPLE}}}')
         return None, reader.problems
     if not raw:
         reader.refuse((), "the search space: it names no hyper-parameter", f'write {{"lr": {_EXAMPLE}}}')
@@ -211,25 +210,29 @@ class _Reader:
             # YAML allows keys such as 1 and true; trials read JSON, where keys are text.
             if not isinstance(name, str):
                 self.refuse(
-                    (*path, str(name)), f"{key_of((*path, str(name)))}: a name is text", f'write "{name}"'
+                    (*path, str(name)),
+                    f"{key_of((*path, str(name)))}: a name must be text",
+                    f'write "{name}"',
                 )
             found[str(name)] = self.parameter((*path, str(name)), value)
         return SearchSpace(found)
 
     def parameter(self, path: Path, raw: Any) -> Parameter:
         """The hyper-parameter at `path`."""
-        stand_in, key = Choice(()), key_of(path)
+        placeholder, key = Choice(()), key_of(path)
         if not isinstance(raw, dict):
             self.refuse(
-                path, f"{key}: {shown(raw)} is {_kind(raw)}", f"a hyper-parameter is written {_EXAMPLE}"
+                path, f"{key}: {shown(raw)} is not a mapping", f"write a hyper-parameter as {_EXAMPLE}"
             )
-            return stand_in
+            return placeholder
         for extra in map(str, raw.keys() - {"_type", "_value"}):
-            self.refuse((*path, extra), f"{key}.{extra}: there is no such key", "keep _type and _value only")
+            self.refuse((*path, extra), f"{key}.{extra}: there is no such key", "keep only _type and _value")
         missing = [name for name in ("_type", "_value") if name not in raw]
         if missing:
-            self.refuse(path, f"{key}: {' and '.join(missing)} missing", f"write it like {_EXAMPLE}")
-            return stand_in
+            self.refuse(
+                path, f"{key}: {' and '.join(missing)} missing", f"write a hyper-parameter as {_EXAMPLE}"
+            )
+            return placeholder
         kind, values = raw["_type"], raw["_value"]
         if kind == "choice":
             return self._choice((*path, "_value"), key, values)
@@ -240,13 +243,13 @@ class _Reader:
             self.refuse((*path, "_type"), f"{key}: {shown(kind)} is not a type", remedy)
         else:
             made = self._numeric((*path, "_value"), key, kind, values)
-            return stand_in if made is None else made
-        return stand_in
+            return placeholder if made is None else made
+        return placeholder
 
     def _choice(self, path: Path, key: str, values: Any) -> Choice:
         if not isinstance(values, list):
             self.refuse(
-                path, f"{key}: {shown(values)} is {_kind(values)}", "a choice lists its options: [1, 2]"
+                path, f"{key}: {shown(values)} is not a list", "write a list of options, such as [1, 2]"
             )
             return Choice(())
         if not values:
@@ -258,15 +261,13 @@ class _Reader:
             if not _is_json(value):
                 self.refuse(
                     path,
-                    f"{key}: {shown(value)} is no JSON value",
+                    f"{key}: {shown(value)} is not a JSON value",
                     "put it in quotes, or write a finite number",
                 )
             return value
         name = value["_name"]
         if not isinstance(name, str):
-            self.refuse(
-                (*path, "_name"), f"{key}._name: {shown(name)} is {_kind(name)}", 'write "_name": "text"'
-            )
+            self.refuse((*path, "_name"), f"{key}._name: {shown(name)} is not text", 'write "_name": "text"')
         inner = {child: raw for child, raw in value.items() if child != "_name"}
         return Nested(str(name), self.space(path, inner))
 
@@ -274,14 +275,14 @@ class _Reader:
         made, names = _NUMERIC[kind]
         form = f"[{', '.join(names)}]"
         if not isinstance(values, list) or len(values) != len(names):
-            what = f"has {len(values)} items" if isinstance(values, list) else f"is {_kind(values)}"
-            self.refuse(path, f"{key}: {shown(values)} {what}", f"{kind} takes {form}")
+            what = f"has {len(values)} items" if isinstance(values, list) else "is not a list"
+            self.refuse(path, f"{key}: {shown(values)} {what}", f"{kind} requires {form}")
             return None
         whole = kind == "randint"
         wrong = [value for value in values if not (_is_whole(value) if whole else _is_number(value))]
         for value in wrong:
             noun = "whole number up to 2**53" if whole else "finite number"
-            self.refuse(path, f"{key}: {shown(value)} is not a {noun}", f"{kind} takes {form}")
+            self.refuse(path, f"{key}: {shown(value)} is not a {noun}", f"{kind} requires {form}")
         if wrong:
             return None
         numbers = [int(value) if whole else float(value) for value in values]
@@ -301,9 +302,13 @@ def _reasons_against(kind: str, number: Mapping[str, float], written: Sequence[A
             word = "swap them" if low > high else "widen the range"
             found.append((f"low {written[0]} is not below high {written[1]}", f"{word} or use choice"))
         if "log" in kind and low <= 0:
-            found.append((f"low {written[0]} is not above 0", f"{kind} needs a positive low, such as 0.0001"))
+            found.append(
+                (f"low {written[0]} is not above 0", f"{kind} requires a positive low, such as 0.0001")
+            )
         if math.isinf(high - low):
-            found.append((f"{written[0]} to {written[1]} is wider than a float can be", "narrow the range"))
+            found.append(
+                (f"the range from {written[0]} to {written[1]} is too wide for a float", "narrow the range")
+            )
         farthest = max(abs(low), abs(high))
     else:
         mu, sigma = number["mu"], number["sigma"]
@@ -314,20 +319,25 @@ def _reasons_against(kind: str, number: Mapping[str, float], written: Sequence[A
             if farthest > MAX_EXPONENT:
                 found.append(
                     (
-                        f"exp({written[0]} + {FARTHEST_SIGMAS} * {written[1]}) is larger than a float",
-                        "lower them",
+                        f"exp({written[0]} + {FARTHEST_SIGMAS} * {written[1]}) is too large for a float",
+                        "lower mu or sigma",
                     )
                 )
             farthest = math.exp(min(farthest, MAX_EXPONENT))
         if math.isinf(farthest):
-            found.append((f"mu {written[0]} and sigma {written[1]} leave the range of floats", "lower them"))
+            found.append(
+                (f"mu {written[0]} with sigma {written[1]} exceeds the range of floats", "lower mu or sigma")
+            )
     if "q" in number:
         q = number["q"]
         if q <= 0:
             found.append((f"q {written[2]} is not above 0", f"write a positive q or use {kind[1:]}"))
         elif math.isfinite(farthest) and math.isinf(farthest / q):
             found.append(
-                (f"q {written[2]} is too small for such values", f"write a larger q or use {kind[1:]}")
+                (
+                    f"q {written[2]} is too small for values of this size",
+                    f"write a larger q or use {kind[1:]}",
+                )
             )
     return found
 
@@ -358,10 +368,6 @@ def _is_whole(value: Any) -> bool:
     return _is_number(value) and float(value).is_integer() and abs(value) <= MAX_WHOLE_NUMBER
 
 
-def _kind(value: Any) -> str:
-    return _KIND_OF.get(type(value), "a number")
-
-
 def contains(space: SearchSpace, parameters: Mapping[str, Any]) -> list[str]:
     """The reasons why `parameters` is not a sample of `space`; empty when it is."""
     return _problems_within(space, parameters, ())
@@ -369,7 +375,7 @@ def contains(space: SearchSpace, parameters: Mapping[str, Any]) -> list[str]:
 
 def _problems_within(space: SearchSpace, parameters: Any, path: Path) -> list[str]:
     if not isinstance(parameters, Mapping):
-        return [f"{key_of(path)}: {shown(parameters)} is {_kind(parameters)}, not a mapping"]
+        return [f"{key_of(path)}: {shown(parameters)} is not a mapping"]
     problems = [
         f"{key_of((*path, name))} is not in the space" for name in parameters if name not in space.parameters
     ]
@@ -389,8 +395,7 @@ def _problems_of_choice(choice: Choice, value: Any, path: Path) -> list[str]:
     nested = [option for option in choice.options if isinstance(option, Nested) and option.name == name]
     if nested:
         inner = {key: child for key, child in value.items() if key != "_name"}
-        tries = [_problems_within(option.space, inner, path) for option in nested]
-        return min(tries, key=len)
+        return min((_problems_within(option.space, inner, path) for option in nested), key=len)
     plain = [option for option in choice.options if not isinstance(option, Nested)]
     if any(same_json(option, value) for option in plain):
         return []

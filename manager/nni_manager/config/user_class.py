@@ -58,18 +58,18 @@ def reason_against_class(
     own = given[0]
     if section.get(built_in) is not None:
         return own, (
-            f"cannot use {kind}.{own} beside {kind}.{built_in}: it is one or the other; remove {built_in}, or all of "
-            f"{', '.join(OWN_KEYS)}"
+            f"cannot use {kind}.{own} together with {kind}.{built_in}: they exclude each other; remove {built_in}, or all "
+            f"of {', '.join(OWN_KEYS)}"
         )
     if name is None:
         return "className", (
-            f"cannot do without {kind}.className beside {kind}.{own}: it must be the name of a class; write e.g. "
+            f"cannot do without {kind}.className next to {kind}.{own}: it must be the name of a class; write e.g. "
             f"className: My{kind.capitalize()}"
         )
     if file is None and "." not in str(name):
         return "classFileName", (
-            f"cannot do without {kind}.classFileName: it must be the Python file that holds the class; write e.g. "
-            f"classFileName: my_{kind}.py, or module and class in one: className: my_{kind}.{name}"
+            f"cannot do without {kind}.classFileName: it must be the Python file that defines the class; write e.g. "
+            f"classFileName: my_{kind}.py, or module and class as one name: className: my_{kind}.{name}"
         )
     if code_dir is None or not (file is None or str(file).endswith(".py")):
         return None  # the module may be installed, or the schema reports the error
@@ -89,7 +89,7 @@ def _reason_against_file(
     path = next((each for each in (base.with_suffix(".py"), base / "__init__.py") if each.is_file()), None)
     if path is None:
         return key, (
-            f"cannot use {kind}.{key}: there is no {base.with_suffix('.py')}; create it or fix codeDir and the names"
+            f"cannot use {kind}.{key}: there is no file {base.with_suffix('.py')}; create it, or fix codeDir and the names"
         )
     try:
         tree = ast.parse(path.read_bytes(), str(path))
@@ -98,7 +98,7 @@ def _reason_against_file(
     if _may_define(tree, name):
         return None
     return "className", (
-        f"cannot use {kind}.className: {path} defines no {name}; write the name of the class there"
+        f"cannot use {kind}.className: {path} does not define {name}; write the name of a class in that file"
     )
 
 

@@ -48,10 +48,10 @@ _CLUSTERS = "a cluster (pai, frameworkcontroller, kubeflow)"
 UNSUPPORTED: dict[str, str] = {
     "remote": "trials are not started over SSH; run nnictl on that machine with trainingServicePlatform: local, or use "
     + _CLUSTERS,
-    "paiYarn": "OpenPAI on YARN ended with OpenPAI 0.14; use trainingServicePlatform: pai",
+    "paiYarn": "OpenPAI on YARN was discontinued with OpenPAI 0.14; use trainingServicePlatform: pai",
     "dlts": f"DLTS is no longer maintained; use {_CLUSTERS}",
     "aml": f"Azure Machine Learning is not supported; use {_CLUSTERS}, such as Kubernetes on Azure",
-    "dlc": f"Alibaba's DLC is not supported; use {_CLUSTERS}, such as Kubernetes there",
+    "dlc": f"Alibaba's DLC is not supported; use {_CLUSTERS}, such as Kubernetes on Alibaba Cloud",
     "adl": "AdaptDL is no longer maintained; use trainingServicePlatform: kubeflow",
     "hybrid": f"an experiment runs on one platform; use local or {_CLUSTERS}",
 }
@@ -143,10 +143,10 @@ def _size_schema(least_mb: int) -> WithJsonSchema:
 
 Size = Annotated[int, PlainValidator(partial(_size, 1)), _size_schema(1)]
 SizeFrom100 = Annotated[int, PlainValidator(partial(_size, 100)), _size_schema(100)]
-_SIZE_WORDS = "a whole number of MB from 100 on, or a size such as 8gb"
+_SIZE_FROM_100 = "a whole number of MB, at least 100, or a size such as 8gb"
 
 
-OWN_ADVISOR = "advisors of your own are not supported; write a tuner of your own, in tuner"
+OWN_ADVISOR = "custom advisors are not supported; write a custom tuner into tuner"
 
 
 def _duration(example: str, **rules: Any) -> Any:
@@ -169,8 +169,8 @@ class _Algorithm(Schema):
     """A built-in algorithm by name, or the user's own class. The reader reports missing keys of either."""
 
     answers: ClassVar[dict[str, str]] = {
-        "gpuNum": "nothing here runs on GPUs but trials; remove it, or write gpuIndices, which changes nothing",
-        "checkpointDir": "what is known of results is kept with the experiment; remove it",
+        "gpuNum": "only trials use GPUs; remove it, or write gpuIndices, which has no effect",
+        "checkpointDir": "results are stored with the experiment; remove it",
     }
     code_dir: str | None = must_be("a folder", ".", None, min_length=1, v2="codeDirectory")
     class_file_name: str | None = must_be(
@@ -212,22 +212,22 @@ class AssessorV1(_Algorithm):
     )
 
 
-_FOR_CLUSTERS = "it is for jobs on a cluster, and trials on this machine have what the machine has; remove it"
-_FOR_ROLES = "it is for trainingServicePlatform: {}; remove it, and write command into trial itself"
-_JOB_FILE = "write it into an OpenPAI job file, and name that in trial.paiConfigPath"
+_FOR_CLUSTERS = "it applies only to jobs on a cluster; remove it"
+_FOR_ROLES = "it applies to trainingServicePlatform: {}; remove it, and write command directly into trial"
+_JOB_FILE = "write it into an OpenPAI job file, and set trial.paiConfigPath to that file"
 
 
 class TrialV1(Schema):
     """The keys of `trial` that all platforms share."""
 
     answers: ClassVar[dict[str, str]] = {
-        "nasMode": "architecture search is not supported; remove it, and write what it chooses from as a choice",
-        "dataDir": "OpenPAI has no HDFS any more; read data from the storage at trial.containerNFSMountPath, and remove it",
-        "outputDir": "OpenPAI has no HDFS any more; write to $NNI_OUTPUT_DIR on the shared storage, and remove it",
-        "gpuType": "a virtual cluster stands for a kind of GPU; name it in trial.virtualCluster, and remove it",
-        "authFile": f"OpenPAI's job files name the login of a registry; {_JOB_FILE}",
-        "portList": f"OpenPAI's job files ask for ports; {_JOB_FILE}",
-        "shmMB": f"OpenPAI's job files ask for shared memory (extraContainerOptions); {_JOB_FILE}",
+        "nasMode": "architecture search is not supported; remove it, and write its options as a choice",
+        "dataDir": "OpenPAI no longer has HDFS; read data from the storage at trial.containerNFSMountPath, and remove it",
+        "outputDir": "OpenPAI no longer has HDFS; write to $NNI_OUTPUT_DIR on the shared storage, and remove it",
+        "gpuType": "a virtual cluster determines the GPU type; remove it, and set trial.virtualCluster",
+        "authFile": f"only OpenPAI's job files can contain a registry login; {_JOB_FILE}",
+        "portList": f"only OpenPAI's job files can request ports; {_JOB_FILE}",
+        "shmMB": f"only OpenPAI's job files can request shared memory (extraContainerOptions); {_JOB_FILE}",
         "worker": _FOR_ROLES.format("kubeflow"),
         "ps": _FOR_ROLES.format("kubeflow"),
         "master": _FOR_ROLES.format("kubeflow"),
@@ -251,13 +251,15 @@ class PaiTrialV1(TrialV1):
     """`trial` on OpenPAI. The reader checks which keys are required, with and without a job file."""
 
     answers: ClassVar[dict[str, str]] = TrialV1.answers | {
-        "paiStoragePlugin": "OpenPAI calls it a storage; write paiStorageConfigName, with the storage's name there"
+        "paiStoragePlugin": "its name is now paiStorageConfigName; write the name of an OpenPAI storage under that key"
     }
     command: str | None = must_be(
         "a shell command", "python3 train.py", None, min_length=1, v2="/trialCommand"
     )
     cpu_num: int | None = whole(1, 99999, "1", None, v2="trialCpuNumber")
-    memory_mb: SizeFrom100 | None = must_be(_SIZE_WORDS, "8192", None, alias="memoryMB", v2="trialMemorySize")
+    memory_mb: SizeFrom100 | None = must_be(
+        _SIZE_FROM_100, "8192", None, alias="memoryMB", v2="trialMemorySize"
+    )
     image: str | None = must_be(
         "the name of an image", "registry.example.com/me/train:1", None, min_length=1, v2="dockerImage"
     )
@@ -299,7 +301,7 @@ class PaiConfigV1(Schema):
         "the name of your account there", "ada", None, min_length=1, v2="username"
     )
     token: str | None = must_be(
-        "the token that your profile page on OpenPAI shows, without blanks",
+        "a token from your OpenPAI profile page, without blanks",
         "eyJhbGciOi...",
         None,
         pattern=r"^\S+$",
@@ -309,7 +311,7 @@ class PaiConfigV1(Schema):
         "your password there", "'...'", None, min_length=1, repr=False, v2="password"
     )
     host: str = must_be(
-        "the host of OpenPAI, or local for the cluster that this machine brings along",
+        "the host of OpenPAI, or local for the built-in cluster on this machine",
         "https://openpai.example.com",
         min_length=1,
         pattern=r"^\S+$",
@@ -317,7 +319,7 @@ class PaiConfigV1(Schema):
     reuse: bool = flag("true", False, v2="reuseMode")
     gpu_num: int | None = whole(0, 99999, "1", None, v2="")
     cpu_num: int | None = whole(1, 99999, "1", None, v2="")
-    memory_mb: SizeFrom100 | None = must_be(_SIZE_WORDS, "8192", None, alias="memoryMB", v2="")
+    memory_mb: SizeFrom100 | None = must_be(_SIZE_FROM_100, "8192", None, alias="memoryMB", v2="")
     max_trial_num_per_gpu: int = whole(1, 99999, "1", 1, v2="")
     use_active_gpu: bool = flag("false", False, v2="")
 
@@ -335,14 +337,14 @@ class ExperimentV1(Schema):
     """The keys of a file that all platforms share. Paths are as written; durations are in seconds."""
 
     answers: ClassVar[dict[str, str]] = {
-        section: f"it is for another platform; write trainingServicePlatform: {platform}, or remove it"
+        section: f"it applies to another platform; write trainingServicePlatform: {platform}, or remove it"
         for platform in PLATFORMS
         for section in SECTIONS[platform]
     } | {
-        "sharedStorage": "a platform has its own storage; name it there (trial.nniManagerNFSMountPath on OpenPAI, nfs on "
-        "Kubernetes), and remove it",
-        "tensorboard": "TensorBoard is not started from here; remove it, and let it read what trials write to $NNI_OUTPUT_DIR",
-        "webuiPort": "the port is no property of the experiment; remove it, and write `nnictl create --port N`",
+        "sharedStorage": "storage is set per platform; remove it, and write the storage of the platform "
+        "(trial.nniManagerNFSMountPath on OpenPAI, nfs on Kubernetes)",
+        "tensorboard": "TensorBoard is not started automatically; remove it, and run TensorBoard on the files in $NNI_OUTPUT_DIR",
+        "webuiPort": "the port is an option of nnictl; remove it, and use `nnictl create --port N`",
     } | {
         section: f"{UNSUPPORTED[platform]}, and remove it"
         for platform in UNSUPPORTED if platform != "hybrid"
@@ -374,7 +376,7 @@ class ExperimentV1(Schema):
     tuner: TunerV1 | None = mapping("{builtinTunerName: TPE}", None)
     assessor: AssessorV1 | None = mapping("{builtinAssessorName: Medianstop}", None)
     advisor: AdvisorV1 | None = mapping("{builtinAdvisorName: Hyperband}", None)
-    # These three are ours: in NNI a reused job always exits after 600 idle seconds.
+    # NNI lacks these three keys: a reused job always exits after 600 idle seconds.
     reuse_idle_timeout: Duration = _duration("10m")
     max_trials_per_job: int = whole(0, 999999999, "0", 0)
     warm_imports: list[str] = must_be("a list of module names", "[numpy, sklearn]", [])
@@ -415,7 +417,7 @@ class ExperimentV1(Schema):
         if asked:
             key = to_camel(info.field_name or "")
             raise refusal(
-                f"cannot use {key}: true: NNI deprecated it and nothing here does it; remove the key"
+                f"cannot use {key}: true: NNI deprecated it, and it is not supported; remove the key"
             )
         return asked
 
@@ -431,7 +433,7 @@ class PaiExperimentV1(ExperimentV1):
     """The experiment file for OpenPAI."""
 
     answers: ClassVar[dict[str, str]] = ExperimentV1.answers | {
-        "localConfig": "OpenPAI chooses machines and GPUs by itself; remove it, and write reuse into paiConfig"
+        "localConfig": "OpenPAI assigns machines and GPUs; remove it, and write reuse into paiConfig"
     }
     trial: PaiTrialV1 = mapping('{command: "python3 train.py", codeDir: ., image: ...}', v2="trainingService")
     pai_config: PaiConfigV1 = mapping(

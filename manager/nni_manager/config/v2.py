@@ -1,6 +1,6 @@
 """Reads NNI's v2 experiment files: translates them to v1, and translates keys in diagnostics back to v2.
 
-What v1 cannot express is diagnosed here. The tables and both translations are one file: a change of a key concerns all of them.
+Diagnoses what v1 cannot express. The tables and both translations are one file: a change to a key affects all of them.
 Source: NNI v2.10, nni/experiment/config.
 """
 
@@ -20,7 +20,7 @@ from nni_manager.config.model import LOCAL_HOST, Platform
 from nni_manager.config.schema import V2_NAME, Schema, fields_of, schema_in
 from nni_manager.config.v1 import OWN_ADVISOR, SECONDS_OF, LocalExperimentV1
 
-# A path of keys, the same in any file: `*` stands for the index of an item.
+# A path of keys; `*` replaces the index of an item.
 _Keys = tuple[str, ...]
 EACH = "*"
 _ALGORITHMS = ("tuner", "advisor", "assessor")
@@ -73,21 +73,21 @@ _STORAGE_KEYS = {
     "pvc": ("path", "claimName"),
 }
 _STORAGE_EXAMPLE = "storage: {storageType: nfs, server: 10.10.10.10, path: /var/nfs/nni}"
-_UNSUPPORTED_YET = {
-    "sharedStorage": "name the storage where the training service has it",
-    "trainingService.openpaiConfig": "write it into a file and name that in openpaiConfigFile",
+_UNSUPPORTED = {
+    "sharedStorage": "write the storage into trainingService",
+    "trainingService.openpaiConfig": "write it into a file, and set openpaiConfigFile to that file",
 }
 _ANSWERS = {
     "name": "did you mean experimentName?",
     "authorName": "NNI's second schema has no such key; remove it",
-    "trial": "it is of NNI's first schema; write trialCommand, trialCodeDirectory and trialGpuNumber",
+    "trial": "it belongs to NNI's first schema; write trialCommand, trialCodeDirectory and trialGpuNumber",
     "experimentType": "architecture search is not supported; write hpo, or remove it",
     "advisor.className": OWN_ADVISOR,
     "advisor.codeDirectory": OWN_ADVISOR,
-    "multiPhase": "NNI gave it up; remove it",
-    "multiThread": "NNI gave it up; remove it",
+    "multiPhase": "NNI removed this key; remove it",
+    "multiThread": "NNI removed this key; remove it",
     **{
-        f"trainingService.storage.{key}": f"it is for storageType: {kind}; remove it, or write that"
+        f"trainingService.storage.{key}": f"it applies to storageType: {kind}; remove it, or change storageType"
         for kind, keys in _STORAGE_KEYS.items()
         for key in keys
     },
@@ -156,7 +156,7 @@ def keys_on(platform: str) -> Iterator[KeyV2]:
 
 
 def implicit_keys(platform: str) -> dict[_Keys, _Keys]:
-    """The v2 keys that v1 lacks, or for which only v2 has a default, by their v1 key path; () if v1 has none."""
+    """The v1 key path of each v2 key that v1 lacks, or for which only v2 has a default; () without a v1 key."""
     places = _places({"experimentName": "experimentName", "trialCodeDirectory": "trial.codeDir"})
     if platform == "openpai":
         return places | _places({"trainingService.dockerImage": "trial.image"})
@@ -180,15 +180,15 @@ def v2_hints() -> dict[str, str]:
         for v2, v1 in names_on(None).items()
         if v2[-1] != v1[-1] and v2[0] != "trainingService"
     }
-    answers = {v2: f"it is of NNI's second schema; write {v1} here" for v2, v1 in names.items()}
+    answers = {v2: f"it belongs to NNI's second schema; write {v1} here" for v2, v1 in names.items()}
     return answers | {
-        "trainingService": "it is of NNI's second schema, and trainingServicePlatform of the first; keep to one of them",
-        "searchSpace": "it is of NNI's second schema; write it into a JSON file, and name that in searchSpacePath",
+        "trainingService": "it belongs to NNI's second schema, but trainingServicePlatform to the first; use one schema",
+        "searchSpace": "it belongs to NNI's second schema; write it into a JSON file, and set searchSpacePath to that file",
     }
 
 
 @cache
-def _signs() -> frozenset[str]:
+def _keys_only_in_v2() -> frozenset[str]:
     """The folded keys that only v2 files have."""
     tops = {v2[0] for v2 in (*names_on(None), _SEARCH_SPACE)} - fields_of(LocalExperimentV1).keys()
     return frozenset(map(folded, tops))
@@ -197,7 +197,7 @@ def _signs() -> frozenset[str]:
 def is_v2(value: Mapping[Any, Any]) -> bool:
     """True if a file's content is in the v2 schema."""
     keys = {folded(key) for key in value if isinstance(key, str)}
-    return bool(keys & _signs()) and folded("trainingServicePlatform") not in keys
+    return bool(keys & _keys_only_in_v2()) and folded("trainingServicePlatform") not in keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,11 +264,11 @@ class _V2ToV1:
         self.warnings: list[str] = []
         self.code_directories: dict[Place, Any] = {}
         if platform == "pai":
-            why = '"pai" is its name in NNI\'s first schema; write platform: openpai'
+            why = '"pai" is the name in NNI\'s first schema; write platform: openpai'
             self._refuse(("trainingService", "platform"), why)
 
     def translated(self) -> DocumentV2:
-        self._take(self.document.value, (), ())
+        self._move(self.document.value, (), ())
         service = _get(self.document.value, "trainingService")
         platform = self.platform or _get(service, "platform")  # other than text: the schema reports it
         if service is not None and not isinstance(service, Mapping):
@@ -278,25 +278,25 @@ class _V2ToV1:
             self.value["trainingServicePlatform"] = PLATFORMS[platform] if is_known else platform
         match self.platform:
             case "openpai":
-                self._as_openpai_has_it()
+                self._apply_openpai_defaults()
             case "frameworkcontroller" | "kubeflow":
-                self._as_kubernetes_has_it()
+                self._apply_kubernetes_defaults()
         self.value["trial"].setdefault("codeDir", ".")
         made = self.document
         return DocumentV2(
             made.file, self.value, made.root, tuple(self.diagnostics), self.names, tuple(self.warnings)
         )
 
-    def _take(self, value: Any, place: _Keys, here: Place) -> None:
+    def _move(self, value: Any, place: _Keys, here: Place) -> None:
         """Copy the value at `place`; `here` is the same path with the indices of items."""
         if isinstance(value, list) and (*place, EACH) in self.sections:
             for index, item in enumerate(value):
-                self._take(item, (*place, EACH), (*here, index))
+                self._move(item, (*place, EACH), (*here, index))
         elif isinstance(value, Mapping) and (*place, EACH) in self.sections:
-            self._put(with_indices(SECTIONS[place], here), value)  # not a list: v1 reports it
+            put(self.value, with_indices(SECTIONS[place], here), value)  # not a list: v1 reports it
         elif isinstance(value, Mapping) and (place in self.sections or not place):
             if place in SECTIONS:
-                self._put(with_indices(SECTIONS[place], here), {})
+                put(self.value, with_indices(SECTIONS[place], here), {})
             known = {
                 folded(each[len(place)]): each[len(place)]
                 for each in (*self.table, *ALIASES, _SEARCH_SPACE)
@@ -306,34 +306,34 @@ class _V2ToV1:
             for key, item in value.items():
                 name = known.get(folded(key), key) if isinstance(key, str) else str(key)
                 if name in seen:
-                    self._refuse((*here, str(key)), f"it is {name} in another spelling; keep one of the two")
+                    self._refuse((*here, str(key)), f"it is another spelling of {name}; keep one of the two")
                     continue
                 seen.add(name)
-                self._take_key(item, (*place, name), (*here, name))
+                self._move_key(item, (*place, name), (*here, name))
         elif place == ("trainingService",) and isinstance(value, list):
             self._refuse(
                 here,
-                "several at once are not in this version; write one, such as trainingService: {platform: openpai, ...}",
+                "several at once are not supported; write one, such as trainingService: {platform: openpai, ...}",
             )
         elif place in SECTIONS:
-            self._put(with_indices(SECTIONS[place], here), value)
+            put(self.value, with_indices(SECTIONS[place], here), value)
         elif value is not None:
             example = {"trainingService": "{platform: local}"}.get(
                 place[-1], "{storageType: nfs, server: ..., path: ...}"
             )
             self._refuse(here, f"{shown(value)} is not a mapping; write e.g. {place[-1]}: {example}")
 
-    def _take_key(self, item: Any, place: _Keys, here: Place) -> None:
+    def _move_key(self, item: Any, place: _Keys, here: Place) -> None:
         key = key_of(place)
         primary = ALIASES.get(place, place)
         if place == _SEARCH_SPACE:
             self.value["searchSpace"] = item
-        elif key in _UNSUPPORTED_YET and place not in self.table:
-            self._refuse(here, f"it is not in this version yet; {_UNSUPPORTED_YET[key]}")
+        elif key in _UNSUPPORTED and place not in self.table:
+            self._refuse(here, f"it is not supported; {_UNSUPPORTED[key]}")
         elif primary in self.table:
             self._put_value(self.table[primary], primary, place, here, item)
         elif place in self.sections:
-            self._take(item, place, here)
+            self._move(item, place, here)
         elif (
             self.platform == "kubeflow"
             and place[-2:-1] in [(role,) for role in REPLICAS]
@@ -341,7 +341,9 @@ class _V2ToV1:
         ):
             self.code_directories[here] = item
         elif self.platform in SECTION and primary in (("trialCommand",), ("trialGpuNumber",)):
-            self.warnings.append(f"{key_of(here)} has no effect on {self.platform}: each role has its own")
+            self.warnings.append(
+                f"{key_of(here)} has no effect on {self.platform}: each role has its own value"
+            )
         elif key == "experimentType" and item in ("hpo", None):
             pass  # NNI v3 writes hpo; the other value is architecture search
         elif item is not None and (self.platform in PLATFORMS or place[0] != "trainingService"):
@@ -353,7 +355,7 @@ class _V2ToV1:
             first = key_of(self.source_of[target])
             is_inner = place[0] == "trainingService" and primary[0] != "trainingService"
             winner = key_of(here) if is_inner else first
-            self.warnings.append(f"{winner} wins over {first if is_inner else key_of(here)}")
+            self.warnings.append(f"{winner} takes precedence over {first if is_inner else key_of(here)}")
             if not is_inner:
                 return
         if item is None:
@@ -362,7 +364,7 @@ class _V2ToV1:
         self.names[v1] = place
         if v1[-1] in DURATIONS:
             item = self._duration(here, item)
-        self._put(target, item)
+        put(self.value, target, item)
 
     def _duration(self, here: Place, item: Any) -> str:
         """The duration in v1's notation."""
@@ -379,9 +381,6 @@ class _V2ToV1:
             return f"{int(found[1])}{found[2].lower()}"
         return f"{max(1, round(seconds))}s"
 
-    def _put(self, path: Place, item: Any) -> None:
-        put(self.value, path, item)
-
     def _refuse(self, here: PathInFile, why: str) -> None:
         self.diagnostics.append(self.document.diagnostic(here, f"cannot use {key_of(here)}: {why}"))
 
@@ -389,10 +388,10 @@ class _V2ToV1:
         answer = _ANSWERS.get(key_of(place))
         if answer is None and place in self.names and (len(place) == 1 or place[0] in _ALGORITHMS):
             name = key_of(self.names[place]) if len(place) == 1 else self.names[place][-1]
-            answer = f"it is of NNI's first schema; write {name} here"
-            self._put(place, item)  # prevents a second diagnostic that the key is missing
+            answer = f"it belongs to NNI's first schema; write {name} here"
+            put(self.value, place, item)  # prevents a second diagnostic that the key is missing
         if answer is None and len(place) == 1 and (place[0].endswith("Config") or place[0] == "machineList"):
-            answer = "it is of NNI's first schema; write what is in it into trainingService"
+            answer = "it belongs to NNI's first schema; write its keys into trainingService"
         if answer is None:
             known = [v2[-1] for v2 in self.table if v2[:-1] == place[:-1]] or [
                 key_of(v2) for v2 in self.table
@@ -404,7 +403,7 @@ class _V2ToV1:
 
     # ---- v2's own keys and defaults
 
-    def _as_openpai_has_it(self) -> None:
+    def _apply_openpai_defaults(self) -> None:
         trial, cluster = self.value["trial"], self.value.setdefault("paiConfig", {})
         cluster.setdefault("reuse", True)
         host = cluster.get("host")
@@ -413,7 +412,7 @@ class _V2ToV1:
         if "image" not in trial and "paiConfigPath" not in trial:
             self._default_image(trial, "trainingService.dockerImage")
 
-    def _as_kubernetes_has_it(self) -> None:
+    def _apply_kubernetes_defaults(self) -> None:
         trial, section = self.value["trial"], self.value.setdefault(SECTION[str(self.platform)], {})
         section.setdefault("reuse", True)
         roles = trial.get("taskRoles")
@@ -431,8 +430,8 @@ class _V2ToV1:
     def _default_image(self, pod: dict[str, Any], key: str) -> None:
         pod["image"] = DEFAULT_IMAGE
         self.warnings.append(
-            f"{key} is not set: NNI's default is used, {DEFAULT_IMAGE}, which has no trial-keeper; docs/images.md says how "
-            "to make an image that has one"
+            f"{key} is not set: NNI's default {DEFAULT_IMAGE} is used, which lacks trial-keeper; docs/images.md describes "
+            "how to build an image with trial-keeper"
         )
 
     def _one_code_directory(self, trial: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ GpuIndices: TypeAlias = list[int] | int | str
 
 
 class PlatformUnknown(UserError):
-    """cannot run an experiment there; use one of local, openpai, frameworkcontroller, kubeflow"""
+    """cannot run an experiment on this platform; use one of local, openpai, frameworkcontroller, kubeflow"""
 
 
 @dataclass(kw_only=True)
@@ -60,7 +60,7 @@ class CustomAlgorithmConfig(AlgorithmConfig):
 
 @dataclass(kw_only=True)
 class TrainingServiceConfig(ConfigBase):
-    """The training service that runs trials. If a trial field is set both here and in the experiment, this one wins."""
+    """The training service that runs trials. Trial fields set here take precedence over those of the experiment."""
 
     platform: str | None = None
     trial_command: str | None = None
@@ -277,7 +277,7 @@ class ExperimentConfig(ConfigBase):
     }
     answers: ClassVar[Mapping[str, str]] = {
         "name": "did you mean experiment_name?",
-        "author_name": "an experiment in Python has no author; leave it out",
+        "author_name": "an experiment in Python has no author; remove it",
     }
     training_service_platform: InitVar[str | None] = None
     _: KW_ONLY
@@ -329,7 +329,7 @@ class ExperimentConfig(ConfigBase):
         try:
             described = self.document()
         except RecursionError as error:
-            message = "cannot use config: something in it contains itself; make it flatter"
+            message = "cannot use config: it contains itself; remove the circular reference"
             raise ConfigInvalid([Diagnostic("", None, None, "config", message)]) from error
         return read_python(described, _name_of_program())
 

@@ -150,7 +150,7 @@ class _Loader(PositionedLoader):
             problems = {
                 OverflowError: f"{shown(text)} is a date too far away; put it in quotes to have the text",
                 ValueError: f"{shown(text)} is not of the kind {short_tag(node)}; leave the tag out",
-                KeyError: f"there is no use for the tag {short_tag(node)} here; leave it out",
+                KeyError: f"the tag {short_tag(node)} is not supported here; remove it",
             }
             raise Unreadable(problems[type(error)], node.start_mark) from error
 
