@@ -256,7 +256,7 @@ def test_a_key_that_nobody_put_into_the_vault_is_told_and_never_shown(azure, sha
     caplog.set_level(logging.DEBUG)
     workspace.run_sh.write_text("echo\n")
     azure.key = new_key("second")
-    with pytest.raises(StorageUnavailable, match="put the account's key of today into the vault") as raised:
+    with pytest.raises(StorageUnavailable, match="store the account's current key in the vault") as raised:
         share.send(workspace.run_sh)
     azure.is_authenticated = False
     with pytest.raises(StorageUnavailable, match="may not read secret storage-key of the vault my-vault"):

@@ -139,6 +139,6 @@ def test_what_azure_lacks_is_said_beside_what_the_cluster_lacks(place, azure):
     done = place.create()
     assert done.returncode == 1
     assert "this login may not create secrets in namespace default" in done.stderr
-    assert "put the account's key of today into the vault" in done.stderr
+    assert "store the account's current key in the vault" in done.stderr
     assert not (place.folder / "experiments").exists()
     assert azure.writes() == []

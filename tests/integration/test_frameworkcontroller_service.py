@@ -122,7 +122,7 @@ def test_a_stopped_job_is_asked_to_end_and_told_when_it_is_gone(site):
             end = await site.has_ended()
             assert process.poll() == 9, "it had its time, and was waited for"
             assert (end.exit_code, end.reason) == (None, ExitReason.JOB_LOST)
-            assert end.message == f"Framework {NAME} in namespace default was deleted as we asked"
+            assert end.message == f"Framework {NAME} in namespace default was deleted on request"
             await until(site.is_clean, "nothing is left", TIMEOUT_S)
 
     run(work())
@@ -135,7 +135,7 @@ def test_a_job_that_somebody_deleted_ends_with_that_reason(site):
             await site.is_running()
             site.store.delete(FRAMEWORKS, "default", NAME)
             end = await site.has_ended()
-            assert end.message.endswith("is gone: somebody has deleted it")
+            assert end.message.endswith("was deleted, but not by this manager")
             assert end.reason is ExitReason.JOB_LOST
 
     run(work())
@@ -187,7 +187,7 @@ def test_a_server_that_is_away_is_a_problem_and_no_end(site):
             assert await service.stop("trial1")
             site.cluster.api.start()
             end = await site.has_ended()
-            assert "was deleted as we asked" in end.message
+            assert "was deleted on request" in end.message
             await service.submit(site.settings("trial2"))
             await until(lambda: not service.problem, "it is over", TIMEOUT_S)
 
@@ -474,7 +474,7 @@ def test_what_is_in_no_status_is_told_from_events(site):
             )
             assert await service.stop("trial1")
             assert (await site.has_ended()).message.endswith(
-                "was deleted as we asked; it had not started: FailedMount: again, as it goes"
+                "was deleted on request; the job had not started: FailedMount: again, as it goes"
             )
             assert service._observed.warnings._newest == {}, "nothing is kept of it"
 
@@ -727,7 +727,7 @@ def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site
             assert not site.ends
             assert await service.stop("trial1")
             end = await site.has_ended()
-            assert end.message.endswith("was deleted as we asked")
+            assert end.message.endswith("was deleted on request")
 
     run(work())
 

@@ -115,12 +115,12 @@ def test_a_stopped_job_is_asked_to_end_and_a_deleted_one_is_lost(site, word):
             assert await service.stop("trial1")
             end = await site.has_ended()
             assert process.poll() == 9, "it had its time, and was waited for"
-            assert end.message == f"{kind.kind} {NAME} in namespace default was deleted as we asked"
+            assert end.message == f"{kind.kind} {NAME} in namespace default was deleted on request"
             await service.submit(site.settings("trial2"))
             await until_pods_run(site, tasks)
             site.store.delete(kind, "default", NAME.replace("trial1", "trial2"))
             end = await site.has_ended(2)
-            assert end.message.endswith("is gone: somebody has deleted it")
+            assert end.message.endswith("was deleted, but not by this manager")
             assert end.reason is ExitReason.JOB_LOST
 
     run(work())

@@ -58,7 +58,7 @@ class TfJobs(_ReplicatedJobs):
     kind, replicas, container = "TFJob", "tfReplicaSpecs", "tensorflow"
     decisive_role = "worker"
     types: ClassVar = {"worker": "Worker", "ps": "PS"}
-    # Otherwise the end of the first worker ends all others.
+    # By default, the end of the first worker ends all others.
     of_job: ClassVar = {"successPolicy": "AllWorkers"}
 
 

@@ -129,7 +129,7 @@ class KubernetesJob:
     stop_is_asked: bool = False
 
     def apply(self, event: KubernetesJobEvent) -> FollowUp | None:
-        """Change the state by the table. Returns what this requires.
+        """Change the state by the table. Returns the follow-up that the transition requires.
 
         Raises:
             KeyError: the event cannot happen in this state; a bug.
