@@ -129,10 +129,10 @@ def test_an_expired_login_is_told_and_what_happened_meanwhile_is_known_once_it_i
             site.cluster.api.tokens = {"newer"}
             site.cluster.api.drop_watches()
             await until(
-                lambda: "does not accept the login; renew it in your kubeconfig file" in service.problem,
+                lambda: "rejects the login; renew the login in your kubeconfig file" in service.problem,
                 *("it is told", TIMEOUT_S),
             )
-            with pytest.raises(RetryableError, match="does not accept the login"):
+            with pytest.raises(RetryableError, match="rejects the login"):
                 await service.submit(site.settings("trial3"))
             end(site, "trial1", 7)
             assert await service.stop("trial2")

@@ -90,8 +90,8 @@ def test_what_the_cluster_lacks_is_said_at_once_and_nothing_is_made(place):
     assert done.returncode == 1
     for words in (
         "this login may not create frameworks in namespace default",
-        "there is no ServiceAccount nobody in namespace default",
-        "there is no PersistentVolumeClaim other in namespace default",
+        "ServiceAccount nobody does not exist in namespace default",
+        "PersistentVolumeClaim other does not exist in namespace default",
     ):
         assert words in done.stderr
     assert not (place.folder / "experiments").exists()
