@@ -249,7 +249,7 @@ def test_the_experiment_file_fills_in_what_a_job_file_leaves_open_and_says_what_
 
 def test_a_job_that_openpai_would_not_take_for_its_size_is_refused_at_once():
     job = a_job((("taskRoles", "worker", "commands"), ["x" * 100_000]), extras=STORAGE)
-    with pytest.raises(JobTooLarge, match="larger than 96 kB"):
+    with pytest.raises(JobTooLarge, match="exceeds 96 kB"):
         template_of(with_job_file(job))
 
 

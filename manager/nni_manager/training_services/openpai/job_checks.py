@@ -44,7 +44,7 @@ class ProtocolDiagnostic(Diagnostic):
 
 
 class ProtocolInvalid(UserError):
-    """cannot run this job; fix the diagnostics listed with it"""
+    """cannot run this job; fix the listed errors"""
 
     def __init__(self, diagnostics: Iterable[ProtocolDiagnostic]) -> None:
         """Sorts the diagnostics by position; the message has one line for each."""

@@ -117,7 +117,7 @@ class _Rendering:
 
     def _warn_of_unknown(self, names: Iterable[str], path: Path) -> None:
         for name in dict.fromkeys(names):
-            message = f"{key_of(path)} keeps <% {name} %> as it is: nothing has that name; define it, or take it for text"
+            message = f"{key_of(path)} contains <% {name} %>, which is not defined and stays as text; define it if needed"
             self.warnings.append(self._job.document.diagnostic(path, message))
 
 

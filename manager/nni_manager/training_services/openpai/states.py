@@ -22,9 +22,9 @@ class PaiJobState(Enum):
     UNKNOWN = "UNKNOWN"
 
     @classmethod
-    def of(cls, word: object) -> PaiJobState:
+    def of(cls, value: object) -> PaiJobState:
         """Returns the state with this value."""
-        return cls(word) if word in cls._value2member_map_ else cls.UNKNOWN
+        return cls(value) if value in cls._value2member_map_ else cls.UNKNOWN
 
     @property
     def presence(self) -> JobPresence:

@@ -112,7 +112,7 @@ def _unknown(path: Path, schema: Mapping[str, Any]) -> str:
         rule = "letters, digits and _ with no digit first"
         better = re.sub(r"\W", "_", name, flags=re.ASCII) or "a"
         better = f"_{better}" if better[0].isdigit() else better
-        return f"cannot use {key}: {shown(name)} is no name here, where it must be {rule}; rename it, e.g. {better}"
+        return f"cannot use {key}: {shown(name)} is not a valid name ({rule}); rename it, e.g. {better}"
     remedy = remedy_for_unknown(name, schema["properties"], verb="remove it or use")
     return f"cannot use {key}: there is no such key here; {remedy}"
 
@@ -121,8 +121,8 @@ def _wrong(path: Path, value: Any, schema: Mapping[str, Any]) -> str:
     subject = f"use {key_of(path)}" if path else "run this job"
     # More people see a diagnostic than may see a secret.
     is_secret = "secrets" in path[:1] or "auth" in path
-    said = "its value" if is_secret else shown(value)
-    return f"cannot {subject}: {said} is not {schema.get('description')}; {_written(path, schema)}"
+    quoted = "its value" if is_secret else shown(value)
+    return f"cannot {subject}: {quoted} is not {schema.get('description')}; {_written(path, schema)}"
 
 
 def _written(path: Path, schema: Mapping[str, Any]) -> str:
@@ -157,7 +157,9 @@ class _SemanticRules:
     def warnings(self) -> Iterator[ProtocolDiagnostic]:
         gang = self._extras.get("gangAllocation")
         if gang is not None and not isinstance(gang, bool):
-            message = f"extras.gangAllocation counts as true, being {shown(gang)}; write true or false without quotes"
+            message = (
+                f"extras.gangAllocation: {shown(gang)} counts as true; write true or false without quotes"
+            )
             yield self._document.diagnostic(("extras", "gangAllocation"), message)
         for name, role in self._roles.items():
             if role.get("taskRetryCount") and gang is not False:
@@ -188,11 +190,11 @@ class _SemanticRules:
             what = (shown(item.get("name")), shown(item.get("type")))
             if "name" in item and seen.setdefault(what, path) != path:
                 first = f"{key_of(seen[what])} is a prerequisite {what[0]} of type {item.get('type')}"
-                yield self._document.mistake((*path, "name"), f"{first} already; rename one of them")
+                yield self._document.mistake((*path, "name"), f"{first} too; rename one of them")
         for path, item in self._deployments:
             name = shown(item.get("name"))
             if "name" in item and seen.setdefault((name,), path) != path:
-                problem = f"{key_of(seen[name,])} is named {name} already; rename one of them"
+                problem = f"{key_of(seen[name,])} has the same name {name}; rename one of them"
                 yield self._document.mistake((*path, "name"), problem)
 
     def _references(self) -> Iterator[ProtocolDiagnostic]:
@@ -228,10 +230,10 @@ class _SemanticRules:
         for name in self._roles:
             short = mangled(name)
             if not 1 <= len(short) <= 63:
-                problem = f"a cluster calls it {shown(short)}, which must be 1 to 63 letters and digits"
+                problem = f"its name on a cluster, {shown(short)}, must have 1 to 63 letters and digits"
                 yield self._document.mistake(("taskRoles", name), f"{problem}; rename it with letters a to z")
             elif seen.setdefault(short, name) != name:
-                problem = f"a cluster calls both it and {seen[short]} {short}"
+                problem = f"its name on a cluster is {short}, as that of {seen[short]}"
                 remedy = "rename one so that they differ in letters or digits"
                 yield self._document.mistake(("taskRoles", name), f"{problem}; {remedy}")
 
@@ -249,7 +251,7 @@ class _SemanticRules:
             is_cmd = call.get("plugin") == ("cmd" if in_extras else f"{RUNTIME_PLUGINS}.cmd")
             if is_cmd and "callbacks" in parameters and others:
                 at: Path = (*path, "parameters", "callbacks") if in_extras else (*path, "callbacks")
-                problem = f"there is {others[0]} beside it; keep one of the two forms"
+                problem = f"{others[0]} is set too; keep one of the two forms"
                 yield self._document.mistake(at, problem)
 
     def _unknown(self, path: Path, name: Any, known: Iterable[Any], what: str) -> ProtocolDiagnostic:
