@@ -177,11 +177,13 @@ def _cluster_of_this_machine(
         storages = {**options.storages, wanted.name: str(_shown_at(pai, wanted))}
         known = local_openpai.start(state, replace(options, storages=storages))
     service = known or local_openpai.start(state)
-    found = service.process.options.storages
-    if wanted is not None and not _is_same(Path(found[wanted.name]), _shown_at(pai, wanted)):
+    if wanted is None:
+        return _entered(service, retry_policy)
+    found, expected = Path(service.process.options.storages[wanted.name]), _shown_at(pai, wanted)
+    if not (found.exists() and expected.exists() and found.samefile(expected)):
         raise UserError(
             f"cannot use trial.nniManagerNFSMountPath {pai.storage}: storage {wanted.name} of the local OpenPAI is "
-            f"{found[wanted.name]}; write that path, or another storage name in paiStorageConfigName and containerNFSMountPath"
+            f"{found}; write that path, or another storage name in paiStorageConfigName and containerNFSMountPath"
         )
     return _entered(service, retry_policy)
 
@@ -204,10 +206,6 @@ def _shown_at(pai: PaiConfig, storage: Storage) -> Path:
             f"{'/'.join(below)}; write containerNFSMountPath: {storage.mount_path}"
         )
     return pai.storage.parents[len(below) - 1] if below else pai.storage
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
 
 
 def running_here(retry_policy: ClientRetryPolicy | None = None) -> OpenPai | None:

@@ -221,7 +221,7 @@ def test_a_file_that_a_keeper_has_open_just_now_is_replaced_a_moment_later(azure
     ("fault", "tries", "told"),
     [
         ((500, "InternalError"), 3, "it answers 500 InternalError; check the network"),
-        ((403, "AuthorizationFailure"), 1, "let this machine's address through the firewall"),
+        ((403, "AuthorizationFailure"), 1, "allow this machine's address in the firewall"),
         ((413, "ShareSizeLimitReached"), 1, "raise its quota"),
     ],
 )

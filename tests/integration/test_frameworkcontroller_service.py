@@ -396,7 +396,7 @@ def test_why_a_pod_does_not_start_is_what_people_are_told(site):
             await until(
                 lambda: service.pending_reason("trial1") == why, "the pod's own reason is shown", TIMEOUT_S
             )
-            assert service.problem == f"Kubernetes has not started 1 of 1 jobs; {NAME} waits: {why}"
+            assert service.problem == f"Kubernetes has not started 1 of 1 jobs; {NAME} is pending: {why}"
             site.cluster.node.missing_images.clear()
             site.cluster.node.look_again()
             await site.is_running()
@@ -656,7 +656,7 @@ def test_what_is_cleared_away_is_asked_for_until_the_cluster_answers(site, caplo
 def test_a_job_that_somebody_deletes_while_it_is_being_made_is_lost(site, monkeypatch, is_watched_first):
     # Where it is listed only afterwards, no watch ever shows it.
     is_deleted, is_told = threading.Event(), threading.Event()
-    make, lists, take = Kubernetes.create, Kubernetes.objects, KubernetesService._take_resource
+    make, lists, take = Kubernetes.create, Kubernetes.objects, KubernetesService._on_resource
 
     def create(cluster, resource, namespace, document):
         if resource.plural == "secrets":  # the answer takes its time
@@ -677,7 +677,7 @@ def test_a_job_that_somebody_deletes_while_it_is_being_made_is_lost(site, monkey
 
     monkeypatch.setattr(Kubernetes, "create", create)
     monkeypatch.setattr(Kubernetes, "objects", objects)
-    monkeypatch.setattr(KubernetesService, "_take_resource", take_resource)
+    monkeypatch.setattr(KubernetesService, "_on_resource", take_resource)
 
     async def work():
         async with site.manager() as service:
@@ -691,7 +691,7 @@ def test_a_job_that_somebody_deletes_while_it_is_being_made_is_lost(site, monkey
 
 
 def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site, monkeypatch):
-    take, shown, held = KubernetesService._take_resource, set(), None
+    take, shown, held = KubernetesService._on_resource, set(), None
 
     def take_resource(service, change):
         if held is not None:
@@ -701,7 +701,7 @@ def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site
         if isinstance(change, Upserted):
             shown.add(change.document["metadata"]["uid"])
 
-    monkeypatch.setattr(KubernetesService, "_take_resource", take_resource)
+    monkeypatch.setattr(KubernetesService, "_on_resource", take_resource)
 
     async def work():
         nonlocal held
@@ -722,7 +722,7 @@ def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site
             )
             late, held = held, None
             for change in late:
-                service._take_resource(change)
+                service._on_resource(change)
             await site.is_running()
             assert not site.ends
             assert await service.stop("trial1")
@@ -741,7 +741,7 @@ def test_a_stop_deletes_nothing_of_others(site):
     async def work():
         site.store.create(FRAMEWORKS, "default", theirs)
         async with site.manager() as service:
-            with pytest.raises(AlreadyExists, match="already exists; remove it with kubectl"):
+            with pytest.raises(AlreadyExists, match="already exists; delete the object with kubectl"):
                 await service.submit(site.settings())
             assert not await service.stop("trial1"), "there is no such job"
         assert site.store.find(FRAMEWORKS, "default", NAME) is not None

@@ -122,7 +122,7 @@ def test_a_kubeconfig_that_cannot_be_used_is_named_with_the_way_out(tmp_path, co
 def test_where_there_is_no_kubeconfig_that_is_said(tmp_path):
     path = tmp_path / "kubeconfig"
     with pytest.raises(
-        errors.LoginInvalid, match=f"cannot log in to Kubernetes: there is no {path}; ask who"
+        errors.LoginInvalid, match=f"cannot log in to Kubernetes: file {path} does not exist; ask the"
     ):
         log_in(path)
 
@@ -211,7 +211,7 @@ def test_what_this_login_may_not_do_is_told(cluster, server):
 
 def test_a_login_that_has_expired_is_read_anew(cluster, server, tmp_path):
     server.api.tokens = {"newer"}
-    with pytest.raises(errors.CredentialsRejected, match="renew it in your kubeconfig file"):
+    with pytest.raises(errors.CredentialsRejected, match="renew the login in your kubeconfig file"):
         cluster.serves(PODS)
     (tmp_path / "kubeconfig").write_text(server.api.kubeconfig("newer"))
     assert cluster.serves(PODS)

@@ -127,7 +127,8 @@ def test_a_job_whose_answer_was_lost_is_there_once_and_that_is_no_mistake(server
 def test_a_cluster_that_stays_away_is_said_to_be_away(server, cluster):
     server.misbehave(429, 3)
     with pytest.raises(
-        ClusterUnavailable, match=r"answers 429: Too many requests , please try again later; see that it runs"
+        ClusterUnavailable,
+        match=r"answers 429: Too many requests , please try again later; check that it runs",
     ):
         cluster.jobs()
     server.stop()
@@ -142,7 +143,7 @@ def test_the_token_of_our_own_cluster_goes_to_nobody_else_who_has_its_port(serve
     asked = server.counted()
     give_away(int(server.host.rpartition(":")[2]))
     with pytest.raises(
-        ClusterUnavailable, match=r"out of reach, another user of this machine .* not trusted; see"
+        ClusterUnavailable, match=r"unreachable: another user of this machine .* not trusted; check"
     ):
         cluster.jobs()
     assert server.counted() == asked
@@ -243,7 +244,7 @@ def test_no_secret_is_in_a_message_a_log_or_a_repr(server, caplog):
 
 @pytest.mark.parametrize("token", ["a b", "tökén", "a\nb"])
 def test_what_cannot_be_a_token_is_not_sent(token):
-    with pytest.raises(LoginRejected, match="cannot use this token: it holds blanks") as caught:
+    with pytest.raises(LoginRejected, match="cannot use this token: it contains blanks") as caught:
         OpenPai("127.0.0.1", USER, token=token)
     assert token not in str(caught.value)
 
@@ -263,7 +264,9 @@ def test_a_job_that_is_wrong_is_refused_in_words_for_people(server, cluster):
 
 
 def test_a_job_nobody_knows_is_not_taken_for_a_server_that_is_not_openpai(server, cluster):
-    with pytest.raises(JobNotOnCluster, match=r"Job ada~none is not found; `nnictl openpai jobs`"):
+    with pytest.raises(
+        JobNotOnCluster, match=r"Job ada~none is not found; list the jobs with `nnictl openpai jobs`"
+    ):
         cluster.job("none")
     server.misbehave(404)
     with pytest.raises(RequestRejected):

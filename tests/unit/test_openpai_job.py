@@ -26,7 +26,6 @@ from nni_manager.training_services.openpai.job import (
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 from nni_manager.training_services.openpai.protocol import Storage, parse
 from nni_manager.training_services.openpai.render import render
-from nni_manager.training_services.openpai.states import PRESENCE, PaiJobState
 from trial_keeper.settings import KeeperSettings
 
 MOUNT = "/mnt/confignfs-data"
@@ -363,7 +362,3 @@ def test_a_container_without_the_storage_ends_with_the_code_that_says_so(tmp_pat
     keeper = KeeperSettings("EXPT", "t", f"{mount}/EXPT", "c0ffee", trial_id="t", mount=str(mount))
     done = subprocess.run(["bash", "-e", "-c", render_command(keeper, None)], timeout=20, check=False)
     assert done.returncode == code
-
-
-def test_every_state_says_whether_the_job_is_there():
-    assert set(PRESENCE) == set(PaiJobState)

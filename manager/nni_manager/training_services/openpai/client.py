@@ -237,7 +237,7 @@ class OpenPaiService(TrainingService):
             state = self._listed.get(name)
             if state is None:
                 return JobPresence.UNKNOWN
-            if state.presence is JobPresence.ENDED:
+            if state.is_terminal:
                 return JobPresence.ENDED
         self._jobs[job_id] = _Job(job_id, name, float("-inf"), was_accepted=True, is_watched=True)
         self._watch()
@@ -333,7 +333,7 @@ class OpenPaiService(TrainingService):
             )
             self._end(job, None, f"job {job.name} on OpenPAI {gone}", ExitReason.JOB_LOST)
             return
-        if detail.state.presence is not JobPresence.ENDED:
+        if not detail.state.is_terminal:
             _mark_seen(job, detail.state)
             return
         match detail.state:
