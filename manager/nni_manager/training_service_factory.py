@@ -104,7 +104,7 @@ def _uses_containers() -> bool:
 
 
 def checkpoints_of(config: ExperimentSpec, folder: ExperimentFolder) -> Path:
-    """The folder of trial checkpoints, as trials see it; created if the tuner uses it.
+    """The path of the checkpoint folder inside trials. The folder is created if the tuner uses it.
 
     Raises:
         OSError: the storage refuses the folder.
@@ -132,7 +132,7 @@ def open_cluster(
 ) -> OpenPai:
     """The OpenPAI cluster that an experiment file names.
 
-    `template`: the jobs' template, so that the local OpenPAI gets their storage. `newer_token`: see `OpenPai`.
+    `template`: the jobs' template, whose storage is added to the local OpenPAI. `newer_token`: see `OpenPai`.
 
     Raises:
         UserError: the file names no cluster, or the local one is not available.
@@ -178,17 +178,17 @@ def _cluster_of_this_machine(
         known = local_openpai.start(state, replace(options, storages=storages))
     service = known or local_openpai.start(state)
     if wanted is None:
-        return _entered(service, retry_policy)
+        return _client_of(service, retry_policy)
     found, expected = Path(service.process.options.storages[wanted.name]), _shown_at(pai, wanted)
     if not (found.exists() and expected.exists() and found.samefile(expected)):
         raise UserError(
             f"cannot use trial.nniManagerNFSMountPath {pai.storage}: storage {wanted.name} of the local OpenPAI is "
             f"{found}; write that path, or another storage name in paiStorageConfigName and containerNFSMountPath"
         )
-    return _entered(service, retry_policy)
+    return _client_of(service, retry_policy)
 
 
-def _entered(service: Service, retry_policy: ClientRetryPolicy | None) -> OpenPai:
+def _client_of(service: Service, retry_policy: ClientRetryPolicy | None) -> OpenPai:
     from nni_manager.training_services.openpai.rest import OpenPai
 
     access = service.credentials
@@ -217,7 +217,7 @@ def running_here(retry_policy: ClientRetryPolicy | None = None) -> OpenPai | Non
     from nni_manager.local_openpai import daemon as local_openpai
 
     service = local_openpai.running(local_openpai.StateFolder.of_user())
-    return None if service is None else _entered(service, retry_policy)
+    return None if service is None else _client_of(service, retry_policy)
 
 
 def _on_kubernetes(
@@ -254,7 +254,7 @@ def operator_of(kubernetes: KubernetesConfig) -> Operator:
 
 
 def refuse_nameless_claim(config: ExperimentSpec) -> None:
-    """Refuse a claim without a name. Files may omit it, as in NNI, but containers could not mount it.
+    """Refuse a claim without a name: experiment files may omit the name, but containers cannot mount such a claim.
 
     Raises:
         UserError: the claim has no name.
@@ -288,7 +288,7 @@ def storage_here(config: ExperimentSpec) -> Path | None:
 def share_of(
     config: ExperimentSpec, workspace: Workspace, retry_policy: ClientRetryPolicy | None = None
 ) -> AzureShare | None:
-    """The Azure share that jobs mount and this machine does not; None if there is none.
+    """The Azure share that jobs mount and this machine does not; None if the jobs use other storage.
 
     Raises:
         AzureMissing, KeyUnreadable, VaultUnavailable: the share cannot be used.
@@ -307,7 +307,7 @@ def share_of(
 
 
 def remove_from_share(config: ExperimentSpec, workspace: Workspace) -> str:
-    """Remove the experiment's folder from its share, if it has one; return the error message, or empty."""
+    """Remove the experiment's folder from its Azure share, if any. Returns the error message; empty if none."""
     from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
     try:

@@ -112,7 +112,7 @@ class FrameworkController(Operator):
         return FrameworkState.of(document).stage
 
     def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> JobOutcome:
-        """The outcome of its deciding task."""
+        """The outcome of the Framework's deciding task."""
         return verdict_of(document, pods)
 
     @property

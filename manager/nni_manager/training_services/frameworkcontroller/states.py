@@ -36,7 +36,7 @@ class FrameworkState(Enum):
 
     @property
     def stage(self) -> Stage:
-        """The job's stage. UNKNOWN has not ended: a later event shows a known state."""
+        """The job's stage. UNKNOWN counts as WAITING, because a later event shows a known state."""
         if self is FrameworkState.COMPLETED:
             return Stage.ENDED
         return Stage.WAITING if self in _BEFORE_RUNNING else Stage.RUNNING

@@ -20,7 +20,7 @@ _QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 class ConditionedOperator(Operator):
-    """An operator whose resources report their stage in conditions. `stages` maps the relevant ones."""
+    """An operator whose resources report their stage in conditions. `stages` maps the relevant conditions."""
 
     group: ClassVar[str]
     kind: ClassVar[str]

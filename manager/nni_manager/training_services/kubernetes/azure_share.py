@@ -42,7 +42,7 @@ _REMEDIES = {
 
 
 class AzureShare(Share, SharedStorage):
-    """The share of one experiment. It holds the content of `root`, the local workspace, in a folder of the same name."""
+    """The share of one experiment. The content of `root`, the local workspace, is in a folder of the same name."""
 
     def __init__(
         self, storage: AzureStorage, root: Path, retry_policy: ClientRetryPolicy | None = None
@@ -229,7 +229,7 @@ class AzureShare(Share, SharedStorage):
                     raise problem from error
 
     def _renew(self, what: str, refused: str) -> bool:
-        """Replace a rejected key by the vault's current one."""
+        """Replace a rejected key by the vault's current key."""
         with self._lock:
             if self._key != refused:
                 return True  # another thread has replaced it

@@ -119,12 +119,12 @@ class KubernetesService(TrainingService):
 
     @property
     def share(self) -> Share | None:
-        """The storage's own."""
+        """The share of the storage."""
         return self._storage.share
 
     @property
     def completion(self) -> Completion:
-        """The operator's own."""
+        """The operator's tasks and rule."""
         return self._operator.completion
 
     @property

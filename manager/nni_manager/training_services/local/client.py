@@ -131,7 +131,7 @@ class LocalTrainingService(TrainingService):
 
     @property
     def runs_as_manager(self) -> bool:
-        """Always True."""
+        """True: keepers run as the manager's user."""
         return True
 
     def wake(self, job_id: str) -> None:
@@ -156,7 +156,7 @@ class LocalTrainingService(TrainingService):
         if stored is None:
             # The earlier manager may have crashed before writing the file, or used another format.
             keepers = await asyncio.to_thread(pids_where, partial(_is_keeper_of, self._workspace, job_id))
-            # The oldest one: the keeper's guard is its child and has the same environment.
+            # The oldest process is the keeper: its guard is a child with the same environment.
             identity = min(
                 filter(None, map(ProcessIdentity.of, keepers)),
                 key=lambda each: each.start_ticks,
@@ -174,7 +174,7 @@ class LocalTrainingService(TrainingService):
         return JobPresence.RUNNING
 
     def _gpus_in_workspace(self, job_id: str) -> tuple[int, ...]:
-        """Returns the GPUs of a job without a file. A single-trial job has its trial's id, so trial.json lists them.
+        """Returns the GPUs of a job without a state file. A single-trial job has its trial's id, so trial.json lists the GPUs.
 
         Empty for a reused job: its trials have other ids, and its keeper's environment lists no GPUs.
         """
@@ -207,7 +207,7 @@ class LocalTrainingService(TrainingService):
             return marker == warm or marker.startswith(folders)
 
         is_guard = partial(_is_keeper_of, self._workspace, job_id)
-        # A frozen guard must resume: it detects some processes by other signs than the environment.
+        # A frozen guard must resume, because it detects some processes by other means than the environment.
         await asyncio.to_thread(_wake_where, is_guard)
         await asyncio.to_thread(reap_orphans, is_of_trial, is_guard)
 

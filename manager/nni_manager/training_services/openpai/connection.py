@@ -203,7 +203,7 @@ class PaiConnection:
         with_token: bool = True,
         stream: bool = False,
     ) -> requests.Response:
-        """Returns a successful answer, or the one to a range of bytes that the server does not have."""
+        """Returns a successful answer, or a 416 answer to a range request."""
         has_new_token = may_be_done = False
         failures, problem = 0, ""
         policy = self._retry_policy

@@ -1,4 +1,4 @@
-"""Diagnostics of a job: each has a position, and one error holds all of them. It is also the server's answer."""
+"""Diagnostics of a job: each has a position. One error holds all of them, and is also the server's answer."""
 
 from __future__ import annotations
 

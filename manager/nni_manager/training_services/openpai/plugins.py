@@ -22,7 +22,7 @@ from nni_manager.training_services.openpai.templates import fill_parameter
 SSH_BARRIER_INTERVAL_S = 10
 # Five hours. The runtime uses this value, although the documentation states 30 minutes.
 SSH_BARRIER_TRIES = 1800
-# After each of the ten tries.
+# The delay after each of the ten tries.
 GIT_WAITS_S = (1, 2, 4, 8, 16, 32, 64, 128, 256, 300)
 
 

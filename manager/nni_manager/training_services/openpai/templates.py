@@ -42,7 +42,7 @@ class TemplateInvalid(Exception):
         self.problem = problem
 
 
-# None is a value.
+# Differs from None, which is a value.
 MISSING: Any = object()
 
 

@@ -119,7 +119,7 @@ def _unknown(path: Path, schema: Mapping[str, Any]) -> str:
 
 def _wrong(path: Path, value: Any, schema: Mapping[str, Any]) -> str:
     subject = f"use {key_of(path)}" if path else "run this job"
-    # More people see a diagnostic than may see a secret.
+    # People who may not see secrets can see diagnostics.
     is_secret = "secrets" in path[:1] or "auth" in path
     quoted = "its value" if is_secret else shown(value)
     return f"cannot {subject}: {quoted} is not {schema.get('description')}; {_written(path, schema)}"
