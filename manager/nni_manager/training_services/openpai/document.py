@@ -60,7 +60,7 @@ class JobDocument:
         at = self.tree.place_of(path) or ((1, 1) if root is None else place(root.start_mark))
         return ProtocolDiagnostic(self.file, *at, key_of(path), message, path, violation)
 
-    def mistake(self, path: Path, problem: str) -> ProtocolDiagnostic:
+    def invalid_value(self, path: Path, problem: str) -> ProtocolDiagnostic:
         """Returns a diagnostic of the value at this path. `problem` ends with the remedy."""
         return self.diagnostic(path, f"cannot use {key_of(path)}: {problem}")
 

@@ -246,4 +246,4 @@ def _refuse_without_storage(job: JobProtocol, pai: PaiConfig) -> None:
         f"{what}, where containers access the experiment; write e.g. "
         f"storages: [{{name: {pai.storage_name or 'NAME'}, mountPath: {pai.mount}}}], or correct containerNFSMountPath"
     )
-    raise ProtocolInvalid([job.document.mistake(("extras", "storages"), problem)])
+    raise ProtocolInvalid([job.document.invalid_value(("extras", "storages"), problem)])

@@ -134,7 +134,7 @@ def _filled(task: _Task, call: PluginCall) -> Mapping[str, Any]:
         result = fill_parameter(value, variables)
         for name in result.unknown:
             problem = f"{name} is not defined for task role {task.role.name}; define it in the job"
-            diagnostics.append(task.job.document.mistake(path, problem))
+            diagnostics.append(task.job.document.invalid_value(path, problem))
         return result.text
 
     parameters: Mapping[str, Any] = filled(call.parameters, _place(call))
@@ -204,7 +204,7 @@ def _shell_arguments(text: str, task: _Task, path: Path) -> list[str]:
         return shlex.split(text)
     except ValueError as error:
         problem = f"{shown(text)} has a quote that is not closed; close it"
-        raise ProtocolInvalid([task.job.document.mistake(path, problem)]) from error
+        raise ProtocolInvalid([task.job.document.invalid_value(path, problem)]) from error
 
 
 def _tensorboard(parameters: Mapping[str, Any], task: _Task, _: PluginCall) -> _Lines:
@@ -263,7 +263,7 @@ def _barrier_tries(minutes: Any, task: _Task, call: PluginCall) -> int:
     except (ValueError, OverflowError) as error:
         problem = f"{shown(minutes)} is not a number of minutes; write e.g. 30"
         raise ProtocolInvalid(
-            [task.job.document.mistake((*_place(call), "sshbarrierTimeout"), problem)]
+            [task.job.document.invalid_value((*_place(call), "sshbarrierTimeout"), problem)]
         ) from error
 
 

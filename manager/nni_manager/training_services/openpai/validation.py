@@ -49,9 +49,11 @@ def diagnostics_of(document: JobDocument) -> list[ProtocolDiagnostic]:
     form = _schema_violations(document)
     if not isinstance(document.value, dict):
         return form
-    places = {mistake.path for mistake in form}
-    sense = [mistake for mistake in _SemanticRules(document).diagnostics() if mistake.path not in places]
-    return [*document.diagnostics, *form, *sense]
+    paths_with_violations = {each.path for each in form}
+    meaning = (
+        each for each in _SemanticRules(document).diagnostics() if each.path not in paths_with_violations
+    )
+    return [*document.diagnostics, *form, *meaning]
 
 
 def warnings_of(document: JobDocument) -> list[ProtocolDiagnostic]:
@@ -190,12 +192,12 @@ class _SemanticRules:
             what = (shown(item.get("name")), shown(item.get("type")))
             if "name" in item and seen.setdefault(what, path) != path:
                 first = f"{key_of(seen[what])} is a prerequisite {what[0]} of type {item.get('type')}"
-                yield self._document.mistake((*path, "name"), f"{first} too; rename one of them")
+                yield self._document.invalid_value((*path, "name"), f"{first} too; rename one of them")
         for path, item in self._deployments:
             name = shown(item.get("name"))
             if "name" in item and seen.setdefault((name,), path) != path:
                 problem = f"{key_of(seen[name,])} has the same name {name}; rename one of them"
-                yield self._document.mistake((*path, "name"), problem)
+                yield self._document.invalid_value((*path, "name"), problem)
 
     def _references(self) -> Iterator[ProtocolDiagnostic]:
         names = {
@@ -223,7 +225,7 @@ class _SemanticRules:
         if cycle:
             path = next(path for path, item in self._prerequisites if str(item.get("name")) == cycle[0])
             problem = f"{' requires '.join([*cycle, cycle[0]])}; remove one of these"
-            yield self._document.mistake((*path, "require"), problem)
+            yield self._document.invalid_value((*path, "require"), problem)
 
     def _role_names(self) -> Iterator[ProtocolDiagnostic]:
         seen: dict[str, str] = {}
@@ -231,11 +233,13 @@ class _SemanticRules:
             short = mangled(name)
             if not 1 <= len(short) <= 63:
                 problem = f"its name on a cluster, {shown(short)}, must have 1 to 63 letters and digits"
-                yield self._document.mistake(("taskRoles", name), f"{problem}; rename it with letters a to z")
+                yield self._document.invalid_value(
+                    ("taskRoles", name), f"{problem}; rename it with letters a to z"
+                )
             elif seen.setdefault(short, name) != name:
                 problem = f"its name on a cluster is {short}, as that of {seen[short]}"
                 remedy = "rename one so that they differ in letters or digits"
-                yield self._document.mistake(("taskRoles", name), f"{problem}; {remedy}")
+                yield self._document.invalid_value(("taskRoles", name), f"{problem}; {remedy}")
 
     def _default_deployment(self) -> Iterator[ProtocolDiagnostic]:
         name = self._defaults.get("deployment")
@@ -252,12 +256,12 @@ class _SemanticRules:
             if is_cmd and "callbacks" in parameters and others:
                 at: Path = (*path, "parameters", "callbacks") if in_extras else (*path, "callbacks")
                 problem = f"{others[0]} is set too; keep one of the two forms"
-                yield self._document.mistake(at, problem)
+                yield self._document.invalid_value(at, problem)
 
     def _unknown(self, path: Path, name: Any, known: Iterable[Any], what: str) -> ProtocolDiagnostic:
         known = [each for each in known if isinstance(each, str)][:MAX_NAMES_SHOWN]
         remedy = remedy_for_unknown(str(name), known) if known else f"add a {what} of that name"
-        return self._document.mistake(path, f"there is no {what} named {shown(name)}; {remedy}")
+        return self._document.invalid_value(path, f"there is no {what} named {shown(name)}; {remedy}")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
