@@ -6,16 +6,16 @@ import itertools
 import random
 from collections.abc import Iterator
 
-# Jobs that fail together must not all be tried again at the same moment.
+# Jobs that fail together must not all be retried at the same moment.
 SMALLEST_SHARE = 0.75
 # 2**32 exceeds every ratio of two delays; a larger power would overflow after hours.
 _MAX_EXPONENT = 32
 
 
 def delay_s(failures: int, first_s: float, longest_s: float) -> float:
-    """Returns the delay after `failures` failures in a row, from 1 on. It doubles with each failure.
+    """Returns the delay after `failures` consecutive failures, at least 1. Each failure doubles the delay.
 
-    Jitter only shortens it, to no less than SMALLEST_SHARE.
+    Jitter only shortens the delay, to no less than SMALLEST_SHARE of it.
     """
     nominal_s: float = min(first_s * 2 ** min(failures - 1, _MAX_EXPONENT), longest_s)
     return nominal_s * random.uniform(SMALLEST_SHARE, 1.0)

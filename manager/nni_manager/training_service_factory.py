@@ -1,7 +1,7 @@
-"""Creates the training service of an experiment: the only module that depends on all kinds of them.
+"""Creates the training service of an experiment; the only module that depends on all kinds of training services.
 
-Modules of one kind are imported only for experiments of that kind. OpenPAI's schema and HTTP client alone are a fifth of
-what a manager would otherwise import.
+Modules of one kind are imported only for experiments of that kind: OpenPAI's schema and HTTP client alone would be a fifth
+of a manager's imports.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def make_service(
         # Without mounts, tasks on this machine see the storage at its own path.
         pai = replace(pai, mount=str(pai.storage))
     template = template_of(pai)
-    login = partial(_todays_login, config, pai)
+    login = partial(_current_login, config, pai)
     cluster = open_cluster(login(), template, newer_token=lambda: login().token)
     return lambda on_job_ended: OpenPaiService(
         cluster,
@@ -95,7 +95,7 @@ def _which_cluster(config: ExperimentSpec, pai: PaiConfig) -> str:
 
 
 def _uses_containers() -> bool:
-    """True if the local OpenPAI runs tasks in containers, which have other users."""
+    """True if the local OpenPAI runs tasks in containers, as other users than the manager's."""
     from nni_manager.local_openpai import daemon as local_openpai
     from nni_manager.local_openpai.settings import Sandbox
 
@@ -104,7 +104,7 @@ def _uses_containers() -> bool:
 
 
 def checkpoints_of(config: ExperimentSpec, folder: ExperimentFolder) -> Path:
-    """The folder of trial checkpoints, as trials see it; created if the tuner uses it.
+    """The path of the checkpoint folder inside trials. The folder is created if the tuner uses it.
 
     Raises:
         OSError: the storage refuses the folder.
@@ -132,7 +132,7 @@ def open_cluster(
 ) -> OpenPai:
     """The OpenPAI cluster that an experiment file names.
 
-    `template`: the jobs' template, so that the local OpenPAI gets their storage. `newer_token`: see `OpenPai`.
+    `template`: the jobs' template, whose storage is added to the local OpenPAI. `newer_token`: see `OpenPai`.
 
     Raises:
         UserError: the file names no cluster, or the local one is not available.
@@ -157,7 +157,7 @@ def _cluster_of_this_machine(
     """The local OpenPAI, started if it does not run, with the storage that jobs need.
 
     Raises:
-        UserError: it cannot be started, or its storage of that name is another folder.
+        UserError: OpenPAI cannot be started, or the storage of that name is another folder.
     """
     from nni_manager.local_openpai import daemon as local_openpai
 
@@ -165,7 +165,7 @@ def _cluster_of_this_machine(
         pai.storage.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"cannot make trial.nniManagerNFSMountPath {pai.storage}: {error.strerror}; name a folder that can be made"
+            f"cannot create trial.nniManagerNFSMountPath {pai.storage}: {error.strerror}; write a path that can be created"
         ) from error
     state = local_openpai.StateFolder.of_user()
     known = local_openpai.running(state)
@@ -177,17 +177,18 @@ def _cluster_of_this_machine(
         storages = {**options.storages, wanted.name: str(_shown_at(pai, wanted))}
         known = local_openpai.start(state, replace(options, storages=storages))
     service = known or local_openpai.start(state)
-    found = service.process.options.storages
-    if wanted is not None and not _is_same(Path(found[wanted.name]), _shown_at(pai, wanted)):
+    if wanted is None:
+        return _client_of(service, retry_policy)
+    found, expected = Path(service.process.options.storages[wanted.name]), _shown_at(pai, wanted)
+    if not (found.exists() and expected.exists() and found.samefile(expected)):
         raise UserError(
-            f"cannot use trial.nniManagerNFSMountPath {pai.storage}: the OpenPAI of this machine has {found[wanted.name]} as its "
-            f"storage {wanted.name}; write that path, or give your folder another name in paiStorageConfigName and "
-            "containerNFSMountPath"
+            f"cannot use trial.nniManagerNFSMountPath {pai.storage}: storage {wanted.name} of the local OpenPAI is "
+            f"{found}; write that path, or another storage name in paiStorageConfigName and containerNFSMountPath"
         )
-    return _entered(service, retry_policy)
+    return _client_of(service, retry_policy)
 
 
-def _entered(service: Service, retry_policy: ClientRetryPolicy | None) -> OpenPai:
+def _client_of(service: Service, retry_policy: ClientRetryPolicy | None) -> OpenPai:
     from nni_manager.training_services.openpai.rest import OpenPai
 
     access = service.credentials
@@ -201,26 +202,22 @@ def _shown_at(pai: PaiConfig, storage: Storage) -> Path:
     below = PurePosixPath(pai.mount).relative_to(storage.mount_path).parts
     if pai.storage.parts[len(pai.storage.parts) - len(below) :] != below:
         raise UserError(
-            f"cannot use trial.containerNFSMountPath {pai.mount} with nniManagerNFSMountPath {pai.storage}: they must end alike "
-            f"below {storage.mount_path}; write containerNFSMountPath: {storage.mount_path}"
+            f"cannot use trial.nniManagerNFSMountPath {pai.storage} with containerNFSMountPath {pai.mount}: both must end with "
+            f"{'/'.join(below)}; write containerNFSMountPath: {storage.mount_path}"
         )
     return pai.storage.parents[len(below) - 1] if below else pai.storage
-
-
-def _is_same(one: Path, other: Path) -> bool:
-    return one.exists() and other.exists() and one.samefile(other)
 
 
 def running_here(retry_policy: ClientRetryPolicy | None = None) -> OpenPai | None:
     """The local OpenPAI; None if it does not run.
 
     Raises:
-        UserError: it cannot be determined.
+        UserError: the state of OpenPAI cannot be determined.
     """
     from nni_manager.local_openpai import daemon as local_openpai
 
     service = local_openpai.running(local_openpai.StateFolder.of_user())
-    return None if service is None else _entered(service, retry_policy)
+    return None if service is None else _client_of(service, retry_policy)
 
 
 def _on_kubernetes(
@@ -257,7 +254,7 @@ def operator_of(kubernetes: KubernetesConfig) -> Operator:
 
 
 def refuse_nameless_claim(config: ExperimentSpec) -> None:
-    """Refuse a claim without a name. Files may omit it, as in NNI, but containers could not mount it.
+    """Refuse a claim without a name: experiment files may omit the name, but containers cannot mount such a claim.
 
     Raises:
         UserError: the claim has no name.
@@ -265,8 +262,8 @@ def refuse_nameless_claim(config: ExperimentSpec) -> None:
     match config.kubernetes and config.kubernetes.storage:
         case ClaimStorage(path, None):
             raise UserError(
-                f"cannot run {config.config_path.name} with pvc alone: containers mount the claim by its name; write it "
-                f"beside the path, e.g. pvc: {{path: {path}, name: nni}}"
+                f"cannot use pvc in {config.config_path.name}: the claim has no name, by which containers mount it; write "
+                f"e.g. pvc: {{path: {path}, name: nni}}"
             )
 
 
@@ -291,7 +288,7 @@ def storage_here(config: ExperimentSpec) -> Path | None:
 def share_of(
     config: ExperimentSpec, workspace: Workspace, retry_policy: ClientRetryPolicy | None = None
 ) -> AzureShare | None:
-    """The Azure share that jobs mount and this machine does not; None if there is none.
+    """The Azure share that jobs mount and this machine does not; None if the jobs use other storage.
 
     Raises:
         AzureMissing, KeyUnreadable, VaultUnavailable: the share cannot be used.
@@ -310,7 +307,7 @@ def share_of(
 
 
 def remove_from_share(config: ExperimentSpec, workspace: Workspace) -> str:
-    """Remove the experiment's folder from its share, if it has one; return the error message, or empty."""
+    """Remove the experiment's folder from its Azure share, if any. Returns the error message; empty if none."""
     from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
     try:
@@ -319,7 +316,9 @@ def remove_from_share(config: ExperimentSpec, workspace: Workspace) -> str:
             with contextlib.closing(share):
                 share.remove(workspace.root)
     except NniManagerError as error:
-        return f"{error}. Its folder {workspace.root.name} stays there: remove it in Azure's portal"
+        return (
+            f"{error}. The share still has folder {workspace.root.name}; delete the folder in Azure's portal"
+        )
     return ""
 
 
@@ -345,8 +344,8 @@ def address_for_keepers(config: ExperimentSpec) -> str:
             probe.connect((host, _ANY_PORT))
         except OSError as error:
             raise UserError(
-                f"cannot find the way to {what} at {host}: {error.strerror}; correct that address, or write the address of this "
-                "machine as nniManagerIp"
+                f"cannot find a route to {what} at {host}: {error.strerror}; correct that address, or set nniManagerIp to the "
+                "address of this machine"
             ) from error
         return str(probe.getsockname()[0])
 
@@ -356,14 +355,14 @@ def listens_at(address: str) -> str:
     return address if address.startswith(_LOOPBACK) else "0.0.0.0"
 
 
-def _todays_login(config: ExperimentSpec, stored: PaiConfig) -> PaiConfig:
+def _current_login(config: ExperimentSpec, stored: PaiConfig) -> PaiConfig:
     """The current login in the experiment file: tokens may expire during an experiment."""
     from nni_manager.config.reader import read_experiment_file
 
     try:
-        today = read_experiment_file(config.config_path, reads_code=False).pai
+        current = read_experiment_file(config.config_path, reads_code=False).pai
     except ConfigInvalid:
         return stored
-    if today is None or (today.host, today.user) != (stored.host, stored.user):
+    if current is None or (current.host, current.user) != (stored.host, stored.user):
         return stored
-    return today
+    return current

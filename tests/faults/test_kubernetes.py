@@ -129,10 +129,10 @@ def test_an_expired_login_is_told_and_what_happened_meanwhile_is_known_once_it_i
             site.cluster.api.tokens = {"newer"}
             site.cluster.api.drop_watches()
             await until(
-                lambda: "does not accept the login; renew it in your kubeconfig file" in service.problem,
+                lambda: "rejects the login; renew the login in your kubeconfig file" in service.problem,
                 *("it is told", TIMEOUT_S),
             )
-            with pytest.raises(RetryableError, match="does not accept the login"):
+            with pytest.raises(RetryableError, match="rejects the login"):
                 await service.submit(site.settings("trial3"))
             end(site, "trial1", 7)
             assert await service.stop("trial2")
@@ -160,7 +160,7 @@ def test_a_namespace_that_is_deleted_takes_its_jobs_along_and_is_gone(site):
             site.store.delete(NAMESPACES, "", "team")
             ended = await site.has_ended()
             assert (ended.exit_code, ended.reason) == (None, ExitReason.JOB_LOST)
-            assert f"Framework {NAME} in namespace team is gone: somebody has deleted it" in ended.message
+            assert f"Framework {NAME} in namespace team was deleted, but not by this manager" in ended.message
             await until(lambda: not site.store.find(NAMESPACES, "", "team"), "it is gone", TIMEOUT_S)
             with pytest.raises(RetryableError, match='namespaces "team" not found'):
                 await service.submit(site.settings("trial2"))
@@ -227,7 +227,7 @@ def test_an_image_that_cannot_be_pulled_keeps_the_job_waiting_until_it_can_or_it
             assert service.problem.startswith("Kubernetes has not started 2 of 2 jobs; ")
             assert await service.stop("trial2")
             ended = await site.has_ended()
-            assert ended.message.endswith(f"was deleted as we asked; it had not started: {why}")
+            assert ended.message.endswith(f"was deleted on request; the job had not started: {why}")
             site.cluster.node.missing_images.clear()
             site.cluster.node.look_again()
             await site.is_running()

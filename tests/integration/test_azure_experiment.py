@@ -75,7 +75,7 @@ def test_no_job_without_its_files_and_no_metric_is_lost_without_a_network(tmp_pa
             await until(lambda: engine.snapshot().problem, "the upload fails")
             told = engine.snapshot().problem
             assert "cannot upload TESTEXPT/trials/" in told
-            assert "let this machine's address through the firewall" in told
+            assert "allow this machine's address in the firewall" in told
             assert azure.key not in told
             assert not cluster.store.list(FRAMEWORKS)
             assert cluster.api.counted()["create", "frameworks"] == 0

@@ -220,8 +220,8 @@ def test_a_file_that_a_keeper_has_open_just_now_is_replaced_a_moment_later(azure
 @pytest.mark.parametrize(
     ("fault", "tries", "told"),
     [
-        ((500, "InternalError"), 3, "it answers 500 InternalError; see to the network"),
-        ((403, "AuthorizationFailure"), 1, "let this machine's address through the firewall"),
+        ((500, "InternalError"), 3, "it answers 500 InternalError; check the network"),
+        ((403, "AuthorizationFailure"), 1, "allow this machine's address in the firewall"),
         ((413, "ShareSizeLimitReached"), 1, "raise its quota"),
     ],
 )
@@ -256,7 +256,7 @@ def test_a_key_that_nobody_put_into_the_vault_is_told_and_never_shown(azure, sha
     caplog.set_level(logging.DEBUG)
     workspace.run_sh.write_text("echo\n")
     azure.key = new_key("second")
-    with pytest.raises(StorageUnavailable, match="put the account's key of today into the vault") as raised:
+    with pytest.raises(StorageUnavailable, match="store the account's current key in the vault") as raised:
         share.send(workspace.run_sh)
     azure.is_authenticated = False
     with pytest.raises(StorageUnavailable, match="may not read secret storage-key of the vault my-vault"):
@@ -273,9 +273,9 @@ def test_a_key_that_nobody_put_into_the_vault_is_told_and_never_shown(azure, sha
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"is_authenticated": False}, "ask its owner for the role Key Vault Secrets User"),
-        ({"vault_key": "no key"}, "put one of the account's two keys there"),
-        ({"vault_key": ""}, "put one of the account's two keys there"),
+        ({"is_authenticated": False}, "ask the vault's owner for the role Key Vault Secrets User"),
+        ({"vault_key": "no key"}, "store one of the account's two keys there"),
+        ({"vault_key": ""}, "store one of the account's two keys there"),
     ],
 )
 def test_a_key_that_cannot_be_had_is_told_with_the_way_out(azure, workspace, change, told):
@@ -295,13 +295,13 @@ def test_a_login_that_azure_refuses_is_told_in_azures_words(azure, workspace, mo
 
 def test_a_secret_that_is_not_there_is_no_key(azure, workspace):
     with pytest.raises(
-        KeyUnreadable, match="there is no secret other of the vault my-vault; correct keyVault"
+        KeyUnreadable, match="secret other of the vault my-vault does not exist; correct keyVault"
     ):
         AzureShare(AzureStorage(ACCOUNT, SHARE, VAULT, "other"), workspace.root, QUICK)
 
 
 def test_a_vault_that_does_not_answer_is_asked_later(azure, workspace):
-    with pytest.raises(VaultUnavailable, match=r"see to the network, and that keyVault\.vaultName is right"):
+    with pytest.raises(VaultUnavailable, match=r"check the network and keyVault\.vaultName"):
         AzureShare(AzureStorage(ACCOUNT, SHARE, "elsewhere", SECRET), workspace.root, QUICK)
 
 

@@ -90,8 +90,8 @@ def test_what_the_cluster_lacks_is_said_at_once_and_nothing_is_made(place):
     assert done.returncode == 1
     for words in (
         "this login may not create frameworks in namespace default",
-        "there is no ServiceAccount nobody in namespace default",
-        "there is no PersistentVolumeClaim other in namespace default",
+        "ServiceAccount nobody does not exist in namespace default",
+        "PersistentVolumeClaim other does not exist in namespace default",
     ):
         assert words in done.stderr
     assert not (place.folder / "experiments").exists()
@@ -139,6 +139,6 @@ def test_what_azure_lacks_is_said_beside_what_the_cluster_lacks(place, azure):
     done = place.create()
     assert done.returncode == 1
     assert "this login may not create secrets in namespace default" in done.stderr
-    assert "put the account's key of today into the vault" in done.stderr
+    assert "store the account's current key in the vault" in done.stderr
     assert not (place.folder / "experiments").exists()
     assert azure.writes() == []

@@ -73,7 +73,7 @@ def test_a_job_that_fails_brings_its_exit_code_and_its_last_words(site):
             end = await site.has_ended()
             assert (end.exit_code, end.reason) == (105, ExitReason.KEEPER_LOST)
             assert end.message == (
-                f"FrameworkController says of {NAME}: ContainerUnrecognizedFailed, code 105; FailedTaskCount 1 has reached "
+                f"FrameworkController reports {NAME}: ContainerUnrecognizedFailed, code 105; FailedTaskCount 1 has reached "
                 "MinFailedTaskCount 1 in the TaskRole\ntrial-keeper: cannot find the mount"
             )
             await until(site.is_clean, "nothing is left", TIMEOUT_S)
@@ -122,7 +122,7 @@ def test_a_stopped_job_is_asked_to_end_and_told_when_it_is_gone(site):
             end = await site.has_ended()
             assert process.poll() == 9, "it had its time, and was waited for"
             assert (end.exit_code, end.reason) == (None, ExitReason.JOB_LOST)
-            assert end.message == f"Framework {NAME} in namespace default was deleted as we asked"
+            assert end.message == f"Framework {NAME} in namespace default was deleted on request"
             await until(site.is_clean, "nothing is left", TIMEOUT_S)
 
     run(work())
@@ -135,7 +135,7 @@ def test_a_job_that_somebody_deleted_ends_with_that_reason(site):
             await site.is_running()
             site.store.delete(FRAMEWORKS, "default", NAME)
             end = await site.has_ended()
-            assert end.message.endswith("is gone: somebody has deleted it")
+            assert end.message.endswith("was deleted, but not by this manager")
             assert end.reason is ExitReason.JOB_LOST
 
     run(work())
@@ -150,7 +150,7 @@ def test_a_job_deleted_while_the_server_forgets_is_missed_in_the_new_list(site):
                 site.store.delete(FRAMEWORKS, "default", NAME)
                 site.cluster.api.forget_history()
             end = await site.has_ended()
-            assert "somebody has deleted it" in end.message
+            assert "was deleted, but not by this manager" in end.message
 
     run(work())
 
@@ -187,7 +187,7 @@ def test_a_server_that_is_away_is_a_problem_and_no_end(site):
             assert await service.stop("trial1")
             site.cluster.api.start()
             end = await site.has_ended()
-            assert "was deleted as we asked" in end.message
+            assert "was deleted on request" in end.message
             await service.submit(site.settings("trial2"))
             await until(lambda: not service.problem, "it is over", TIMEOUT_S)
 
@@ -226,7 +226,7 @@ QUOTA = "frameworks is forbidden: exceeded quota: team, requested: count/framewo
         ((403, "Forbidden", "failed quota: team: must specify cpu"), "must specify cpu"),
         (
             (422, "Invalid", "spec.taskRoles: Invalid value"),
-            "spec.taskRoles: Invalid value; fix what it names",
+            "spec.taskRoles: Invalid value; fix the fields that the answer names",
         ),
         ((400, "BadRequest", "admission webhook says no"), "admission webhook says no"),
     ],
@@ -376,7 +376,7 @@ def test_two_jobs_whose_frameworks_would_have_one_name_do_not_mix(site):
         async with site.manager() as service:
             await service.submit(site.settings("trial1"))
             with pytest.raises(
-                RetryableError, match=f"cannot make Framework {NAME} yet: job trial1 has that name"
+                RetryableError, match=f"cannot create Framework {NAME} yet: job trial1 has the same name"
             ):
                 await service.submit(site.settings("tRiAl1"))
             assert await service.stop("trial1")
@@ -396,7 +396,7 @@ def test_why_a_pod_does_not_start_is_what_people_are_told(site):
             await until(
                 lambda: service.pending_reason("trial1") == why, "the pod's own reason is shown", TIMEOUT_S
             )
-            assert service.problem == f"Kubernetes has not started 1 of 1 jobs; {NAME} waits: {why}"
+            assert service.problem == f"Kubernetes has not started 1 of 1 jobs; {NAME} is pending: {why}"
             site.cluster.node.missing_images.clear()
             site.cluster.node.look_again()
             await site.is_running()
@@ -474,7 +474,7 @@ def test_what_is_in_no_status_is_told_from_events(site):
             )
             assert await service.stop("trial1")
             assert (await site.has_ended()).message.endswith(
-                "was deleted as we asked; it had not started: FailedMount: again, as it goes"
+                "was deleted on request; the job had not started: FailedMount: again, as it goes"
             )
             assert service._observed.warnings._newest == {}, "nothing is kept of it"
 
@@ -498,7 +498,7 @@ def test_a_login_that_may_not_see_events_does_without_and_says_so_once(site, cap
     run(work())
     (said,) = [record.message for record in caplog.records if "events" in record.message]
     assert "cannot list events in namespace default" in said
-    assert said.endswith("without it, some reasons of pods that do not start are not shown")
+    assert said.endswith("without this right, the reasons of some pending pods are not shown")
 
 
 def test_of_tasks_that_wait_for_each_other_the_one_that_cannot_start_is_told(site):
@@ -533,8 +533,8 @@ def test_pods_that_an_operator_cannot_make_are_missed(site, monkeypatch):
             await service.submit(site.settings())
             await until(lambda: service.pending_reason("trial1"), "it is missed", TIMEOUT_S)
             assert service.pending_reason("trial1") == (
-                "FrameworkController has made no pod of it yet; see whether the namespace has room for one with `kubectl "
-                "describe quota -n default`, and whether FrameworkController runs"
+                "FrameworkController has created no pod of this job yet; check the namespace's quota with `kubectl "
+                "describe quota -n default`, and check that FrameworkController runs"
             )
             site.store.delete(QUOTAS, "default", "q")
             await site.is_running()
@@ -598,7 +598,7 @@ def test_a_half_that_cannot_be_deleted_yet_is_not_taken_for_the_new_job(site):
         async with site.manager() as second:
             site.cluster.api.misbehave(503, 2, at=("delete", "frameworks"))
             assert await second.adopt("trial1") is JobPresence.UNKNOWN
-            with pytest.raises(RetryableError, match="another of that name"):
+            with pytest.raises(RetryableError, match="another one of that name"):
                 await second.submit(site.settings())
             await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", TIMEOUT_S)
             await second.submit(site.settings())
@@ -641,7 +641,7 @@ def test_what_is_cleared_away_is_asked_for_until_the_cluster_answers(site, caplo
             site.cluster.api.misbehave(503, 2000, at=("delete", "frameworks"))
             await first.submit(site.settings())
             await site.has_ended()
-        assert f"Framework {NAME} is left in namespace default" in caplog.text
+        assert f"cannot delete Framework {NAME} in namespace default in time" in caplog.text
         site.cluster.api.stop()
         async with site.manager() as second:
             second.garbage_collect()
@@ -656,7 +656,7 @@ def test_what_is_cleared_away_is_asked_for_until_the_cluster_answers(site, caplo
 def test_a_job_that_somebody_deletes_while_it_is_being_made_is_lost(site, monkeypatch, is_watched_first):
     # Where it is listed only afterwards, no watch ever shows it.
     is_deleted, is_told = threading.Event(), threading.Event()
-    make, lists, take = Kubernetes.create, Kubernetes.objects, KubernetesService._take_resource
+    make, lists, take = Kubernetes.create, Kubernetes.objects, KubernetesService._on_resource
 
     def create(cluster, resource, namespace, document):
         if resource.plural == "secrets":  # the answer takes its time
@@ -677,7 +677,7 @@ def test_a_job_that_somebody_deletes_while_it_is_being_made_is_lost(site, monkey
 
     monkeypatch.setattr(Kubernetes, "create", create)
     monkeypatch.setattr(Kubernetes, "objects", objects)
-    monkeypatch.setattr(KubernetesService, "_take_resource", take_resource)
+    monkeypatch.setattr(KubernetesService, "_on_resource", take_resource)
 
     async def work():
         async with site.manager() as service:
@@ -685,13 +685,13 @@ def test_a_job_that_somebody_deletes_while_it_is_being_made_is_lost(site, monkey
                 assert await service.adopt("another") is JobPresence.UNKNOWN  # waits for the list
             await service.submit(site.settings())
             end = await site.has_ended()
-            assert "somebody has deleted it" in end.message
+            assert "was deleted, but not by this manager" in end.message
 
     run(work())
 
 
 def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site, monkeypatch):
-    take, shown, held = KubernetesService._take_resource, set(), None
+    take, shown, held = KubernetesService._on_resource, set(), None
 
     def take_resource(service, change):
         if held is not None:
@@ -701,7 +701,7 @@ def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site
         if isinstance(change, Upserted):
             shown.add(change.document["metadata"]["uid"])
 
-    monkeypatch.setattr(KubernetesService, "_take_resource", take_resource)
+    monkeypatch.setattr(KubernetesService, "_on_resource", take_resource)
 
     async def work():
         nonlocal held
@@ -722,12 +722,12 @@ def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site
             )
             late, held = held, None
             for change in late:
-                service._take_resource(change)
+                service._on_resource(change)
             await site.is_running()
             assert not site.ends
             assert await service.stop("trial1")
             end = await site.has_ended()
-            assert end.message.endswith("was deleted as we asked")
+            assert end.message.endswith("was deleted on request")
 
     run(work())
 
@@ -741,7 +741,7 @@ def test_a_stop_deletes_nothing_of_others(site):
     async def work():
         site.store.create(FRAMEWORKS, "default", theirs)
         async with site.manager() as service:
-            with pytest.raises(AlreadyExists, match="already exists; remove it with kubectl"):
+            with pytest.raises(AlreadyExists, match="already exists; delete the object with kubectl"):
                 await service.submit(site.settings())
             assert not await service.stop("trial1"), "there is no such job"
         assert site.store.find(FRAMEWORKS, "default", NAME) is not None

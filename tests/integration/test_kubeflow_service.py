@@ -115,12 +115,12 @@ def test_a_stopped_job_is_asked_to_end_and_a_deleted_one_is_lost(site, word):
             assert await service.stop("trial1")
             end = await site.has_ended()
             assert process.poll() == 9, "it had its time, and was waited for"
-            assert end.message == f"{kind.kind} {NAME} in namespace default was deleted as we asked"
+            assert end.message == f"{kind.kind} {NAME} in namespace default was deleted on request"
             await service.submit(site.settings("trial2"))
             await until_pods_run(site, tasks)
             site.store.delete(kind, "default", NAME.replace("trial1", "trial2"))
             end = await site.has_ended(2)
-            assert end.message.endswith("is gone: somebody has deleted it")
+            assert end.message.endswith("was deleted, but not by this manager")
             assert end.reason is ExitReason.JOB_LOST
 
     run(work())
@@ -189,7 +189,7 @@ def test_a_queue_that_has_no_room_is_why_a_job_waits(site):
     async def work():
         async with site.manager() as service:
             await service.submit(site.settings())
-            await until(lambda: "Kueue has not let it begin" in service.problem, "it is told", TIMEOUT_S)
+            await until(lambda: "Kueue has not admitted the job" in service.problem, "it is told", TIMEOUT_S)
             assert "kubectl describe localqueue team" in service.pending_reason("trial1")
             site.store.change(
                 LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="None")
@@ -219,18 +219,18 @@ def test_a_later_manager_finds_the_jobs_of_an_earlier_one(site):
     [
         (
             replace(CONFIGS["tf-operator"], api_version="v1beta2"),
-            "it has no tfjobs of kubeflow.org/v1beta2 (served: v1); write apiVersion: v1, or install Kubeflow's training "
+            "it does not serve tfjobs of kubeflow.org/v1beta2 (served: v1); write apiVersion: v1, or install Kubeflow's training "
             "operator for v1beta2",
         ),
         (
             replace(CONFIGS["trainjob"], runtime="torch"),
-            "there is no ClusterTrainingRuntime torch; correct it, or make it with kubectl",
+            "ClusterTrainingRuntime torch does not exist; correct the name, or create the object with kubectl",
         ),
         (
             replace(CONFIGS["trainjob"], runtime="TrainingRuntime/torch"),
-            "there is no TrainingRuntime torch in namespace default; correct it",
+            "TrainingRuntime torch does not exist in namespace default; correct the name",
         ),
-        (replace(CONFIGS["job"], queue="team"), "there is no LocalQueue team in namespace default"),
+        (replace(CONFIGS["job"], queue="team"), "LocalQueue team does not exist in namespace default"),
     ],
 )
 def test_what_the_cluster_lacks_is_told_before_anything_is_made(site, config, lacks):
@@ -290,6 +290,8 @@ def test_an_operator_that_is_not_installed_is_named(site):
         site.store.delete(DEFINITIONS, "", f"{kind.plural}.{kind.group}")
     with pytest.raises(MissingCapability) as caught:
         check(kubernetes, operator_of(replace(CONFIGS["tf-operator"], queue="team")), "default")
-    assert "it has no tfjobs.kubeflow.org; install Kubeflow's training operator there" in str(caught.value)
-    assert "it has no localqueues.kueue.x-k8s.io; install Kueue there" in str(caught.value)
+    assert "it does not serve tfjobs.kubeflow.org; install Kubeflow's training operator there" in str(
+        caught.value
+    )
+    assert "it does not serve localqueues.kueue.x-k8s.io; install Kueue there" in str(caught.value)
     kubernetes.close()

@@ -122,7 +122,7 @@ def test_a_kubeconfig_that_cannot_be_used_is_named_with_the_way_out(tmp_path, co
 def test_where_there_is_no_kubeconfig_that_is_said(tmp_path):
     path = tmp_path / "kubeconfig"
     with pytest.raises(
-        errors.LoginInvalid, match=f"cannot log in to Kubernetes: there is no {path}; ask who"
+        errors.LoginInvalid, match=f"cannot log in to Kubernetes: file {path} does not exist; ask the"
     ):
         log_in(path)
 
@@ -145,7 +145,7 @@ def test_objects_are_made_read_listed_and_deleted(cluster, server):
     assert int(version) >= int(made["metadata"]["resourceVersion"])
     with pytest.raises(errors.NotFound):
         cluster.delete(OUR_SECRETS, "default", "c")
-    with pytest.raises(errors.NotFound, match="another has that name now"):
+    with pytest.raises(errors.NotFound, match="another object has that name now"):
         cluster.delete(OUR_SECRETS, "default", "a", uid="another")
     cluster.delete(OUR_SECRETS, "default", "a", uid=made["metadata"]["uid"])
     with pytest.raises(errors.NotFound):
@@ -211,7 +211,7 @@ def test_what_this_login_may_not_do_is_told(cluster, server):
 
 def test_a_login_that_has_expired_is_read_anew(cluster, server, tmp_path):
     server.api.tokens = {"newer"}
-    with pytest.raises(errors.CredentialsRejected, match="renew it in your kubeconfig file"):
+    with pytest.raises(errors.CredentialsRejected, match="renew the login in your kubeconfig file"):
         cluster.serves(PODS)
     (tmp_path / "kubeconfig").write_text(server.api.kubeconfig("newer"))
     assert cluster.serves(PODS)
@@ -310,7 +310,7 @@ def test_a_watch_goes_on_with_a_login_that_was_renewed(cluster, server, tmp_path
         server.api.tokens = {"newer"}
         server.api.drop_watches()
         kind, message = told.next()
-        while "does not accept the login; renew it in your kubeconfig file" not in message:
+        while "rejects the login; renew the login in your kubeconfig file" not in message:
             kind, message = told.next()
         assert kind == "WatchFailed"
         (tmp_path / "kubeconfig").write_text(server.api.kubeconfig("newer"))
@@ -324,7 +324,7 @@ def test_a_watch_outlives_an_answer_that_is_none(cluster, server):
     with Told(cluster) as told:
         kind, message = told.next()
         assert kind == "WatchFailed"
-        assert message.startswith(f"cannot watch secrets: the answer of {cluster.address} is not understood ")
+        assert message.startswith(f"cannot watch secrets: the answer of {cluster.address} cannot be parsed ")
         assert told.next() == ("Synced",)
         assert told.next() == ("WatchFailed", "")
 
@@ -440,11 +440,11 @@ def test_all_that_a_cluster_lacks_is_told_at_once(cluster, server):
     with pytest.raises(errors.MissingCapability) as failure:
         checked(cluster, storage=ClaimStorage(Path("/mnt/data"), "data"), account="fc")
     for words in (
-        "it has no frameworks.frameworkcontroller.microsoft.com; install FrameworkController there",
+        "it does not serve frameworks.frameworkcontroller.microsoft.com; install FrameworkController there",
         "this login may not create frameworks in namespace default",
         "this login may not watch pods in namespace default",
-        "there is no ServiceAccount fc in namespace default",
-        "there is no PersistentVolumeClaim data in namespace default",
+        "ServiceAccount fc does not exist in namespace default",
+        "PersistentVolumeClaim data does not exist in namespace default",
     ):
         assert words in str(failure.value)
 
@@ -463,7 +463,7 @@ def test_another_version_of_an_operator_is_told_with_those_that_are_served(clust
 
 def test_a_namespace_that_is_not_there_is_told_and_one_that_may_not_be_read_passes(cluster, server):
     server.store.create(DEFINITIONS, "", FRAMEWORK)
-    with pytest.raises(errors.MissingCapability, match="there is no namespace team; correct it"):
+    with pytest.raises(errors.MissingCapability, match="namespace team does not exist; correct the name"):
         checked(cluster, namespace="team")
     server.api.denied.add(("get", "namespaces"))
     checked(cluster)

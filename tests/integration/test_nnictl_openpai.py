@@ -183,7 +183,7 @@ def test_mistakes_of_the_command_line_are_one_line_each(nnictl, server):
         in nnictl("jobs", "--state", "paused")[2]
     )
     assert nnictl("show", "none")[2].startswith(
-        "ERROR: cannot look at job none: OpenPAI says Job ada~none is not found"
+        "ERROR: cannot find job none: OpenPAI answers: Job ada~none is not found"
     )
     server.stop()
     code, out, err = nnictl("jobs")

@@ -185,7 +185,7 @@ def test_a_cluster_that_is_full_and_stumbles_costs_no_trial(nnictl, place, serve
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground")
     assert done.returncode == 0, done.stderr
     assert (
-        "and tries again: cannot submit the job: OpenPAI says the quota of ada in default is used up; it is tried"
+        "and tries again: cannot submit the job: OpenPAI answers: the quota of ada in default is used up; the call is"
         in done.stderr
     )
     assert {job.state for job in server.jobs.values()} == {"SUCCEEDED"}
@@ -214,7 +214,7 @@ def test_a_job_that_somebody_removed_ends_its_trial_with_that_reason(nnictl, pla
     wait_until(lambda: trial()["state"] == "FAILED", "the trial has failed", 30)
     assert trial()["reason"] == "job lost"
     assert "its keeper is gone" in trial()["message"]
-    assert f"job {job.name} on OpenPAI is gone: somebody has removed it there" in trial()["message"]
+    assert f"job {job.name} on OpenPAI no longer exists: it was removed there" in trial()["message"]
     assert nnictl("stop", experiment_id).returncode == 0
 
 
@@ -321,12 +321,12 @@ extras:
         (
             "token: token-",
             "token: no-token-",
-            "Your token is invalid; get a new token on your profile page there",
+            "Your token is invalid; create a new token on OpenPAI's profile page",
         ),
         (
             "host: 127.0.0.1",
             "host: http://",
-            "as the host of OpenPAI: it is no address; write e.g. openpai.example.com",
+            "as the host of OpenPAI: it is not an address; write e.g. openpai.example.com",
         ),
     ],
 )

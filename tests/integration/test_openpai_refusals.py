@@ -143,10 +143,10 @@ def test_a_token_that_is_rejected_suspends_submission_until_there_is_a_new_one(s
     server.tokens = {"a-newer-token"}
     run = start(trialConcurrency=3, maxTrialNum=3)
     wait_until(lambda: "submission is suspended until the login is valid" in run.problem(), "it is told")
-    assert "get a new token on your profile page there" in run.problem()
+    assert "create a new token on OpenPAI's profile page" in run.problem()
     wait_until(lambda: server.counted()[SUBMIT] == 5, "one of them has tried again, and then another")
     assert run.statuses() == ["WAITING"] * 3
-    assert all("get a new token on your profile page there" in trial["message"] for trial in run.trials())
+    assert all("create a new token on OpenPAI's profile page" in trial["message"] for trial in run.trials())
     file = run.experiment.config_file
     file.write_text(file.read_text().replace(TOKEN, "a-newer-token"))
     run.wait_for_status("DONE")
@@ -196,4 +196,4 @@ def test_a_log_server_that_hangs_delays_no_trial(start, server, how):
     assert run.statuses() == ["FAILED"] * 2
     assert server.log_calls == 2
     for trial in run.trials():
-        assert "OpenPAI says of job nni_exp_" in trial["message"]
+        assert "OpenPAI reports job nni_exp_" in trial["message"]

@@ -119,7 +119,7 @@ def test_a_job_that_fails_brings_its_own_exit_code_and_its_last_words(site):
         (end,) = site.ends
         assert (end.exit_code, end.reason) == (105, ExitReason.KEEPER_LOST)
         assert (
-            "OpenPAI says of job nni_exp_EXPT_trial_trial1: PAIRuntimeUnknownFailed, code 255" in end.message
+            "OpenPAI reports job nni_exp_EXPT_trial_trial1: PAIRuntimeUnknownFailed, code 255" in end.message
         )
         assert end.message.endswith("trial-keeper: cannot find the mount")
 
@@ -165,9 +165,9 @@ def test_a_job_that_we_stopped_is_told_apart_from_one_that_somebody_stopped(site
             await until(lambda: site.ends, "the end is told")
         (end,) = site.ends
         told = (
-            "OpenPAI has stopped job nni_exp_EXPT_trial_trial1 as we asked"
+            "OpenPAI has stopped job nni_exp_EXPT_trial_trial1 on request"
             if we_ask
-            else "somebody has stopped job nni_exp_EXPT_trial_trial1 on OpenPAI"
+            else "job nni_exp_EXPT_trial_trial1 was stopped on OpenPAI, but not by this manager"
         )
         assert (end.exit_code, end.message, end.reason) == (None, told, ExitReason.JOB_LOST)
 
@@ -182,7 +182,7 @@ def test_a_job_that_somebody_removed_has_ended_with_that_reason(site):
             site.server.jobs.clear()
             await until(lambda: site.ends, "the end is told")
         (end,) = site.ends
-        assert "nni_exp_EXPT_trial_trial1 on OpenPAI is gone: somebody has removed it there" in end.message
+        assert "nni_exp_EXPT_trial_trial1 on OpenPAI no longer exists: it was removed there" in end.message
         assert end.reason is ExitReason.JOB_LOST
 
     run(work())
@@ -242,7 +242,7 @@ def test_a_job_that_never_came_to_be_can_be_stopped(site):
             assert await service.stop("trial1")
             await until(lambda: site.ends, "the end is told")
         (end,) = site.ends
-        assert "was stopped before it was there" in end.message
+        assert "was stopped before it was created" in end.message
 
     run(work())
 
@@ -254,12 +254,18 @@ QUOTA = (403, "ForbiddenUserError", "exceeds the quota of ada")
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ((400, "InvalidProtocolError", "no such image"), "no such image; fix what it names"),
+        (
+            (400, "InvalidProtocolError", "no such image"),
+            "no such image; fix the fields that the answer names",
+        ),
         ((403, "ForbiddenUserError", "not in this one"), "not in this one; ask an administrator"),
         ((403, "ForbiddenUserError", "bob may not use low-quota, nor quota"), "ask an administrator"),
         ((404, "NoVirtualClusterError", "no such cluster"), "no such cluster; correct virtualCluster"),
         ((404, "NoStorageError", "no such storage"), "no such storage; correct paiStorageConfigName"),
-        ((422, "Unprocessable", "not so many GPUs"), "not so many GPUs; fix what it names"),
+        (
+            (422, "Unprocessable", "not so many GPUs"),
+            "not so many GPUs; fix the fields that the answer names",
+        ),
     ],
 )
 def test_what_openpai_refuses_for_good_is_said_once_and_leaves_no_job(site, answer, says):
@@ -355,7 +361,7 @@ def test_a_log_server_that_hangs_delays_neither_the_poll_nor_the_end_of_another_
             await until(lambda: len(site.ends) == 3, "the time-out ends the wait", 20)
             assert site.server.log_calls == 2, "once for each"
         assert {end.exit_code for end in site.ends} == {0, 1, 2}
-        assert all("OpenPAI says of job" in end.message for end in site.ends if end.exit_code)
+        assert all("OpenPAI reports job" in end.message for end in site.ends if end.exit_code)
 
     run(work())
 
@@ -450,7 +456,7 @@ def test_a_job_that_waits_for_long_is_what_people_are_told(site, monkeypatch):
             await service.submit(site.settings("trial1", "trial1"))
             await until(lambda: service.problem, "the problem is told")
             assert (
-                "OpenPAI has not started 1 of 1 jobs, nni_exp_EXPT_trial_trial1 the first of them"
+                "OpenPAI has not started 1 of 1 jobs, nni_exp_EXPT_trial_trial1 the longest"
                 in service.problem
             )
             site.server.wait_for_job().state = "RUNNING"

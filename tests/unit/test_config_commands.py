@@ -93,7 +93,9 @@ def test_a_file_for_kubernetes_may_be_right_and_still_not_run(nnictl, here):
     (here / "claim.yml").write_text(text.replace(", claimName: nni", ""))
     code, _, err = nnictl("config", "check", "claim.yml")
     assert code == 0
-    says = "cannot run claim.yml with pvc alone: containers mount the claim by its name; write it beside the path"
+    says = (
+        "cannot use pvc in claim.yml: the claim has no name, by which containers mount it; write e.g. pvc: {"
+    )
     assert says in err
     code, _, err = nnictl("create", "--config", "claim.yml", "--port", "auto")
     assert code == 1

@@ -81,7 +81,7 @@ def test_a_failure_is_that_of_the_task_that_decided_it():
     assert verdict.awaits_pod, "it may have written last words"
     assert not verdict_of(FAILED, {"fw-worker-1": {"status": {"phase": "Failed"}}}).awaits_pod
     assert verdict.message == (
-        "FrameworkController says of fw: ContainerUnrecognizedFailed, code 3; enough have failed"
+        "FrameworkController reports fw: ContainerUnrecognizedFailed, code 3; enough have failed"
     )
 
 
@@ -102,7 +102,7 @@ def test_what_took_a_task_away_is_its_reason(framework, reason, exit_code):
 def test_an_end_of_which_nothing_is_said_is_told_all_the_same():
     verdict = verdict_of({"metadata": {"name": "fw"}, "status": {"state": "Completed"}}, {})
     assert (verdict.exit_code, verdict.pod) == (None, None)
-    assert "FrameworkController says of fw: failed" in verdict.message
+    assert "FrameworkController reports fw: failed" in verdict.message
 
 
 def pending(**status):

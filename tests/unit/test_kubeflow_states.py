@@ -77,7 +77,7 @@ def test_an_end_is_that_of_the_pod_that_failed_first():
     verdict = operator("pytorch-operator").verdict_of(document, pods)
     assert (verdict.exit_code, verdict.pod, verdict.reason) == (3, "b", ExitReason.KEEPER_LOST)
     assert verdict.message == (
-        "Kubeflow says of PyTorchJob j: PyTorchJob j is failed because 1 Master replica(s) failed."
+        "Kubeflow reports PyTorchJob j: PyTorchJob j is failed because 1 Master replica(s) failed."
     )
     assert not verdict.awaits_pod
 
@@ -92,7 +92,7 @@ def test_memory_that_was_full_is_the_reason():
     pods = {"a": failed(137, "OOMKilled")}
     verdict = operator("job").verdict_of(job(("Failed", "True")), pods)
     assert (verdict.exit_code, verdict.reason) == (137, ExitReason.OUT_OF_MEMORY)
-    assert verdict.message == "Kubernetes says of Job j: JobFailed"
+    assert verdict.message == "Kubernetes reports Job j: JobFailed"
 
 
 def test_a_pod_that_failed_as_a_whole_has_no_exit_code():

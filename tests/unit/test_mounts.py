@@ -38,6 +38,6 @@ def test_of_two_mounts_the_later_hides_the_earlier():
 
 
 def test_an_export_that_is_mounted_nowhere_is_named_with_what_to_do():
-    told = "cannot find nas.example:/nni on this machine"
+    told = "cannot find a mount of nas.example:/nni on this machine"
     with pytest.raises(NotMounted, match=rf"{re.escape(told)}.*sudo mount -t nfs nas.example:/nni /mnt/nni"):
         folder_of_export("nas.example", "/nni")

@@ -87,13 +87,16 @@ def test_a_text_has_the_value_js_yaml_gives_it(text, value):
         ),
         (
             "x: 1\ny: \x07",
-            "line 2, column 4: cannot read the job: there is a character (code 7) that no text has",
+            "line 2, column 4: cannot read the job: it contains an invalid character (code 7)",
         ),
         (
             "a: \ud800",
-            "line 1, column 4: cannot read the job: there is a character (code 55296) that no text has",
+            "line 1, column 4: cannot read the job: it contains an invalid character (code 55296)",
         ),
-        ('a: "\\ud83d"', "line 1, column 4: cannot read the job: half of a surrogate pair is no character"),
+        (
+            'a: "\\ud83d"',
+            "line 1, column 4: cannot read the job: half of a surrogate pair is not a character",
+        ),
         ("a: *b", "line 1, column 4: cannot read the job: found undefined alias 'b'; fix the YAML there"),
         ("a: &a [*a]", "line 1, column 4: cannot read the job: an anchor contains itself"),
         (
@@ -106,13 +109,13 @@ def test_a_text_has_the_value_js_yaml_gives_it(text, value):
         ),
         (
             "a: !!int x",
-            'line 1, column 4: cannot read the job: "x" is not of the kind !!int; leave the tag out',
+            'line 1, column 4: cannot read the job: "x" is not of type !!int; remove the tag',
         ),
         ("[1]: a", "line 1, column 1: cannot read the job: a list or a mapping cannot be a key here"),
         ("a: {<<: 1}", "line 1, column 9: cannot read the job: << merges only mappings"),
         (
             "a: 9999-99-99",
-            'line 1, column 4: cannot read the job: "9999-99-99" is a date too far away; put it in quotes',
+            'line 1, column 4: cannot read the job: the date "9999-99-99" is out of range; put it in quotes',
         ),
         ("a: {b: 1", "line 1, column 4: cannot read the job: expected ',' or '}'"),
     ],
@@ -124,8 +127,8 @@ def test_what_cannot_be_read_is_refused_with_its_place(text, message):
 def test_every_key_written_twice_is_a_mistake():
     document = read_document("a: 1\nb: {c: 1, c: 2}\na: 3\n", "job.yml")
     assert [str(mistake) for mistake in document.diagnostics] == [
-        "job.yml:2:11: cannot use b.c: it is in line 2 already; keep one of the two",
-        "job.yml:3:1: cannot use a: it is in line 1 already; keep one of the two",
+        "job.yml:2:11: cannot use b.c: line 2 has the same key; keep one of the two",
+        "job.yml:3:1: cannot use a: line 1 has the same key; keep one of the two",
     ]
 
 

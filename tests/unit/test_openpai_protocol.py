@@ -79,7 +79,7 @@ extra: {}
         'line 9, column 35: cannot use taskRoles.Worker.resourcePerInstance.gpu: "one" is not a whole number; write e.g. gpu: 0',
         "line 10, column 5: cannot use taskRoles.Worker.commands: [] is not a list of at least one command; "
         'write e.g. commands: ["echo hello"]',
-        "line 11, column 3: cannot use taskRoles.worker_: a cluster calls both it and Worker worker; "
+        "line 11, column 3: cannot use taskRoles.worker_: its name on a cluster is worker, as that of Worker; "
         "rename one so that they differ in letters or digits",
         "line 14, column 5: cannot use taskRoles.worker_.comands: there is no such key here; did you mean commands? "
         "(known: protocolVersion, instances, completion, taskRetryCount, prerequisites, dockerImage, data, output, script, "
@@ -268,7 +268,7 @@ def test_what_has_no_effect_is_warned_of():
         extras={"gangAllocation": "false"},
     )
     assert [warning.message for warning in parse(text_of(job)).warnings] == [
-        'extras.gangAllocation counts as true, being "false"; write true or false without quotes',
+        'extras.gangAllocation: "false" counts as true; write true or false without quotes',
         "taskRoles.worker.taskRetryCount has no effect; set extras.gangAllocation to false to retry single tasks",
         "deployments[0].taskRoles.workr has no effect: there is no such task role; did you mean worker? (known: worker)",
         'failurePolicy "skip" counts as fail; write fail or ignore',

@@ -129,8 +129,8 @@ def test_a_reference_to_nothing_stays_and_is_warned_of_once_with_its_place():
         a_job(((*WORKER, "commands"), ["echo <% $parameters.x %> <%$parameters.x%>", "<% $secrets.y %>"]))
     )
     assert [warning.message for warning in render(parse(text)).warnings] == [
-        "taskRoles.worker.commands keeps <% $parameters.x %> as it is: nothing has that name; define it, or take it for text",
-        "taskRoles.worker.commands keeps <% $secrets.y %> as it is: nothing has that name; define it, or take it for text",
+        "taskRoles.worker.commands contains <% $parameters.x %>, which is not defined and stays as text; define it if needed",
+        "taskRoles.worker.commands contains <% $secrets.y %>, which is not defined and stays as text; define it if needed",
     ]
 
 
@@ -139,12 +139,12 @@ def test_a_reference_to_nothing_stays_and_is_warned_of_once_with_its_place():
     [
         (
             ["a", "b <% $parameters.x"],
-            "taskRoles.worker.commands[1]: <% is not closed; write %> behind the name",
+            "taskRoles.worker.commands[1]: <% is not closed; write %> after the name",
         ),
-        (["abc <%", "b"], "taskRoles.worker.commands[0]: <% is not closed; write %> behind the name"),
+        (["abc <%", "b"], "taskRoles.worker.commands[0]: <% is not closed; write %> after the name"),
         (["a <% #x %>", "b"], "taskRoles.worker.commands[0]: <% #x %> is not closed; remove it"),
         (["a", "<% /x %>"], "taskRoles.worker.commands[1]: <% /x %> closes no section; remove it"),
-        (["<%= | | =%>"], "taskRoles.worker.commands[0]: <%= changes what a tag looks like; leave it out"),
+        (["<%= | | =%>"], "taskRoles.worker.commands[0]: <%= would change the tag delimiters; remove it"),
     ],
 )
 def test_a_template_that_is_none_is_refused_with_its_command(commands, message):
@@ -369,7 +369,7 @@ def test_ssh_between_tasks_needs_the_gang():
     call = {"plugin": "ssh", "parameters": {"jobssh": True}}
     job = rendered(**with_plugins(call, gangAllocation=False))
     assert job.roles[0].scripts.pre == ()
-    assert "has no jobssh here" in job.warnings[-1].message
+    assert "ignores jobssh: without gangAllocation" in job.warnings[-1].message
 
 
 def test_hosts_of_ssh_are_the_tasks_of_the_job(tmp_path):

@@ -42,7 +42,7 @@ def test_a_mistake_says_where_the_tag_begins():
     with pytest.raises(TemplateInvalid) as caught:
         fill_at_submission("echo 1\necho <% $parameters.x", {})
     assert caught.value.index == 12
-    assert caught.value.problem == "<% is not closed; write %> behind the name"
+    assert caught.value.problem == "<% is not closed; write %> after the name"
 
 
 @pytest.mark.parametrize("name", ["toString", "constructor", "length", "__class__", "0"])

@@ -72,7 +72,7 @@ def test_keepers_elsewhere_are_told_the_address_of_this_machine_on_the_way_to_th
 
 def test_a_cluster_that_no_name_leads_to_is_a_mistake(config):
     with pytest.raises(
-        UserError, match=r"cannot find the way to OpenPAI at no\.such\.host\.invalid: .*; correct"
+        UserError, match=r"cannot find a route to OpenPAI at no\.such\.host\.invalid: .*; correct"
     ):
         training_service_factory.address_for_keepers(config("no.such.host.invalid"))
 
@@ -80,14 +80,14 @@ def test_a_cluster_that_no_name_leads_to_is_a_mistake(config):
 def test_an_experiment_logs_in_as_its_file_says_now(config):
     stored = config()
     assert config(token="second").config_path == stored.config_path
-    today = training_service_factory._todays_login(stored, stored.pai)
+    today = training_service_factory._current_login(stored, stored.pai)
     assert today.token == "second"
     config(token="third", host="192.0.2.99")
-    assert training_service_factory._todays_login(stored, stored.pai).token == "first", (
+    assert training_service_factory._current_login(stored, stored.pai).token == "first", (
         "it is another cluster's"
     )
     stored.config_path.unlink()
-    assert training_service_factory._todays_login(stored, stored.pai).token == "first"
+    assert training_service_factory._current_login(stored, stored.pai).token == "first"
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,7 @@ def test_the_local_storage_is_what_lies_above_both_paths(config, storage, mount,
 
 def test_paths_that_cannot_be_one_folder_are_a_mistake(config):
     pai = replace(config().pai, storage=Path("/data"), mount="/mnt/s/a")
-    with pytest.raises(
-        UserError, match="they must end alike below /mnt/s; write containerNFSMountPath: /mnt/s"
-    ):
+    with pytest.raises(UserError, match="both must end with a; write containerNFSMountPath: /mnt/s"):
         training_service_factory._shown_at(pai, Storage("s", "/mnt/s"))
 
 
@@ -140,7 +138,7 @@ def test_the_storage_is_where_this_machine_has_it(config, tmp_path):
     assert training_service_factory.storage_here(on_kubernetes(config, storage=AZURE)) is None, (
         "calls are made to it"
     )
-    with pytest.raises(NotMounted, match="cannot find nas:/nni on this machine"):
+    with pytest.raises(NotMounted, match="cannot find a mount of nas:/nni on this machine"):
         training_service_factory.storage_here(on_kubernetes(config))
 
 

@@ -16,7 +16,7 @@ from nni_manager.store.errors import StoreUnusable
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.torn_files import NOT_WHOLE, read_state
 from nni_manager.store.writer import Store
-from nni_manager.training_services.local.client import _noted
+from nni_manager.training_services.local.client import _parse_identity
 
 # ---- documents
 
@@ -57,17 +57,17 @@ json_values = st.recursive(
 @given(st.binary() | json_values.map(json.dumps).map(str.encode))
 def test_whatever_lies_where_a_job_is_noted_is_a_note_or_torn(content):
     with contextlib.suppress(*NOT_WHOLE):
-        _noted(content)
+        _parse_identity(content)
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**9), st.lists(st.integers(0, 64)), st.integers(0, 200))
 def test_no_part_of_a_jobs_note_is_taken_for_a_note(pid, ticks, gpus, cut):
     content = json.dumps({"pid": pid, "start_ticks": ticks, "boot_id": "b", "gpu_indices": gpus}).encode()
-    identity, indices = _noted(content)
+    identity, indices = _parse_identity(content)
     assert (identity.pid, identity.start_ticks, indices) == (pid, ticks, tuple(gpus))
     if cut < len(content):
         with pytest.raises(ValueError, match=r"Expecting|Unterminated"):
-            _noted(content[:cut])
+            _parse_identity(content[:cut])
 
 
 # ---- the database

@@ -13,7 +13,7 @@ from trial_keeper.wire.reasons import ExitReason
 
 
 class JobPresence(Enum):
-    """Whether a job exists on the cluster and is alive."""
+    """The presence of a job on the cluster: alive, ended, or unknown."""
 
     RUNNING = "running"  # or queued: the cluster will start it
     ENDED = "ended"
@@ -22,7 +22,7 @@ class JobPresence(Enum):
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job has ended. `message` comes from the cluster or the job's own log, for people.
+    """The end of a job. `message` comes from the cluster or the job's own log, for people.
 
     `reason` is the reason of a trial that ends with the job, unless the exit code is one of the keeper's own.
     """
@@ -35,7 +35,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a job was allocated: the code folder as the job sees it, and its GPUs (None: not managed).
+    """The allocation of a job: the code folder as the job sees it, and the job's GPUs (None: not managed).
 
     `code_dir` None: every attempt runs in a fresh copy of the code snapshot. Only where the service `uses_snapshot`.
     """

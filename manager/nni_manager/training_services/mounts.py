@@ -24,14 +24,14 @@ def folder_of_export(server: str, path: str) -> Path:
     found = export_in(_MOUNTS.read_text(), server, path)
     if found is None:
         raise NotMounted(
-            f"cannot find {server}:{path} on this machine: the manager writes there what containers read; mount it, e.g. "
-            f"`sudo mount -t nfs {server}:{path} /mnt/nni`"
+            f"cannot find a mount of {server}:{path} on this machine: the manager shares files with containers there; mount the "
+            f"export, e.g. `sudo mount -t nfs {server}:{path} /mnt/nni`"
         )
     return found
 
 
 def export_in(mountinfo: str, server: str, path: str) -> Path | None:
-    """Returns the export's folder according to a mount table. The last match counts: it hides the earlier ones.
+    """Returns the export's folder according to a mount table. The last matching mount counts: it hides earlier ones.
 
     Source: proc(5), /proc/pid/mountinfo.
     """

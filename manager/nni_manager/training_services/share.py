@@ -1,4 +1,4 @@
-"""Shared storage that this machine has not mounted: uploads for keepers, and reads of what they write, are API calls."""
+"""Shared storage that this machine has not mounted: the manager exchanges files with keepers by API calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nni_manager.errors import RetryableError
 
 
 class StorageUnavailable(RetryableError):
-    """cannot reach the shared storage now; see to the network, and to the login that the message names"""
+    """cannot reach the shared storage; check the network, and the login that the message names"""
 
 
 class Share(ABC):

@@ -1,7 +1,7 @@
 """FrameworkController as an `Operator`. Pure: the same input gives the same document.
 
-Pods of multi-task jobs start with FrameworkController's barrier. It waits until all tasks have an address, and writes the
-addresses down for the commands.
+Pods of multi-task jobs start with FrameworkController's barrier. The barrier waits until all tasks have an address, and
+writes the addresses to a script for the commands.
 
 Source: FrameworkController v1 (Framework, FrameworkBarrier); NNI v2.10 for names, ports and variables. Unlike NNI, a
 failed task is not restarted in its pod, and single-task jobs have no barrier.
@@ -35,7 +35,7 @@ _BARRIER_VOLUME = "frameworkbarrier-volume"
 _BARRIER_PATH = "/mnt/frameworkbarrier"
 _BARRIER_IMAGE = "frameworkcontroller/frameworkbarrier"
 _FIRST_PORT = 4000
-# A node that does not end a pod within ten minutes counts as lost. Tasks are never retried, so none can run twice.
+# A node that does not end a pod within ten minutes counts as lost. No task can run twice: tasks are never retried.
 _NODE_LOST_S = 600
 _NO_RETRIES = {"fancyRetryPolicy": False, "maxRetryCount": 0}
 
@@ -69,8 +69,8 @@ class FrameworkController(Operator):
         if template is not None and all("serviceAccountName" in pod for pod in pods_of(template)):
             return ()
         return (
-            "tasks of one job wait for each other at FrameworkController's barrier, which reads the Framework: if the "
-            "cluster does not let every pod do so, name an account that may in serviceAccountName",
+            "tasks of one job wait for each other at FrameworkController's barrier, which reads the Framework; if "
+            "pods may not read Frameworks on this cluster, set serviceAccountName to an account that may",
         )
 
     def name_of(self, experiment_id: str, job_id: str) -> str:
@@ -112,7 +112,7 @@ class FrameworkController(Operator):
         return FrameworkState.of(document).stage
 
     def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> JobOutcome:
-        """The outcome of its deciding task."""
+        """The outcome of the Framework's deciding task."""
         return verdict_of(document, pods)
 
     @property

@@ -31,12 +31,12 @@ class FrameworkState(Enum):
     @classmethod
     def of(cls, framework: Mapping[str, Any]) -> FrameworkState:
         """Returns the state of a Framework."""
-        word = (framework.get("status") or {}).get("state")
-        return cls(word) if word in cls._value2member_map_ else cls.UNKNOWN
+        value = (framework.get("status") or {}).get("state")
+        return cls(value) if value in cls._value2member_map_ else cls.UNKNOWN
 
     @property
     def stage(self) -> Stage:
-        """The job's stage. UNKNOWN has not ended: a later event shows a known state."""
+        """The job's stage. UNKNOWN counts as WAITING, because a later event shows a known state."""
         if self is FrameworkState.COMPLETED:
             return Stage.ENDED
         return Stage.WAITING if self in _BEFORE_RUNNING else Stage.RUNNING
@@ -45,7 +45,7 @@ class FrameworkState(Enum):
 _S = FrameworkState
 _BEFORE_RUNNING = frozenset({_S.CREATION_PENDING, _S.CREATION_REQUESTED, _S.PREPARING, _S.UNKNOWN})
 # FrameworkController's codes for pods or jobs that were deleted externally.
-_TAKEN_AWAY = frozenset({-100, -101, -210, -220, -230})
+_DELETED_EXTERNALLY = frozenset({-100, -101, -210, -220, -230})
 
 
 def verdict_of(framework: Mapping[str, Any], pods: Mapping[str, Mapping[str, Any]]) -> JobOutcome:
@@ -60,16 +60,14 @@ def verdict_of(framework: Mapping[str, Any], pods: Mapping[str, Mapping[str, Any
     failed = [each for each in ended.get("containers") or [] if each.get("code")]
     name = framework["metadata"]["name"]
     because = (
-        (completion.get("trigger") or {}).get("message")
-        or completion.get("diagnostics")
-        or "it does not say why"
+        (completion.get("trigger") or {}).get("message") or completion.get("diagnostics") or "no reason given"
     )
     message = (
-        f"FrameworkController says of {name}: {completion.get('phrase') or 'failed'}, code {code}; {because}"
+        f"FrameworkController reports {name}: {completion.get('phrase') or 'failed'}, code {code}; {because}"
     )
     if pod_message := reason_and_message(ended):
-        message += f"\nKubernetes says of its pod: {pod_message}"
-    reason = ExitReason.JOB_LOST if code in _TAKEN_AWAY else ExitReason.KEEPER_LOST
+        message += f"\nKubernetes reports for its pod: {pod_message}"
+    reason = ExitReason.JOB_LOST if code in _DELETED_EXTERNALLY else ExitReason.KEEPER_LOST
     exit_code = None
     if failed:
         exit_code = int(failed[-1]["code"])

@@ -1,8 +1,8 @@
 """Renders a job from the user's own Framework. Pure, as `operator` is.
 
-The template keeps its roles, images, volumes, resources and other pod fields. Added are the job's name and labels, the keeper
-in place of each role's command, its variables, and the shared storage. Unset fields are set where the default of Kubernetes
-or FrameworkController does not suit a trial.
+The template keeps its roles, images, volumes, resources and other pod fields. The job's name and labels and the shared storage
+are added; the keeper, with its variables, replaces each role's command. Unset fields are set where the default of Kubernetes or
+FrameworkController does not suit a trial.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def with_keeper(
         **container,
         "command": [*command_of(settings, (_EXPORTS_COMMAND, *before)), "bash"],
         "args": [*container["command"], *(container.get("args") or ())],
-        # The user's come first, because a later variable may refer to them, and take precedence.
+        # The user's variables come first, because later ones may refer to them. They take precedence.
         "env": [*own, *(each for each in ours if each["name"] not in names)],
         "volumeMounts": [*(container.get("volumeMounts") or ()), {"name": VOLUME, "mountPath": MOUNT}],
     }

@@ -20,7 +20,7 @@ _QUEUE = "kueue.x-k8s.io/queue-name"
 
 
 class ConditionedOperator(Operator):
-    """An operator whose resources report their stage in conditions. `stages` maps the relevant ones."""
+    """An operator whose resources report their stage in conditions. `stages` maps the relevant conditions."""
 
     group: ClassVar[str]
     kind: ClassVar[str]
@@ -73,8 +73,8 @@ class ConditionedOperator(Operator):
         condition = true_conditions(document).get("Failed")
         if condition is None:
             return SUCCESS
-        why = condition.get("message") or condition.get("reason") or "it does not say why"
-        message = f"{self.title} says of {self.resource.kind} {document['metadata']['name']}: {why}"
+        why = condition.get("message") or condition.get("reason") or "no reason given"
+        message = f"{self.title} reports {self.resource.kind} {document['metadata']['name']}: {why}"
         pod = first_failed(pods)
         if pod is None:
             return JobOutcome(None, message, ExitReason.KEEPER_LOST, awaits_pod=True)
@@ -89,8 +89,8 @@ class ConditionedOperator(Operator):
         if self.config.queue is None:
             return f"{self.resource.kind} is suspended; set its field suspend to false with `kubectl edit {self.resource.plural}`"
         return (
-            f"Kueue has not let it begin; see why with `kubectl describe workloads`, and the room of its queue with "
-            f"`kubectl describe localqueue {self.config.queue}`"
+            f"Kueue has not admitted the job; find the reason with `kubectl describe workloads`, and the queue's free capacity "
+            f"with `kubectl describe localqueue {self.config.queue}`"
         )
 
 

@@ -18,7 +18,7 @@ from trial_keeper.settings import KeeperSettings
 
 
 class _ReplicatedJobs(ConditionedOperator):
-    """Common to both: each role is a set of replicas."""
+    """Common to TFJobs and PyTorchJobs: each role is a set of replicas."""
 
     title, software = "Kubeflow", "Kubeflow's training operator"
     group = "kubeflow.org"
@@ -42,7 +42,7 @@ class _ReplicatedJobs(ConditionedOperator):
         made = {}
         for role in self.config.roles:
             pod = pod_spec(self.config, role, name, settings, container=self.container)
-            # The operator sets the pod's own policy, and warns about a second one.
+            # The operator sets the pod's restart policy, and warns if the pod has one already.
             restart_policy = pod.pop("restartPolicy")
             made[self.types[role.name]] = {
                 "replicas": role.tasks,
@@ -58,7 +58,7 @@ class TfJobs(_ReplicatedJobs):
     kind, replicas, container = "TFJob", "tfReplicaSpecs", "tensorflow"
     decisive_role = "worker"
     types: ClassVar = {"worker": "Worker", "ps": "PS"}
-    # Otherwise the end of the first worker ends all others.
+    # By default, the end of the first worker ends all others.
     of_job: ClassVar = {"successPolicy": "AllWorkers"}
 
 

@@ -49,7 +49,7 @@ class TrainJobs(ConditionedOperator):
         return ("podTemplateOverrides", "runtimePatches")
 
     def spec(self, name: str, settings: KeeperSettings, labels: dict[str, str]) -> Document:
-        """The runtime, and the differences from it."""
+        """The reference to a runtime, and the job's changes to that runtime."""
         (role,) = self.config.roles
         settings = replace(settings, grace_s=min(settings.grace_s, _POD_GRACE_S - TERMINATION_MARGIN_S))
         pod = pod_spec(self.config, role, name, settings, container=_NODE)
@@ -81,7 +81,7 @@ class TrainJobs(ConditionedOperator):
         }
 
     def pod_counts_of(self, status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """The nodes'."""
+        """The counts of the nodes."""
         return [each for each in status.get("jobsStatus") or [] if each.get("name") == _NODE]
 
     @property

@@ -21,17 +21,7 @@ import urllib3
 
 from nni_manager.errors import NniManagerError
 from nni_manager.training_services.errors import QuotaExceeded
-from nni_manager.training_services.kubernetes.errors import (
-    AlreadyExists,
-    AnswerNotUnderstood,
-    ApiServerUnavailable,
-    Conflict,
-    CredentialsRejected,
-    Forbidden,
-    NotFound,
-    RequestInvalid,
-    ResourceExpired,
-)
+from nni_manager.training_services.kubernetes import errors
 from nni_manager.training_services.kubernetes.login import log_in
 from nni_manager.training_services.kubernetes.resources import Resource
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
@@ -40,11 +30,11 @@ logger = logging.getLogger(__name__)
 
 Document = dict[str, Any]
 PAGE_OBJECTS = 500
-# Restarting a watch this often detects a half-open connection. NNI polled more often than that.
+# Restarting a watch this often detects half-open connections. NNI polled even more often.
 WATCH_S = 120
 _ANSWER_AFTER_WATCH_S = 30.0
 _MAX_MESSAGE_CHARS = 500
-# The server has not handled the request, or not completely. The same applies to every 5xx.
+# The server has not completed the request. The same applies to every 5xx.
 _RETRYABLE = (408, 429)
 # Source: Kubernetes, the admission plugin ResourceQuota. Its other message, "failed quota", is about a missing field.
 _QUOTA_EXCEEDED = "exceeded quota"
@@ -86,7 +76,7 @@ class Kubernetes:
         """
         name = document["metadata"]["name"]
         return self._ask(
-            "POST", resource.path(namespace), f"make {_title_of(resource, namespace, name)}", body=document
+            "POST", resource.path(namespace), f"create {_title_of(resource, namespace, name)}", body=document
         )
 
     def get(self, resource: Resource, namespace: str, name: str) -> Document:
@@ -135,11 +125,11 @@ class Kubernetes:
         what = f"delete {_title_of(resource, namespace, name)}"
         try:
             self._ask("DELETE", resource.path(namespace, name), what, body=options)
-        except Conflict as error:
+        except errors.Conflict as error:
             if uid is None or self.get(resource, namespace, name)["metadata"]["uid"] == uid:
                 raise
-            raise NotFound(
-                f"cannot {what}: another has that name now; list the objects with kubectl"
+            raise errors.NotFound(
+                f"cannot {what}: another object has that name now; list the objects with kubectl"
             ) from error
 
     def watch(
@@ -179,8 +169,8 @@ class Kubernetes:
                     yield event["type"], document
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
                 if not self._is_closed.is_set():
-                    raise ApiServerUnavailable(
-                        f"cannot {what}: the connection to {self.address} has broken; the watch is resumed"
+                    raise errors.ApiServerUnavailable(
+                        f"cannot {what}: the connection to {self.address} was lost; the watch is resumed"
                     ) from error
 
     # ---- capabilities and rights
@@ -202,7 +192,7 @@ class Kubernetes:
         """
         try:
             found = self._find(f"/openapi/v3{resource.root}", f"read the schema of {resource.plural}")
-        except (Forbidden, RequestInvalid):
+        except (errors.Forbidden, errors.RequestInvalid):
             return None
         own = {"group": resource.group, "version": resource.version, "kind": resource.kind}
         for schema in ((found.get("components") or {}).get("schemas") or {}).values():
@@ -245,7 +235,7 @@ class Kubernetes:
         """Returns a document; empty if there is none."""
         try:
             return self._ask("GET", path, what)
-        except NotFound:
+        except errors.NotFound:
             return {}
 
     def _ask(
@@ -259,24 +249,24 @@ class Kubernetes:
     ) -> Document:
         failures, has_new_login = 0, False
         while True:
-            asked_s: float | None = None
+            retry_after_s: float | None = None
             try:
                 response = self._send(verb, path, query or {}, body, what)
                 if 200 <= response.status < 300:
                     return self._document(response.read(), what)
-                asked_s = _seconds(response.headers.get("Retry-After"))
+                retry_after_s = _seconds(response.headers.get("Retry-After"))
                 raise _error(response.status, response.read(), what)
-            except CredentialsRejected:
+            except errors.CredentialsRejected:
                 if has_new_login:
                     raise
                 has_new_login = True
                 self._log_in_anew()
-            except (ApiServerUnavailable, Conflict) as error:
+            except (errors.ApiServerUnavailable, errors.Conflict) as error:
                 failures += 1
                 if failures >= self._retry_policy.tries:
                     raise
                 logger.info("%s: retrying", error)
-                if self._is_closed.wait(self._retry_policy.delay_s(failures, asked_s)):
+                if self._is_closed.wait(self._retry_policy.delay_s(failures, retry_after_s)):
                     raise
 
     def _send(
@@ -291,7 +281,7 @@ class Kubernetes:
     ) -> Any:
         """Returns the response, read to its end unless it is an established watch."""
         if self._is_closed.is_set():
-            raise ApiServerUnavailable(
+            raise errors.ApiServerUnavailable(
                 f"cannot {what}: the client of this cluster is closed; resume the experiment"
             )
         headers = {"Accept": "application/json", "User-Agent": "trial-keeper"}
@@ -310,11 +300,11 @@ class Kubernetes:
             if not (is_watch and response.status == 200):
                 response.read()
         except Exception as error:
-            # The client's own error types cannot be imported here: it is an optional extra.
+            # The client is an optional extra, so its error types cannot be imported here.
             is_of_client = type(error).__module__.startswith("kubernetes.")
             if not is_of_client and not isinstance(error, (urllib3.exceptions.HTTPError, OSError)):
                 raise
-            raise ApiServerUnavailable(
+            raise errors.ApiServerUnavailable(
                 f"cannot {what}: {self.address} does not answer ({_reason(error)}); check that the API server runs and that "
                 f"{self._login.where} has its address"
             ) from error
@@ -322,8 +312,8 @@ class Kubernetes:
 
     def _document(self, content: bytes, what: str) -> Document:
         if (found := _parsed(content)) is None:
-            raise AnswerNotUnderstood(
-                f"cannot {what}: {self.address} is no Kubernetes API server; correct your kubeconfig file"
+            raise errors.AnswerNotUnderstood(
+                f"cannot {what}: {self.address} is not a Kubernetes API server; correct your kubeconfig file"
             )
         return found
 
@@ -331,7 +321,7 @@ class Kubernetes:
         try:
             newer = log_in(self._kubeconfig)
         except NniManagerError as error:
-            raise CredentialsRejected(str(error)) from error
+            raise errors.CredentialsRejected(str(error)) from error
         with self._lock:
             self._login = newer
 
@@ -384,31 +374,35 @@ def _error(status: int, content: bytes, what: str) -> NniManagerError:
     ]
     match status:
         case 401:
-            return CredentialsRejected(
-                f"cannot {what}: Kubernetes does not accept the login; renew it in your kubeconfig file"
+            return errors.CredentialsRejected(
+                f"cannot {what}: Kubernetes rejects the login; renew the login in your kubeconfig file"
             )
         case 403 if _QUOTA_EXCEEDED in message:
             return QuotaExceeded(
-                f"cannot {what}: {message}; it is retried until the quota has room: end other jobs, or ask for a larger quota"
+                f"cannot {what}: {message}; the call is retried until the quota has room; end other jobs, or request more"
             )
         case 403:
-            return Forbidden(
+            return errors.Forbidden(
                 f"cannot {what}: {message}; ask an administrator of the cluster for the right, or use another namespace"
             )
         case 404:
-            return NotFound(f"cannot {what}: {message}; list the objects with kubectl")
+            return errors.NotFound(f"cannot {what}: {message}; list the objects with kubectl")
         case 409 if document.get("reason") == "AlreadyExists":
-            return AlreadyExists(f"cannot {what}: {message}; remove it with kubectl if nobody needs it")
+            return errors.AlreadyExists(
+                f"cannot {what}: {message}; delete the object with kubectl if it is not needed"
+            )
         case 409:
-            return Conflict(f"cannot {what}: {message}; the call is retried")
+            return errors.Conflict(f"cannot {what}: {message}; the call is retried")
         case 410:
-            return ResourceExpired(f"cannot {what}: {message}; the objects are listed again")
+            return errors.ResourceExpired(f"cannot {what}: {message}; the objects are listed again")
         case _ if status in _RETRYABLE or status >= 500:
-            return ApiServerUnavailable(
-                f"cannot {what}: Kubernetes answers {status}, {message}; the call is retried, check its API server if this lasts"
+            return errors.ApiServerUnavailable(
+                f"cannot {what}: Kubernetes answers {status}, {message}; the call is retried; if this persists, check the server"
             )
         case _:
-            return RequestInvalid(f"cannot {what}: Kubernetes answers {status}, {message}; fix what it names")
+            return errors.RequestInvalid(
+                f"cannot {what}: Kubernetes answers {status}, {message}; fix the fields that the answer names"
+            )
 
 
 def _reason(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from azure.storage.fileshare import ShareClient
 
 from nni_manager.config.model import AzureStorage
 from nni_manager.errors import NniManagerError
-from nni_manager.training_services.kubernetes.azure_vault import read_key, words_of
+from nni_manager.training_services.kubernetes.azure_vault import error_text, read_key
 from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage, azure_secret
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from nni_manager.training_services.share import Share, StorageUnavailable
@@ -30,19 +30,19 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-_OF_THE_MOMENT = (408, 429, 500, 502, 503, 504)
+_TRANSIENT = (408, 429, 500, 502, 503, 504)
 # A client that mounts the share has the file open, e.g. a keeper that reads the file being replaced.
 _IN_USE = frozenset({"SharingViolation", "FileLockConflict", "ClientCacheFlushDelay", "DeletePending"})
 _REMEDIES = {
-    "AuthenticationFailed": "put the account's key of today into the vault",
-    "AuthorizationFailure": "let this machine's address through the firewall of the storage account",
-    "KeyBasedAuthenticationNotPermitted": "let the storage account be used with its keys",
-    "ShareSizeLimitReached": "remove what nobody needs from the share, or raise its quota",
+    "AuthenticationFailed": "store the account's current key in the vault",
+    "AuthorizationFailure": "allow this machine's address in the firewall of the storage account",
+    "KeyBasedAuthenticationNotPermitted": "allow access with keys in the storage account",
+    "ShareSizeLimitReached": "delete unneeded files from the share, or raise its quota",
 }
 
 
 class AzureShare(Share, SharedStorage):
-    """The share of one experiment. It holds the content of `root`, the local workspace, in a folder of the same name."""
+    """The share of one experiment. The content of `root`, the local workspace, is in a folder of the same name."""
 
     def __init__(
         self, storage: AzureStorage, root: Path, retry_policy: ClientRetryPolicy | None = None
@@ -63,7 +63,7 @@ class AzureShare(Share, SharedStorage):
 
     @property
     def share(self) -> Share:
-        """Itself."""
+        """This object."""
         return self
 
     def secrets(self) -> tuple[SecretContent, ...]:
@@ -77,11 +77,11 @@ class AzureShare(Share, SharedStorage):
             StorageUnavailable: the call failed.
         """
 
-        def look(client: Any) -> None:
-            with contextlib.suppress(ResourceNotFoundError):  # `send` creates it
+        def get_properties(client: Any) -> None:
+            with contextlib.suppress(ResourceNotFoundError):  # `send` creates the share
                 client.get_share_properties()
 
-        self._call(f"reach the share {self._storage.share}", look)
+        self._call(f"reach the share {self._storage.share}", get_properties)
 
     def send(self, path: Path, *, is_fixed: bool = False) -> None:
         """See `Share`."""
@@ -211,27 +211,25 @@ class AzureShare(Share, SharedStorage):
             try:
                 return call(client)
             except OSError as error:  # from the local file
-                raise StorageUnavailable(
-                    f"cannot {what}: {error}; see to the disk of this machine"
-                ) from error
+                raise StorageUnavailable(f"cannot {what}: {error}; check the disk of this machine") from error
             except AzureError as error:
                 code = _code_of(error)
                 if code == "AuthenticationFailed" and not has_new_key:
                     has_new_key = self._renew(what, key)
                     continue
                 failures += 1
-                remedy = _REMEDIES.get(code, "see to the network, and to the storage account")
+                remedy = _REMEDIES.get(code, "check the network and the storage account")
                 problem = StorageUnavailable(
-                    f"cannot {what} of storage account {self._storage.account}: {words_of(error)}; {remedy}"
+                    f"cannot {what} of storage account {self._storage.account}: {error_text(error)}; {remedy}"
                 )
-                if failures >= self._retry_policy.tries or not _may_pass(error):
+                if failures >= self._retry_policy.tries or not _is_transient(error):
                     raise problem from error
-                log.info("%s: tried again", problem)
+                log.info("%s: retrying", problem)
                 if self._is_closed.wait(self._retry_policy.delay_s(failures, None)):
                     raise problem from error
 
     def _renew(self, what: str, refused: str) -> bool:
-        """Replace a rejected key by the vault's current one."""
+        """Replace a rejected key by the vault's current key."""
         with self._lock:
             if self._key != refused:
                 return True  # another thread has replaced it
@@ -239,7 +237,7 @@ class AzureShare(Share, SharedStorage):
                 self._key = read_key(self._storage, self._retry_policy)
             except NniManagerError as error:
                 raise StorageUnavailable(
-                    f"cannot {what}: its key is not accepted any more, and: {error}"
+                    f"cannot {what}: Azure rejects the old key, and a new one cannot be read: {error}"
                 ) from error
             if self._key != refused:
                 log.info("the key of storage account %s has changed", self._storage.account)
@@ -247,11 +245,11 @@ class AzureShare(Share, SharedStorage):
         return True
 
 
-def _may_pass(error: AzureError) -> bool:
+def _is_transient(error: AzureError) -> bool:
     """True if the same call may soon succeed."""
     if not isinstance(error, HttpResponseError) or error.status_code is None:
         return True  # no answer
-    is_away = error.status_code in _OF_THE_MOMENT or isinstance(error, ResourceNotFoundError)
+    is_away = error.status_code in _TRANSIENT or isinstance(error, ResourceNotFoundError)
     return is_away or _code_of(error) in _IN_USE
 
 

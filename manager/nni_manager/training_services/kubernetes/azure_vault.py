@@ -27,8 +27,8 @@ from nni_manager.config.model import AzureStorage
 from nni_manager.training_services.kubernetes.errors import KeyUnreadable, VaultUnavailable
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
-_MAX_WORDS = 300
-# They log every call with all headers; about failures they add nothing to our errors.
+_MAX_CHARS = 300
+# These libraries log all headers of every call, and their error logs add nothing to our errors.
 for _name in ("azure", "msal"):
     logging.getLogger(_name).setLevel(logging.ERROR)
 
@@ -38,7 +38,7 @@ def read_key(storage: AzureStorage, retry_policy: ClientRetryPolicy) -> str:
 
     Raises:
         KeyUnreadable: no login may read the key, or it does not exist.
-        VaultUnavailable: the vault does not answer.
+        VaultUnavailable: the vault is unreachable.
     """
     what = f"cannot read the key of storage account {storage.account}"
     where = f"secret {storage.secret} of the vault {storage.vault}"
@@ -57,25 +57,27 @@ def read_key(storage: AzureStorage, retry_policy: ClientRetryPolicy) -> str:
         ):
             key = vault.get_secret(storage.secret).value or ""
     except ResourceNotFoundError as error:
-        raise KeyUnreadable(f"{what}: there is no {where}; correct keyVault, or put the key there") from error
+        raise KeyUnreadable(
+            f"{what}: {where} does not exist; correct keyVault, or store the key in that secret"
+        ) from error
     except ClientAuthenticationError as error:
         raise KeyUnreadable(
-            f"{what}: Azure does not let this process in ({words_of(error)}); log in with `az login`, set AZURE_TENANT_ID, "
+            f"{what}: Azure rejects this process's login ({error_text(error)}); log in with `az login`, set AZURE_TENANT_ID, "
             "AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, or give this machine a managed identity"
         ) from error
     except HttpResponseError as error:
         if error.status_code != HTTPStatus.FORBIDDEN:
             raise VaultUnavailable(
-                f"{what}: {where} cannot be had ({words_of(error)}); try again later"
+                f"{what}: {where} is not available ({error_text(error)}); try again later"
             ) from error
         raise KeyUnreadable(
-            f"{what}: this login may not read {where} ({words_of(error)}); ask its owner for the role Key Vault Secrets User, "
-            "and see that the vault's firewall lets this machine in"
+            f"{what}: this login may not read {where} ({error_text(error)}); ask the vault's owner for the role Key Vault "
+            "Secrets User, and allow this machine in the vault's firewall"
         ) from error
     except AzureError as error:
         raise VaultUnavailable(
-            f"{what}: the vault at {address} does not answer ({words_of(error)}); see to the network, and that "
-            "keyVault.vaultName is right"
+            f"{what}: the vault at {address} does not answer ({error_text(error)}); check the network and "
+            "keyVault.vaultName"
         ) from error
     try:
         base64.b64decode(key, validate=True)
@@ -83,17 +85,17 @@ def read_key(storage: AzureStorage, retry_policy: ClientRetryPolicy) -> str:
         key = ""
     if not key:
         raise KeyUnreadable(
-            f"{what}: {where} is no key of a storage account; put one of the account's two keys there"
+            f"{what}: {where} is not the key of a storage account; store one of the account's two keys there"
         )
     return key
 
 
-def words_of(error: AzureError) -> str:
+def error_text(error: AzureError) -> str:
     """Returns Azure's error message, on one line."""
     if isinstance(error, HttpResponseError) and error.status_code is not None:
         # An error code of the file service is an enum member; the vault's is in its message.
         code = getattr(error, "error_code", None) or (error.error and error.error.code)
         return f"it answers {error.status_code} {getattr(code, 'value', code) or error.reason}"
     lines = str(error.message).strip().splitlines() or [type(error).__name__]
-    # A failed credential chain reports that first; Azure's own answer contains an AADSTS code.
-    return next((line for line in lines if "AADSTS" in line), lines[0]).strip()[:_MAX_WORDS]
+    # A failed credential chain reports its own failure first; Azure's own answer contains an AADSTS code.
+    return next((line for line in lines if "AADSTS" in line), lines[0]).strip()[:_MAX_CHARS]

@@ -1,10 +1,10 @@
 """Jobs as resources of an operator: created, watched, deleted, and adopted by a later manager.
 
-`job_states` decides what a change means for a job, `resource_calls` makes the calls, and `observed` explains what is shown.
+`job_states` maps changes to job states, `resource_calls` makes the calls, and `observed` derives reasons and outcomes.
 
 Three watches cover all jobs of an experiment: their resources, their pods, and Kubernetes' warning events. A terminal
-resource is deleted after its end was reported; its secrets and remaining pods go with it. `operator.Operator` hides which
-operator it is.
+resource is deleted after its end was reported, with its secrets and remaining pods. `operator.Operator` hides the
+differences between operators.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ from trial_keeper.wire.workspace import Workspace
 
 logger = logging.getLogger(__name__)
 
-# The watch shows a created resource a moment later; one that it does not show is read directly.
+# The watch shows a created resource a moment later; after this time, the resource is read directly.
 _SHOWN_TIMEOUT_S = 2.0
-# Pods have a watch of their own, which may lag behind that of their resources.
+# The watch of pods may lag behind the watch of their resources.
 _POD_LAG_S = 5.0
-# A user who watches the first trial should see by then what it waits for.
+# After this time, a user who watches a pending trial should see the reason.
 _MAX_QUEUE_S = 60.0
 
 _E = KubernetesJobEvent
@@ -119,12 +119,12 @@ class KubernetesService(TrainingService):
 
     @property
     def share(self) -> Share | None:
-        """The storage's own."""
+        """The share of the storage."""
         return self._storage.share
 
     @property
     def completion(self) -> Completion:
-        """The operator's own."""
+        """The operator's tasks and rule."""
         return self._operator.completion
 
     @property
@@ -134,21 +134,21 @@ class KubernetesService(TrainingService):
             return failure
         waiting = [job for job in self._jobs.values() if job.is_waiting]
         for job in sorted(waiting, key=lambda job: job.waits_since_s):
-            if why := self._why_it_waits(job):
-                return f"Kubernetes has not started {len(waiting)} of {len(self._jobs)} jobs; {job.name} waits: {why}"
+            if why := self._pending_reason(job):
+                return f"Kubernetes has not started {len(waiting)} of {len(self._jobs)} jobs; {job.name} is pending: {why}"
         longest = min(waiting, key=lambda job: job.waits_since_s, default=None)
         if longest is None or time.monotonic() - longest.waits_since_s < _MAX_QUEUE_S:
             return ""
         return (
-            f"{self._operator.title} has not started {len(waiting)} of {len(self._jobs)} jobs, {longest.name} the first; see "
-            f"what it waits for with `kubectl describe {self._operator.resource.plural},pods -n {self._namespace} "
+            f"{self._operator.title} has not started {len(waiting)} of {len(self._jobs)} jobs, {longest.name} the longest; "
+            f"find the reason with `kubectl describe {self._operator.resource.plural},pods -n {self._namespace} "
             f"-l expId={self._experiment_id}`"
         )
 
     def pending_reason(self, job_id: str) -> str:
         """Based on pod states, Kubernetes' warnings, and the operator's conditions."""
         job = self._jobs.get(job_id)
-        return self._why_it_waits(job) if job is not None and job.is_waiting else ""
+        return self._pending_reason(job) if job is not None and job.is_waiting else ""
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Create the job's resource and the secrets that it owns.
@@ -162,7 +162,7 @@ class KubernetesService(TrainingService):
             (each for each in self._jobs if each != settings.job_id and self._name_of(each) == name), ""
         ):
             raise RetryableError(
-                f"cannot make {self._kind} {name} yet: job {other} has that name, and has not ended"
+                f"cannot create {self._kind} {name} yet: job {other} has the same name; the submit is retried after its end"
             )
         job = self._job(settings.job_id)
         self._watch()
@@ -172,7 +172,7 @@ class KubernetesService(TrainingService):
             job.uid = await self._calls.create(settings)
             answer = _E.SUBMITTED
         except AnswerNotUnderstood as error:
-            # This answer is not about the job: a gateway sends it while the server behind it starts.
+            # The answer is not about the job: gateways send such answers while the server behind them starts.
             raise RetryableError(str(error)) from error
         except (Forbidden, RequestInvalid, AlreadyExists):
             answer = _E.REFUSED
@@ -184,7 +184,7 @@ class KubernetesService(TrainingService):
             raise RetryableError(str(error)) from error
         finally:
             self._apply(job, answer)
-        # The watch may be faster than the answer, or may still show an earlier resource of this name.
+        # The watch may precede the answer, or still show an earlier resource of this name.
         seen = self._observed.resources.get(job.name)
         if seen is not None and seen["metadata"]["uid"] == job.uid:
             self._apply_document(job, seen)
@@ -197,11 +197,11 @@ class KubernetesService(TrainingService):
         if not job.stop_is_asked:
             job.stop_is_asked = True
             self._watch()
-            self._spawn(self._ask_about(job, self._calls.delete, _UNENDED, _E.NOTHING_DELETED))
+            self._spawn(self._call_until_answered(job, self._calls.delete, _UNENDED, _E.NOTHING_DELETED))
         return True
 
     def removal_command(self, job_id: str) -> str:
-        """A kubectl command. It also force-deletes pods of an unresponsive node, where they may still run."""
+        """A kubectl command. It also force-deletes pods on an unresponsive node; these may still run there."""
         labels = ",".join(f"{key}={value}" for key, value in labels_of(self._experiment_id, job_id).items())
         return (
             f"kubectl delete {self._operator.resource.plural},pods -n {self._namespace} "
@@ -209,7 +209,7 @@ class KubernetesService(TrainingService):
         )
 
     async def adopt(self, job_id: str) -> JobPresence:
-        """Find a job of an earlier manager. While the cluster is unreachable, the job counts as running and is verified later."""
+        """Find a job of an earlier manager. While the cluster is unreachable, jobs count as running and are verified later."""
         self._watch()
         await self._list_changed.wait()
         name = self._name_of(job_id)
@@ -234,7 +234,7 @@ class KubernetesService(TrainingService):
         return JobPresence.RUNNING
 
     def termination_message(self, job_id: str) -> str:
-        """As far as the cluster still had the information at adoption."""
+        """The message that the cluster still had at adoption; empty if none."""
         return self._termination_messages.get(job_id, "")
 
     async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
@@ -265,13 +265,13 @@ class KubernetesService(TrainingService):
         if self._watches:
             return
         loop, selector = asyncio.get_running_loop(), selector_of(self._experiment_id)
-        for resource, take in ((self._operator.resource, self._take_resource), (PODS, self._take_pod)):
+        for resource, take in ((self._operator.resource, self._on_resource), (PODS, self._on_pod)):
             self._watches.append(
                 Watch(self._cluster, resource, self._namespace, selector, partial(_post, loop, take))
             )
         # Events do not carry the labels of their objects.
         events = Watch(
-            *(self._cluster, EVENTS, self._namespace, "", partial(_post, loop, self._take_event)),
+            *(self._cluster, EVENTS, self._namespace, "", partial(_post, loop, self._on_event)),
             fields=FIELDS,
             concerns=self._observed.warnings.concerns,
             is_optional=True,
@@ -280,7 +280,7 @@ class KubernetesService(TrainingService):
         for watch in self._watches:
             watch.start()
 
-    def _take_resource(self, change: Change) -> None:
+    def _on_resource(self, change: Change) -> None:
         match change:
             case Upserted(document):
                 self._observed.resources[document["metadata"]["name"]] = document
@@ -299,27 +299,27 @@ class KubernetesService(TrainingService):
                     self._apply(job, _E.LISTED)
                 self._delete_leftovers()
             case WatchFailed(message):
-                self._note_failure(self._operator.resource.plural, message)
+                self._set_watch_failure(self._operator.resource.plural, message)
                 self._list_changed.set()
             case WatchForbidden():
                 pass
 
-    def _take_pod(self, change: Change) -> None:
+    def _on_pod(self, change: Change) -> None:
         match change:
             case Upserted(document) | Deleted(document):
                 job = self._jobs.get(job_of(document))
-                self._observed.take_pod(
+                self._observed.store_pod(
                     document, is_gone=isinstance(change, Deleted), is_kept=job is not None
                 )
                 if job is not None and has_run(document):
                     self._apply(job, _E.POD_STARTED)
                 self._pods_changed.set()
             case WatchFailed(message):
-                self._note_failure("pods", message)
+                self._set_watch_failure("pods", message)
             case Synced() | WatchForbidden():
                 pass
 
-    def _take_event(self, change: Change) -> None:
+    def _on_event(self, change: Change) -> None:
         match change:
             case Upserted(document):
                 self._observed.warnings.take(document)
@@ -327,16 +327,16 @@ class KubernetesService(TrainingService):
                 self._observed.warnings.drop(document)
             case WatchForbidden(message):
                 logger.warning(
-                    "%s; without it, some reasons of pods that do not start are not shown", message
+                    "%s; without this right, the reasons of some pending pods are not shown", message
                 )
             case Synced() | WatchFailed():
-                pass  # the job watches fail as well, and report it
+                pass  # the watches of resources and pods report the same failure
 
-    def _note_failure(self, of: str, message: str) -> None:
+    def _set_watch_failure(self, of: str, message: str) -> None:
         if message:
             logger.warning("%s", message)
         elif self._failures.get(of):
-            logger.info("the watch of %s works again", of)
+            logger.info("the watch of %s works again after a failure", of)
         self._failures[of] = message
 
     def _job_of(self, document: Document) -> KubernetesJob | None:
@@ -359,7 +359,7 @@ class KubernetesService(TrainingService):
             case FollowUp.REPORT_OUTCOME:
                 self._spawn(self._finish(job, self._observed.resources[job.name]))
             case FollowUp.REPORT_LOSS:
-                self._end_deleted(job, self._why_it_waits(job) if was_waiting else "")
+                self._end_deleted(job, self._pending_reason(job) if was_waiting else "")
             case FollowUp.VERIFY:
                 self._spawn(self._verify(job))
             case FollowUp.VERIFY_SOON:
@@ -383,9 +383,9 @@ class KubernetesService(TrainingService):
             await self._pods_changed.wait()
 
     def _end_deleted(self, job: KubernetesJob, pending_reason: str) -> None:
-        who = "was deleted as we asked" if job.stop_is_asked else "is gone: somebody has deleted it"
+        who = "was deleted on request" if job.stop_is_asked else "was deleted, but not by this manager"
         message = f"{self._kind} {job.name} in namespace {self._namespace} {who}"
-        message += f"; it had not started: {pending_reason}" if pending_reason else ""
+        message += f"; the job had not started: {pending_reason}" if pending_reason else ""
         self._end(job, None, message, ExitReason.JOB_LOST)
 
     def _end(self, job: KubernetesJob, exit_code: int | None, message: str, reason: ExitReason) -> None:
@@ -402,9 +402,11 @@ class KubernetesService(TrainingService):
     async def _verify(self, job: KubernetesJob, after_s: float = 0.0) -> None:
         """Read a job that a list does not show: it may be newer than the list."""
         await asyncio.sleep(after_s)
-        await self._ask_about(job, self._calls.read, frozenset({KubernetesJobState.ACCEPTED}), _E.NOT_FOUND)
+        await self._call_until_answered(
+            job, self._calls.read, frozenset({KubernetesJobState.ACCEPTED}), _E.NOT_FOUND
+        )
 
-    async def _ask_about(
+    async def _call_until_answered(
         self,
         job: KubernetesJob,
         call: Callable[[KubernetesJob], Awaitable[bool]],
@@ -427,7 +429,7 @@ class KubernetesService(TrainingService):
             await asyncio.sleep(delay_s)
 
     def _delete_leftovers(self) -> None:
-        """Delete terminal resources that an earlier manager reported but did not delete."""
+        """Delete terminal resources whose end an earlier manager reported without deleting them."""
         if not (self._all_are_adopted and self._was_listed):
             return
         for name, document in self._observed.resources.items():
@@ -448,7 +450,7 @@ class KubernetesService(TrainingService):
     def _name_of(self, job_id: str) -> str:
         return self._operator.name_of(self._experiment_id, job_id)
 
-    def _why_it_waits(self, job: KubernetesJob) -> str:
+    def _pending_reason(self, job: KubernetesJob) -> str:
         return self._observed.pending_reason(job.job_id, job.name, time.monotonic() - job.waits_since_s)
 
     def _note(self, problem: str) -> None:
@@ -459,14 +461,12 @@ class KubernetesService(TrainingService):
     def _spawn(self, work: Coroutine[object, object, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._note_done)
+        task.add_done_callback(self._on_task_done)
 
-    def _note_done(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._problem = (
-                "cannot follow jobs on Kubernetes any more: this is a bug; stop the experiment, and resume it"
-            )
+            self._problem = "cannot watch jobs on Kubernetes because of a bug; stop and resume the experiment, and report the bug"
             logger.critical("%s", self._problem, exc_info=error)
 
 

@@ -9,7 +9,7 @@ class ClientMissing(UserError):
 
 
 class LoginInvalid(UserError):
-    """cannot find out which Kubernetes cluster to use; set KUBECONFIG to your kubeconfig file"""
+    """cannot determine the Kubernetes cluster; set KUBECONFIG to your kubeconfig file"""
 
 
 class CredentialsRejected(Unauthenticated):
@@ -21,7 +21,7 @@ class ApiServerUnavailable(RetryableError):
 
 
 class Forbidden(UserError):
-    """cannot do this on Kubernetes with this login; ask an administrator of the cluster for the right"""
+    """cannot access the Kubernetes object: the login lacks the right; ask an administrator of the cluster for the right"""
 
 
 class NotFound(UserError):
@@ -29,36 +29,36 @@ class NotFound(UserError):
 
 
 class AlreadyExists(UserError):
-    """cannot make the object on Kubernetes: there is one of that name; remove it with kubectl"""
+    """cannot create the Kubernetes object: the name is in use; delete the existing object with kubectl"""
 
 
 class RequestInvalid(UserError):
-    """cannot do this on Kubernetes; fix what its answer names"""
+    """cannot complete the request: Kubernetes rejects it; fix the fields that its answer names"""
 
 
 class AnswerNotUnderstood(RequestInvalid):
-    """cannot understand the answer: it is not one of a Kubernetes API server; correct your kubeconfig file"""
+    """cannot use the answer: the server is not a Kubernetes API server; correct the address in your kubeconfig file"""
 
 
 class Conflict(RetryableError):
-    """cannot change the object on Kubernetes: others change it all the time; find out who does"""
+    """cannot change the Kubernetes object: other clients change it repeatedly; find and stop these clients"""
 
 
 class ResourceExpired(RetryableError):
-    """cannot go on watching from there: Kubernetes has forgotten it; list the objects again"""
+    """cannot resume the watch: Kubernetes no longer has that resource version; list the objects again"""
 
 
 class MissingCapability(UserError):
-    """cannot run the experiment on this cluster; fix what it lacks"""
+    """cannot run the experiment on this cluster: required objects or rights are missing; add them"""
 
 
 class AzureMissing(UserError):
-    """cannot use Azure's storage: its Python clients are not installed; run `pip install 'trial-keeper[azure]'`"""
+    """cannot use Azure's storage: the Python clients are not installed; run `pip install 'trial-keeper[azure]'`"""
 
 
 class KeyUnreadable(UserError):
-    """cannot read the key of the storage account; log in to Azure as somebody who may"""
+    """cannot read the key of the storage account; log in to Azure with an account that may read the key"""
 
 
 class VaultUnavailable(RetryableError):
-    """cannot reach the vault that has the key of the storage account; see to the network"""
+    """cannot reach the vault with the storage account's key; check the network"""

@@ -1,6 +1,6 @@
-"""Warning events: the newest one of each object of an experiment, for as long as the cluster keeps it.
+"""Warning events: the newest event of each object of an experiment, while the cluster stores the event.
 
-Some reasons of a pending pod are in no status: a failed mount, or a quota that keeps an operator from creating pods.
+No status contains some reasons of a pending pod: a failed mount, or a quota that keeps an operator from creating pods.
 
 Source: Kubernetes core/v1 Event, its supported field selectors, and how recorders of client-go fill it in.
 """

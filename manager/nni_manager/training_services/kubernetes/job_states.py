@@ -2,7 +2,7 @@
 
 A submit, the watches, and direct reads and deletes report on the same resource from several threads, in any order. While a
 submit is in progress its answer decides, so changes from the watches only leave a mark (UNLISTED, GONE); the latest document is
-applied after the answer. A stop request is no state: a job that was asked to stop may still start or complete.
+applied after the answer. A stop request does not change the state: the job may still start or complete.
 """
 
 from dataclasses import dataclass
@@ -129,7 +129,7 @@ class KubernetesJob:
     stop_is_asked: bool = False
 
     def apply(self, event: KubernetesJobEvent) -> FollowUp | None:
-        """Change the state by the table. Returns what this requires.
+        """Change the state by the table. Returns the follow-up that the transition requires.
 
         Raises:
             KeyError: the event cannot happen in this state; a bug.

@@ -50,15 +50,15 @@ def log_in(kubeconfig: Path | None = None) -> Login:
             namespace = _OWN_NAMESPACE.read_text().strip()
         except (config.ConfigException, OSError) as error:
             raise LoginInvalid(
-                f"cannot use the service account of this pod: {error}; let the pod have one, or set KUBECONFIG"
+                f"cannot use the service account of this pod: {error}; give the pod a service account, or set KUBECONFIG"
             ) from error
         return _login(client, settings, namespace, "the service account of this pod")
     files = files or str(usual)
     if not any(each and Path(each).expanduser().exists() for each in files.split(os.pathsep)):
         # The client would call the missing file invalid.
         raise LoginInvalid(
-            f"cannot log in to Kubernetes: there is no {files}; ask whoever runs the cluster for a kubeconfig file, and put it "
-            "there or name it in KUBECONFIG"
+            f"cannot log in to Kubernetes: file {files} does not exist; ask the cluster's administrator for the file, and "
+            "save it there or set KUBECONFIG to its path"
         )
     try:
         _, context = config.list_kube_config_contexts(files)
@@ -66,7 +66,7 @@ def log_in(kubeconfig: Path | None = None) -> Login:
     except (config.ConfigException, OSError, yaml.YAMLError, ValueError, KeyError, TypeError) as error:
         reason = str(error).partition("\n")[0]
         raise LoginInvalid(
-            f"cannot use the kubeconfig file {files}: {reason}; correct it, or set KUBECONFIG to the right one"
+            f"cannot use the kubeconfig file {files}: {reason}; fix the file, or set KUBECONFIG to another file"
         ) from error
     return _login(client, settings, (context.get("context") or {}).get("namespace") or "default", files)
 

@@ -1,4 +1,4 @@
-"""What the watches have shown of an experiment's jobs, and what it explains: why a job waits, and how it ended."""
+"""The objects of an experiment's jobs that the watches have shown, and the reasons and outcomes derived from them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ObservedObjects:
         self._gone_pods: set[str] = set()
         """The names of kept pods that were deleted."""
 
-    def take_pod(self, pod: Document, *, is_gone: bool, is_kept: bool) -> None:
+    def store_pod(self, pod: Document, *, is_gone: bool, is_kept: bool) -> None:
         """Store a pod. `is_kept`: its job's end is not reported yet."""
         job_id, name = job_of(pod), pod["metadata"]["name"]
         pods = self._pods.setdefault(job_id, {})
@@ -46,7 +46,7 @@ class ObservedObjects:
                 del self._pods[job_id]
 
     def drop_resource(self, document: Document) -> None:
-        """Remove a deleted resource, unless another of its name was shown."""
+        """Remove a deleted resource, unless a newer one of the same name was shown."""
         name, uid = document["metadata"]["name"], document["metadata"]["uid"]
         if self.resources.get(name, document)["metadata"]["uid"] == uid:
             self.resources.pop(name, None)
@@ -84,7 +84,7 @@ class ObservedObjects:
     def pending_reason(self, job_id: str, name: str, waited_s: float) -> str:
         """Why a job has not started, for people; empty if unknown."""
         pods, seen = self._pods.get(job_id, {}), self.resources.get(name)
-        # If one pod lacks its image, the others wait at a barrier; their reason explains less, so it comes last.
+        # If one pod lacks its image, the others wait at a barrier, which explains less and is reported last.
         for explain in (pending_reason, self._warning_of, blocking_init_step):
             if reason := next(filter(None, map(explain, pods.values())), ""):
                 return reason
@@ -92,10 +92,10 @@ class ObservedObjects:
             return reason
         if pods or waited_s < _PODS_TIMEOUT_S:
             return "" if pods else self.warnings.of(name)
-        # Not every operator reports this: FrameworkController retries without a message.
+        # Not every operator reports a missing pod: FrameworkController retries without a message.
         return self.warnings.of(name) or (
-            f"{self._operator.title} has made no pod of it yet; see whether the namespace has room for one with "
-            f"`kubectl describe quota -n {self._namespace}`, and whether {self._operator.title} runs"
+            f"{self._operator.title} has created no pod of this job yet; check the namespace's quota with "
+            f"`kubectl describe quota -n {self._namespace}`, and check that {self._operator.title} runs"
         )
 
     def _warning_of(self, pod: Document) -> str:

@@ -1,4 +1,4 @@
-"""The differences between a cluster's operators: how a job becomes a resource, and how its status is read.
+"""The interface to a cluster's operators: renders a job as a resource, and interprets the resource's status.
 
 An operator is pure: it renders and interprets documents. `resource_calls.ResourceCalls` makes the calls.
 """
@@ -114,5 +114,5 @@ class Operator(ABC):
         """Returns the outcome of a resource in stage ENDED. `pods` are the job's pods seen so far, by name."""
 
     def pending_reason(self, document: Document) -> str:
-        """Returns why the job has no pods; empty if unknown, or if its pods explain more."""
+        """Returns the reason why the job has no pods; empty if unknown, or if the pods explain more."""
         return ""

@@ -25,7 +25,7 @@ def check(
 ) -> tuple[str, ...]:
     """Check that the cluster has all that an operator's jobs need. Returns warnings about optional capabilities that it lacks.
 
-    `others`: needs that are known to be missing elsewhere.
+    `others`: further missing requirements, which the caller has found.
 
     Raises:
         MissingCapability: lists everything that is missing, a line each.
@@ -38,8 +38,8 @@ def check(
     if all(cluster.allows(verb, EVENTS, namespace) for verb in ("list", "watch")):
         return ()
     return (
-        f"this login may not list and watch events in namespace {namespace}: for a pod that does not start you see what is "
-        "in its status, and no more, e.g. not that a mount fails; ask an administrator of the cluster for the right",
+        f"this login may not list and watch events in namespace {namespace}: some reasons of pending "
+        "pods, e.g. a failed mount, are not shown; ask an administrator of the cluster for the right",
     )
 
 
@@ -48,9 +48,9 @@ def _missing(cluster: Kubernetes, operator: Operator, namespace: str) -> Iterato
     if not cluster.serves(jobs):
         yield _unserved(cluster, jobs, names_version=operator.config.api_version is not None)
     elif fields and (known := cluster.spec_fields(jobs)) and not known & set(fields):
-        yield f"its {jobs.operator} is too old: {jobs.plural} have no {' or '.join(fields)}; have it upgraded"
+        yield f"its {jobs.operator} is too old: {jobs.plural} have no {' or '.join(fields)}; upgrade it"
     if not _may_exist(cluster, NAMESPACES, "", namespace):
-        yield f"there is no namespace {namespace}; correct it, or make it with kubectl"
+        yield f"namespace {namespace} does not exist; correct the name, or create the namespace with kubectl"
         return
     verbs = {
         jobs: ("create", "get", "list", "watch", "delete"),
@@ -74,7 +74,7 @@ def _missing(cluster: Kubernetes, operator: Operator, namespace: str) -> Iterato
             resource = wanted if wanted.version in served else replace(wanted, version=served[0])
         if not _may_exist(cluster, resource, namespace, name):
             where = f" in namespace {namespace}" if resource.is_in_namespace else ""
-            yield f"there is no {resource.kind} {name}{where}; correct it, or make it with kubectl"
+            yield f"{resource.kind} {name} does not exist{where}; correct the name, or create the object with kubectl"
 
 
 def _required_objects(operator: Operator) -> Iterator[tuple[Resource, str]]:
@@ -93,7 +93,7 @@ def _may_exist(cluster: Kubernetes, resource: Resource, namespace: str, name: st
     except NotFound:
         return False
     except Forbidden:
-        pass  # if the object is missing, the cluster reports it at submission
+        pass  # the cluster reports a missing object at submission
     return True
 
 
@@ -106,10 +106,10 @@ def _served(cluster: Kubernetes, resource: Resource) -> list[str]:
 def _unserved(cluster: Kubernetes, jobs: Resource, *, names_version: bool = False) -> str:
     served = _served(cluster, jobs)
     if not served:
-        return f"it has no {jobs.plural}.{jobs.group}; install {jobs.operator} there"
+        return f"it does not serve {jobs.plural}.{jobs.group}; install {jobs.operator} there"
     versions = ", ".join(served)
     remedy = f"write apiVersion: {served[0]}, or " if names_version else ""
     return (
-        f"it has no {jobs.plural} of {jobs.api_version} (served: {versions}); {remedy}install {jobs.operator} for "
+        f"it does not serve {jobs.plural} of {jobs.api_version} (served: {versions}); {remedy}install {jobs.operator} for "
         f"{jobs.version}"
     )

@@ -1,7 +1,7 @@
 """The common parts of jobs of all operators: names, labels, pods, secrets, run.sh. Pure.
 
 Each task's pod executes run.sh from the shared storage. It execs the keeper, which thus receives the signals of Kubernetes.
-The keeper runs the command of its role in place of the trial's.
+The keeper runs the command of its role instead of the trial's command.
 
 Source: Kubernetes, Pod v1 and Secret v1; NNI v2.10 for names, labels, paths and variables.
 """
@@ -34,8 +34,8 @@ TOKEN = "token"
 _APP = "nni-kubernetes-trial"
 _SHM_VOLUME = "shm"
 _REUSED = "env-"
-# Values that only the cluster has, for keepers and trials.
-_OF_THE_POD = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
+# Values known only to the cluster, for keepers and trials.
+_POD_FIELDS = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
 TERMINATION_MARGIN_S = 15
 """Seconds that a keeper has after its trial's grace to report how the trial ended."""
 
@@ -78,7 +78,7 @@ def render_run_script() -> str:
     """Returns run.sh, which execs the container's keeper."""
     return f"""\
 #!/bin/bash
-# Started once per task; the TRIAL_KEEPER_* variables say what it is for.
+# Started once per task; the TRIAL_KEEPER_* variables are the keeper's settings.
 {keeper_lookup_snippet()}
 exec "${{keeper[@]}}"
 """
@@ -148,7 +148,7 @@ def volume_of(storage: KubernetesStorage, name: str) -> Document:
             return {"azureFile": {"secretName": f"{name}{STORAGE_SECRET}", "shareName": share}}
         case ClaimStorage():
             raise InternalError(
-                f"cannot mount the storage of {name}: nobody refused it in time; please report it"
+                f"cannot mount the storage of {name}: the claim has no name, which is a bug; please report it"
             )
 
 
@@ -157,7 +157,7 @@ def command_of(settings: KeeperSettings, before: tuple[str, ...] = ()) -> list[s
     run = shlex.quote(f"{settings.workspace}/run.sh")
     reads = f"[ -r {run} ] || {{ echo cannot read {run} in this container >&2; exit {int(KeeperExit.WORKSPACE)}; }}"
     # exec: Kubernetes sends the termination signal to the container's first process only.
-    return ["bash", "-c", as_it_is("\n".join([reads, *before, f"exec bash {run}"]))]
+    return ["bash", "-c", with_escaped_dollars("\n".join([reads, *before, f"exec bash {run}"]))]
 
 
 def environment_of(
@@ -171,11 +171,11 @@ def environment_of(
         own["CUDA_VISIBLE_DEVICES"] = ""
     token = {"secretKeyRef": {"name": name, "key": TOKEN}}
     return [
-        *({"name": each, "value": as_it_is(value)} for each, value in own.items()),
+        *({"name": each, "value": with_escaped_dollars(value)} for each, value in own.items()),
         {"name": f"{PREFIX}TOKEN", "valueFrom": token},
         *(
             {"name": each, "valueFrom": {"fieldRef": {"fieldPath": path}}}
-            for each, path in _OF_THE_POD.items()
+            for each, path in _POD_FIELDS.items()
         ),
     ]
 
@@ -185,7 +185,7 @@ def grace_of(settings: KeeperSettings) -> int:
     return int(settings.grace_s) + TERMINATION_MARGIN_S
 
 
-def as_it_is(text: str) -> str:
+def with_escaped_dollars(text: str) -> str:
     """Escapes dollars: Kubernetes expands `$(NAME)` and turns `$$` into `$`, but the user's text is for the shell."""
     return text.replace("$", "$$")
 

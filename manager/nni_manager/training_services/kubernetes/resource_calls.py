@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 _CALLERS = 4
 _FIRST_RETRY_DELAY_S = 1.0
 _MAX_RETRY_DELAY_S = 30.0
-# For terminal resources that are not yet deleted when the manager exits.
+# The time to delete terminal resources when the manager exits.
 _LAST_DELETES_S = 10.0
 
 Answer = TypeVar("Answer")
@@ -82,23 +82,23 @@ class ResourceCalls:
             is_of_other_job = not is_ours and (meta.get("labels") or {}).get("expId") == self._experiment_id
             if "deletionTimestamp" in meta or meta["uid"] in self.doomed or is_of_other_job:
                 raise RetryableError(
-                    f"cannot make {resource.kind} {name}: another of that name is in namespace {self._namespace}; it is tried "
-                    "again when that is gone"
+                    f"cannot create {resource.kind} {name}: namespace {self._namespace} still has another one of that name; the "
+                    "submit is retried when that is deleted"
                 ) from error
             if not is_ours:
                 raise
-        # The token's secret is created last: `has_secret` takes it as proof that all exist.
+        # The token's secret is created last, because `has_secret` checks only this one.
         contents = [*self._storage.secrets(), *job_secrets(operator.config, settings.token, self._logins)]
         for secret in render_secrets(made, contents):
-            # It may exist from an earlier try, or belong to the previous resource of this name, which is being deleted.
+            # The secret may exist from an earlier try, or belong to a previous resource of this name that is being deleted.
             with contextlib.suppress(AlreadyExists):
                 self._cluster.create(SECRETS, self._namespace, secret)
                 continue
             found = self._cluster.get(SECRETS, self._namespace, secret["metadata"]["name"])
             if found["metadata"].get("ownerReferences") != secret["metadata"]["ownerReferences"]:
                 raise RetryableError(
-                    f"cannot make Secret {secret['metadata']['name']}: another of that name is in namespace {self._namespace}; "
-                    "it is tried again when that is gone"
+                    f"cannot create Secret {secret['metadata']['name']}: namespace {self._namespace} still has another one of "
+                    "that name; the submit is retried when that is deleted"
                 )
         return str(made["metadata"]["uid"])
 
@@ -120,7 +120,7 @@ class ResourceCalls:
             return True
 
     async def delete(self, job: KubernetesJob) -> bool:
-        """Delete the resource of a job, its pods first. False: there is none of this job."""
+        """Delete the resource of a job, its pods first. False: the job has no resource."""
         return await self._exists(self._delete, job)
 
     def _delete(self, job: KubernetesJob) -> None:
@@ -170,7 +170,7 @@ class ResourceCalls:
             _, left = await asyncio.wait(self._deletes, timeout=_LAST_DELETES_S)
             for task in left:
                 logger.warning(
-                    "%s %s is left in namespace %s; it is deleted when the experiment is resumed, or by `kubectl delete`",
+                    "cannot delete %s %s in namespace %s in time; resume the experiment, or run `kubectl delete`",
                     *(self._operator.resource.kind, task.get_name(), self._namespace),
                 )
 

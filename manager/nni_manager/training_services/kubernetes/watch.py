@@ -1,7 +1,7 @@
 """Watches all objects that a selector matches: one list, then a watch, no polling.
 
 A watch that ends is resumed from its last resource version. If the server has expired that version (410), the objects are
-listed again, and deletions in between are reported then. While the server is unreachable, only that is reported.
+listed again, and deletions in between are reported then. While the server is unreachable, the watch reports only its failure.
 
 Source: Kubernetes API Concepts, Efficient detection of changes.
 """
@@ -37,7 +37,7 @@ class Upserted:
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """The last state of an object; its name and uid no longer exist."""
+    """The last state of a deleted object."""
 
     document: Document
 
@@ -49,14 +49,14 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class WatchFailed:
-    """Why no changes arrive at present; empty once they do again."""
+    """The reason why no changes arrive; empty once the watch works again."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class WatchForbidden:
-    """The login may not watch these objects, so nothing more is reported. Sent by optional watches only."""
+    """The login may not watch these objects, so the watch has ended. Sent by optional watches only."""
 
     message: str
 
@@ -111,7 +111,7 @@ class Watch:
         since: str | None = None
         pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
         while not self._must_end.is_set():
-            began_at_s = time.monotonic()
+            started_at_s = time.monotonic()
             try:
                 if since is None:
                     since = self._list()
@@ -119,10 +119,10 @@ class Watch:
                 self._note("")
                 for kind, document in events:
                     since = str(document["metadata"]["resourceVersion"])
-                    self._take(kind, document)
+                    self._process(kind, document)
                     pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
-            except ResourceExpired as gone:
-                logger.info("%s", gone)
+            except ResourceExpired as error:
+                logger.info("%s", error)
                 since = None
             except NniManagerError as error:
                 if self._is_optional and isinstance(error, Forbidden):
@@ -130,15 +130,15 @@ class Watch:
                     return
                 self._note(str(error))
             except Exception as error:  # without this thread, no job's end is detected
-                logger.exception("cannot parse an answer of Kubernetes")
+                logger.exception("cannot parse an answer from Kubernetes")
                 since = None
                 self._note(
-                    f"cannot watch {self._where[0].plural}: the answer of {self._cluster.address} is not understood "
-                    f"({error!r}); the call is retried, check the proxies between it and this machine if this lasts"
+                    f"cannot watch {self._where[0].plural}: the answer of {self._cluster.address} cannot be parsed "
+                    f"({error!r}); the watch is retried, check the proxies on the way if this persists"
                 )
             else:
                 pauses_s = delays_s(_FIRST_PAUSE_S, _MAX_PAUSE_S)
-            if time.monotonic() - began_at_s < _MIN_WATCH_S or self._failure:
+            if time.monotonic() - started_at_s < _MIN_WATCH_S or self._failure:
                 self._must_end.wait(next(pauses_s))
 
     def _list(self) -> str:
@@ -147,11 +147,11 @@ class Watch:
         for uid in [uid for uid in self._known if uid not in there]:
             self._emit(Deleted(self._known.pop(uid)))
         for document in found:
-            self._take("ADDED", document)
+            self._process("ADDED", document)
         self._emit(Synced())
         return version
 
-    def _take(self, kind: str, document: Document) -> None:
+    def _process(self, kind: str, document: Document) -> None:
         if kind == "BOOKMARK" or not self._concerns(document):
             return
         uid, version = document["metadata"]["uid"], document["metadata"]["resourceVersion"]

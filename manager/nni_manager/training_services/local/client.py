@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 _LOG_TAIL_BYTES = 2000
 # Source: proc_sys_kernel(5), pid_max.
 _MAX_PID = 1 << 22
-# A keeper that was only frozen ends its trial within that time after SIGCONT.
+# Within this time after SIGCONT, a frozen keeper ends its trial.
 _WAKES_TIMEOUT_S = 2.0
 
 
@@ -66,7 +66,7 @@ class LocalTrainingService(TrainingService):
         self._workspace = workspace
         self._jobs = jobs
         self._gpus = GpuShares.of(config.local, config.gpu_num, gpus_of_this_machine())
-        self._room_was_made = asyncio.Event()
+        self._gpus_were_freed = asyncio.Event()
         self._running: dict[str, int] = {}
         """A pidfd of each job's process."""
         self._children: dict[str, subprocess.Popen[bytes]] = {}
@@ -81,8 +81,8 @@ class LocalTrainingService(TrainingService):
     async def place(self, job_id: str) -> None:
         """Wait for free GPUs, if trials need any."""
         while self._config.gpu_num and self._gpus.take(job_id, self._config.gpu_num) is None:
-            self._room_was_made.clear()
-            await self._room_was_made.wait()
+            self._gpus_were_freed.clear()
+            await self._gpus_were_freed.wait()
 
     def placement(self, job_id: str) -> Placement:
         """The user's own code folder, and the job's GPUs."""
@@ -100,7 +100,7 @@ class LocalTrainingService(TrainingService):
             with open(self._log(job_id), "ab") as log:
                 child = subprocess.Popen(
                     ["bash", str(self._workspace.run_sh)],
-                    # Not on shared storage: Python fails to start in an unreadable folder. A keeper can report the cause.
+                    # Not on shared storage, because Python cannot start in an unreadable folder, while a keeper reports it.
                     cwd=self._jobs,
                     env=without_settings(os.environ) | settings.to_environ(),
                     stdin=subprocess.DEVNULL,
@@ -110,13 +110,13 @@ class LocalTrainingService(TrainingService):
                 )
         except OSError as error:
             raise RetryableError(
-                f"cannot start a keeper for job {job_id}: {error.strerror}; free memory, disk or processes on this machine"
+                f"cannot start a keeper for job {job_id}: {error.strerror}; free memory, disk space or processes on this machine"
             ) from error
         open_files.restore_limit(child.pid)
         self._children[job_id] = child
         identity = ProcessIdentity.of(child.pid)
-        if identity is not None:  # else it has ended, and the watch reports it
-            self._note(job_id, identity)
+        if identity is not None:  # otherwise the process has ended, and `_watch` reports the end
+            self._write_identity(job_id, identity)
         self._watch(job_id, child.pid)
 
     async def stop(self, job_id: str) -> bool:
@@ -131,7 +131,7 @@ class LocalTrainingService(TrainingService):
 
     @property
     def runs_as_manager(self) -> bool:
-        """Always True."""
+        """True: keepers run as the manager's user."""
         return True
 
     def wake(self, job_id: str) -> None:
@@ -147,16 +147,16 @@ class LocalTrainingService(TrainingService):
             await asyncio.to_thread(_kill_keeper, self._pids[job_id], belongs)
 
     def removal_command(self, job_id: str) -> str:
-        """A kill command for the keeper's process. Its orphan guard ends the rest."""
+        """A kill command for the keeper's process. The keeper's orphan guard ends its descendants."""
         return f"kill -9 {self._pids[job_id]}" if job_id in self._pids else "nnictl stop"
 
     async def adopt(self, job_id: str) -> JobPresence:
         """Find the process of a job that an earlier manager started."""
-        noted = read_state(self._file(job_id), _noted)
-        if noted is None:
-            # The earlier manager may have died before it wrote the file, or have written another format.
+        stored = read_state(self._file(job_id), _parse_identity)
+        if stored is None:
+            # The earlier manager may have crashed before writing the file, or used another format.
             keepers = await asyncio.to_thread(pids_where, partial(_is_keeper_of, self._workspace, job_id))
-            # The oldest one: the keeper's guard is its child and has the same environment.
+            # The oldest process is the keeper: its guard is a child with the same environment.
             identity = min(
                 filter(None, map(ProcessIdentity.of, keepers)),
                 key=lambda each: each.start_ticks,
@@ -165,16 +165,16 @@ class LocalTrainingService(TrainingService):
             if identity is None or not self._watch(job_id, identity.pid, identity):
                 return JobPresence.UNKNOWN
             self._gpus.hold(job_id, await asyncio.to_thread(self._gpus_in_workspace, job_id))
-            self._note(job_id, identity)
+            self._write_identity(job_id, identity)
             return JobPresence.RUNNING
-        identity, gpu_indices = noted
+        identity, gpu_indices = stored
         if not self._watch(job_id, identity.pid, identity):
             return JobPresence.ENDED
         self._gpus.hold(job_id, gpu_indices)
         return JobPresence.RUNNING
 
     def _gpus_in_workspace(self, job_id: str) -> tuple[int, ...]:
-        """Returns the GPUs of a job without a file. A single-trial job has its trial's id, so trial.json lists them.
+        """Returns the GPUs of a job without a state file. A single-trial job has its trial's id, so trial.json lists the GPUs.
 
         Empty for a reused job: its trials have other ids, and its keeper's environment lists no GPUs.
         """
@@ -183,22 +183,22 @@ class LocalTrainingService(TrainingService):
             return document.gpu_indices or ()
         return ()
 
-    def _note(self, job_id: str, identity: ProcessIdentity) -> None:
-        """Record the process for a later manager. It ends with the machine, so the file need not survive a power loss."""
+    def _write_identity(self, job_id: str, identity: ProcessIdentity) -> None:
+        """Record the process for a later manager. Processes end with the machine, so the file need not survive a power loss."""
         document = identity._asdict() | {"gpu_indices": self._gpus.held_by(job_id)}
         try:
             replace_file(self._file(job_id), json.dumps(document).encode())
         except OSError as error:
-            # The job runs, so watch it. A later manager finds it by its environment.
+            # The job runs and is watched anyway; a later manager finds the keeper by its environment.
             logger.warning("cannot write %s: %s", self._file(job_id), error)
 
     def release(self, job_id: str) -> None:
         """Free the job's GPUs."""
         self._gpus.release(job_id)
-        self._room_was_made.set()
+        self._gpus_were_freed.set()
 
     async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
-        """Kill what the trials and a killed keeper left. On this machine no container ends with them."""
+        """Kill the remaining processes of the trials and of a killed keeper: without a container, nothing else ends them."""
         folders = tuple(str(self._workspace.trial(trial_id).path) + os.sep for trial_id in trial_ids)
         warm = self._workspace.warm_marker(job_id)
 
@@ -207,7 +207,7 @@ class LocalTrainingService(TrainingService):
             return marker == warm or marker.startswith(folders)
 
         is_guard = partial(_is_keeper_of, self._workspace, job_id)
-        # A frozen guard must resume: it detects some processes by other signs than the environment.
+        # A frozen guard must resume, because it detects some processes by other means than the environment.
         await asyncio.to_thread(_wake_where, is_guard)
         await asyncio.to_thread(reap_orphans, is_of_trial, is_guard)
 
@@ -216,7 +216,7 @@ class LocalTrainingService(TrainingService):
         self._running.clear()
 
     def _watch(self, job_id: str, pid: int, identity: ProcessIdentity | None = None) -> bool:
-        """Watch for the process's end. False if it has ended or does not match `identity`."""
+        """Watch for the process's end. False if the process has ended or does not match `identity`."""
         try:
             descriptor = os.pidfd_open(pid)  # readable when the process ends, also for a non-child
         except ProcessLookupError:
@@ -225,10 +225,10 @@ class LocalTrainingService(TrainingService):
             os.close(descriptor)
             return False
         self._running[job_id], self._pids[job_id] = descriptor, pid
-        asyncio.get_running_loop().add_reader(descriptor, self._note_end, job_id, descriptor)
+        asyncio.get_running_loop().add_reader(descriptor, self._on_end, job_id, descriptor)
         return True
 
-    def _note_end(self, job_id: str, descriptor: int) -> None:
+    def _on_end(self, job_id: str, descriptor: int) -> None:
         asyncio.get_running_loop().remove_reader(descriptor)
         os.close(descriptor)
         child = self._children.pop(job_id, None)
@@ -252,7 +252,7 @@ class LocalTrainingService(TrainingService):
 
 
 def processes_of(workspace: Workspace) -> list[int]:
-    """Returns the pids on this machine that belong to the workspace's experiment: keepers, and what trials started."""
+    """Returns the pids of the workspace's experiment on this machine: keepers, and processes that trials started."""
     return pids_where(partial(_is_of, workspace))
 
 
@@ -277,12 +277,12 @@ def _settings_in(environ: dict[str, str]) -> KeeperSettings | None:
     return None
 
 
-def _noted(content: bytes) -> tuple[ProcessIdentity, tuple[int, ...]]:
+def _parse_identity(content: bytes) -> tuple[ProcessIdentity, tuple[int, ...]]:
     """Parses jobs/<job>.json: the keeper's process, and the job's GPUs."""
     document = json.loads(content)
     pid, start_ticks = int(document["pid"]), int(document["start_ticks"])
     if not 0 < pid <= _MAX_PID:
-        raise ValueError(f"{pid} is no process id")
+        raise ValueError(f"{pid} is not a process id")
     return ProcessIdentity(pid, start_ticks, str(document["boot_id"])), tuple(
         map(int, document["gpu_indices"])
     )
@@ -302,7 +302,7 @@ def _kill_keeper(pid: int, belongs: Callable[[dict[str, str]], bool]) -> None:
     wait_for_ends([pid], time.monotonic() + _WAKES_TIMEOUT_S)
     if keeper is not None and keeper.is_alive:
         sessions = {session_of(each) for each in (pid, *descendants((pid,)))} - {None}
-        # The keeper goes last: orphans that it adopted would lose their last known ancestor.
+        # The keeper is killed last: orphans that it adopted would lose their last known ancestor.
         end_below(pid)
         end_all(lambda: [each for each in all_pids() if session_of(each) in sessions])
     reap_orphans(belongs)

@@ -39,13 +39,13 @@ class GpuShares:
         absent = sorted(set(usable) - set(present))
         if gpu_num and absent:
             raise GpusMissing(
-                f"cannot use localConfig.gpuIndices: GPU {absent[0]} is not here, this machine has {len(present)}; "
-                "leave gpuIndices out to use all that are"
+                f"cannot use localConfig.gpuIndices: GPU {absent[0]} does not exist, this machine has {len(present)} GPUs; "
+                "remove gpuIndices to use all of them"
             )
         if (gpu_num or 0) > len(usable):
             raise GpusMissing(
                 f"cannot run trials on this machine: trial.gpuNum is {gpu_num} and the experiment may use {len(usable)} GPUs; "
-                "lower gpuNum (0 hides GPUs from trials, leaving it out changes nothing for them)"
+                "lower gpuNum (0 hides all GPUs from trials; without gpuNum, GPUs are not managed)"
             )
         return cls(usable, local.max_trials_per_gpu)
 

@@ -47,7 +47,7 @@ _SHOWN_TIMEOUT_S = 60.0
 _STOP_RETRY_DELAY_S = 30.0
 # OpenPAI kills a stopped container after 30 s; by then its keeper has reported how the trial ended.
 _GRACE_S = 20.0
-# A user who watches the first trial should see by then what it waits for.
+# After this time, a user who watches a pending trial should see the reason.
 _MAX_QUEUE_S = 60.0
 # Concurrent submissions. A throttled one delays neither the others nor the poll.
 _SUBMITTERS = 4
@@ -59,7 +59,7 @@ Answer = TypeVar("Answer")
 class _Job:
     """One job. Times are monotonic.
 
-    `is_posting`: a submit is in progress. `was_taken`: OpenPAI has accepted it. `is_watched`: its end must be reported.
+    `is_posting`: a submit is in progress. `was_accepted`: OpenPAI has accepted it. `is_watched`: its end must be reported.
     `was_seen`: a poll has shown it. `is_ending`: it has ended, and its termination message is being fetched.
     """
 
@@ -67,7 +67,7 @@ class _Job:
     name: str
     submitted_at_s: float
     is_posting: bool = False
-    was_taken: bool = False
+    was_accepted: bool = False
     is_watched: bool = False
     was_seen: bool = False
     is_ending: bool = False
@@ -112,7 +112,7 @@ class OpenPaiService(TrainingService):
         self._jobs: dict[str, _Job] = {}
         self._listed: dict[str, PaiJobState] | None = None
         """The jobs of earlier managers, by name, during adoption. None: not listed."""
-        self._is_away = False
+        self._is_unreachable = False
         """True after a failed list during adoption, until a poll succeeds."""
         self._problem = ""
         self._wake = asyncio.Event()
@@ -149,8 +149,8 @@ class OpenPaiService(TrainingService):
         if time.monotonic() - since_s < _MAX_QUEUE_S:
             return ""
         return (
-            f"OpenPAI has not started {len(waiting)} of {len(self._jobs)} jobs, {name} the first of them; free resources "
-            f"in its virtual cluster, or see what it waits for with `nnictl openpai show {name}`"
+            f"OpenPAI has not started {len(waiting)} of {len(self._jobs)} jobs, {name} the longest; free resources "
+            f"in its virtual cluster, or find the reason with `nnictl openpai show {name}`"
         )
 
     def link(self, job_id: str) -> str | None:
@@ -160,14 +160,14 @@ class OpenPaiService(TrainingService):
         """
         if self._python is not None:
             return None
-        asked = urlencode({"username": self._cluster.user, "jobName": job_name(self._experiment_id, job_id)})
-        return f"{self._cluster.address}/job-detail.html?{asked}"
+        query = urlencode({"username": self._cluster.user, "jobName": job_name(self._experiment_id, job_id)})
+        return f"{self._cluster.address}/job-detail.html?{query}"
 
     async def submit(self, settings: KeeperSettings) -> None:
         """Submit the job.
 
         Raises:
-            UserError: OpenPAI refuses it permanently, in its own words; the job does not exist.
+            UserError: OpenPAI refuses the job permanently, so the job does not exist; has OpenPAI's message.
             RetryableError: a later submit may succeed. The job may exist already; submitting again is harmless.
         """
         job_id = settings.job_id
@@ -182,8 +182,8 @@ class OpenPaiService(TrainingService):
         job = self._jobs.setdefault(job_id, _Job(job_id, name, time.monotonic()))
         job.is_posting = True
         try:
-            await self._ask(self._hand_in, name, seen, threads=self._submitters)
-            job.is_watched = job.was_taken = True
+            await self._ask(self._submit, name, seen, threads=self._submitters)
+            job.is_watched = job.was_accepted = True
         except UserError:
             self._jobs.pop(job_id, None)
             raise
@@ -192,14 +192,14 @@ class OpenPaiService(TrainingService):
             job.submitted_at_s = time.monotonic()
         self._watch()
 
-    def _hand_in(self, name: str, settings: KeeperSettings) -> None:
+    def _submit(self, name: str, settings: KeeperSettings) -> None:
         try:
             self._cluster.submit(render_job(self._template, name, settings))
         except RequestRejected as error:
-            # This answer is not about the job: gateways send it while the servers behind them start.
+            # The answer is not about the job: gateways send such answers while the servers behind them start.
             raise RetryableError(str(error)) from error
         except JobAlreadyExists:
-            # An earlier try created it, unless the stored job proves to belong to others.
+            # An earlier try has created the job, unless the stored job proves to belong to others.
             if is_of_others(_read(self._cluster.config, name) or "", settings):
                 raise
         except UserError:
@@ -224,22 +224,22 @@ class OpenPaiService(TrainingService):
         )
 
     async def adopt(self, job_id: str) -> JobPresence:
-        """Find a job of an earlier manager. While OpenPAI is unreachable, the job counts as running and is polled later."""
-        if self._listed is None and not self._is_away:
+        """Find a job of an earlier manager. While OpenPAI is unreachable, jobs count as running and are polled later."""
+        if self._listed is None and not self._is_unreachable:
             try:
                 rows = await self._ask(partial(self._cluster.jobs, keyword=job_prefix(self._experiment_id)))
                 self._listed = {row.name: row.state for row in rows}
             except NniManagerError as error:
-                self._note(str(error))
-                self._is_away = True
+                self._set_problem(str(error))
+                self._is_unreachable = True
         name = job_name(self._experiment_id, job_id)
         if self._listed is not None:
             state = self._listed.get(name)
             if state is None:
                 return JobPresence.UNKNOWN
-            if state.presence is JobPresence.ENDED:
+            if state.is_terminal:
                 return JobPresence.ENDED
-        self._jobs[job_id] = _Job(job_id, name, float("-inf"), was_taken=True, is_watched=True)
+        self._jobs[job_id] = _Job(job_id, name, float("-inf"), was_accepted=True, is_watched=True)
         self._watch()
         return JobPresence.RUNNING
 
@@ -263,7 +263,7 @@ class OpenPaiService(TrainingService):
     def _watch(self) -> None:
         if self._poller is None:
             self._poller = asyncio.get_running_loop().create_task(self._poll())
-            self._poller.add_done_callback(self._note_bug)
+            self._poller.add_done_callback(self._report_bug)
 
     async def _poll(self) -> None:
         while True:
@@ -275,9 +275,9 @@ class OpenPaiService(TrainingService):
                     await step()
                 except NniManagerError as error:
                     problem = str(error)
-            self._note(problem)
+            self._set_problem(problem)
             if not problem:
-                self._listed, self._is_away = None, False
+                self._listed, self._is_unreachable = None, False
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), self._poll_s)
 
@@ -292,7 +292,7 @@ class OpenPaiService(TrainingService):
                 await self._ask(self._cluster.stop, job.name)
                 job.stop_sent_at_s = time.monotonic()
             except JobNotOnCluster:
-                pass  # not shown yet, or gone: `_resolve_unlisted` finds out
+                pass  # not shown yet, or removed: `_resolve_unlisted` distinguishes these
             except UserError as error:
                 job.stop_sent_at_s, refused = time.monotonic(), error
         if refused is not None:
@@ -301,7 +301,7 @@ class OpenPaiService(TrainingService):
     async def _poll_states(self) -> None:
         if not self._jobs:
             return
-        began_at_s = time.monotonic()
+        started_at_s = time.monotonic()
         rows = await self._ask(
             partial(self._cluster.jobs, keyword=job_prefix(self._experiment_id), states=LIVE)
         )
@@ -312,7 +312,7 @@ class OpenPaiService(TrainingService):
                 _mark_seen(job, state)
             elif job.is_ending:
                 pass
-            elif job.is_watched and not job.is_posting and job.submitted_at_s < began_at_s:
+            elif job.is_watched and not job.is_posting and job.submitted_at_s < started_at_s:
                 await self._resolve_unlisted(job)
 
     async def _resolve_unlisted(self, job: _Job) -> None:
@@ -321,38 +321,43 @@ class OpenPaiService(TrainingService):
             detail = await self._ask(self._cluster.job, job.name)
         except JobNotOnCluster:
             if (
-                job.was_taken
+                job.was_accepted
                 and not job.was_seen
                 and time.monotonic() - job.submitted_at_s < _SHOWN_TIMEOUT_S
             ):
                 return
             gone = (
-                "is gone: somebody has removed it there"
-                if job.was_taken
-                else "was stopped before it was there"
+                "no longer exists: it was removed there"
+                if job.was_accepted
+                else "was stopped before it was created"
             )
             self._end(job, None, f"job {job.name} on OpenPAI {gone}", ExitReason.JOB_LOST)
             return
-        if detail.state.presence is not JobPresence.ENDED:
+        if not detail.state.is_terminal:
             _mark_seen(job, detail.state)
             return
         match detail.state:
             case PaiJobState.SUCCEEDED:
                 self._end(job, 0, "")
             case PaiJobState.STOPPED if job.stop_is_wanted:
-                self._end(job, None, f"OpenPAI has stopped job {job.name} as we asked", ExitReason.JOB_LOST)
+                self._end(job, None, f"OpenPAI has stopped job {job.name} on request", ExitReason.JOB_LOST)
             case PaiJobState.STOPPED:
-                self._end(job, None, f"somebody has stopped job {job.name} on OpenPAI", ExitReason.JOB_LOST)
+                self._end(
+                    job,
+                    None,
+                    f"job {job.name} was stopped on OpenPAI, but not by this manager",
+                    ExitReason.JOB_LOST,
+                )
             case _:
                 job.is_ending = True
                 ending = asyncio.get_running_loop().create_task(self._end_failed(job, detail))
                 self._endings.add(ending)
                 ending.add_done_callback(self._endings.discard)
-                ending.add_done_callback(self._note_bug)
+                ending.add_done_callback(self._report_bug)
 
     async def _end_failed(self, job: _Job, detail: JobStatus) -> None:
         parts = (
-            f"OpenPAI says of job {job.name}: {detail.reason or detail.state.value}",
+            f"OpenPAI reports job {job.name}: {detail.reason or detail.state.value}",
             await self._messages.of(detail),
         )
         message = "\n".join(filter(None, parts))
@@ -365,11 +370,11 @@ class OpenPaiService(TrainingService):
         if self._jobs.pop(job.job_id, None) is not None:
             self.on_job_ended(JobEnded(job.job_id, exit_code, message, reason))
 
-    def _note(self, problem: str) -> None:
+    def _set_problem(self, problem: str) -> None:
         if problem and not self._problem:
             logger.warning("%s", problem)
         elif self._problem and not problem:
-            logger.info("OpenPAI answers again")
+            logger.info("OpenPAI is reachable again")
         self._problem = problem
 
     async def _ask(
@@ -381,16 +386,14 @@ class OpenPaiService(TrainingService):
         call = partial(function, *arguments)
         return await asyncio.get_running_loop().run_in_executor(threads or self._watcher, call)
 
-    def _note_bug(self, task: asyncio.Task[None]) -> None:
+    def _report_bug(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._problem = (
-                "cannot poll jobs on OpenPAI any more: this is a bug; stop the experiment, and resume it"
-            )
+            self._problem = "cannot poll jobs on OpenPAI because of a bug; stop and resume the experiment, and report the bug"
             logger.critical("%s", self._problem, exc_info=error)
 
 
 def _read(function: Callable[[str], Answer], name: str) -> Answer | None:
-    """Returns what OpenPAI has under this name; None if it refuses."""
+    """Returns the object of this name on OpenPAI; None if OpenPAI refuses the call."""
     try:
         return function(name)
     except UserError:

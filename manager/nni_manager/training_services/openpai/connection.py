@@ -3,8 +3,8 @@
 Calls are retried with exponential backoff while the cluster is unreachable, overloaded or restarting. Other failures raise an
 error that ends with a remedy. No message, log or repr contains a token or password.
 
-The loop is our own, not urllib3's `Retry`: a retry may need a new token, `close` must end its delay, and the server's own
-clock tells how long `Retry-After` is.
+The loop replaces urllib3's `Retry`: a retry may need a new token, `close` must end the delay, and `Retry-After` is
+converted by the server's own clock.
 
 Source: microsoft/pai v1.8.1, src/rest-server (routes, error codes, limits) and docs of its REST API.
 """
@@ -39,12 +39,12 @@ _EXCEEDS_QUOTA = re.compile(
     r"(?<![\w-])quota(?![\w-]).*(exceed|used up|full|reach|insufficient|not enough)",
     re.IGNORECASE,
 )
-# The server has not handled the request, or not completely. The same applies to every 5xx.
+# The server has not completed the request. The same applies to every 5xx.
 _RETRYABLE = (requests.codes.request_timeout, requests.codes.too_many_requests)
 
 
 class ClusterUnavailable(RetryableError):
-    """cannot reach OpenPAI now; see that its host is right and its services run"""
+    """cannot reach OpenPAI; check that its host is correct and its services run"""
 
 
 class LoginRejected(Unauthenticated):
@@ -52,23 +52,23 @@ class LoginRejected(Unauthenticated):
 
 
 class NotAllowed(UserError):
-    """cannot do this on OpenPAI with this account; ask an administrator of the cluster"""
+    """cannot access OpenPAI: this account lacks the right; ask an administrator of the cluster for the right"""
 
 
 class JobRefused(UserError):
-    """cannot run this job on OpenPAI; fix what its answer names"""
+    """cannot run this job on OpenPAI; fix the fields that its answer names"""
 
 
 class JobNotOnCluster(UserError):
-    """cannot find the job on OpenPAI; `nnictl openpai jobs` shows those there are"""
+    """cannot find the job on OpenPAI; list the jobs with `nnictl openpai jobs`"""
 
 
 class RequestRejected(UserError):
-    """cannot do this on OpenPAI; see its answer"""
+    """cannot complete the request: OpenPAI rejects it; see its answer"""
 
 
 class JobAlreadyExists(UserError):
-    """cannot submit the job: there is one of that name already; choose another name"""
+    """cannot submit the job: its name is in use; choose another name"""
 
     def __init__(self, message: str, may_be_ours: bool) -> None:
         """`may_be_ours`: an earlier try of the same call may have created it."""
@@ -80,11 +80,13 @@ class JobAlreadyExists(UserError):
 _REFUSALS: dict[tuple[int, str | None], tuple[type[UserError], str]] = {
     **dict.fromkeys(
         [(404, code) for code in ("NoJobError", "NoJobConfigError", "NoTaskLogError", "NoTaskError")],
-        (JobNotOnCluster, "`nnictl openpai jobs` shows those there are"),
+        (JobNotOnCluster, "list the jobs with `nnictl openpai jobs`"),
     ),
     (404, "NoStorageError"): (JobRefused, "correct paiStorageConfigName"),
     (404, "NoVirtualClusterError"): (JobRefused, "correct virtualCluster"),
-    **dict.fromkeys([(code, None) for code in (400, 413, 415, 422)], (JobRefused, "fix what it names")),
+    **dict.fromkeys(
+        [(code, None) for code in (400, 413, 415, 422)], (JobRefused, "fix the fields that the answer names")
+    ),
 }
 
 
@@ -114,7 +116,7 @@ def address_of(host: str) -> str:
         has_port, parts = False, urlsplit("")
     if scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
         raise UserError(
-            f"cannot use {host!r} as the host of OpenPAI: it is no address; write e.g. openpai.example.com or "
+            f"cannot use {host!r} as the host of OpenPAI: it is not an address; write e.g. openpai.example.com or "
             "https://openpai.example.com"
         )
     name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
@@ -151,7 +153,7 @@ class PaiConnection:
         """
         if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
             raise LoginRejected(
-                "cannot use this token: it holds blanks or letters that no token has; copy it again from your profile page"
+                "cannot use this token: it contains blanks or other invalid characters; copy it again from your profile page"
             )
         self.address = address_of(host)
         self.user = user
@@ -185,7 +187,7 @@ class PaiConnection:
             return answer.json()
         except requests.JSONDecodeError as error:
             raise RequestRejected(
-                f"cannot {what}: {self.address} answers with something that is not OpenPAI's; correct paiConfig.host"
+                f"cannot {what}: the answer of {self.address} is not OpenPAI's; correct paiConfig.host"
             ) from error
 
     def _send(
@@ -201,13 +203,13 @@ class PaiConnection:
         with_token: bool = True,
         stream: bool = False,
     ) -> requests.Response:
-        """Returns a successful answer, or the one to a range of bytes that the server does not have."""
+        """Returns a successful answer, or a 416 answer to a range request."""
         has_new_token = may_be_done = False
         failures, problem = 0, ""
         policy = self._retry_policy
         while failures < policy.tries:
             token = self._valid_token() if with_token else None
-            asked_s: float | None = None
+            retry_after_s: float | None = None
             try:
                 answer = self._session().request(
                     verb,
@@ -239,20 +241,20 @@ class PaiConnection:
                 if status not in _RETRYABLE and status < 500:
                     raise self._refusal(what, answer, code, message, may_be_done)
                 may_be_done = may_be_done or status >= 500
-                asked_s = _retry_after_s(answer)
+                retry_after_s = _retry_after_s(answer)
             failures += 1
             if failures < policy.tries:
-                logger.info("cannot %s for now: %s", what, problem)
-                if self._closed.wait(policy.delay_s(failures, asked_s)):
+                logger.info("cannot %s: %s; retrying", what, problem)
+                if self._closed.wait(policy.delay_s(failures, retry_after_s)):
                     break
         raise ClusterUnavailable(
-            f"cannot {what}: OpenPAI at {self.address} is out of reach, {problem}; see that it runs, and its host is right"
+            f"cannot {what}: OpenPAI at {self.address} is unreachable: {problem}; check that it runs and that its host is correct"
         )
 
     def _refusal(
         self, what: str, answer: requests.Response, code: str, message: str, may_be_ours: bool
     ) -> Exception:
-        status, refusal = answer.status_code, f"cannot {what}: OpenPAI says {message}"
+        status, refusal = answer.status_code, f"cannot {what}: OpenPAI answers: {message}"
         if (known := _REFUSALS.get((status, code)) or _REFUSALS.get((status, None))) is not None:
             kind, remedy = known
             return kind(f"{refusal}; {remedy}")
@@ -266,11 +268,11 @@ class PaiConnection:
             case 401 if self._password:
                 return LoginRejected(f"{refusal}; correct paiConfig.passWord")
             case 401:
-                remedy = "get a new token on your profile page there (one for applications does not expire)"
+                remedy = "create a new token on OpenPAI's profile page (application tokens do not expire)"
                 return LoginRejected(f"{refusal}; {remedy}, and write it into the experiment file")
             case 403 if "quota" in code.lower() or _EXCEEDS_QUOTA.search(message):
                 return QuotaExceeded(
-                    f"{refusal}; it is tried again until the quota has room: end other jobs, or ask for more"
+                    f"{refusal}; the call is retried until the quota has room; end other jobs, or request more"
                 )
             case 403:
                 return NotAllowed(
@@ -279,11 +281,11 @@ class PaiConnection:
             case 404 if code in ("", "NoApiError"):
                 # The gateway's own 404 page, which is not about a job.
                 return RequestRejected(
-                    f"cannot {what}: there is no such page at {self.address}; see that OpenPAI is there, and runs"
+                    f"cannot {what}: {self.address} has no such page; check that OpenPAI runs there"
                 )
             case 409:
                 return JobAlreadyExists(f"{refusal}; choose another name", may_be_ours)
-        return RequestRejected(f"cannot {what}: OpenPAI answers {status}: {message}; see to the request")
+        return RequestRejected(f"cannot {what}: OpenPAI answers {status}: {message}; check the request")
 
     def _error_of(self, answer: requests.Response) -> tuple[str, str]:
         """Returns code and message of an error, the message on one line and without our secrets.
@@ -334,7 +336,7 @@ class PaiConnection:
     def _new_token(self) -> str:
         if self._password is None:
             raise LoginRejected(
-                f"cannot log in to OpenPAI at {self.address}: there is neither token nor password; give one of them"
+                f"cannot log in to OpenPAI at {self.address}: neither token nor password is set; set one of them"
             )
         body = {"username": self.user, "password": self._password}
         try:
@@ -346,7 +348,7 @@ class PaiConnection:
         token = answer.get("token") if isinstance(answer, dict) else None
         if not isinstance(token, str):
             raise LoginRejected(
-                f"cannot log in as {self.user}: OpenPAI gave no token; use one of your profile page there"
+                f"cannot log in as {self.user}: OpenPAI's answer has no token; use a token of OpenPAI's profile page"
             )
         return token
 
@@ -363,19 +365,21 @@ def _of_violations(text: str) -> str:
 
 
 def why_no_answer(error: requests.RequestException) -> str:
-    """Returns the reason of a failed call. The library's message contains the whole address, which may hold a token."""
+    """Returns the reason of a failed call, without the library's message: its address may contain a token."""
     if (untrusted := untrusted_listener_in(error)) is not None:
         return str(untrusted)
     match error:
         case requests.exceptions.SSLError():
-            return "its certificate is not trusted on this machine (REQUESTS_CA_BUNDLE names others to trust)"
+            return (
+                "this machine does not trust its certificate (REQUESTS_CA_BUNDLE adds certificates to trust)"
+            )
         case requests.ConnectTimeout():
-            return "nobody answers there"
+            return "the connection timed out"
         case requests.Timeout():
-            return "it takes too long to answer"
+            return "the answer timed out"
         case requests.exceptions.ProxyError():
-            return "the proxy of this machine does not let us through"
-    return "nobody listens there, or the connection broke"
+            return "this machine's proxy refuses the connection"
+    return "the connection was refused or lost"
 
 
 def _retry_after_s(answer: requests.Response) -> float | None:
@@ -384,7 +388,7 @@ def _retry_after_s(answer: requests.Response) -> float | None:
         return float(text)
     try:
         # The delay is computed from the server's own clock; ours may be wrong.
-        asked_at = parsedate_to_datetime(answer.headers.get("Date", ""))
-        return max((parsedate_to_datetime(text) - asked_at).total_seconds(), 0.0)
+        answered_at = parsedate_to_datetime(answer.headers.get("Date", ""))
+        return max((parsedate_to_datetime(text) - answered_at).total_seconds(), 0.0)
     except (ValueError, TypeError):
         return None

@@ -60,7 +60,7 @@ class JobDocument:
         at = self.tree.place_of(path) or ((1, 1) if root is None else place(root.start_mark))
         return ProtocolDiagnostic(self.file, *at, key_of(path), message, path, violation)
 
-    def mistake(self, path: Path, problem: str) -> ProtocolDiagnostic:
+    def invalid_value(self, path: Path, problem: str) -> ProtocolDiagnostic:
         """Returns a diagnostic of the value at this path. `problem` ends with the remedy."""
         return self.diagnostic(path, f"cannot use {key_of(path)}: {problem}")
 
@@ -104,21 +104,21 @@ def read_document(text: str, file: str = "") -> JobDocument:
     """
     text = text.removeprefix("\ufeff")
     try:
-        # js-yaml terminates the last line too: its line feed is part of a block scalar.
+        # js-yaml terminates the last line too, and a block scalar includes that line feed.
         tree = _Loader(text if text.endswith("\n") else f"{text}\n").tree()
     except yaml.MarkedYAMLError as error:
         raise _refused(file, *explained(text, error)) from error
     except yaml.reader.ReaderError as error:
         index = error.position
         line, column = text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index)
-        problem = f"there is a character (code {error.character}) that no text has; remove it"
+        problem = f"it contains an invalid character (code {error.character}); remove the character"
         raise _refused(file, problem, line, column) from error
     diagnostics = tuple(
         ProtocolDiagnostic(
             file,
             *place(each.mark),
             key_of(each.path),
-            f"cannot use {key_of(each.path)}: it is in line {each.first_line} already; keep one of the two",
+            f"cannot use {key_of(each.path)}: line {each.first_line} has the same key; keep one of the two",
             each.path,
         )
         for each in tree.repeated_keys
@@ -142,15 +142,15 @@ class _Loader(PositionedLoader):
         """The value of a scalar."""
         text = _whole(node.value)
         if text is None:
-            raise Unreadable("half of a surrogate pair is no character; leave it out", node.start_mark)
+            raise Unreadable("half of a surrogate pair is not a character; remove it", node.start_mark)
         try:
             is_plain = node.tag in (_PLAIN, f"{TAGS}merge")
             return resolved(text) if is_plain else explicitly(node.tag.removeprefix(TAGS), text)
         except (OverflowError, ValueError, KeyError) as error:
             problems = {
-                OverflowError: f"{shown(text)} is a date too far away; put it in quotes to have the text",
-                ValueError: f"{shown(text)} is not of the kind {short_tag(node)}; leave the tag out",
-                KeyError: f"the tag {short_tag(node)} is not supported here; remove it",
+                OverflowError: f"the date {shown(text)} is out of range; put it in quotes to use it as text",
+                ValueError: f"{shown(text)} is not of type {short_tag(node)}; remove the tag",
+                KeyError: f"the tag {short_tag(node)} is not supported; remove it",
             }
             raise Unreadable(problems[type(error)], node.start_mark) from error
 
@@ -182,12 +182,12 @@ class _Loader(PositionedLoader):
         self.forward()
         name = _ANCHOR.match(self.buffer, self.pointer)
         if name is None:
-            raise Unreadable("an anchor has no name; write a word behind & or *", start)
+            raise Unreadable("an anchor has no name; write a name after & or *", start)
         self.forward(len(name[0]))
         return TokenClass(name[0], start, self.get_mark())
 
     def check_value(self) -> bool:
-        """True if a colon begins a value. In brackets, one that begins a word does not: `[:8080]`."""
+        """True if a colon starts a value. In brackets, a colon at the start of a word does not: `[:8080]`."""
         if not self.flow_level or self.peek(1) in f"{_BLANKS},[]{{}}":
             return bool(super().check_value())
         at = self.pointer - 1
@@ -196,11 +196,11 @@ class _Loader(PositionedLoader):
         return self.buffer[at] not in "[{,:"
 
     def check_key(self) -> bool:
-        """True if a question mark begins a key. One that begins a word does not, also in brackets."""
+        """True if a question mark starts a key. A question mark at the start of a word does not, also in brackets."""
         return self.peek(1) in _BLANKS
 
     def check_plain(self) -> bool:
-        """True if a plain scalar begins here."""
+        """True if a plain scalar starts here."""
         return bool(super().check_plain()) or (self.flow_level > 0 and self.peek() in ":?")
 
     def scan_plain(self) -> yaml.ScalarToken:

@@ -1,4 +1,4 @@
-"""Writes a job as text: plain values as YAML, and a job's own text with its secrets masked."""
+"""Serialises jobs: plain values as YAML, or a job's own text with masked secrets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nni_manager.yaml_reader import TAGS
 
 MASK = "******"
 
-# Text that no YAML reader gives another type: OpenPAI's runtime reads YAML 1.1, its server nearly 1.2.
+# Text that every YAML reader parses as a string: OpenPAI's runtime reads YAML 1.1, its server nearly 1.2.
 _PLAIN = re.compile(
     r"^(?!(?:y|n|yes|no|on|off|true|false|null)$)[A-Za-z/_][^\n\x00-\x1f\x7f-\xa0\ufeff]*$", re.IGNORECASE
 )
@@ -80,8 +80,8 @@ class _Dumper(yaml.SafeDumper):
     def number(self, data: float) -> yaml.ScalarNode:
         # Without a point, YAML 1.1 readers parse 1e-07 as text.
         written = repr(data) if "e" not in repr(data) or "." in repr(data) else repr(data).replace("e", ".0e")
-        words = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}
-        return self.represent_scalar(f"{TAGS}float", words.get(written, written))
+        special = {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}
+        return self.represent_scalar(f"{TAGS}float", special.get(written, written))
 
     def date(self, data: Date) -> yaml.ScalarNode:
         return self.represent_scalar(f"{TAGS}timestamp", data.at.isoformat(timespec="milliseconds"))

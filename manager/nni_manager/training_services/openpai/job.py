@@ -40,7 +40,7 @@ _ADDED_BYTES = 4096
 
 
 class JobTooLarge(UserError):
-    """cannot submit the job: OpenPAI takes 100 kB at most; put long scripts into codeDir"""
+    """cannot submit the job: OpenPAI accepts at most 100 kB; move long scripts to codeDir"""
 
 
 def job_prefix(experiment_id: str) -> str:
@@ -67,7 +67,7 @@ class JobTemplate:
 
     @property
     def completion(self) -> Completion:
-        """When a job has ended, and how."""
+        """The tasks of a job, and the rule by which they end its trial."""
         return Completion(
             tuple(
                 TaskRole(role.name, role.instances, role.completion.min_failed, role.completion.min_succeeded)
@@ -77,7 +77,7 @@ class JobTemplate:
 
     @property
     def sized_roles(self) -> list[ProtocolTaskRole]:
-        """The roles whose resources the job says. HiveD derives those of other roles from their cell types."""
+        """The roles with resources in the job. HiveD derives the resources of other roles from their cell types."""
         scheduler = self.job.extras.get("hivedScheduler")
         by_sku = scheduler.get("taskRoles") if isinstance(scheduler, Mapping) else None
         skipped = [
@@ -86,7 +86,7 @@ class JobTemplate:
         return [role for role in self.job.task_roles if role.name not in skipped]
 
     def storage_at(self, mount: str) -> Storage | None:
-        """Returns the storage that containers mount at this path or above it; None if only the cluster knows."""
+        """Returns the storage that containers mount at this path or above it; None: unknown here, only the cluster has it."""
         path = PurePosixPath(mount)
         seen = {PurePosixPath(storage.mount_path): storage for storage in self.job.storages or ()}
         return next((seen[each] for each in (path, *path.parents) if each in seen), None)
@@ -110,7 +110,7 @@ def template_of(pai: PaiConfig) -> JobTemplate:
     template = JobTemplate(of_values(values), has_own_commands=True, warnings=warnings)
     if len(template.job.document.text.encode()) > MAX_BYTES - _ADDED_BYTES:
         raise JobTooLarge(
-            f"cannot submit {file}: it is larger than 96 kB, and OpenPAI takes 100 kB at most; put long scripts into codeDir"
+            f"cannot submit {file}: it exceeds 96 kB, and OpenPAI accepts at most 100 kB; move long scripts to codeDir"
         )
     return template
 
@@ -149,7 +149,7 @@ def render_command(settings: KeeperSettings, command: str | None) -> str:
     environ = settings.to_environ()
     del environ[f"{PREFIX}TOKEN"]
     lines = [
-        "# A signal to all processes of the task is for the keeper, which ends the trial; the shells wait for it.",
+        "# The keeper handles a signal to all processes of the task and ends the trial; the shells wait for the keeper.",
         "trap : TERM INT HUP",
         f"[ -d {shlex.quote(settings.mount or '/')} ] || exit {int(KeeperExit.MOUNT_MISSING)}",
         f"[ -r {run} ] || {{ echo cannot read {run} in this container >&2; exit {int(KeeperExit.WORKSPACE)}; }}",
@@ -172,12 +172,12 @@ def render_run_script(python: str | None = None) -> str:
     """
     return f"""\
 #!/bin/bash
-# Started once per task; the TRIAL_KEEPER_* variables say what it is for.
+# Started once per task; the TRIAL_KEEPER_* variables are the keeper's settings.
 trap : TERM INT HUP
 {keeper_lookup_snippet(python)}
 "${{keeper[@]}}"
 code=$?
-# OpenPAI takes a code above 128 for a failure of its own, and would start a job again whose trial is over.
+# OpenPAI treats a code above 128 as its own failure, and would restart the job of a trial that has ended.
 [ "$code" -le 128 ] || code=1
 exit "$code"
 """
@@ -211,7 +211,7 @@ def _values_of(pai: PaiConfig) -> dict[str, Any]:
 
 
 def _fill_in(values: dict[str, Any], pai: PaiConfig, *, has_storage: bool) -> None:
-    """Fill in virtual cluster and storage from the experiment file where the job has none."""
+    """Copy virtual cluster and storage from the experiment file if the job has none."""
     if pai.virtual_cluster is not None:
         values["defaults"] = {"virtualCluster": pai.virtual_cluster} | (values.get("defaults") or {})
     extras = values.setdefault("extras", {})
@@ -226,7 +226,7 @@ def _fill_in(values: dict[str, Any], pai: PaiConfig, *, has_storage: bool) -> No
 def _idle_keys(pai: PaiConfig, file: str) -> list[str]:
     keys = {"image": pai.image, "gpuNum": pai.gpu, "cpuNum": pai.cpu, "memoryMB": pai.memory_mb}
     return [
-        f"trial.{key} has no effect: {file} says it for each of its task roles; remove one of the two"
+        f"trial.{key} has no effect: {file} sets it for each task role; remove one of the two"
         for key, value in keys.items()
         if value is not None
     ]
@@ -235,7 +235,7 @@ def _idle_keys(pai: PaiConfig, file: str) -> list[str]:
 def _refuse_without_storage(job: JobProtocol, pai: PaiConfig) -> None:
     storages = job.storages
     if storages == () or (storages is None and pai.storage_name is not None):
-        return  # the user's default storages, which only the cluster knows, or the experiment file's storage
+        return  # the user's default storages, which are defined on the cluster, or the experiment file's storage
     mount = PurePosixPath(pai.mount)
     seen = [PurePosixPath(storage.mount_path) for storage in storages or ()]
     if any(each in (mount, *mount.parents) for each in seen):
@@ -243,7 +243,7 @@ def _refuse_without_storage(job: JobProtocol, pai: PaiConfig) -> None:
     mounted = ", ".join(f"{storage.name} at {storage.mount_path}" for storage in storages or ())
     what = f"it mounts {mounted}, not {pai.mount}" if storages else "it mounts no storage"
     problem = (
-        f"{what}, where containers would find the experiment; write e.g. "
+        f"{what}, where containers access the experiment; write e.g. "
         f"storages: [{{name: {pai.storage_name or 'NAME'}, mountPath: {pai.mount}}}], or correct containerNFSMountPath"
     )
-    raise ProtocolInvalid([job.document.mistake(("extras", "storages"), problem)])
+    raise ProtocolInvalid([job.document.invalid_value(("extras", "storages"), problem)])

@@ -1,4 +1,4 @@
-"""Diagnostics of a job: each has a position, and one error holds all of them. It is also the server's answer."""
+"""Diagnostics of a job: each has a position. One error holds all of them, and is also the server's answer."""
 
 from __future__ import annotations
 
@@ -33,23 +33,19 @@ class ProtocolDiagnostic(Diagnostic):
     violation: Violation | None = None
 
     def __str__(self) -> str:
-        if self.line is None:
-            return f"{self.file}: {self.message}" if self.file else self.message
-        place = (
-            f"{self.file}:{self.line}:{self.column}"
-            if self.file
-            else f"line {self.line}, column {self.column}"
-        )
-        return f"{place}: {self.message}"
+        place = f"line {self.line}, column {self.column}"
+        if self.file or self.line is None:
+            place = ":".join(str(each) for each in (self.file, self.line, self.column) if each is not None)
+        return f"{place}: {self.message}" if place else self.message
 
 
 class ProtocolInvalid(UserError):
-    """cannot run this job; fix the diagnostics listed with it"""
+    """cannot run this job; fix the listed errors"""
 
     def __init__(self, diagnostics: Iterable[ProtocolDiagnostic]) -> None:
         """Sorts the diagnostics by position; the message has one line for each."""
         self.diagnostics = tuple(sorted(diagnostics, key=lambda each: (each.line or 0, each.column or 0)))
-        super().__init__("\n".join(str(mistake) for mistake in self.diagnostics))
+        super().__init__("\n".join(str(each) for each in self.diagnostics))
 
     def response_message(self) -> str:
         """Returns the `message` of the server's answer (400, InvalidProtocolError).
@@ -57,19 +53,19 @@ class ProtocolInvalid(UserError):
         As in OpenPAI: a JSON list of errors if the job's form is invalid, else plain text.
         Source: the error objects of ajv 6, the schema library of microsoft/pai's REST server.
         """
-        if not any(mistake.violation for mistake in self.diagnostics):
+        if not any(each.violation for each in self.diagnostics):
             return str(self)
-        return json.dumps([_as_ajv(mistake) for mistake in self.diagnostics], ensure_ascii=False)
+        return json.dumps([_as_ajv(each) for each in self.diagnostics], ensure_ascii=False)
 
 
-def _as_ajv(mistake: ProtocolDiagnostic) -> dict[str, Any]:
-    rule = mistake.violation or Violation("semantics", (), {})
+def _as_ajv(diagnostic: ProtocolDiagnostic) -> dict[str, Any]:
+    rule = diagnostic.violation or Violation("semantics", (), {})
     return {
         "keyword": rule.keyword,
-        "dataPath": _data_path(mistake.path),
+        "dataPath": _data_path(diagnostic.path),
         "schemaPath": "/".join(("#", *map(str, rule.schema_path))),
         "params": dict(rule.params),
-        "message": str(mistake),
+        "message": str(diagnostic),
     }
 
 

@@ -20,15 +20,15 @@ from nni_manager.training_services.openpai.scalars import javascript_text
 from nni_manager.training_services.openpai.templates import fill_parameter
 
 SSH_BARRIER_INTERVAL_S = 10
-# Five hours. The documentation says 30 minutes; the runtime uses this.
+# Five hours. The runtime uses this value, although the documentation states 30 minutes.
 SSH_BARRIER_TRIES = 1800
-# After each of the ten tries.
+# The delay after each of the ten tries.
 GIT_WAITS_S = (1, 2, 4, 8, 16, 32, 64, 128, 256, 300)
 
 
 @dataclass(frozen=True, slots=True)
 class TaskEnvironment:
-    """The inputs of a plugin's script besides the job. `runtime_dir` is the folder of the runtime as tasks see it.
+    """The inputs of a plugin's script besides the job. `runtime_dir` is the runtime's folder inside tasks.
 
     `jobssh` expects the job's key pair there as ssh-secret/ssh-publickey and ssh-secret/ssh-privatekey.
     `ssh_public_keys` are those in the profile of the job's owner.
@@ -133,8 +133,8 @@ def _filled(task: _Task, call: PluginCall) -> Mapping[str, Any]:
             return value
         result = fill_parameter(value, variables)
         for name in result.unknown:
-            problem = f"there is no {name} for task role {task.role.name}; define it in the job"
-            diagnostics.append(task.job.document.mistake(path, problem))
+            problem = f"{name} is not defined for task role {task.role.name}; define it in the job"
+            diagnostics.append(task.job.document.invalid_value(path, problem))
         return result.text
 
     parameters: Mapping[str, Any] = filled(call.parameters, _place(call))
@@ -181,7 +181,7 @@ def _git(parameters: Mapping[str, Any], task: _Task, call: PluginCall) -> _Lines
     options = " ".join(
         shlex.quote(word)
         for index, option in enumerate(_text(parameters.get("options", ())))
-        for word in _words(option, task, (*_place(call), "options", index))
+        for word in _shell_arguments(option, task, (*_place(call), "options", index))
     )
     clone = " ".join(f"git clone {options} -- {shlex.quote(parameters['repo_uri'])} {code}".split())
     init = _all_or_nothing(
@@ -199,12 +199,12 @@ def _git(parameters: Mapping[str, Any], task: _Task, call: PluginCall) -> _Lines
     return _Lines(init=init, pre=pre)
 
 
-def _words(text: str, task: _Task, path: Path) -> list[str]:
+def _shell_arguments(text: str, task: _Task, path: Path) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
         problem = f"{shown(text)} has a quote that is not closed; close it"
-        raise ProtocolInvalid([task.job.document.mistake(path, problem)]) from error
+        raise ProtocolInvalid([task.job.document.invalid_value(path, problem)]) from error
 
 
 def _tensorboard(parameters: Mapping[str, Any], task: _Task, _: PluginCall) -> _Lines:
@@ -229,7 +229,7 @@ def _tensorboard(parameters: Mapping[str, Any], task: _Task, _: PluginCall) -> _
 def _ssh(parameters: Mapping[str, Any], task: _Task, call: PluginCall) -> _Lines:
     wanted = _is_on(parameters.get("jobssh"))
     between_tasks = wanted and task.job.gang_allocation
-    problem = "has no jobssh here: without gangAllocation tasks do not know each other; set it to true"
+    problem = "ignores jobssh: without gangAllocation, tasks have no addresses of other tasks; set gangAllocation to true"
     warnings = (problem,) if wanted and not between_tasks else ()
     user, keys = parameters.get("userssh") or {}, []
     if user.get("type") in ("custom", "system"):
@@ -263,7 +263,7 @@ def _barrier_tries(minutes: Any, task: _Task, call: PluginCall) -> int:
     except (ValueError, OverflowError) as error:
         problem = f"{shown(minutes)} is not a number of minutes; write e.g. 30"
         raise ProtocolInvalid(
-            [task.job.document.mistake((*_place(call), "sshbarrierTimeout"), problem)]
+            [task.job.document.invalid_value((*_place(call), "sshbarrierTimeout"), problem)]
         ) from error
 
 

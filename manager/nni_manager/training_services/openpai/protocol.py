@@ -46,7 +46,7 @@ class Prerequisite:
 
 @dataclass(frozen=True, slots=True)
 class JobCompletion:
-    """How many tasks of a role must fail, or succeed, to end the job. Negative: that count never ends it."""
+    """The counts of failed and succeeded tasks of a role that end the job. A negative count never ends the job."""
 
     min_failed: int
     min_succeeded: int

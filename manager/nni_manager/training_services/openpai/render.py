@@ -94,7 +94,7 @@ class _Rendering:
             filled = fill_at_submission(text, variables_of(self._job, role))
         except TemplateInvalid as error:
             path = _path_at(error.index, commands)
-            self.diagnostics.append(self._job.document.mistake(path, error.problem))
+            self.diagnostics.append(self._job.document.invalid_value(path, error.problem))
             return text
         self._warn_of_unknown(filled.unknown, ("taskRoles", role.name, "commands"))
         return filled.text
@@ -109,7 +109,7 @@ class _Rendering:
             try:
                 filled = fill_at_submission(javascript_text(value), {"$secrets": self._job.secrets})
             except TemplateInvalid as error:
-                self.diagnostics.append(self._job.document.mistake(path, error.problem))
+                self.diagnostics.append(self._job.document.invalid_value(path, error.problem))
                 continue
             self._warn_of_unknown(filled.unknown, path)
             auth[key] = filled.text
@@ -117,7 +117,7 @@ class _Rendering:
 
     def _warn_of_unknown(self, names: Iterable[str], path: Path) -> None:
         for name in dict.fromkeys(names):
-            message = f"{key_of(path)} keeps <% {name} %> as it is: nothing has that name; define it, or take it for text"
+            message = f"{key_of(path)} contains <% {name} %>, which is not defined and stays as text; define it if needed"
             self.warnings.append(self._job.document.diagnostic(path, message))
 
 

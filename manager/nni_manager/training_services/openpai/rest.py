@@ -115,7 +115,7 @@ class OpenPai(PaiConnection):
 
     def job(self, name: str) -> JobStatus:
         """Returns one job."""
-        return _status(self._ask("GET", self._path(name), f"look at job {name}"))
+        return _status(self._ask("GET", self._path(name), f"find job {name}"))
 
     def stop(self, name: str) -> None:
         """Request the end of a job. A terminal job is left as it is."""
@@ -175,7 +175,7 @@ class OpenPai(PaiConnection):
                         break
             except requests.RequestException as error:
                 raise ClusterUnavailable(
-                    f"cannot read the log: {why_no_answer(error)}; see the job's page"
+                    f"cannot read the log: {why_no_answer(error)}; open the job's page instead"
                 ) from error
         return bytes(text[-most_bytes:])
 

@@ -36,7 +36,7 @@ _TIME = re.compile(
     r"(?P<hour>[0-9]{1,2}):(?P<minute>[0-9]{2}):(?P<second>[0-9]{2})(?:\.(?P<fraction>[0-9]*))?"
     r"(?:[ \t]*(?:Z|(?P<zone>[-+])(?P<zone_hour>[0-9]{1,2})(?::(?P<zone_minute>[0-9]{2}))?))?$"
 )
-_WORDS: dict[str, bool | None] = {
+_CONSTANTS: dict[str, bool | None] = {
     **dict.fromkeys(("", "~", "null", "Null", "NULL")),
     **dict.fromkeys(("true", "True", "TRUE"), True),
     **dict.fromkeys(("false", "False", "FALSE"), False),
@@ -61,8 +61,8 @@ def resolved(text: str) -> Any:
     Raises:
         OverflowError: the date is out of range, such as 9999-99-99.
     """
-    if text in _WORDS:
-        return _WORDS[text]
+    if text in _CONSTANTS:
+        return _CONSTANTS[text]
     if match := _INTEGER.match(text):
         # js-yaml rejects numbers with a trailing underscore.
         return text if text.endswith("_") else as_number(_integer(match))

@@ -156,7 +156,7 @@ _PLUGIN_PARAMETERS = {
 PLUGINS = tuple(_PLUGIN_PARAMETERS)
 
 _PLUGIN = _must_be(
-    f"a plugin there is ({', '.join(PLUGINS)})",
+    f"a known plugin ({', '.join(PLUGINS)})",
     f"{RUNTIME_PLUGINS}.cmd",
     type="string",
     # The runtime ignores plugin names without the prefix.
@@ -207,7 +207,7 @@ _RESOURCES = _mapping(
         "cpu": _whole("a whole number", 1),
         "memoryMB": _whole("a whole number", 1024),
         "gpu": _NUMBER,
-        "ports": _named("label, of letters, digits and _", _whole("a whole number", 1), "{http: 1}"),
+        "ports": _named("label of letters, digits and _", _whole("a whole number", 1), "{http: 1}"),
     },
     ("cpu", "memoryMB", "gpu"),
     "{cpu: 1, memoryMB: 1024, gpu: 0}",
@@ -296,7 +296,7 @@ JOB_SCHEMA = _mapping(
         "secrets": _ANY_MAPPING,
         "jobRetryCount": _whole("a whole number, 0 or more", 0, minimum=0),
         "taskRoles": _named(
-            "task role; its name is of letters, digits and _, and begins with no digit",
+            "task role, named with letters, digits and _, no digit first",
             _TASK_ROLE,
             "{worker: …}",
         ),

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from enum import Enum
 
-from nni_manager.training_services.base import JobPresence
-
 
 class PaiJobState(Enum):
     """OpenPAI's job states. UNKNOWN is both OpenPAI's own and ours for states of other versions."""
@@ -22,27 +20,17 @@ class PaiJobState(Enum):
     UNKNOWN = "UNKNOWN"
 
     @classmethod
-    def of(cls, word: object) -> PaiJobState:
+    def of(cls, value: object) -> PaiJobState:
         """Returns the state with this value."""
-        return cls(word) if word in cls._value2member_map_ else cls.UNKNOWN
+        return cls(value) if value in cls._value2member_map_ else cls.UNKNOWN
 
     @property
-    def presence(self) -> JobPresence:
-        """Whether the job is alive. UNKNOWN counts as alive, because a later poll shows a known state."""
-        return PRESENCE[self]
+    def is_terminal(self) -> bool:
+        """True if the job has ended. UNKNOWN is not terminal, because a later poll shows a known state."""
+        return self in (PaiJobState.SUCCEEDED, PaiJobState.STOPPED, PaiJobState.FAILED)
 
 
-_S = PaiJobState
-PRESENCE: dict[PaiJobState, JobPresence] = {
-    _S.WAITING: JobPresence.RUNNING,
-    _S.RUNNING: JobPresence.RUNNING,
-    _S.STOPPING: JobPresence.RUNNING,
-    _S.UNKNOWN: JobPresence.RUNNING,
-    _S.SUCCEEDED: JobPresence.ENDED,
-    _S.STOPPED: JobPresence.ENDED,
-    _S.FAILED: JobPresence.ENDED,
-}
 OUT_OF_MEMORY = -1200
 """The exit code of a container that was killed for lack of memory (UserContainerDockerOOMKilled)."""
-LIVE = (_S.WAITING, _S.RUNNING, _S.STOPPING)
+LIVE = (PaiJobState.WAITING, PaiJobState.RUNNING, PaiJobState.STOPPING)
 """The states that select live jobs in a list request."""

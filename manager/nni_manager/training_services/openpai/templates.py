@@ -29,7 +29,7 @@ _CLOSING = "%>"
 # Blanks before a closing tag are stripped afterwards: a pattern that strips them takes quadratic time.
 _SECRET = re.compile(r"<%\s*(?P<name>\$secrets\b[^%]*)%>")
 _REFERENCE_BEGINS = re.compile(r"<%\s*(?=\$)")
-# No list of a job has a longer index.
+# The indices of all lists in a job are shorter.
 _MAX_DIGITS_OF_INDEX = 9
 
 
@@ -42,7 +42,7 @@ class TemplateInvalid(Exception):
         self.problem = problem
 
 
-# None is a value.
+# Differs from None, which is a value.
 MISSING: Any = object()
 
 
@@ -177,9 +177,9 @@ def _texts_and_tags(template: str) -> Iterator[str | _Tag]:
         closing = "}" + _CLOSING if opening["kind"] == "{" else _CLOSING
         end = template.find(closing, opening.end())
         if end < 0:
-            raise TemplateInvalid(opening.start(), "<% is not closed; write %> behind the name")
+            raise TemplateInvalid(opening.start(), "<% is not closed; write %> after the name")
         if opening["kind"] == "=":
-            raise TemplateInvalid(opening.start(), "<%= changes what a tag looks like; leave it out")
+            raise TemplateInvalid(opening.start(), "<%= would change the tag delimiters; remove it")
         kind = "&" if opening["kind"] == "{" else opening["kind"]
         yield _Tag(kind, template[opening.end() : end].rstrip(), opening.start())
         position = end + len(closing)

@@ -1,7 +1,7 @@
 """Termination messages: the last output of the task that ended a job, read from its node's log server.
 
-A dead node does not answer. So each message is fetched once, within seconds, in its own thread, and delays neither the poll
-nor other jobs.
+A dead node does not answer. Each message is therefore fetched once, within seconds, in its own thread: it delays neither the
+poll nor other jobs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 # Users wait for the end of the trial, and a healthy log server answers within a second.
 TIMEOUT_S = 4.0
 _ONCE = ClientRetryPolicy(tries=1, connect_within_s=2.0, answer_within_s=3.0)
-# Many jobs may end at the same time; those without a free thread in time end without a message.
+# Many jobs may end at the same time; jobs that get no free thread in time end without a message.
 _THREADS = 8
 _TAIL_BYTES = 2000
 
@@ -46,7 +46,9 @@ class TerminationMessages:
         except NniManagerError as error:
             logger.info("no termination message of job %s: %s", job.name, error)
         except Exception:  # the job's end is reported regardless of the log server's answer
-            logger.exception("cannot understand the answer for the termination message of job %s", job.name)
+            logger.exception(
+                "cannot parse the log server's answer with the termination message of job %s", job.name
+            )
         return ""
 
     async def _fetched(self, job: JobStatus, deadline_s: float) -> str:

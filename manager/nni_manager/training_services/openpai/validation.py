@@ -49,9 +49,11 @@ def diagnostics_of(document: JobDocument) -> list[ProtocolDiagnostic]:
     form = _schema_violations(document)
     if not isinstance(document.value, dict):
         return form
-    places = {mistake.path for mistake in form}
-    sense = [mistake for mistake in _SemanticRules(document).diagnostics() if mistake.path not in places]
-    return [*document.diagnostics, *form, *sense]
+    paths_with_violations = {each.path for each in form}
+    meaning = (
+        each for each in _SemanticRules(document).diagnostics() if each.path not in paths_with_violations
+    )
+    return [*document.diagnostics, *form, *meaning]
 
 
 def warnings_of(document: JobDocument) -> list[ProtocolDiagnostic]:
@@ -112,17 +114,17 @@ def _unknown(path: Path, schema: Mapping[str, Any]) -> str:
         rule = "letters, digits and _ with no digit first"
         better = re.sub(r"\W", "_", name, flags=re.ASCII) or "a"
         better = f"_{better}" if better[0].isdigit() else better
-        return f"cannot use {key}: {shown(name)} is no name here, where it must be {rule}; rename it, e.g. {better}"
+        return f"cannot use {key}: {shown(name)} is not a valid name ({rule}); rename it, e.g. {better}"
     remedy = remedy_for_unknown(name, schema["properties"], verb="remove it or use")
     return f"cannot use {key}: there is no such key here; {remedy}"
 
 
 def _wrong(path: Path, value: Any, schema: Mapping[str, Any]) -> str:
     subject = f"use {key_of(path)}" if path else "run this job"
-    # More people see a diagnostic than may see a secret.
+    # People who may not see secrets can see diagnostics.
     is_secret = "secrets" in path[:1] or "auth" in path
-    said = "its value" if is_secret else shown(value)
-    return f"cannot {subject}: {said} is not {schema.get('description')}; {_written(path, schema)}"
+    quoted = "its value" if is_secret else shown(value)
+    return f"cannot {subject}: {quoted} is not {schema.get('description')}; {_written(path, schema)}"
 
 
 def _written(path: Path, schema: Mapping[str, Any]) -> str:
@@ -157,7 +159,9 @@ class _SemanticRules:
     def warnings(self) -> Iterator[ProtocolDiagnostic]:
         gang = self._extras.get("gangAllocation")
         if gang is not None and not isinstance(gang, bool):
-            message = f"extras.gangAllocation counts as true, being {shown(gang)}; write true or false without quotes"
+            message = (
+                f"extras.gangAllocation: {shown(gang)} counts as true; write true or false without quotes"
+            )
             yield self._document.diagnostic(("extras", "gangAllocation"), message)
         for name, role in self._roles.items():
             if role.get("taskRetryCount") and gang is not False:
@@ -188,12 +192,12 @@ class _SemanticRules:
             what = (shown(item.get("name")), shown(item.get("type")))
             if "name" in item and seen.setdefault(what, path) != path:
                 first = f"{key_of(seen[what])} is a prerequisite {what[0]} of type {item.get('type')}"
-                yield self._document.mistake((*path, "name"), f"{first} already; rename one of them")
+                yield self._document.invalid_value((*path, "name"), f"{first} too; rename one of them")
         for path, item in self._deployments:
             name = shown(item.get("name"))
             if "name" in item and seen.setdefault((name,), path) != path:
-                problem = f"{key_of(seen[name,])} is named {name} already; rename one of them"
-                yield self._document.mistake((*path, "name"), problem)
+                problem = f"{key_of(seen[name,])} has the same name {name}; rename one of them"
+                yield self._document.invalid_value((*path, "name"), problem)
 
     def _references(self) -> Iterator[ProtocolDiagnostic]:
         names = {
@@ -221,19 +225,21 @@ class _SemanticRules:
         if cycle:
             path = next(path for path, item in self._prerequisites if str(item.get("name")) == cycle[0])
             problem = f"{' requires '.join([*cycle, cycle[0]])}; remove one of these"
-            yield self._document.mistake((*path, "require"), problem)
+            yield self._document.invalid_value((*path, "require"), problem)
 
     def _role_names(self) -> Iterator[ProtocolDiagnostic]:
         seen: dict[str, str] = {}
         for name in self._roles:
             short = mangled(name)
             if not 1 <= len(short) <= 63:
-                problem = f"a cluster calls it {shown(short)}, which must be 1 to 63 letters and digits"
-                yield self._document.mistake(("taskRoles", name), f"{problem}; rename it with letters a to z")
+                problem = f"its name on a cluster, {shown(short)}, must have 1 to 63 letters and digits"
+                yield self._document.invalid_value(
+                    ("taskRoles", name), f"{problem}; rename it with letters a to z"
+                )
             elif seen.setdefault(short, name) != name:
-                problem = f"a cluster calls both it and {seen[short]} {short}"
+                problem = f"its name on a cluster is {short}, as that of {seen[short]}"
                 remedy = "rename one so that they differ in letters or digits"
-                yield self._document.mistake(("taskRoles", name), f"{problem}; {remedy}")
+                yield self._document.invalid_value(("taskRoles", name), f"{problem}; {remedy}")
 
     def _default_deployment(self) -> Iterator[ProtocolDiagnostic]:
         name = self._defaults.get("deployment")
@@ -249,13 +255,13 @@ class _SemanticRules:
             is_cmd = call.get("plugin") == ("cmd" if in_extras else f"{RUNTIME_PLUGINS}.cmd")
             if is_cmd and "callbacks" in parameters and others:
                 at: Path = (*path, "parameters", "callbacks") if in_extras else (*path, "callbacks")
-                problem = f"there is {others[0]} beside it; keep one of the two forms"
-                yield self._document.mistake(at, problem)
+                problem = f"{others[0]} is set too; keep one of the two forms"
+                yield self._document.invalid_value(at, problem)
 
     def _unknown(self, path: Path, name: Any, known: Iterable[Any], what: str) -> ProtocolDiagnostic:
         known = [each for each in known if isinstance(each, str)][:MAX_NAMES_SHOWN]
         remedy = remedy_for_unknown(str(name), known) if known else f"add a {what} of that name"
-        return self._document.mistake(path, f"there is no {what} named {shown(name)}; {remedy}")
+        return self._document.invalid_value(path, f"there is no {what} named {shown(name)}; {remedy}")
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
