@@ -115,7 +115,7 @@ def test_a_probe_is_let_in_and_leaves_the_real_keeper_where_it_is(stranger):
 
 def test_nothing_may_follow_the_hello_of_a_probe():
     chunk = Chunk(AttemptKey("abcde", attempt_id(0), "main-0"), Stream.METRICS, 0, b"x")
-    with pytest.raises(ProtocolError, match="cannot take Chunk from a probe"):
+    with pytest.raises(ProtocolError, match="cannot accept Chunk from a probe"):
         ProbeSession().receive(chunk)
 
 

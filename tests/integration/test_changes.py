@@ -319,7 +319,7 @@ def test_a_view_changes_nothing(a_real_experiment):
                     ("POST", "/experiment/import-data", [{"parameter": {"x": 0.5}, "value": 1}]),
                 ):
                     refusal = await live.ask(verb, path, 403, json=body)
-                    assert "only viewed here" in refusal["error"]
+                    assert "open read-only here" in refusal["error"]
                 assert await live.ask("GET", "/experiment/imported-data") == []
 
     play(scenario)

@@ -1,4 +1,4 @@
-"""The results and learning curves of the trials so far, in the forms in which tuner and assessor receive them."""
+"""The results and learning curves of all trials so far, as types of tuner and assessor."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -47,7 +47,7 @@ class History:
         return PriorResult(trial.parameters, value, metric or json.dumps(value))
 
     def prior_results(self, trials: Iterable[Trial]) -> list[PriorResult]:
-        """The results of the terminal trials that have one."""
+        """The results of the terminal trials that have a result."""
         reward_of = self.experiment.lifecycle.reward_of
         rewards = ((trial, reward_of(trial)) for trial in trials if trial.state.is_terminal)
         return [self.prior_result(trial, value) for trial, value in rewards if value is not None]

@@ -47,7 +47,7 @@ def importance_of(
         return Importance(
             {},
             len(known),
-            f"{len(known)} trials have a number {metric!r} so far, and {MIN_TRIALS} are needed",
+            f"{len(known)} trials have a number {metric!r}; {MIN_TRIALS} are needed",
         )
     # The import takes a second, so it is done only on demand.
     import optuna
@@ -93,7 +93,7 @@ class _Axis:
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> "_Axis | None":
-        """The axis of these values; None: they are all the same."""
+        """The axis of these values; None: all values are the same."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution
 
         options = sorted({_json_of(value) for value in values})

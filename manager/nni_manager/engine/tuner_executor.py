@@ -3,7 +3,7 @@
 A tuner that does not learn from results is called on the engine's loop, once it has answered quickly several times in a row. For
 trials of a few milliseconds, a thread switch costs more than the answer.
 
-Their exceptions are not bugs of the manager: they are posted as events and shown to the user.
+Exceptions of tuner and assessor are posted as events and shown to the user: they are not bugs of the manager.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class TunerExecutor:
         """`make_tuner` creates a tuner for a configuration; `new_trial_id` returns an unused trial id."""
         self._experiment_id = experiment_id
         self._config = config
-        self._proposer = TunerSession(config, make_tuner)
+        self._session = TunerSession(config, make_tuner)
         self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
         self._assessment = assessment
         self._assessor_thread = ThreadPoolExecutor(1, thread_name_prefix="assessor")
@@ -61,7 +61,7 @@ class TunerExecutor:
         self._in_thread: list[Future[Any]] = []
         """The calls submitted to the tuner's thread; some may be done."""
         self._tuner_failed: Exception | None = None
-        """The error because of which the tuner could not be restored; None: it was."""
+        """The error of a failed restore of the tuner; None: no error."""
         self._assessor_failed: Exception | None = None
         self._post = post
         self._new_trial_id = new_trial_id
@@ -69,7 +69,7 @@ class TunerExecutor:
     @property
     def learns(self) -> bool:
         """True if the tuner's proposals depend on results."""
-        return self._proposer.learns
+        return self._session.learns
 
     async def restore(
         self,
@@ -83,7 +83,7 @@ class TunerExecutor:
         running trials are still followed until then.
         """
         try:
-            await self._change(self._proposer.restore, trials, known)
+            await self._change(self._session.restore, trials, known)
         except UserError as error:
             self._tuner_failed = error
         if self._assessment is not None:
@@ -95,7 +95,7 @@ class TunerExecutor:
 
     def close(self) -> None:
         """Make no more calls. A running call is not awaited, and is ended if possible."""
-        self._proposer.close()
+        self._session.close()
         if self._assessment is not None:
             self._assessment.close()
         self._tuner_thread.shutdown(wait=False, cancel_futures=True)
@@ -107,7 +107,7 @@ class TunerExecutor:
             if self._tuner_failed is not None:
                 raise self._tuner_failed
             suggestion: Suggestion | Later | None = await self._answer(
-                self._proposer.ask, sequence_id, is_proposal=True
+                self._session.ask, sequence_id, is_proposal=True
             )
             if suggestion is None:
                 self._post(events.TunerExhausted())
@@ -120,15 +120,15 @@ class TunerExecutor:
 
     async def tell(self, sequence_id: int, result: Observation) -> None:
         """Send the result of a trial to the tuner."""
-        if self._tuner_failed is None:  # a fixed tuner gets all stored results after the resume
+        if self._tuner_failed is None:  # a repaired tuner gets all stored results after a resume
             with self._failures_shown():
-                await self._answer(self._proposer.tell_result, sequence_id, result)
+                await self._answer(self._session.tell_result, sequence_id, result)
 
     async def teach(self, results: Sequence[PriorResult]) -> int:
         """Add results of parameters that the tuner did not propose. Returns how many of them it uses."""
         if self._tuner_failed is None:  # as above
             with self._failures_shown():
-                return int(await self._change(self._proposer.import_results, results))
+                return int(await self._change(self._session.import_results, results))
         return 0
 
     async def change_space(
@@ -140,7 +140,7 @@ class TunerExecutor:
         """
         is_done = False
         with self._failures_shown():
-            await self._change(self._proposer.change_space, config, known, over)
+            await self._change(self._session.change_space, config, known, over)
             self._post(events.SearchSpaceChanged())
             is_done = True
         return is_done  # noqa: RET504 - the block swallows exceptions
@@ -156,7 +156,7 @@ class TunerExecutor:
             values = self._to_assess.pop(key)
             may_go_on = await self._in_assessor_thread(lambda assessment: assessment.report(*key, values))
         if may_go_on is False:
-            log.info("trial %s: the assessor stops it", effect.trial_id)
+            log.info("trial %s: stopped early by the assessor", effect.trial_id)
             self._post(events.EarlyStopRequested(effect.trial_id, effect.attempt, time.time()))
 
     async def tell_assessor(self, effect: events.TellAssessor) -> None:
@@ -179,7 +179,7 @@ class TunerExecutor:
             return await asyncio.get_running_loop().run_in_executor(
                 self._assessor_thread, use, self._assessment
             )
-        except Exception as error:  # noqa: BLE001 - as of a tuner
+        except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
             self._note_assessor_failure(error)
             return None
 
@@ -202,8 +202,8 @@ class TunerExecutor:
         log.error("the %s failed:\n%s", what, text)
         self._post(
             events.TunerFailed(
-                f"the {what} {name} failed, and no more trials are begun; what it raised follows. "
-                f"Fix it, then go on with `nnictl resume {self._experiment_id}`.\n{text}",
+                f"the {what} {name} failed, and no more trials are started. Fix it, then resume with "
+                f"`nnictl resume {self._experiment_id}`. The error:\n{text}",
                 was_asked,
             )
         )
@@ -244,7 +244,7 @@ class TunerExecutor:
         try:
             return await self._in_tuner_thread(function, *arguments)
         finally:
-            self._quick_answers = 0  # only now: earlier calls measured the previous tuner
+            self._quick_answers = 0  # after the change: earlier calls measured the previous tuner
 
     def _in_tuner_thread(self, function: Callable[..., Any], *arguments: Any) -> "asyncio.Future[Any]":
         asked = self._tuner_thread.submit(function, *arguments)

@@ -1,8 +1,8 @@
 """Adapters for a user's tuner and assessor: each call goes to the process that runs the user's class.
 
-After a restart the class is created again and its history is replayed: each trial is asked for, with its earlier id, and its
-result is reported. A deterministic class is then in its earlier state. In any case the class receives the parameters that the
-trial really had.
+After a restart, the class is created again and its history is replayed: each trial is asked for with its earlier id, and its
+result is reported. A deterministic class is then in its earlier state. Other classes also receive the parameters that the trial
+really had.
 """
 
 from __future__ import annotations
@@ -34,14 +34,8 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         """Does not start the process: creating the class may take time, or fail."""
         super().__init__()
         self._of, self._class_args, self._search_space = of, class_args, search_space
-        self._process = UserProcess(
-            *(
-                "tuner",
-                of,
-                log_folder and log_folder / "tuner.log",
-                log_folder and log_folder.parent / "checkpoint",
-            )
-        )
+        checkpoints = log_folder and log_folder.parent / "checkpoint"
+        self._process = UserProcess("tuner", of, log_folder and log_folder / "tuner.log", checkpoints)
 
     def propose(self, trial_key: int) -> Suggestion | Later:
         """See `KeyedTuner`. A class that has no parameters now may have some after another trial ends.
@@ -56,7 +50,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         parameter_id, parameters = answer
         if not isinstance(parameters, dict):
             raise UserCodeFailed(
-                f"cannot use what {self._of.class_name} proposed for parameter_id {parameter_id}: "
+                f"cannot use the proposal of {self._of.class_name} for parameter_id {parameter_id}: "
                 f"{str(parameters)[:200]} is not a dict; return a dict of names and values"
             )
         self.note(trial_key, (parameter_id, parameters))
@@ -77,7 +71,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
             self._process.call("tell", *asked, result.metric, result.trial_id, result.has_succeeded)
 
     def import_results(self, results: Iterable[PriorResult]) -> int:
-        """See `BaseTuner.import_results`. Counts all results: only the class can decide which of them are usable.
+        """See `BaseTuner.import_results`. Counts all results: only the user's class can decide which results are usable.
 
         Raises:
             UserCodeFailed: the user's code failed.
@@ -101,7 +95,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
             if trial.ended:
                 result = Observation(trial.trial_id, trial.value, trial.metric, trial.has_succeeded)
                 self.tell_result(trial.key, result)
-        self._process.call("forget_given")
+        self._process.call("discard_delivered")
 
     def close(self) -> None:
         """See `BaseTuner.close`."""
@@ -127,7 +121,7 @@ class UserAssessor(BaseAssessor):
         self._process = UserProcess("assessor", of, log_folder and log_folder / "assessor.log")
 
     def may_go_on(self, trial: str, learning_curve: Sequence[float]) -> bool:
-        """See `Assessor`; the class receives the results as they were reported.
+        """See `BaseAssessor`; the class receives the results as they were reported.
 
         Raises:
             UserCodeFailed: the user's code failed.
