@@ -74,7 +74,7 @@ def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
             (stranger.hello(attempts=(AttemptKey("other", attempt_id(0), "main-0"),)),),
             {},
             code.INVALID_ARGUMENT,
-            "not that job's",
+            "belongs to another job",
         ),
         (
             (stranger.hello(attempts=(AttemptKey(stranger.job, attempt_id(0), "../.."),)),),
@@ -88,7 +88,7 @@ def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
             (hello, Chunk(AttemptKey("other", attempt_id(0), "main-0"), Stream.METRICS, 0, b"x")),
             {},
             code.INVALID_ARGUMENT,
-            "not that job's",
+            "belongs to another job",
         ),
         ((hello, Chunk(key, Stream.METRICS, 10**9, b"x")), {}, code.ABORTED, "offset"),
         ((ConnectRequest(),), {}, code.INVALID_ARGUMENT, "no message"),

@@ -6,7 +6,7 @@ The domain makes all decisions about trials; their outcomes are posted to the do
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Coroutine
 from typing import Any
 
 from nni_manager.backoff import delays_s
@@ -308,7 +308,7 @@ class ClusterJobs:
         unreported = JobEnded(job.job_id, None, "")
         for trial in self._experiment.scheduler.trials_of(job):
             await self._ingest_remaining(trial, unreported, may_be_late=False)
-        await asyncio.shield(self._runtime.commits.add([]))
+        await asyncio.shield(self._runtime.durable())
 
     def _report_terminated(self, job_id: str, reason: ExitReason, message: str, **how: Any) -> None:
         """Report the end of a job to the experiment; `how`: further fields of the event."""
@@ -342,10 +342,9 @@ class ClusterJobs:
         elif presence is JobPresence.UNKNOWN and trial is not None and is_untouched:
             self.start_submission(job)
         else:
-            unknown = "its job no longer exists in the training service"
-            message = (
-                unknown if presence is JobPresence.UNKNOWN else self._service.termination_message(job.job_id)
-            )
+            message = "its job no longer exists in the training service"
+            if presence is not JobPresence.UNKNOWN:
+                message = self._service.termination_message(job.job_id)
             self._start_recovery(job, JobEnded(job.job_id, None, message))
 
     async def _is_untouched(self, trial: Trial) -> bool:
@@ -366,26 +365,23 @@ class ClusterJobs:
         """Read the data of an ended job that its keepers have not sent from the workspace, then report its end."""
         # From here on its trials must not move to another job, which would get the data of the files here.
         self._post(events.KeeperDisconnected(job.job_id))
-        how = (
-            "its keeper is gone"
-            if ended.exit_code is None
-            else f"its keeper ended with exit code {ended.exit_code}"
-        )
-        reason = ended.reason
-        if ended.exit_code is not None and (own := known(ended.exit_code)) is not None:
-            how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
+        how, reason = "its keeper is gone", ended.reason
+        if ended.exit_code is not None:
+            how = f"its keeper ended with exit code {ended.exit_code}"
+            if (own := known(ended.exit_code)) is not None:
+                how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
         if job.job_id in self._killed:
             self._killed.discard(job.job_id)
             how = "its keeper did not stop the trial in time, so the job was killed; see the end of the keeper's log"
         untouched: set[str] = set()
         scanned: set[str] = set()
+        trials_of = self._experiment.scheduler.trials_of
         shows_all_at_s = time.monotonic() + STORAGE_LAG_S
         # A trial whose end is found here frees its slot, so the job may get further trials until its own end is posted.
-        while trial := self._next_trial_of(job, scanned):
+        while trial := next((each for each in trials_of(job) if each.trial_id not in scanned), None):
             if not scanned:
                 # Trials that the job gets from now on never start.
-                unfinished = [each.trial_id for each in self._experiment.scheduler.trials_of(job)]
-                await self._service.reap_orphans(job.job_id, unfinished)
+                await self._service.reap_orphans(job.job_id, [each.trial_id for each in trials_of(job)])
                 self._post(events.JobProcessesEnded(job.job_id))
             scanned.add(trial.trial_id)
             try:
@@ -397,12 +393,10 @@ class ClusterJobs:
                 if not left:
                     untouched.add(trial.trial_id)
             # Wait until everything read so far is stored and the experiment has received it.
-            await asyncio.shield(self._runtime.commits.add([]))
+            await asyncio.shield(self._runtime.durable())
             if any(each.ended for each in left) and not trial.state.is_terminal:
-                how, reason = (
-                    "the workspace lacks data that the trial has written; check the shared storage",
-                    ExitReason.MOUNT,
-                )
+                reason = ExitReason.MOUNT
+                how = "the workspace lacks data that the trial has written; check the shared storage"
         if self._service.uses_snapshot:  # only then can other users write there
             for trial in self._trials_of(job):
                 await self._storage_poller.report_rejected(trial)
@@ -413,10 +407,6 @@ class ClusterJobs:
         self._report_terminated(
             job.job_id, reason, message, is_clean=is_clean, untouched=frozenset(untouched)
         )
-
-    def _next_trial_of(self, job: Job, scanned: Collection[str]) -> Trial | None:
-        trials = self._experiment.scheduler.trials_of(job)
-        return next((each for each in trials if each.trial_id not in scanned), None)
 
     async def _ingest_remaining(
         self, trial: Trial, ended: JobEnded, *, may_be_late: bool
@@ -435,11 +425,8 @@ class ClusterJobs:
             trial, may_be_late=may_be_late and self._service.uses_snapshot and has_begun and not is_own
         )
         for each in left:
-            self._post(
-                events.AttemptStarted(
-                    each.key, time.time() if each.ended is None else each.ended.started_at_s
-                )
-            )
+            at_s = time.time() if each.ended is None else each.ended.started_at_s
+            self._post(events.AttemptStarted(each.key, at_s))
             await self._storage_poller.drain(
                 trial, each, lambda: self._post(events.AttemptDrained(trial.job_id))
             )

@@ -9,7 +9,6 @@ from functools import partial
 
 from nni_manager.clock import monotonic_epoch_s
 from nni_manager.config.model import ExperimentSpec
-from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain import events
 from nni_manager.domain.attempts import AttemptReport, Attempts
 from nni_manager.domain.events import Effect
@@ -67,9 +66,11 @@ class Engine(Runtime):
         self.admission = KeeperAdmission(self, self.keepers, self.ingest)
         self.storage_poller = SharedStoragePoller(self, self.admission, self.ingest)
         self.jobs = ClusterJobs(self, self.admission, self.keepers, self.ingest, self.storage_poller)
-        self.changes = ExperimentCommands(self, self.all_known)
         self._pending_observations: set[str] = set()
         """Ended trials that a user proposed and whose results are about to be sent to the tuner."""
+        self.all_known = partial(self.history.all_known, self._pending_observations)
+        """See `History.all_known`."""
+        self.changes = ExperimentCommands(self, self.all_known)
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
         self._is_ending = asyncio.Event()
@@ -324,10 +325,6 @@ class Engine(Runtime):
             )
         else:
             log.info("trial %s: %s", trial.trial_id, trial.state.value)
-
-    def all_known(self) -> tuple[list[PriorResult], set[int]]:
-        """See `History.all_known`."""
-        return self.history.all_known(self._pending_observations)
 
     def _note_job_ended(self, ended: JobEnded) -> None:
         self.jobs.note_ended(ended)

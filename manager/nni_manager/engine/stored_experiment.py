@@ -50,28 +50,16 @@ class StoredExperimentReader:
         return replace(self._snapshot, problem=self._problem(), is_view=True)
 
     def stop(self) -> None:
-        """Not supported.
-
-        Raises:
-            ViewOnly: always.
-        """
+        """Not supported: raises ViewOnly."""
         raise self._view_only("stop experiment", self.folder.experiment_id)
 
     def stop_trial(self, trial_id: str) -> None:
-        """Not supported.
-
-        Raises:
-            ViewOnly: always.
-        """
+        """Not supported: raises ViewOnly."""
         raise self._view_only("stop trial", trial_id)
 
     @property
     def changes(self) -> NoReturn:
-        """Not supported.
-
-        Raises:
-            ViewOnly: always.
-        """
+        """Not supported: raises ViewOnly."""
         raise self._view_only("change experiment", self.folder.experiment_id)
 
     def close(self) -> None:
@@ -80,23 +68,18 @@ class StoredExperimentReader:
 
     def _problem(self) -> str:
         try:
-            is_current = self._snapshot.experiment.state.is_over or self.folder.running_process() is not None
+            if self._snapshot.experiment.state.is_over or self.folder.running_process() is not None:
+                return ""
         except FolderUnreadable as error:
             return str(error)
         name = self.folder.experiment_id
-        return (
-            ""
-            if is_current
-            else f"the manager of experiment {name} is not running, this is its last status; `nnictl resume {name}` resumes it"
-        )
+        return f"the manager of experiment {name} is not running, this is its last status; `nnictl resume {name}` resumes it"
 
     def _view_only(self, what: str, which: str) -> ViewOnly:
         manager, name = self.folder.running_process(), self.folder.experiment_id
-        remedy = (
-            f"`nnictl resume {name}` resumes it"
-            if manager is None
-            else f"use its manager on port {manager.port}"
-        )
+        remedy = f"`nnictl resume {name}` resumes it"
+        if manager is not None:
+            remedy = f"use its manager on port {manager.port}"
         return ViewOnly(f"cannot {what} {which}: experiment {name} is open read-only here; {remedy}")
 
 

@@ -172,41 +172,33 @@ class TunerExecutor:
         """The answer of the assessor; None if it failed or there is none."""
         if self._assessment is None:
             return None
-        if self._assessor_failed is not None:
-            self._note_assessor_failure(self._assessor_failed)
-            return None
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._assessor_thread, use, self._assessment
-            )
-        except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
-            self._note_assessor_failure(error)
-            return None
-
-    def _note_assessor_failure(self, error: Exception) -> None:
-        name = "" if self._config.assessor is None else self._config.assessor.name
-        self._note_failure("assessor", name, error)
+        answer: bool | None = None
+        with self._failures_shown("assessor"):
+            if self._assessor_failed is not None:
+                raise self._assessor_failed
+            loop = asyncio.get_running_loop()
+            answer = await loop.run_in_executor(self._assessor_thread, use, self._assessment)
+        return answer  # noqa: RET504 - the block swallows exceptions
 
     @contextmanager
-    def _failures_shown(self, *, was_asked: bool = False) -> Iterator[None]:
-        """Show the user whatever the tuner raises."""
+    def _failures_shown(self, what: str = "tuner", *, was_asked: bool = False) -> Iterator[None]:
+        """Show the user whatever the tuner or the assessor raises."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
-            self._note_failure("tuner", self._config.tuner.name, error, was_asked=was_asked)
+            self._note_failure(what, error, was_asked)
 
-    def _note_failure(self, what: str, name: str, error: Exception, *, was_asked: bool = False) -> None:
+    def _note_failure(self, what: str, error: Exception, was_asked: bool) -> None:
         # An error in the user's own code has its traceback in the message; ours would hide it.
         is_users = isinstance(error, UserError)
         text = str(error) if is_users else "".join(traceback.format_exception(error))
         log.error("the %s failed:\n%s", what, text)
-        self._post(
-            events.TunerFailed(
-                f"the {what} {name} failed, and no more trials are started. Fix it, then resume with "
-                f"`nnictl resume {self._experiment_id}`. The error:\n{text}",
-                was_asked,
-            )
+        algorithm = self._config.tuner if what == "tuner" else self._config.assessor
+        message = (
+            f"the {what} {algorithm.name if algorithm else ''} failed, and no more trials are started. Fix it, then "
+            f"resume with `nnictl resume {self._experiment_id}`. The error:\n{text}"
         )
+        self._post(events.TunerFailed(message, was_asked))
 
     async def _answer(self, function: Callable[..., Any], *arguments: Any, is_proposal: bool = False) -> Any:
         """The answer of the tuner. A quick tuner is called on the loop, unless it has used its time in this iteration.
@@ -214,7 +206,10 @@ class TunerExecutor:
         Only proposals count as evidence that the tuner is quick, not calls that send results.
         """
         ask = partial(_timed, function, *arguments)
-        if self._is_quick and not self._is_in_thread and self._took_here_s < _MOMENT_S:
+        is_quick = not self.learns and self._quick_answers >= _QUICK_ANSWERS
+        # Cancelling a caller does not end its call in the thread.
+        thread_is_idle = all(asked.done() for asked in self._in_thread)
+        if is_quick and thread_is_idle and self._took_here_s < _MOMENT_S:
             if not self._took_here_s:
                 asyncio.get_running_loop().call_soon(self._begin_turn)
             answer, took_s = ask()
@@ -229,15 +224,6 @@ class TunerExecutor:
 
     def _begin_turn(self) -> None:
         self._took_here_s = 0.0
-
-    @property
-    def _is_quick(self) -> bool:
-        return not self.learns and self._quick_answers >= _QUICK_ANSWERS
-
-    @property
-    def _is_in_thread(self) -> bool:
-        """True while the tuner's thread is busy. Cancelling a caller does not end its call in the thread."""
-        return not all(asked.done() for asked in self._in_thread)
 
     async def _change(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that changes the tuner, and measure its speed anew afterwards."""

@@ -22,7 +22,10 @@ from nni_manager.tuner.user_process import UserCodeFailed, UserProcess
 
 
 class UserTuner(KeyedTuner[tuple[int, Any]]):
-    """Delegates to an object with the methods of NNI's `Tuner`. A trial's place is the class's id and the parameters."""
+    """Delegates to an object with the methods of NNI's `Tuner`. A trial's place is the class's id and the parameters.
+
+    All calls but `close` raise `UserCodeFailed` if the user's code fails.
+    """
 
     def __init__(
         self,
@@ -38,11 +41,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         self._process = UserProcess("tuner", of, log_folder and log_folder / "tuner.log", checkpoints)
 
     def propose(self, trial_key: int) -> Suggestion | Later:
-        """See `KeyedTuner`. A class that has no parameters now may have some after another trial ends.
-
-        Raises:
-            UserCodeFailed: the user's code failed.
-        """
+        """See `KeyedTuner`. A class that has no parameters now may have some after another trial ends."""
         self._make(is_resumed=False)
         answer = self._process.call("ask")
         if answer is None:
@@ -62,20 +61,12 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         self.tell_result(trial_key, Observation("", value, metric, value is not None))
 
     def tell_result(self, trial_key: int, result: Observation) -> None:
-        """See `BaseTuner.tell_result`; the class receives the metric as it was reported.
-
-        Raises:
-            UserCodeFailed: the user's code failed.
-        """
+        """See `BaseTuner.tell_result`; the class receives the metric as it was reported."""
         if (asked := self.end(trial_key)) is not None:
             self._process.call("tell", *asked, result.metric, result.trial_id, result.has_succeeded)
 
     def import_results(self, results: Iterable[PriorResult]) -> int:
-        """See `BaseTuner.import_results`. Counts all results: only the user's class can decide which results are usable.
-
-        Raises:
-            UserCodeFailed: the user's code failed.
-        """
+        """See `BaseTuner.import_results`. Counts all results: only the user's class can decide which results are usable."""
         data = [[dict(result.parameters), result.metric] for result in results]
         if data:
             self._make(is_resumed=False)
@@ -83,11 +74,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         return len(data)
 
     def replay(self, trials: Iterable[PastTrial]) -> None:
-        """See `KeyedTuner`.
-
-        Raises:
-            UserCodeFailed: the user's code failed.
-        """
+        """See `KeyedTuner`."""
         self._make(is_resumed=True)
         for trial in sorted(trials, key=_id_of):
             self._process.call("ask_again", _id_of(trial))
@@ -113,7 +100,7 @@ def _id_of(trial: PastTrial) -> int:
 
 
 class UserAssessor(BaseAssessor):
-    """Delegates to an object with the methods of NNI's `Assessor`."""
+    """Delegates to an object with the methods of NNI's `Assessor`. Its calls raise `UserCodeFailed` if the user's code fails."""
 
     def __init__(self, of: UserClass, class_args: Mapping[str, Any], log_folder: Path | None = None) -> None:
         """Does not start the process."""
@@ -121,20 +108,12 @@ class UserAssessor(BaseAssessor):
         self._process = UserProcess("assessor", of, log_folder and log_folder / "assessor.log")
 
     def may_go_on(self, trial: str, learning_curve: Sequence[float]) -> bool:
-        """See `BaseAssessor`; the class receives the results as they were reported.
-
-        Raises:
-            UserCodeFailed: the user's code failed.
-        """
+        """See `BaseAssessor`; the class receives the results as they were reported."""
         self._make()
         return bool(self._process.call("assess", trial, [_text_of(each) for each in learning_curve]))
 
     def end(self, trial: str, learning_curve: Sequence[float], *, has_succeeded: bool) -> None:
-        """See `BaseAssessor`.
-
-        Raises:
-            UserCodeFailed: the user's code failed.
-        """
+        """See `BaseAssessor`."""
         self._make()
         self._process.call("end", trial, has_succeeded)
 
