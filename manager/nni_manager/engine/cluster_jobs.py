@@ -59,7 +59,7 @@ class ClusterJobs:
         self._ingest = ingest
         self._storage_poller = storage_poller
         self.problem = ""
-        """Why jobs cannot be submitted at present; empty if they can."""
+        """Why jobs cannot be submitted at present; empty: no problem."""
         self.leftovers: dict[str, str] = {}
         """The abandoned jobs that may still run: a message for each, with the command that removes it."""
         self._recovering: set[str] = set()
@@ -72,7 +72,7 @@ class ClusterJobs:
         self._why_not_accepted: dict[str, str] = {}
         """Why the cluster has not accepted a job, for each job that is being resubmitted."""
         self._submitting: dict[str, asyncio.Task[None]] = {}
-        """The submissions of jobs that do not exist yet; they may be cancelled."""
+        """The cancellable submissions of jobs that do not exist yet."""
         self._dispatches: dict[str, asyncio.Task[None]] = {}
         """The last dispatch or revoke of each job. They are sent in this order, in which the keepers run the trials."""
         self._inflight_commands: set[tuple[str, str, str | None]] = set()
@@ -179,7 +179,7 @@ class ClusterJobs:
         )
 
     def dispatch(self, effect: events.DispatchTrial) -> None:
-        """Dispatch a trial to the keepers of a job, after all earlier dispatches to them."""
+        """Dispatch a trial to the keepers of a job, after all earlier dispatches."""
         trial_id, job_id = effect.trial.trial_id, effect.job.job_id
         command = (job_id, trial_id, effect.task)
         if self._inflight_commands & {command, (job_id, trial_id, None)}:
@@ -336,7 +336,7 @@ class ClusterJobs:
             if is_to_end:
                 await self.stop(job.job_id)
         elif self._experiment.scheduler.reuses_jobs and is_untouched:
-            # Or the job never existed: the earlier manager died before it submitted the job.
+            # Or the job never existed: the earlier manager ended before the submission.
             how = "it ended while no manager was running"
             self._report_terminated(job.job_id, ExitReason.JOB_LOST, how, is_clean=True, was_supervised=False)
         elif presence is JobPresence.UNKNOWN and trial is not None and is_untouched:
@@ -436,7 +436,7 @@ class ClusterJobs:
         return left
 
     async def drain_orphaned(self, key: AttemptKey) -> None:
-        """Drain an orphaned attempt from the workspace: its keeper died, but its job is alive."""
+        """Drain an orphaned attempt from the workspace: the keeper of the attempt has ended, but the job still runs."""
         trial = self._experiment.trials[key.trial_id]
         try:
             left = await self._storage_poller.scan_remaining(trial, may_be_late=False)

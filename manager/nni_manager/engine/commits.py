@@ -114,7 +114,7 @@ class GroupCommit:
         """Why nothing can be stored at present; empty if it can."""
 
     def add(self, writes: Sequence[Write]) -> "asyncio.Future[None]":
-        """Store the writes; the future is done when they are durable. It fails only for a bug, or if the disk is full at close.
+        """Store the writes; the future is done when they are durable, and fails only for a bug or a full disk at close.
 
         Without writes, the future is done when everything added before is durable.
         """

@@ -103,7 +103,7 @@ class Engine(Runtime):
             )
 
     def _restore_results(self, trial: Trial) -> None:
-        """Restore the final result from the metric rows: they are stored before the trial's row, which may lack it."""
+        """Restore the final result from the metric rows, which are stored before the trial's row."""
         pages = self.reader.metric_pages(True, trial.sequence_id, trial.sequence_id)
         for row in next(pages, [])[:1]:  # a trial may have millions of rows
             trial.final, trial.value, trial.final_offset = row.value, reward(row.value), row.record_offset

@@ -106,7 +106,7 @@ class ExperimentCommands:
         return engine.experiment.trials[trial_id]
 
     async def retry(self, trial: Trial) -> Trial:
-        """Create a trial with the parameters of a terminal one that did not succeed; the old trial is unchanged.
+        """Create a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged.
 
         Raises:
             FailedPrecondition: the trial is not terminal or has succeeded, or the experiment starts no trials at present.

@@ -42,7 +42,7 @@ class History:
         return Observation(trial.trial_id, effect.value, metric, trial.state is TrialState.SUCCEEDED)
 
     def prior_result(self, trial: Trial, value: float) -> PriorResult:
-        """The result of a trial as one that the tuner did not propose."""
+        """The result of a trial in the form of imported results."""
         metric = self.experiment.lifecycle.metric_of(trial)
         return PriorResult(trial.parameters, value, metric or json.dumps(value))
 

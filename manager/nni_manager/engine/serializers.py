@@ -208,7 +208,7 @@ def _message(snapshot: ExperimentSnapshot, trial: Trial) -> str:
     return f"not started yet: {why}" if why else trial.message
 
 
-# The value of `road`, the name that `transport` had until 0.7; both will be removed in 0.8.
+# The values of `road`, the field for `transport` until 0.7; to be removed in 0.8.
 _ROAD = {Transport.GRPC: "stream", Transport.SHARED_STORAGE: "mount", Transport.NONE: "none"}
 
 
@@ -339,7 +339,7 @@ def counts_view(experiment: Experiment) -> dict[str, int]:
 
 
 def statistics_view(experiment: Experiment) -> list[dict[str, Any]]:
-    """The counts in NNI's format, without those that are 0."""
+    """The counts in NNI's format, without zeros."""
     counts = counts_view(experiment)
     return [{"trialJobStatus": status, "trialJobNumber": count} for status, count in counts.items() if count]
 

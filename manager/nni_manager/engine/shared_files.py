@@ -160,7 +160,7 @@ class SharedFiles:
             for path in paths:
                 self.share.send(path)
 
-    # ---- files that keepers leave. A trial may have forged them: reading them must neither block nor leave the workspace.
+    # ---- files of keepers. A trial may have forged such files: a read must neither block nor leave the workspace.
 
     @property
     def _read(self) -> Read:
@@ -199,7 +199,7 @@ class SharedFiles:
 
         Bytes beyond the sizes in exit.json are ignored. `is_over`: nothing writes there any more, so zero bytes are data.
         """
-        # Read exit.json first: streams that are read after it contain all bytes within its sizes, or show them later.
+        # Read exit.json before the streams: they then have all bytes within its sizes, or will show them later.
         read, folder = self._read, self.workspace.attempt(key)
         ended = _exit_of(key, read(folder.exit_json, 0, _MAX_EXIT_BYTES), signer)
         pieces = []

@@ -29,7 +29,7 @@ class StorageExecutor:
     async def call(self, function: Callable[..., Answer], *arguments: object, **options: object) -> Answer:
         """Run the function in one of the threads; return its result or raise its exception."""
         if not self._threads:
-            # Daemon threads: the process ends without waiting for them, unlike those of ThreadPoolExecutor.
+            # Daemon threads, unlike the threads of ThreadPoolExecutor, do not delay the end of the process.
             self._threads = [
                 threading.Thread(target=self._work, args=(number,), name=f"storage-{number}", daemon=True)
                 for number in range(THREADS)

@@ -125,7 +125,7 @@ class TunerExecutor:
                 await self._answer(self._session.tell_result, sequence_id, result)
 
     async def teach(self, results: Sequence[PriorResult]) -> int:
-        """Add results of parameters that the tuner did not propose. Returns how many of them it uses."""
+        """Add results of parameters that the tuner did not propose. Returns the number of results that the tuner uses."""
         if self._tuner_failed is None:  # as above
             with self._failures_shown():
                 return int(await self._change(self._session.import_results, results))

@@ -107,7 +107,7 @@ class Connections:
                 _shut_down(each)
 
     def strangers_to_close(self, peers: list[Peer]) -> list[Peer]:
-        """The peers to disconnect, from all peers: first those from hosts that never had a keeper, and the oldest first."""
+        """The peers to disconnect: peers from hosts that never had a keeper first, then the oldest first."""
         self._polls += 1
         self._seen = {peer: self._seen.get(peer, self._polls) for peer in peers}
         strangers = [peer for peer in peers if peer not in self._known]

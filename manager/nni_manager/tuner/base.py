@@ -110,7 +110,7 @@ class BaseTuner(ABC):
 
     @abstractmethod
     def restore(self, trials: Iterable[PastTrial]) -> None:
-        """Restore these trials, in the order in which they were asked for, as if `ask` and `tell` had been called for them.
+        """Restore trials, in the order in which they were asked for, as if `ask` and `tell` had been called for each.
 
         Must be called before the first `ask`. The tuner then continues as it would have without a restart.
 

@@ -127,7 +127,7 @@ class Hyperband(SeededTuner[_Place]):
         self._brackets[place.bracket].ended(place, self.loss_of(value))
 
     def replay(self, trials: Iterable[PastTrial]) -> None:
-        """See `KeyedTuner`. The keys of a round are lower than those of the next, so a round precedes its promotions."""
+        """See `KeyedTuner`. Trial keys grow from round to round, so each round precedes its promotions."""
         for trial in trials:
             with reading_metadata_of(trial):
                 draws = self.draws_in(trial)

@@ -1,4 +1,4 @@
-"""Population based training: trials continue from checkpoints, and the worst copy those of the best.
+"""Population based training: trials continue from checkpoints, and the worst trials copy the checkpoints of the best.
 
 A generation has one trial of each member. The next generation starts when all trials of the current one have ended. Most
 members continue from their own checkpoint with their own parameters. The worst members continue from the checkpoint of one of

@@ -27,7 +27,7 @@ _MakeTuner: TypeAlias = Callable[[SearchSpace, _Args, Path], BaseTuner]
 
 
 class _CmaEs(FixedSpace, optuna.samplers.CmaEsSampler):
-    """CMA-ES over a fixed space. Choices are not part of it; they are drawn at random."""
+    """CMA-ES over a fixed space without choices, which are drawn at random."""
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, args: _Args) -> None:
         super().__init__(

@@ -27,7 +27,7 @@ Space = Mapping[str, BaseDistribution]
 
 
 class FixedSpace:
-    """Mixin of samplers that sample the same hyper-parameters together each time, instead of those of all past trials."""
+    """Mixin of samplers that sample a fixed set of hyper-parameters together, instead of the set of all past trials."""
 
     always_there: Space
 
@@ -180,7 +180,7 @@ def without_single(space: Space) -> dict[str, BaseDistribution]:
 
 
 def completed(study: Study) -> list[FrozenTrial]:
-    """The trials that have a value, in the order in which they were asked for; do not modify them."""
+    """The trials that have a value, in the order in which they were asked for; the caller must not modify them."""
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 

@@ -87,7 +87,7 @@ class TunerSession:
         self._running = {}
 
     def restore(self, trials: Iterable[PastTrial], known: Sequence[PriorResult]) -> None:
-        """Restore the imported results, and trials in the order in which they were asked for.
+        """Restore imported results, and trials in the order in which the tuner proposed them.
 
         Must be called before the first `ask`.
         """
