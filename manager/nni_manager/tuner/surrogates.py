@@ -63,7 +63,7 @@ class ModelSampler(LearningSampler):
         candidates: int,
         starting_points: int,
     ) -> None:
-        """`candidates`: the number of random points. `starting_points`: the number of best ones whose neighbours are evaluated."""
+        """`candidates`: the number of random points. `starting_points`: how many of the best have their neighbours evaluated."""
         super().__init__(seeds)
         self._space = without_single(always_there)
         self._cold_start = cold_start
