@@ -94,7 +94,7 @@ def test_a_forging_neighbour_changes_no_result_and_is_reported(a_real_experiment
         assert rows == [*range(20), trial.sequence_id]
         assert FORGED_VALUE not in rows
     warnings = [trial.warning for trial in trials]
-    assert all("see who may write to the shared storage" in warning for warning in warnings), warnings
+    assert all("check who may write to the shared storage" in warning for warning in warnings), warnings
 
 
 @pytest.mark.parametrize("retries", [0, 1])

@@ -150,7 +150,7 @@ def test_what_was_given_ahead_to_a_job_whose_trial_takes_long_is_run_by_the_othe
     with (experiment.code / "gate").open("w"):
         pass
     experiment.wait_for_status("DONE")
-    assert "is asked to give it back" in experiment.folder.manager_log.read_text()
+    assert "revoking it from job" in experiment.folder.manager_log.read_text()
     trials = experiment.get("/trial-jobs")
     assert {trial["status"] for trial in trials} == {"SUCCEEDED"}
     assert {trial["jobId"] for trial in trials} == {"env-0", "env-1"}

@@ -255,7 +255,7 @@ def test_a_keeper_that_hangs_is_killed_with_all_it_started(a_real_experiment, tm
 
     trial = asyncio.run(play())
     assert trial.state.value == "USER_CANCELED"
-    assert trial.message.startswith("its keeper did not end it in time, so its job was killed")
+    assert trial.message.startswith("its keeper did not stop the trial in time, so the job was killed")
     assert_nothing_runs(tmp_path)
     forgetful = int(pid_file.read_text())
     assert not psutil.pid_exists(forgetful) or psutil.Process(forgetful).status() == psutil.STATUS_ZOMBIE

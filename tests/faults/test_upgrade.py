@@ -73,7 +73,7 @@ def test_unstored_records_of_version_0_6_are_read_once(tmp_path: Path) -> None:
             (attempt,) = (each for each in reader.attempts(trial.trial_id) if each.key.task)
         assert (attempt.number, attempt.key.attempt_id, attempt.key.task) == (0, "0", "main-0")
         has_forged = (folder.workspace.trial(trial.trial_id).attempts / "7").exists()
-        assert ("attempts/7/main-0: it is no attempt that is on record" in trial.warning) == has_forged
+        assert ("attempts/7/main-0: it is not a registered attempt" in trial.warning) == has_forged
 
 
 def test_unstored_records_of_format_6_are_read_once(tmp_path: Path) -> None:

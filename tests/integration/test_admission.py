@@ -74,7 +74,7 @@ def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
             (stranger.hello(attempts=(AttemptKey("other", attempt_id(0), "main-0"),)),),
             {},
             code.INVALID_ARGUMENT,
-            "not that job's",
+            "belongs to another job",
         ),
         (
             (stranger.hello(attempts=(AttemptKey(stranger.job, attempt_id(0), "../.."),)),),
@@ -88,7 +88,7 @@ def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
             (hello, Chunk(AttemptKey("other", attempt_id(0), "main-0"), Stream.METRICS, 0, b"x")),
             {},
             code.INVALID_ARGUMENT,
-            "not that job's",
+            "belongs to another job",
         ),
         ((hello, Chunk(key, Stream.METRICS, 10**9, b"x")), {}, code.ABORTED, "offset"),
         ((ConnectRequest(),), {}, code.INVALID_ARGUMENT, "no message"),
@@ -115,7 +115,7 @@ def test_a_probe_is_let_in_and_leaves_the_real_keeper_where_it_is(stranger):
 
 def test_nothing_may_follow_the_hello_of_a_probe():
     chunk = Chunk(AttemptKey("abcde", attempt_id(0), "main-0"), Stream.METRICS, 0, b"x")
-    with pytest.raises(ProtocolError, match="cannot take Chunk from a probe"):
+    with pytest.raises(ProtocolError, match="cannot accept Chunk from a probe"):
         ProbeSession().receive(chunk)
 
 

@@ -319,7 +319,7 @@ def test_a_view_changes_nothing(a_real_experiment):
                     ("POST", "/experiment/import-data", [{"parameter": {"x": 0.5}, "value": 1}]),
                 ):
                     refusal = await live.ask(verb, path, 403, json=body)
-                    assert "only viewed here" in refusal["error"]
+                    assert "open read-only here" in refusal["error"]
                 assert await live.ask("GET", "/experiment/imported-data") == []
 
     play(scenario)
@@ -401,7 +401,7 @@ def test_a_trial_that_failed_is_retried_as_a_trial_of_its_own(a_real_experiment)
             await live.made(1)
             failed = live.trial(0)
             refusal = await live.ask("POST", f"/trial-jobs/{failed.trial_id}/retry", 409)
-            assert "it is WAITING" in refusal["error"]
+            assert "state is WAITING" in refusal["error"]
             live.service.lose(failed.job_id)
             await live.engine.finished.wait()
             begun = await live.ask("POST", f"/trial-jobs/{failed.trial_id}/retry")
@@ -411,7 +411,7 @@ def test_a_trial_that_failed_is_retried_as_a_trial_of_its_own(a_real_experiment)
             live.finish(1)
             await live.engine.finished.wait()
             refusal = await live.ask("POST", f"/trial-jobs/{again.trial_id}/retry", 409)
-            assert "it is SUCCEEDED" in refusal["error"]
+            assert "state is SUCCEEDED" in refusal["error"]
             await live.ask("DELETE", "/experiment", 202)
 
     play(scenario)

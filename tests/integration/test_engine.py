@@ -92,7 +92,7 @@ def test_an_assessor_that_fails_is_shown_and_what_runs_goes_on(a_real_experiment
         for event in (AttemptStarted(key, 1.0), TaskReported(key), MetricsStored(key, ((False, "1"),))):
             engine.post(event)
         await until(lambda: engine.experiment.state.value == "ERROR")
-        assert "the assessor Medianstop failed, and no more trials are begun" in engine.experiment.error
+        assert "the assessor Medianstop failed, and no more trials are started" in engine.experiment.error
         assert "ZeroDivisionError" in engine.experiment.error
         assert states(engine) == ["RUNNING"]
         await engine.close()

@@ -322,7 +322,7 @@ def test_who_waits_for_room_and_is_gone_is_forgotten(database, tmp_path):
                 looks[key] += 1
                 return group.waiting_bytes_of(key)
 
-            await group.room(own_bytes)
+            await group.wait_for_capacity(own_bytes)
 
         for key in (FLOOD, QUIET):
             number = 0
@@ -381,7 +381,7 @@ def test_who_has_brought_enough_waits_and_others_need_not(database, tmp_path):
             offset += 2**18
         assert offset <= commits.MAX_OF_ONE_BYTES
         assert group.has_capacity(group.waiting_bytes_of(QUIET))
-        waiting = asyncio.ensure_future(group.room(lambda: group.waiting_bytes_of(FLOOD)))
+        waiting = asyncio.ensure_future(group.wait_for_capacity(lambda: group.waiting_bytes_of(FLOOD)))
         await asyncio.sleep(0)
         assert not waiting.done()
         gate.opened.set()

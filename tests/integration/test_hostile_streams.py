@@ -150,7 +150,7 @@ def test_a_bug_ends_its_stream_and_tells_the_peer_nothing_of_it(place, caplog):
             await call.write(words(HELLO, Idle()))
             code, details = await ending(call)
         assert code is grpc.StatusCode.INTERNAL
-        assert details.startswith("cannot go on with this stream")
+        assert details.startswith("cannot continue this stream")
         assert "secret" not in details
 
     with caplog.at_level(logging.ERROR):

@@ -54,7 +54,7 @@ def test_a_trial_that_writes_too_much_ends_well_and_says_where_all_of_it_is(a_re
     written = {stream: experiment.stream(trial["id"], stream) for stream in Stream}
     metrics_line, stdout_line = sorted(trial["warning"].splitlines())
     assert metrics_line.startswith(f"{METRICS_ARE_CUT} at {METRICS_BYTES} bytes")
-    assert f"all of it is in {written[Stream.METRICS]};" in metrics_line
+    assert f"the complete file is {written[Stream.METRICS]};" in metrics_line
     assert stdout_line.startswith(f"its stdout is cut at {LOG_BYTES} bytes")
 
     (collected,) = experiment.folder.collected_logs.glob("*/*/*/stdout")

@@ -111,7 +111,7 @@ def test_every_request_that_would_change_something_is_refused_and_changes_nothin
         assert answer.status_code == 403, (method, path)
         assert answer.json()["error"].startswith(("cannot stop ", "cannot change "))
         assert answer.json()["error"].endswith(
-            ": experiment TESTEXPT is only viewed here; `nnictl resume TESTEXPT` goes on with it"
+            ": experiment TESTEXPT is open read-only here; `nnictl resume TESTEXPT` resumes it"
         )
     assert look(view, "/check-status")["status"] == "RUNNING"
     assert content_of(killed.folder.database) == before
@@ -125,7 +125,7 @@ def test_an_experiment_whose_manager_was_killed_is_shown_as_it_was_last(killed, 
     summary = look(view, "/summary")
     assert (summary["status"], summary["readOnly"], summary["counts"]["RUNNING"]) == ("RUNNING", True, 2)
     assert summary["problem"] == (
-        "the manager of experiment TESTEXPT does not run, this is its last status; `nnictl resume TESTEXPT` goes on with it"
+        "the manager of experiment TESTEXPT is not running, this is its last status; `nnictl resume TESTEXPT` resumes it"
     )
     assert sorted(row["data"] for row in look(view, "/metric-data")) == ['"0"', '"1"']
     assert look(view, "/experiment")["id"] == "TESTEXPT"
@@ -137,7 +137,7 @@ def test_a_resume_goes_on_beside_a_view_which_shows_it(killed, view_of):
     assert killed.summary()["readOnly"] is False
     wait_until(lambda: not look(view, "/summary")["problem"], "the view knows that it runs again")
     refused = ask(view, "DELETE", "/experiment")
-    assert refused.json()["error"].endswith(f"only viewed here; ask its manager, on port {killed.port}")
+    assert refused.json()["error"].endswith(f"open read-only here; use its manager on port {killed.port}")
     (killed.code / "gate").touch()
     killed.wait_for_status("DONE")
     wait_until(lambda: look(view, "/summary")["status"] == "DONE", "the view shows the end")

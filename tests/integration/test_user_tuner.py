@@ -58,7 +58,7 @@ def test_an_experiment_goes_on_with_a_tuner_that_was_mended_until_that_has_no_mo
     )
     experiment.start()
     error = "".join(experiment.wait_for_status("ERROR")["errors"])
-    assert "the tuner mine.Mine failed, and no more trials are begun" in error
+    assert "the tuner mine.Mine failed, and no more trials are started" in error
     assert "KeyError: 'no such key'" in error
     assert "user_worker" not in error.split("Traceback")[0]
     experiment.kill_manager()

@@ -375,7 +375,7 @@ def test_a_log_that_a_trial_made_a_link_is_not_followed(nnictl, an_experiment, t
     path.symlink_to(tmp_path / "secret")
     code, out, err = nnictl("log", "trial", "abc11111", "-T", "t0")
     assert (code, out) == (1, "")
-    assert err.startswith(f"ERROR: cannot show {path}: the trial has put something else in its place")
+    assert err.startswith(f"ERROR: cannot show {path}: the trial has replaced this log")
 
 
 def test_bytes_of_a_trials_metrics_that_were_no_record_are_told(nnictl, an_experiment):

@@ -59,7 +59,7 @@ def test_another_number_of_a_result_can_be_asked_for():
 
 def test_too_few_results_are_told_as_such():
     found = importance_of(results(MIN_TRIALS - 1, lambda p: p["a"], a=uniform), "default", maximize=True)
-    assert (found.shares, found.why) == ({}, "9 trials have a number 'default' so far, and 10 are needed")
+    assert (found.shares, found.why) == ({}, "9 trials have a number 'default'; 10 are needed")
     found = importance_of(results(20, lambda p: p["a"], a=uniform), "loss", maximize=True)
     assert found.why.startswith("0 trials have a number 'loss'")
 

@@ -133,7 +133,7 @@ def test_nothing_is_written_into_a_trials_folder_that_another_user_has_made(tmp_
     made.parent.mkdir(exist_ok=True)
     made.symlink_to(tmp_path / "theirs") if how == "link" else made.mkdir()
     os.chown(made, _NOBODY, _NOBODY, follow_symlinks=False)
-    with pytest.raises(FileExistsError, match="another user made this"):
+    with pytest.raises(FileExistsError, match="another user has created it"):
         SharedFiles(workspace).write_trial(a_trial(), "true", Placement(None, None), None)
     assert not folder.trial_json.exists()
     assert list((tmp_path / "theirs").iterdir()) == []
@@ -304,7 +304,7 @@ def test_an_attempt_that_no_keeper_of_the_job_signed_is_ignored_and_named(
     path = sign(workspace, key_of(2), **fields)
     found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
     assert found.newest == [key_of(1)]
-    assert found.rejected == (f"ignored {path}: {why}; see who may write to the shared storage",)
+    assert found.rejected == (f"ignored {path}: {why}; check who may write to the shared storage",)
 
 
 def test_an_attempt_of_an_earlier_job_of_the_trial_counts_for_nothing_and_is_nothing_to_report(
@@ -382,7 +382,7 @@ def test_an_unsigned_attempt_of_version_0_6_counts_if_it_is_on_record(tmp_path: 
         workspace.attempt(AttemptKey("abcde", name, "main-0")).path.mkdir(parents=True)
     found = SharedFiles(workspace).find_attempts("abcde", replace(SIGNER, unsigned_ids=frozenset({"0"})))
     assert found.newest == [AttemptKey("abcde", "0", "main-0")]
-    assert "attempts/7/main-0: it is no attempt that is on record" in found.rejected[0]
+    assert "attempts/7/main-0: it is not a registered attempt" in found.rejected[0]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")

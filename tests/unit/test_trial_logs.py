@@ -145,12 +145,12 @@ def test_a_link_in_the_place_of_a_log_is_not_followed(folder, tmp_path):
     path.unlink()
     (tmp_path / "stdout").write_text("a secret")
     path.symlink_to(tmp_path / "stdout")
-    with pytest.raises(LogReplaced, match=r"look at it with care$"):
+    with pytest.raises(LogReplaced, match=r"inspect it with care$"):
         read(folder, attempt=7)
     path.unlink()
     path.parent.rmdir()
     path.parent.symlink_to(tmp_path)
-    with pytest.raises(LogReplaced, match=r"look at it with care$"):
+    with pytest.raises(LogReplaced, match=r"inspect it with care$"):
         read(folder, attempt=7)
     path.parent.unlink()
 

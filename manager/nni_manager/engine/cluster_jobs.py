@@ -1,12 +1,13 @@
 """Performs the effects on jobs: submit, dispatch, revoke, stop, adopt and recover.
 
-It decides nothing about trials: it performs the domain's effects and posts the outcomes as events.
+The domain makes all decisions about trials; their outcomes are posted to the domain as events.
 """
 
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Coroutine
+from collections.abc import Coroutine
+from typing import Any
 
 from nni_manager.backoff import delays_s
 from nni_manager.domain import events
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 # A machine out of memory or a lost mount needs time to recover; a delay of half a minute costs little.
 _FIRST_RESUBMIT_S = 0.5
 _MAX_RESUBMIT_S = 30.0
-# Bounds the wait for storage that hangs or a full disk when a job is abandoned.
+# Bounds the wait for hanging storage or a full disk when a job is abandoned.
 _ABANDONED_TIMEOUT_S = 5.0
 
 
@@ -58,7 +59,7 @@ class ClusterJobs:
         self._ingest = ingest
         self._storage_poller = storage_poller
         self.problem = ""
-        """Why jobs cannot be submitted at present; empty if they can."""
+        """Why jobs cannot be submitted at present; empty: no problem."""
         self.leftovers: dict[str, str] = {}
         """The abandoned jobs that may still run: a message for each, with the command that removes it."""
         self._recovering: set[str] = set()
@@ -71,7 +72,7 @@ class ClusterJobs:
         self._why_not_accepted: dict[str, str] = {}
         """Why the cluster has not accepted a job, for each job that is being resubmitted."""
         self._submitting: dict[str, asyncio.Task[None]] = {}
-        """The submissions of jobs that do not exist yet; they may be cancelled."""
+        """The cancellable submissions of jobs that do not exist yet."""
         self._dispatches: dict[str, asyncio.Task[None]] = {}
         """The last dispatch or revoke of each job. They are sent in this order, in which the keepers run the trials."""
         self._inflight_commands: set[tuple[str, str, str | None]] = set()
@@ -79,7 +80,7 @@ class ClusterJobs:
         self._pending_revokes: dict[tuple[str, str], object] = {}
         """The newest pending revoke of each job and trial; it is sent after all earlier dispatches."""
 
-    def begin_to_submit(self, job: Job) -> None:
+    def start_submission(self, job: Job) -> None:
         """Submit the job to the cluster, with retries as long as the errors are transient."""
         self._submitting[job.job_id] = self._spawn(self._submit(job))
 
@@ -100,18 +101,16 @@ class ClusterJobs:
                     except (RetryableError, OSError) as error:
                         # Transient: the next job would fail in the same way, so the trial is not failed.
                         self._why_not_accepted[job.job_id] = str(error)
-                        self._note_problem(
-                            f"cannot submit job {job.job_id} for now, and tries again: {error}"
-                        )
+                        self._note_problem(f"cannot submit job {job.job_id}: {error}; retrying")
                 await asyncio.sleep(next(retry_delays_s))
         except NniManagerError as error:
             is_refused = isinstance(error, UserError)
-            log.warning("job %s is not submitted again: %s", job.job_id, error)
-            self._note_gone(job.job_id, ExitReason.COULD_NOT_START, str(error), is_refused=is_refused)
+            log.warning("cannot submit job %s: %s; not retrying", job.job_id, error)
+            self._report_terminated(job.job_id, ExitReason.COULD_NOT_START, str(error), is_refused=is_refused)
         except asyncio.CancelledError:
             if self._is_wanted(job):
                 raise
-            self._note_gone(job.job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
+            self._report_terminated(job.job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
             return
         finally:
             self._submitting.pop(job.job_id, None)
@@ -131,7 +130,7 @@ class ClusterJobs:
         self.problem = problem
 
     def _is_wanted(self, job: Job) -> bool:
-        """True if a job that does not exist yet should be created. A lost job is not, even if its trial waits for another."""
+        """True if a job that does not exist yet should be created. Lost jobs are never created again."""
         trial = self._trial_of(job)
         is_live = job.job_id in self._experiment.jobs.live and job.state is not JobState.DRAINING
         return is_live and (trial is None or trial.state is TrialState.WAITING)
@@ -180,11 +179,11 @@ class ClusterJobs:
         )
 
     def dispatch(self, effect: events.DispatchTrial) -> None:
-        """Dispatch a trial to the keepers of a job, after all earlier dispatches to them."""
+        """Dispatch a trial to the keepers of a job, after all earlier dispatches."""
         trial_id, job_id = effect.trial.trial_id, effect.job.job_id
         command = (job_id, trial_id, effect.task)
         if self._inflight_commands & {command, (job_id, trial_id, None)}:
-            return  # the dispatch in progress also serves this request
+            return  # the dispatch in progress serves this request as well
         self._inflight_commands.add(command)
         dispatched = self._in_order(job_id, self._dispatch(effect, self._runtime.last_save))
         dispatched.add_done_callback(lambda _: self._inflight_commands.discard(command))
@@ -208,7 +207,7 @@ class ClusterJobs:
                 await self._write_trial(job, trial)
                 break
             except (OSError, RetryableError) as error:
-                self._note_problem(f"cannot give trial {trial.trial_id} to its job for now: {error}")
+                self._note_problem(f"cannot dispatch trial {trial.trial_id} to its job: {error}; retrying")
             await asyncio.sleep(next(retry_delays_s))
         if saved is not None:
             await asyncio.shield(saved)  # a trial must not run before it is stored
@@ -220,16 +219,16 @@ class ClusterJobs:
 
     def begin_revoke(self, effect: events.RevokePrefetched) -> None:
         """Revoke a trial from the keeper of a job, after its dispatch and before any later message."""
-        # An older revoke is dropped: its stream has ended, and the trial may have been dispatched again since.
-        question = self._pending_revokes[effect.job.job_id, effect.trial.trial_id] = object()
-        self._in_order(effect.job.job_id, self._revoke(effect.job, effect.trial, question))
+        # Replaces an older revoke, whose stream has ended: the trial may have been dispatched again since.
+        newest = self._pending_revokes[effect.job.job_id, effect.trial.trial_id] = object()
+        self._in_order(effect.job.job_id, self._revoke(effect.job, effect.trial, newest))
 
-    async def _revoke(self, job: Job, trial: Trial, question: object) -> None:
-        if self._pending_revokes.get((job.job_id, trial.trial_id)) is not question:
+    async def _revoke(self, job: Job, trial: Trial, newest: object) -> None:
+        if self._pending_revokes.get((job.job_id, trial.trial_id)) is not newest:
             return
         del self._pending_revokes[job.job_id, trial.trial_id]
         if trial.trial_id in job.revoking_ids:
-            log.info("trial %s: job %s is asked to give it back", trial.trial_id, job.job_id)
+            log.info("trial %s: revoking it from job %s", trial.trial_id, job.job_id)
             self._keepers.send_all(job.job_id, RevokeTrial(trial.trial_id))
 
     def _settings(self, job: Job) -> KeeperSettings:
@@ -261,7 +260,7 @@ class ClusterJobs:
     async def _stop_by_mount(self, trial: Trial, reason: ExitReason, *, job_must_end: bool) -> None:
         """Write the stop request to shared storage, then stop the job.
 
-        In this order an unconnected keeper can use the rest of the cluster's grace.
+        In this order, an unconnected keeper can use the remaining grace period of the cluster.
         """
         await self._storage_poller.write_stop_request(trial.trial_id, reason)
         if job_must_end:
@@ -273,46 +272,47 @@ class ClusterJobs:
         if submission is not None:
             submission.cancel()
         elif not await self._service.stop(job_id) and job_id not in self._recovering:
-            self._note_gone(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
+            self._report_terminated(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
 
     def escalate(self, effect: events.EndJob | events.KillJob | events.AbandonJob) -> None:
         """Take the next step against a job that missed a stop deadline."""
         job_id = effect.job.job_id
         match effect:
             case events.EndJob():
-                log.warning("job %s has not stopped or left in time; the training service ends it", job_id)
+                log.warning(
+                    "job %s has missed a stop deadline; ending it through the training service", job_id
+                )
                 self._service.wake(job_id)
                 self._spawn(self.stop(job_id))
             case events.KillJob():
-                log.warning("job %s does not end; it is killed", job_id)
+                log.warning("job %s still runs after its stop deadline; killing it", job_id)
                 self._killed.add(job_id)
                 self._spawn(self._service.kill(job_id))
             case events.AbandonJob():
                 self._spawn(self._abandon(effect.job))
 
     async def _abandon(self, job: Job) -> None:
-        """Stop waiting for the job, and use what the workspace shows of its trials now."""
+        """Stop waiting for the job, and ingest the data of its trials that the workspace shows now."""
         self.leftovers[job.job_id] = message = (
             f"cannot end job {job.job_id}, which may still run; remove it with `{self._service.removal_command(job.job_id)}`"
         )
         log.error("%s", message)
         try:
-            await asyncio.wait_for(self._take_shown(job), _ABANDONED_TIMEOUT_S)
+            await asyncio.wait_for(self._ingest_visible(job), _ABANDONED_TIMEOUT_S)
         except (StoragePermissionDenied, TimeoutError, asyncio.TimeoutError) as error:
-            log.warning("job %s: not all that its trials have written is read: %s", job.job_id, error)
+            log.warning("job %s: cannot read all files of its trials: %s", job.job_id, error)
         untouched = frozenset(job.trial_ids) - job.begun_ids
-        self._post(
-            events.JobTerminated(job.job_id, ExitReason.JOB_LOST, message, time.time(), untouched=untouched)
-        )
+        self._report_terminated(job.job_id, ExitReason.JOB_LOST, message, untouched=untouched)
 
-    async def _take_shown(self, job: Job) -> None:
+    async def _ingest_visible(self, job: Job) -> None:
         unreported = JobEnded(job.job_id, None, "")
         for trial in self._experiment.scheduler.trials_of(job):
-            await self._take_left(trial, unreported, may_be_late=False)
-        await asyncio.shield(self._runtime.commits.add([]))
+            await self._ingest_remaining(trial, unreported, may_be_late=False)
+        await asyncio.shield(self._runtime.durable())
 
-    def _note_gone(self, job_id: str, reason: ExitReason, message: str, *, is_refused: bool = False) -> None:
-        self._post(events.JobTerminated(job_id, reason, message, time.time(), is_refused=is_refused))
+    def _report_terminated(self, job_id: str, reason: ExitReason, message: str, **how: Any) -> None:
+        """Report the end of a job to the experiment; `how`: further fields of the event."""
+        self._post(events.JobTerminated(job_id, reason, message, time.time(), **how))
 
     def note_ended(self, ended: JobEnded) -> None:
         """Handle the end of a job that the training service reports."""
@@ -320,9 +320,9 @@ class ClusterJobs:
         self.leftovers.pop(ended.job_id, None)
         self._dispatches.pop(ended.job_id, None)
         if job is not None:
-            self._begin_to_recover(job, ended)
+            self._start_recovery(job, ended)
 
-    async def take_over(self, job: Job) -> None:
+    async def adopt(self, job: Job) -> None:
         """Adopt a job of an earlier manager according to its present state."""
         presence = await self._service.adopt(job.job_id)
         trial = self._trial_of(job)
@@ -336,21 +336,16 @@ class ClusterJobs:
             if is_to_end:
                 await self.stop(job.job_id)
         elif self._experiment.scheduler.reuses_jobs and is_untouched:
-            # Or it never existed: the earlier manager died before it submitted the job.
-            how = "it ended while no manager was there"
-            self._post(
-                events.JobTerminated(
-                    job.job_id, ExitReason.JOB_LOST, how, time.time(), is_clean=True, was_supervised=False
-                )
-            )
+            # Or the job never existed: the earlier manager ended before the submission.
+            how = "it ended while no manager was running"
+            self._report_terminated(job.job_id, ExitReason.JOB_LOST, how, is_clean=True, was_supervised=False)
         elif presence is JobPresence.UNKNOWN and trial is not None and is_untouched:
-            self.begin_to_submit(job)
+            self.start_submission(job)
         else:
-            unknown = "its job is not known to the training service any more"
-            message = (
-                unknown if presence is JobPresence.UNKNOWN else self._service.termination_message(job.job_id)
-            )
-            self._begin_to_recover(job, JobEnded(job.job_id, None, message))
+            message = "its job no longer exists in the training service"
+            if presence is not JobPresence.UNKNOWN:
+                message = self._service.termination_message(job.job_id)
+            self._start_recovery(job, JobEnded(job.job_id, None, message))
 
     async def _is_untouched(self, trial: Trial) -> bool:
         """True if no keeper has started the trial."""
@@ -361,74 +356,61 @@ class ClusterJobs:
         except StoragePermissionDenied:
             return False
 
-    def _begin_to_recover(self, job: Job, ended: JobEnded) -> None:
+    def _start_recovery(self, job: Job, ended: JobEnded) -> None:
         if job.job_id not in self._recovering:
             self._recovering.add(job.job_id)
             self._spawn(self._recover(job, ended))
 
     async def _recover(self, job: Job, ended: JobEnded) -> None:
         """Read the data of an ended job that its keepers have not sent from the workspace, then report its end."""
-        # From here on no trial of it may move to another job: the files here would be taken for that job's.
+        # From here on its trials must not move to another job, which would get the data of the files here.
         self._post(events.KeeperDisconnected(job.job_id))
-        how = (
-            "its keeper is gone"
-            if ended.exit_code is None
-            else f"its keeper ended with exit code {ended.exit_code}"
-        )
-        reason = ended.reason
-        if ended.exit_code is not None and (own := known(ended.exit_code)) is not None:
-            how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
+        how, reason = "its keeper is gone", ended.reason
+        if ended.exit_code is not None:
+            how = f"its keeper ended with exit code {ended.exit_code}"
+            if (own := known(ended.exit_code)) is not None:
+                how, reason = f"{how}: {own.meaning}; {own.remedy}", own.reason
         if job.job_id in self._killed:
             self._killed.discard(job.job_id)
-            how = "its keeper did not end it in time, so its job was killed; see the end of the keeper's log"
+            how = "its keeper did not stop the trial in time, so the job was killed; see the end of the keeper's log"
         untouched: set[str] = set()
         scanned: set[str] = set()
+        trials_of = self._experiment.scheduler.trials_of
         shows_all_at_s = time.monotonic() + STORAGE_LAG_S
         # A trial whose end is found here frees its slot, so the job may get further trials until its own end is posted.
-        while trial := self._next_trial_of(job, scanned):
+        while trial := next((each for each in trials_of(job) if each.trial_id not in scanned), None):
             if not scanned:
                 # Trials that the job gets from now on never start.
-                unfinished = [each.trial_id for each in self._experiment.scheduler.trials_of(job)]
-                await self._service.reap_orphans(job.job_id, unfinished)
+                await self._service.reap_orphans(job.job_id, [each.trial_id for each in trials_of(job)])
                 self._post(events.JobProcessesEnded(job.job_id))
             scanned.add(trial.trial_id)
             try:
                 may_be_late = time.monotonic() < shows_all_at_s
-                left = await self._take_left(trial, ended, may_be_late=may_be_late)
+                left = await self._ingest_remaining(trial, ended, may_be_late=may_be_late)
             except StoragePermissionDenied as error:
                 how, reason, left = str(error), ExitReason.MOUNT, []
             else:
                 if not left:
                     untouched.add(trial.trial_id)
             # Wait until everything read so far is stored and the experiment has received it.
-            await asyncio.shield(self._runtime.commits.add([]))
+            await asyncio.shield(self._runtime.durable())
             if any(each.ended for each in left) and not trial.state.is_terminal:
-                how, reason = (
-                    "the workspace does not hold all that it wrote; check the shared storage",
-                    ExitReason.MOUNT,
-                )
+                reason = ExitReason.MOUNT
+                how = "the workspace lacks data that the trial has written; check the shared storage"
         if self._service.uses_snapshot:  # only then can other users write there
             for trial in self._trials_of(job):
                 await self._storage_poller.report_rejected(trial)
-        log.info("job %s is gone: %s", job.job_id, how)
+        log.info("job %s has ended: %s", job.job_id, how)
         self._recovering.discard(job.job_id)
         message = "\n".join(part for part in (how, ended.message) if part)
-        self._post(
-            events.JobTerminated(
-                job.job_id,
-                reason,
-                message,
-                time.time(),
-                is_clean=ended.exit_code == 0,
-                untouched=frozenset(untouched),
-            )
+        is_clean = ended.exit_code == 0
+        self._report_terminated(
+            job.job_id, reason, message, is_clean=is_clean, untouched=frozenset(untouched)
         )
 
-    def _next_trial_of(self, job: Job, scanned: Collection[str]) -> Trial | None:
-        trials = self._experiment.scheduler.trials_of(job)
-        return next((each for each in trials if each.trial_id not in scanned), None)
-
-    async def _take_left(self, trial: Trial, ended: JobEnded, *, may_be_late: bool) -> list[AttemptReadout]:
+    async def _ingest_remaining(
+        self, trial: Trial, ended: JobEnded, *, may_be_late: bool
+    ) -> list[AttemptReadout]:
         """Ingest all remaining data of a trial's attempts, to which nothing writes any more; returns their readouts.
 
         `may_be_late`: the storage may not show the last written data yet.
@@ -436,18 +418,15 @@ class ClusterJobs:
         Raises:
             StoragePermissionDenied: the manager has no read permission on the storage.
         """
-        # Another machine may have written an end that is not visible here yet. A keeper that failed itself rarely leaves an end.
+        # An end that another machine has written may not be visible yet. A keeper that failed itself rarely writes an end.
         has_begun = trial.state is not TrialState.WAITING or ended.exit_code == 0
         is_own = ended.exit_code is not None and known(ended.exit_code) is not None
         left = await self._storage_poller.scan_remaining(
             trial, may_be_late=may_be_late and self._service.uses_snapshot and has_begun and not is_own
         )
         for each in left:
-            self._post(
-                events.AttemptStarted(
-                    each.key, time.time() if each.ended is None else each.ended.started_at_s
-                )
-            )
+            at_s = time.time() if each.ended is None else each.ended.started_at_s
+            self._post(events.AttemptStarted(each.key, at_s))
             await self._storage_poller.drain(
                 trial, each, lambda: self._post(events.AttemptDrained(trial.job_id))
             )
@@ -456,8 +435,8 @@ class ClusterJobs:
                 self._ingest.end(each.ended)
         return left
 
-    async def take_missing(self, key: AttemptKey) -> None:
-        """Drain an orphaned attempt from the workspace: its keeper died, but its job is alive."""
+    async def drain_orphaned(self, key: AttemptKey) -> None:
+        """Drain an orphaned attempt from the workspace: the keeper of the attempt has ended, but the job still runs."""
         trial = self._experiment.trials[key.trial_id]
         try:
             left = await self._storage_poller.scan_remaining(trial, may_be_late=False)
@@ -468,7 +447,7 @@ class ClusterJobs:
             log.warning("trial %s: %s", key, error)
             found = None
         if found is None or found.ended is None:
-            log.warning("trial %s: its keeper is gone and has reported no end", key)
+            log.warning("trial %s: its keeper ended without reporting the end of the trial", key)
             self._post(events.AttemptLost(key, time.time()))
         else:
             self._ingest.end(found.ended)

@@ -32,7 +32,7 @@ _TIME_S = 315_532_800
 _TRIES = 3
 _IN_MEMORY_BYTES = 8 * 2**20
 _READ_BYTES = 2**20
-# Paths that a message names.
+# The number of paths that a message names.
 _SHOWN = 3
 # A message names a subfolder instead of its folder if it contains this share of it.
 _NEARLY_ALL = 0.9
@@ -41,7 +41,7 @@ _TEMPORARY = ".code.tar.gz.new"
 
 
 class SnapshotNotWritten(RetryableError):
-    """cannot write the code snapshot; see to the shared storage"""
+    """cannot write the code snapshot; check the shared storage"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,12 @@ def take_snapshot(
 ) -> Snapshot:
     """Pack the code folder into the workspace, unless a snapshot with this content exists.
 
-    The snapshot excludes `secret_files`, because any reader of the shared storage may read it, and the `excluded` folders.
+    The snapshot excludes `secret_files`, because any reader of the shared storage can read it, and the `excluded` folders.
 
-    A file that changes while it is read is packed in a consistent state if possible, otherwise as it is read.
+    If a file changes during packing, a consistent state is packed if possible.
 
     Raises:
-        CodeUnusable: it is too large, cannot be read, or contains an unusable link or .nniignore.
+        CodeUnusable: the folder is too large, cannot be read, or contains an unusable link or .nniignore.
         SnapshotNotWritten: the workspace cannot be written.
     """
     entries, files, size_bytes, left_out = _packable(code_dir, (workspace.root, *excluded), secret_files)
@@ -84,7 +84,7 @@ def size_of(code_dir: Path, storage: Path, secret_files: tuple[Path, ...] = ()) 
         CodeUnusable: as for `take_snapshot`.
     """
     _, files, size_bytes, left_out = _packable(code_dir, (storage,), secret_files)
-    without = f", without {len(left_out)} that are no files" if left_out else ""
+    without = f", without {len(left_out)} sockets, pipes or devices" if left_out else ""
     return f"{files} files, {_mib(size_bytes)}{without}"
 
 
@@ -145,7 +145,7 @@ def _feed(
     for entry in entries:
         content = None
         if entry.kind == tarfile.REGTYPE:
-            content = _steady(code_dir, entry, left_bytes)
+            content = _consistent_copy(code_dir, entry, left_bytes)
             if content is None:
                 continue
         with content or contextlib.nullcontext():
@@ -168,7 +168,7 @@ def _feed(
     return digest.hexdigest()[:_DIGEST_LETTERS]
 
 
-def _steady(code_dir: Path, entry: Entry, most_bytes: int) -> IO[bytes] | None:
+def _consistent_copy(code_dir: Path, entry: Entry, most_bytes: int) -> IO[bytes] | None:
     """A private copy of the file's content; None if the file no longer exists."""
     with contextlib.ExitStack() as stack:
         copy: IO[bytes] = stack.enter_context(tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES))
@@ -181,7 +181,7 @@ def _steady(code_dir: Path, entry: Entry, most_bytes: int) -> IO[bytes] | None:
             return None
         except OSError as error:
             raise CodeUnusable(
-                f"cannot read {entry.source}: {error.strerror}; give yourself the right to read, or name it in {IGNORE_FILE}"
+                f"cannot read {entry.source}: {error.strerror}; make it readable for your user, or name it in {IGNORE_FILE}"
             ) from error
         for _ in range(_TRIES):
             before = os.fstat(file.fileno())
@@ -219,9 +219,9 @@ def _too_much(code_dir: Path, entries: list[Entry], files: int, size_bytes: int,
     at_least = "more than " if is_cut_short else ""
     by_size = size_bytes > MAX_BYTES
     return (
-        f"cannot pack codeDir {code_dir}: it holds {at_least}{files} files of {_mib(size_bytes)}, and {MAX_FILES} files of "
-        f"{_mib(MAX_BYTES)} is the most; the most is in {_largest(entries, by_size=by_size)}; name what trials do not need in "
-        f"{IGNORE_FILE} there, or put data on the shared storage"
+        f"cannot pack codeDir {code_dir}: it holds {at_least}{files} files of {_mib(size_bytes)}; the limits are "
+        f"{MAX_FILES} files and {_mib(MAX_BYTES)}; most is in {_largest(entries, by_size=by_size)}; name what trials do not "
+        f"need in {IGNORE_FILE} there, or put data on the shared storage"
     )
 
 

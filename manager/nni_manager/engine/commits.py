@@ -7,8 +7,8 @@ takes from the remaining lanes, round robin, until it reaches the target duratio
 pause, fills its own lane and delays the others by at most one short transaction. If bulk writers are few and share the store with
 interactive writers, the store throttles them by a cooldown after each of these transactions.
 
-Pending writes are bounded in bytes. A producer (a keeper's stream, a file on the shared storage) waits for `room` before it takes
-the next piece. Meanwhile the bytes stay in the trials' files.
+Pending writes are bounded in bytes. A producer (a keeper's stream, a file on the shared storage) awaits `wait_for_capacity`
+before each piece. Meanwhile the bytes stay in the trials' files.
 """
 
 import asyncio
@@ -109,12 +109,12 @@ class GroupCommit:
         self.waiting_bytes = 0
         """An upper estimate of the memory held by pending writes."""
         self._bytes_of: dict[AttemptKey, int] = {}
-        """The same for each attempt with pending writes."""
+        """`waiting_bytes` by attempt, for attempts with pending writes."""
         self.problem = ""
         """Why nothing can be stored at present; empty if it can."""
 
     def add(self, writes: Sequence[Write]) -> "asyncio.Future[None]":
-        """Store the writes; the future is done when they are durable. It fails only for a bug, or if the disk is full at close.
+        """Store the writes; the future is done when they are durable, and fails only for a bug or a full disk at close.
 
         Without writes, the future is done when everything added before is durable.
         """
@@ -135,15 +135,15 @@ class GroupCommit:
             return own_bytes < MAX_OF_ONE_BYTES
         return own_bytes == 0 and self.waiting_bytes < MAX_BYTES
 
-    async def room(self, own_bytes: Callable[[], int] = int) -> None:
+    async def wait_for_capacity(self, own_bytes: Callable[[], int] = int) -> None:
         """Wait for capacity: until `has_capacity` is True for the bytes that `own_bytes` returns."""
         while not self.has_capacity(own_bytes()):
-            there_is_room = asyncio.get_running_loop().create_future()
-            self._waiters[there_is_room] = own_bytes
+            has_room = asyncio.get_running_loop().create_future()
+            self._waiters[has_room] = own_bytes
             try:
-                await there_is_room
+                await has_room
             finally:
-                self._waiters.pop(there_is_room, None)
+                self._waiters.pop(has_room, None)
 
     def add_deferred(self, writes: Sequence[Write]) -> None:
         """Store the writes with the next transaction, or after `MAX_DEFERRAL_S` at the latest."""
@@ -257,16 +257,16 @@ class GroupCommit:
         for waiting in batch:
             self._release(waiting)
             if waiting.done.done():
-                continue  # the waiter was cancelled
+                continue  # the waiter has been cancelled
             if error is None:
                 waiting.done.set_result(None)
             else:
                 waiting.done.set_exception(error)
                 waiting.done.exception()  # marks it as retrieved: there may be no waiter
         # Wake only producers that have capacity: with many bulk writers most have none after a transaction.
-        for there_is_room, own_bytes in list(self._waiters.items()):
-            if self.has_capacity(own_bytes()) and not there_is_room.done():
-                there_is_room.set_result(None)
+        for has_room, own_bytes in list(self._waiters.items()):
+            if self.has_capacity(own_bytes()) and not has_room.done():
+                has_room.set_result(None)
 
     def _release(self, waiting: _Waiting) -> None:
         self.waiting_bytes -= waiting.size_bytes
@@ -293,7 +293,7 @@ class GroupCommit:
                 await asyncio.sleep(RETRY_S)
             else:
                 if self.problem:
-                    log.info("what could not be stored is stored now")
+                    log.info("the store works again; all waiting data is stored")
                 self.problem = stored.problem
                 self._pace(time.monotonic() - began_s, stored.sync_s)
                 return
@@ -304,12 +304,12 @@ class GroupCommit:
             return
         now_s = time.monotonic()
         has_interactive_writers = self._has_interactive_writers(now_s)
-        aim_s = max(
+        target_s = max(
             _TARGET_TRANSACTION_S if has_interactive_writers else _TARGET_TRANSACTION_AMONG_BULK_WRITERS_S,
             _SYNCS * sync_s,
         )
-        ratio = aim_s / max(took_s, 1e-4)
-        if ratio < 1 or self._lanes:  # one that took all pending writes gives no evidence for a larger one
+        ratio = target_s / max(took_s, 1e-4)
+        if ratio < 1 or self._lanes:  # a batch of all pending writes is no evidence for a larger size
             following = self._batch_bytes * min(max(ratio, 0.5), 2.0)
             self._batch_bytes = int(min(max(following, _MIN_BATCH_BYTES), _MAX_BATCH_BYTES))
         if len(self._lanes) < _MANY_BULK_WRITERS and has_interactive_writers:

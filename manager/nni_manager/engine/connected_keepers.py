@@ -41,7 +41,7 @@ class ConnectedKeepers:
     # ---- registry
 
     def add(self, keeper: ConnectedKeeper) -> None:
-        """Register a keeper, and end the stream of the one that it supersedes."""
+        """Register a keeper, and end the stream of the keeper that it supersedes."""
         of_job = self._by_job.setdefault(keeper.job_id, {})
         if (earlier := of_job.get(keeper.task)) is not None:
             earlier.outgoing.put_nowait(None)
@@ -63,7 +63,7 @@ class ConnectedKeepers:
     # ---- commands
 
     def run(self, job_id: str, trial_id: str, task: str | None) -> None:
-        """Send a trial to the keepers of a job, or only to that of `task`. Unconnected ones get it when they reconnect."""
+        """Send a trial to the keepers of a job, or to the keeper of `task`. Disconnected keepers get the trial on reconnect."""
         attempt_id = self._new_attempt_id(trial_id)
         for keeper in self._of_job(job_id):
             if task in (None, keeper.task):

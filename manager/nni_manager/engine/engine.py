@@ -9,7 +9,6 @@ from functools import partial
 
 from nni_manager.clock import monotonic_epoch_s
 from nni_manager.config.model import ExperimentSpec
-from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain import events
 from nni_manager.domain.attempts import AttemptReport, Attempts
 from nni_manager.domain.events import Effect
@@ -67,13 +66,15 @@ class Engine(Runtime):
         self.admission = KeeperAdmission(self, self.keepers, self.ingest)
         self.storage_poller = SharedStoragePoller(self, self.admission, self.ingest)
         self.jobs = ClusterJobs(self, self.admission, self.keepers, self.ingest, self.storage_poller)
-        self.changes = ExperimentCommands(self, self.all_known)
         self._pending_observations: set[str] = set()
         """Ended trials that a user proposed and whose results are about to be sent to the tuner."""
+        self.all_known = partial(self.history.all_known, self._pending_observations)
+        """See `History.all_known`."""
+        self.changes = ExperimentCommands(self, self.all_known)
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
         self._is_ending = asyncio.Event()
-        """Set when the experiment has finished, whether that is stored or not."""
+        """Set when the experiment has finished, even if its end is not stored yet."""
         self._logged: dict[str, TrialState] = {}
 
     # ---- lifecycle
@@ -102,13 +103,13 @@ class Engine(Runtime):
             )
 
     def _restore_results(self, trial: Trial) -> None:
-        """Restore the final result from the metric rows: they are stored before the trial's row, which may lack it."""
+        """Restore the final result from the metric rows, which are stored before the trial's row."""
         pages = self.reader.metric_pages(True, trial.sequence_id, trial.sequence_id)
-        for row in next(pages, [])[:1]:  # a trial may have reported millions
+        for row in next(pages, [])[:1]:  # a trial may have millions of rows
             trial.final, trial.value, trial.final_offset = row.value, reward(row.value), row.record_offset
 
     async def _restore_tasks(self, trial: Trial) -> None:
-        """Restore the state of the tasks from the workspace: the store does not have the ends of single tasks."""
+        """Restore the state of the tasks from the workspace: the store lacks the ends of single tasks."""
         if trial.state is TrialState.WAITING:
             return
         try:
@@ -145,7 +146,7 @@ class Engine(Runtime):
             log.info("codeDir %s: %s", self.config.code_dir, snapshot)
             if snapshot.left_out:
                 log.warning(
-                    "codeDir: left out, because they are no files: %s",
+                    "codeDir: sockets, pipes and devices are not packed: %s",
                     ", ".join(map(repr, snapshot.left_out)),
                 )
             self.jobs.code_snapshot = snapshot.name
@@ -166,7 +167,7 @@ class Engine(Runtime):
         self.post(events.ManagerReady())
         self.admission.is_open = True
         for job in inherited_jobs:
-            await self.jobs.take_over(job)
+            await self.jobs.adopt(job)
         if self.experiment.trials:
             self.service.garbage_collect()
         self.spawn(self._watch_time())
@@ -175,8 +176,8 @@ class Engine(Runtime):
     async def close(self) -> None:
         """Release all resources. Running trials continue, and all received data is stored."""
         if self.experiment.state.is_over:
-            # The last keepers are asked to shut down: wait for them, so that nothing outlives the manager.
-            await _wait_no_longer(self._no_jobs, _LAST_KEEPERS_S)
+            # Wait until the last keepers have shut down, so that no process outlives the manager.
+            await _wait_at_most(self._no_jobs, _LAST_KEEPERS_S)
         await self._cancel_tasks()
         self.admission.close()
         await self.service.close()
@@ -219,10 +220,10 @@ class Engine(Runtime):
         self.post(events.TrialStopAsked(trial_id, reason, time.time()))
 
     async def until_stopped(self) -> None:
-        """Wait until the experiment has finished, then for a limited time until this is stored and its jobs have ended."""
+        """Wait until the experiment has finished; then, with timeouts, until its end is stored and its jobs have ended."""
         await self._is_ending.wait()
-        await _wait_no_longer(self.finished, RECORDED_TIMEOUT_S)
-        await _wait_no_longer(self._no_jobs, MAX_STOP_S)
+        await _wait_at_most(self.finished, RECORDED_TIMEOUT_S)
+        await _wait_at_most(self._no_jobs, MAX_STOP_S)
 
     # ---- effects
 
@@ -261,7 +262,7 @@ class Engine(Runtime):
             case events.TellAssessor():
                 self.spawn(self.algorithms.tell_assessor(effect))
             case events.SubmitJob():
-                self.jobs.begin_to_submit(effect.job)
+                self.jobs.start_submission(effect.job)
             case events.DispatchTrial():
                 self.jobs.dispatch(effect)
             case events.RevokePrefetched():
@@ -278,7 +279,7 @@ class Engine(Runtime):
             case events.CloseAttempt():
                 self._after_save(lambda: self.ingest.close(effect.key))
             case events.DrainAttempt():
-                self.spawn(self.jobs.take_missing(effect.key))
+                self.spawn(self.jobs.drain_orphaned(effect.key))
             case events.DetachTrial():
                 self.ingest.forget_trial(effect.trial, effect.job_id)
             case events.Finish():
@@ -302,7 +303,7 @@ class Engine(Runtime):
         )
 
     def _finish(self) -> None:
-        if self.experiment.state.is_over:  # otherwise a user has requested more in the meantime
+        if self.experiment.state.is_over:  # otherwise a user has extended the experiment in the meantime
             self.finished.set()
 
     async def _teach(self, trial: Trial, value: float) -> None:
@@ -325,10 +326,6 @@ class Engine(Runtime):
         else:
             log.info("trial %s: %s", trial.trial_id, trial.state.value)
 
-    def all_known(self) -> tuple[list[PriorResult], set[int]]:
-        """See `History.all_known`."""
-        return self.history.all_known(self._pending_observations)
-
     def _note_job_ended(self, ended: JobEnded) -> None:
         self.jobs.note_ended(ended)
 
@@ -348,6 +345,6 @@ class Engine(Runtime):
                 self._save_experiment()
 
 
-async def _wait_no_longer(event: asyncio.Event, within_s: float) -> None:
+async def _wait_at_most(event: asyncio.Event, within_s: float) -> None:
     with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
         await asyncio.wait_for(event.wait(), within_s)

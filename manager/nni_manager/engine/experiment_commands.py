@@ -1,4 +1,4 @@
-"""The changes that users make to a running experiment. Each is durable before it is answered, and survives a resume.
+"""The changes that users make to a running experiment. Each change is durable before the response, and survives a resume.
 
 Limits and the search space are parts of the configuration, so a change rewrites the experiment's configuration row.
 """
@@ -22,11 +22,11 @@ log = logging.getLogger(__name__)
 
 
 class FailedPrecondition(UserError):
-    """cannot do this in the experiment's present state; see what the message says of it"""
+    """cannot do this in the present state of the experiment; see `nnictl experiment status`"""
 
 
 class TunerFailedOver(RetryableError):
-    """cannot change the search space: the tuner failed over it; `nnictl experiment status` shows how"""
+    """cannot change the search space: the tuner failed; `nnictl experiment status` shows the error"""
 
 
 class ExperimentCommands:
@@ -45,7 +45,7 @@ class ExperimentCommands:
         self._imported = count
 
     async def update(self, update_type: str, params: Mapping[str, Any]) -> None:
-        """Change one limit, or the search space; see `config.changes.changed`. A new limit ends no running trial.
+        """Change one limit, or the search space; see `config.changes.changed`. A new limit does not stop running trials.
 
         Raises:
             ChangeInvalid, ConfigInvalid: the change is not valid.
@@ -56,7 +56,7 @@ class ExperimentCommands:
         after = engine.config = changed(before, update_type, params)
         if after == before:
             return
-        log.info("%s is changed", update_type)
+        log.info("changed %s", update_type)
         stored = engine.commits.add([ConfigRow(after.to_json())])
         engine.post(LimitsChanged(limits_of(after)))
         await asyncio.shield(stored)
@@ -65,8 +65,8 @@ class ExperimentCommands:
                 is_done = await engine.algorithms.change_space(after, *self._all_known())
             if not is_done:
                 raise TunerFailedOver(
-                    "cannot change the search space: the tuner failed over it; "
-                    f"`nnictl experiment status {engine.experiment.experiment_id}` shows how"
+                    "cannot change the search space: the tuner failed; "
+                    f"`nnictl experiment status {engine.experiment.experiment_id}` shows the error"
                 )
         await asyncio.shield(engine.durable())
 
@@ -74,7 +74,7 @@ class ExperimentCommands:
         """Import results from elsewhere for the tuner. Returns the number of imported results and how many the tuner uses.
 
         Raises:
-            ConfigInvalid: with all errors; nothing is imported.
+            ConfigInvalid: the data is invalid; lists all errors, and nothing is imported.
         """
         engine = self._engine
         # Ten thousand results take a second, so this runs in a thread.
@@ -85,7 +85,7 @@ class ExperimentCommands:
             position, self._imported = self._imported, self._imported + len(results)
             await asyncio.shield(engine.commits.add([ImportedRows(position, results)]))
             used = await engine.algorithms.teach(results)
-        log.info("%d results were imported, and the tuner uses %d", len(results), used)
+        log.info("imported %d results; the tuner uses %d of them", len(results), used)
         return {"imported": len(results), "used": used}
 
     async def propose(self, parameters: Mapping[str, Any]) -> Trial:
@@ -98,7 +98,7 @@ class ExperimentCommands:
         if not engine.experiment.accepts_trials:
             name, state = engine.experiment.experiment_id, engine.experiment.state.value
             raise FailedPrecondition(
-                f"cannot begin a trial: experiment {name} is {state}; `nnictl resume {name}` goes on with it first"
+                f"cannot start a trial: experiment {name} is {state}; resume it first with `nnictl resume {name}`"
             )
         trial_id = engine.new_trial_id()
         engine.post(TrialProposed(trial_id, parameters, time.time()))
@@ -106,14 +106,14 @@ class ExperimentCommands:
         return engine.experiment.trials[trial_id]
 
     async def retry(self, trial: Trial) -> Trial:
-        """Create a trial with the parameters of a terminal one that did not succeed; the old trial is unchanged.
+        """Create a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged.
 
         Raises:
-            FailedPrecondition: it is not terminal, or has succeeded, or the experiment starts no trials in its present state.
+            FailedPrecondition: the trial is not terminal or has succeeded, or the experiment starts no trials at present.
         """
         if not trial.state.is_terminal or trial.state is TrialState.SUCCEEDED:
             raise FailedPrecondition(
-                f"cannot retry trial {trial.trial_id}: it is {trial.state.value}; only one that is over and did not succeed "
-                "can be begun again"
+                f"cannot retry trial {trial.trial_id}: its state is {trial.state.value}; only trials that ended without "
+                "success can be retried"
             )
         return await self.propose(trial.parameters)

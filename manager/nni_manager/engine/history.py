@@ -1,4 +1,4 @@
-"""The results and learning curves of the trials so far, in the forms in which tuner and assessor receive them."""
+"""The results and learning curves of all trials so far, as types of tuner and assessor."""
 
 import json
 from collections.abc import Collection, Iterable
@@ -42,12 +42,12 @@ class History:
         return Observation(trial.trial_id, effect.value, metric, trial.state is TrialState.SUCCEEDED)
 
     def prior_result(self, trial: Trial, value: float) -> PriorResult:
-        """The result of a trial as one that the tuner did not propose."""
+        """The result of a trial in the form of imported results."""
         metric = self.experiment.lifecycle.metric_of(trial)
         return PriorResult(trial.parameters, value, metric or json.dumps(value))
 
     def prior_results(self, trials: Iterable[Trial]) -> list[PriorResult]:
-        """The results of the terminal trials that have one."""
+        """The results of the terminal trials that have a result."""
         reward_of = self.experiment.lifecycle.reward_of
         rewards = ((trial, reward_of(trial)) for trial in trials if trial.state.is_terminal)
         return [self.prior_result(trial, value) for trial, value in rewards if value is not None]

@@ -44,11 +44,8 @@ def importance_of(
         if (value := reward(final, metric)) is not None and abs(value) < _LARGEST
     ]
     if len(known) < MIN_TRIALS:
-        return Importance(
-            {},
-            len(known),
-            f"{len(known)} trials have a number {metric!r} so far, and {MIN_TRIALS} are needed",
-        )
+        why = f"{len(known)} trials have a number {metric!r}; {MIN_TRIALS} are needed"
+        return Importance({}, len(known), why)
     # The import takes a second, so it is done only on demand.
     import optuna
     from optuna.importance import get_param_importances
@@ -78,10 +75,8 @@ def importance_of(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # warnings that a choice has few trials
         shares = get_param_importances(study)
-    return Importance(
-        dict(sorted(((name, float(share)) for name, share in shares.items()), key=lambda each: -each[1])),
-        len(known),
-    )
+    highest_first = sorted(shares.items(), key=lambda each: -each[1])
+    return Importance({name: float(share) for name, share in highest_first}, len(known))
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +88,7 @@ class _Axis:
 
     @classmethod
     def of(cls, values: Sequence[Any]) -> "_Axis | None":
-        """The axis of these values; None: they are all the same."""
+        """The axis of these values; None: all values are the same."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution
 
         options = sorted({_json_of(value) for value in values})

@@ -42,12 +42,12 @@ class KeeperSession(ConnectedKeeper):
         super().__init__(job_id, task, version)
         self._admission = admission
         self._ingest = ingest
-        self._speaks_of: set[AttemptKey] = set()
+        self._reported_keys: set[AttemptKey] = set()
         """The attempts that may have data waiting to be stored."""
 
     async def ready(self) -> None:
         """Apply backpressure: wait until the store has capacity for more data of this keeper."""
-        await self._ingest.commits.room(self._waiting_bytes)
+        await self._ingest.commits.wait_for_capacity(self._waiting_bytes)
 
     def receive(self, message: KeeperMessage) -> None:
         """Handle a message of the keeper.
@@ -57,13 +57,13 @@ class KeeperSession(ConnectedKeeper):
             ProtocolError: the message concerns another keeper's trial, or is a second Hello.
         """
         if not isinstance(message, Hello | Idle | TrialRevoked):
-            self._speaks_of.add(message.key)
-        if self._admission.is_open:  # without an ack the keeper resends it to the next manager
+            self._reported_keys.add(message.key)
+        if self._admission.is_open:  # unacknowledged messages are resent to the next manager
             self._ingest.receive(self, message)
 
     def _waiting_bytes(self) -> int:
-        waiting = {key: self._ingest.commits.waiting_bytes_of(key) for key in self._speaks_of}
-        self._speaks_of = {key for key, size_bytes in waiting.items() if size_bytes}
+        waiting = {key: self._ingest.commits.waiting_bytes_of(key) for key in self._reported_keys}
+        self._reported_keys = {key for key, size_bytes in waiting.items() if size_bytes}
         return sum(waiting.values())
 
     def closed(self) -> None:
@@ -103,7 +103,7 @@ class KeeperAdmission:
             raise InvalidToken()
 
     def admit(self, hello: Hello, job_id: str, token: str) -> KeeperSession | ProbeSession:
-        """Admit a keeper and queue its Welcome. A probe only gets the answer and changes nothing.
+        """Admit a keeper and queue its Welcome. A probe gets an answer but changes no state.
 
         Raises:
             InvalidToken, VersionRefused, UnknownJob: the keeper is refused.
@@ -116,10 +116,10 @@ class KeeperAdmission:
             return ProbeSession()
         session = KeeperSession(self, self._ingest, job_id, hello.task, hello.version)
         trials = [self._ingest.own_trial(session, key) for key in hello.attempts]
-        is_given_up = job_id not in self._experiment.jobs.live
+        is_abandoned = job_id not in self._experiment.jobs.live
         attempts = tuple(
             AttemptOffsets(key, {}, closed=True)
-            if is_given_up or trial.state.is_terminal or trial.registered.is_lost(key)
+            if is_abandoned or trial.state.is_terminal or trial.registered.is_lost(key)
             else self._ingest.offsets(key, closed=False)
             for key, trial in zip(hello.attempts, trials, strict=True)
         )
@@ -127,14 +127,16 @@ class KeeperAdmission:
         self._keepers.add(session)
         log.info("job %s: keeper %s of %s connected", job_id, hello.version, hello.task)
         self._post(KeeperConnected(job_id, hello.supports_revoke))
-        if not is_given_up:
+        if not is_abandoned:
             self._experiment.transports.connected(job_id, hello.task, time.monotonic())
         session.outgoing.put_nowait(Welcome(__version__, attempts))
         for trial in trials:
             if (reason := _stopped_for(trial, session.task)) is not None:
                 session.outgoing.put_nowait(StopTrial(trial.trial_id, reason))
-        if is_given_up:
-            session.outgoing.put_nowait(Shutdown("the manager gave this job up while it was out of reach"))
+        if is_abandoned:
+            session.outgoing.put_nowait(
+                Shutdown("the manager abandoned this job while its keeper was disconnected")
+            )
         else:
             self._report_orphaned(session, hello.attempts)
         return session
@@ -173,11 +175,8 @@ class KeeperAdmission:
 
 
 def _stopped_for(trial: Trial, task: str) -> ExitReason | None:
-    """The reason to stop a running task: the trial was stopped, or other tasks have ended it. None: the task may run."""
+    """The reason to stop a running task: a stopped trial, or the end of another task. None: the task may run."""
     if trial.state is TrialState.STOPPING:
         return trial.stop_reason
-    return (
-        trial.reason_for_others
-        if trial.ended is not None and trial.phase_in(task) not in HAVE_ENDED
-        else None
-    )
+    must_end = trial.ended is not None and trial.phase_in(task) not in HAVE_ENDED
+    return trial.reason_for_others if must_end else None

@@ -32,7 +32,7 @@ from trial_keeper.wire.messages import (
 
 log = logging.getLogger(__name__)
 
-# Attempts of one trial. A cluster that restarts a task this often needs its user's attention.
+# The maximum number of attempts of one trial. A cluster that restarts a task more often needs its user's attention.
 MAX_ATTEMPTS = 1000
 # Characters kept of a trial's exit message, in memory and in lists: twice the stderr tail that a keeper sends.
 MESSAGE_CHARACTERS = 8192
@@ -65,7 +65,7 @@ class KeeperIngest:
         match message:
             case Hello():
                 raise ProtocolError(
-                    "cannot take a second Hello on one stream; use the keeper that comes with the manager"
+                    "cannot accept a second Hello on one stream; use the keeper of the manager's version"
                 )
             case Idle():
                 self._post(events.KeeperIdle(keeper.job_id, keeper.task))
@@ -82,7 +82,7 @@ class KeeperIngest:
         key = message.key
         trial = self.own_trial(keeper, key)
         if trial.job_id != keeper.job_id:
-            # Its job is abandoned, and the trial is reassigned or waits for it: the message does not count.
+            # The keeper's job was abandoned, and the trial is reassigned or waits for a new job: ignore the message.
             if isinstance(message, TrialStarted | TrialEnded):
                 keeper.outgoing.put_nowait(_closed(key))
             return
@@ -98,17 +98,17 @@ class KeeperIngest:
                 self._post(events.UsageReported(message))
 
     def own_trial(self, keeper: ConnectedKeeper, key: AttemptKey) -> Trial:
-        """The trial of a message, if the keeper may report it. A trial of an abandoned job may have another job by now.
+        """The trial of a message that the keeper may send. A trial of an abandoned job may have another job by now.
 
         Raises:
-            ProtocolError: it is the trial of another job or task, or it has too many attempts.
+            ProtocolError: the trial belongs to another job or task, or has too many attempts.
         """
         trial, job_id = self._experiment.trials.get(key.trial_id), keeper.job_id
         is_own = trial is not None and (trial.job_id == job_id or job_id not in self._experiment.jobs.live)
         if trial is None or not is_own or key.task != keeper.task:
             raise ProtocolError(
-                f"cannot take {key} from task {keeper.task} of job {keeper.job_id}: it is not that job's trial, or another "
-                "task's; stop the job"
+                f"cannot accept {key} from task {keeper.task} of job {keeper.job_id}: the attempt belongs to another job or "
+                "task; stop the job"
             )
         self._check_count(trial, key)
         return trial
@@ -132,14 +132,14 @@ class KeeperIngest:
         receiver = self._receiver(key)
         commits = receiver.take(stream, offset, data)
         if commits and commits[-1].is_last_collected:
-            commits[-1] = self._cut(commits[-1])
+            commits[-1] = self._truncate(commits[-1])
         self._store(receiver, commits)
 
     def end(self, ended: TrialEnded) -> None:
         """Record the end of an attempt. The attempt is delivered when all its bytes are durable."""
         self._post(events.AttemptEnded(ended))
         if self._experiment.trials[ended.key.trial_id].state.is_terminal:
-            return  # the experiment has already closed it
+            return  # the experiment has already closed the attempt
         receiver = self._receiver(ended.key)
         commits = receiver.end(ended.final_sizes)
         self._store(receiver, commits)
@@ -147,7 +147,7 @@ class KeeperIngest:
             self._post(events.AttemptDelivered(ended.key))
 
     def close(self, key: AttemptKey) -> None:
-        """Close an attempt whose data is stored completely: its keeper may discard it."""
+        """Close an attempt whose data is stored completely, so that its keeper may discard the data."""
         self._ack(self.offsets(key, closed=True))
         if self._experiment.trials[key.trial_id].state.is_terminal:
             # Also drop attempts of this task without a reported end: no more of their data is accepted.
@@ -172,17 +172,17 @@ class KeeperIngest:
     def _check_count(self, trial: Trial, key: AttemptKey) -> None:
         if len(trial.registered.registered) >= MAX_ATTEMPTS and trial.registered.find(key) is None:
             raise ProtocolError(
-                f"cannot take {key}: this trial has {MAX_ATTEMPTS} attempts already; stop the job"
+                f"cannot accept {key}: the trial already has {MAX_ATTEMPTS} attempts; stop the job"
             )
 
     def _store(self, receiver: AttemptIngest, commits: list[StreamWrite]) -> None:
         if any(commit.records for commit in commits):
-            # First, so that the task whose metrics count is stored no later than its records.
+            # Posted first, so that the task whose metrics count is stored no later than its records.
             self._post(events.TaskReported(receiver.key))
         for commit in commits:
             self.commits.add([commit]).add_done_callback(partial(self._note_committed, receiver, commit))
 
-    def _cut(self, commit: StreamWrite) -> StreamWrite:
+    def _truncate(self, commit: StreamWrite) -> StreamWrite:
         """Report the truncation of a stream before its last write is stored, and note it at the end of a log."""
         key, stream = commit.key, commit.stream
         message = quota_message(stream, self._workspace.attempt(key).stream(stream))
@@ -217,12 +217,12 @@ class KeeperIngest:
             if logged > GARBAGE_LINES:
                 return
             log.warning(
-                "trial %s: %d bytes of metrics at %d are no record: %s%s",
+                "trial %s: %d bytes of metrics at offset %d are not a record: %s%s",
                 commit.key,
                 span.length,
                 span.offset,
                 span.reason,
-                "; further ones are not logged" if logged == GARBAGE_LINES else "",
+                "; further corrupt spans are not logged" if logged == GARBAGE_LINES else "",
             )
 
     def _receiver(self, key: AttemptKey) -> AttemptIngest:
@@ -231,7 +231,7 @@ class KeeperIngest:
             trial = self._experiment.trials[key.trial_id]
             self._check_count(trial, key)
             if trial.registered.find(key) is None:
-                # First, so that the attempt's number is stored no later than its data.
+                # Posted first, so that the attempt's number is stored no later than its data.
                 self._post(events.AttemptSeen(key))
             receiver = self._receivers[key] = AttemptIngest.restored(key, self._reader.offsets(key))
         return receiver
@@ -247,6 +247,6 @@ def quota_message(stream: Stream, whole: Path) -> str:
     size_bytes = QUOTA_BYTES[stream]
     what = METRICS_ARE_CUT if stream is Stream.METRICS else f"its {stream.value} is cut"
     return (
-        f"{what} at {size_bytes} bytes ({size_bytes / (1 << 30):.3g} GiB), as much as is collected of one attempt; "
-        f"all of it is in {whole}; let the training code write less"
+        f"{what} at {size_bytes} bytes ({size_bytes / (1 << 30):.3g} GiB), the quota of one attempt; "
+        f"the complete file is {whole}; let the training code write less"
     )

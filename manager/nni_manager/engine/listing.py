@@ -9,7 +9,7 @@ from nni_manager.store.folders import ExperimentFolder, Registry, corrupt_entrie
 
 
 def experiments_view(own: ExperimentFolder) -> list[dict[str, Any]]:
-    """A line for each stored experiment, sorted by id; `here` marks `own`. `url`: where it is served; None: it is not."""
+    """A line for each stored experiment, sorted by id; `here` marks `own`. `url`: None if not served."""
     registry = Registry.of_user()
     folders = {folder.experiment_id: folder for folder in registry.all()} | {own.experiment_id: own}
     lines = [line for folder in folders.values() if (line := _line(folder)) is not None]

@@ -8,7 +8,7 @@ from trial_keeper.wire.messages import KeeperMessage, ManagerMessage, Welcome
 
 
 class ProbeSession:
-    """Sends Welcome and ends the stream. The session of the job's real keeper is not affected."""
+    """Sends Welcome and ends the stream, without effect on the session of the job's real keeper."""
 
     def __init__(self) -> None:
         self.outgoing: asyncio.Queue[ManagerMessage | None] = asyncio.Queue()
@@ -26,7 +26,7 @@ class ProbeSession:
             ProtocolError: always.
         """
         raise ProtocolError(
-            f"cannot take {type(message).__name__} from a probe; use the doctor that comes with the manager"
+            f"cannot accept {type(message).__name__} from a probe; use the doctor of the manager's version"
         )
 
     def closed(self) -> None:

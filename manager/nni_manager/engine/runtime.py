@@ -1,4 +1,4 @@
-"""What all parts of a running experiment share: its state, its store, its cluster, and the loop that handles its events."""
+"""The shared parts of a running experiment: its state, store and cluster, and the loop that handles its events."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ EXPERIMENT_ID_LENGTH = 8
 
 
 def new_id(length: int) -> str:
-    """A random id in NNI's form; the caller checks that it is unused."""
+    """A random id in NNI's form; the caller must check that the id is unused."""
     return "".join(secrets.choice(_ID_LETTERS) for _ in range(length))
 
 
@@ -61,7 +61,7 @@ class Runtime(ABC):
         self.lease_lost: LeaseLost | None = None
         """The error that names the manager which now holds the lease; None while this one holds it."""
         self.last_save: asyncio.Future[None] | None = None
-        """Done when everything decided so far is durable; None: nothing was decided."""
+        """Done when all decisions so far are durable; None: nothing was decided yet."""
         self.service = make_service(self._note_job_ended)
         self.files = SharedFiles(folder.workspace, self.service.share, self.service.runs_as_manager)
         self.algorithms = TunerExecutor(
@@ -89,7 +89,7 @@ class Runtime(ABC):
                 for effect in self.experiment.handle(self._events.popleft(), time.monotonic()):
                     self._perform(effect)
             self._note_handled()
-        except Exception as error:  # noqa: BLE001 - most callers could only drop it
+        except Exception as error:  # noqa: BLE001 - most callers cannot handle it
             self._events.clear()
             self._fail(error)
         finally:
@@ -114,7 +114,7 @@ class Runtime(ABC):
         self.last_save = self.commits.add([write])
 
     def durable(self) -> "asyncio.Future[None]":
-        """A future that is done when everything decided so far is stored."""
+        """A future that is done when all decisions so far are stored."""
         return self.commits.add([])
 
     def _after_save(self, action: Callable[[], None]) -> None:
@@ -161,5 +161,5 @@ class Runtime(ABC):
             self.on_lease_lost(error)
             return
         # A bug: the state in memory cannot be trusted, so stop here. The stored state is valid.
-        log.critical("the manager has a bug and ends", exc_info=error)
+        log.critical("internal error; the manager stops", exc_info=error)
         self.failed.set()

@@ -78,7 +78,7 @@ def parameters_view(trial: Trial) -> dict[str, Any]:
     }
 
 
-# The path never changes; computing it for each of ten thousand trials would take a fifth of the list's time.
+# The path never changes. Without the cache, it would take a fifth of the time of a list of ten thousand trials.
 @lru_cache(maxsize=16)
 def _trials_folder(folder: ExperimentFolder) -> str:
     return str(folder.workspace.trials)
@@ -134,7 +134,7 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
 # A table of ten thousand rows shows one line of a trial's texts.
 _MAX_CELL = 256
 _MAX_MESSAGE = 300
-# A metric with more names than this is not shown as columns.
+# The maximum number of names of a metric that are shown as columns.
 _MAX_KEYS = 50
 # A reused job may run thousands of trials; only the latest are shown.
 _TRIALS_OF_JOB = 20
@@ -208,7 +208,7 @@ def _message(snapshot: ExperimentSnapshot, trial: Trial) -> str:
     return f"not started yet: {why}" if why else trial.message
 
 
-# The value of `road`, the name that `transport` had until 0.7; both go in 0.8.
+# The values of `road`, the field for `transport` until 0.7; to be removed in 0.8.
 _ROAD = {Transport.GRPC: "stream", Transport.SHARED_STORAGE: "mount", Transport.NONE: "none"}
 
 
@@ -293,13 +293,13 @@ def configuration_view(config: ExperimentSpec) -> dict[str, Any]:
 def _as_written(value: Any) -> Any:
     """The value with key names as in configuration files, without unset fields."""
     if isinstance(value, dict):
-        # The names of a tuner's arguments are its own.
-        said = {
+        # The argument names of a tuner are left unchanged.
+        fields = {
             _in_camel_case(name): each if name == "class_args" else _as_written(each)
             for name, each in value.items()
             if each is not None
         }
-        return {name: each for name, each in said.items() if each not in ({}, [])}
+        return {name: each for name, each in fields.items() if each not in ({}, [])}
     return [_as_written(each) for each in value] if isinstance(value, list) else value
 
 
@@ -339,7 +339,7 @@ def counts_view(experiment: Experiment) -> dict[str, int]:
 
 
 def statistics_view(experiment: Experiment) -> list[dict[str, Any]]:
-    """The counts in NNI's format, without statuses that no trial has."""
+    """The counts in NNI's format, without zeros."""
     counts = counts_view(experiment)
     return [{"trialJobStatus": status, "trialJobNumber": count} for status, count in counts.items() if count]
 
@@ -384,7 +384,7 @@ def profile_view(snapshot: ExperimentSnapshot) -> dict[str, Any]:
                 },
             },
             "trialTransports": transports,
-            "trialRoads": transports,  # its name until 0.7; it goes in 0.8
+            "trialRoads": transports,  # the name of `trialTransports` until 0.7; will be removed in 0.8
         }
     ) | _problem(snapshot)
 

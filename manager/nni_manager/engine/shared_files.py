@@ -107,7 +107,7 @@ class SharedFiles:
     def write_experiment(
         self, document: ManagerDocument, run_script: str, code_snapshot: str | None = None
     ) -> None:
-        """Write the files that every job needs, manager.json last: a keeper that can read it finds the others.
+        """Write the files that every job needs, manager.json last: a keeper that can read manager.json finds the others.
 
         Running trials of an earlier manager may read them at the same time.
         """
@@ -130,7 +130,7 @@ class SharedFiles:
             OSError: the storage cannot be written, or another user has created the trial's folder.
         """
         folder = self.workspace.trial(trial.trial_id)
-        # They differ if the storage server maps users.
+        # The two uids differ if the storage server maps users.
         owners = {self.workspace.root.stat().st_uid, os.geteuid()}
         _make_own(folder.path, owners)
         _make_own(folder.attempts, owners)
@@ -160,7 +160,7 @@ class SharedFiles:
             for path in paths:
                 self.share.send(path)
 
-    # ---- files that keepers leave. A trial may have forged them: reading them must neither block nor leave the workspace.
+    # ---- files of keepers. A trial may have forged such files: a read must neither block nor leave the workspace.
 
     @property
     def _read(self) -> Read:
@@ -187,9 +187,9 @@ class SharedFiles:
                 keys.append(key)
             elif why_not:
                 path = self.workspace.attempt(key).path
-                rejected.append(f"ignored {path}: {why_not}; see who may write to the shared storage")
+                rejected.append(f"ignored {path}: {why_not}; check who may write to the shared storage")
         if closed is not None and not keys:
-            raise closed  # the unreadable one may be a keeper's own
+            raise closed  # the unreadable attempt may be valid
         return FoundAttempts(tuple(keys), tuple(rejected))
 
     def see_attempt(
@@ -199,7 +199,7 @@ class SharedFiles:
 
         Bytes beyond the sizes in exit.json are ignored. `is_over`: nothing writes there any more, so zero bytes are data.
         """
-        # Read exit.json first: streams that are read after it contain all bytes within its sizes, or show them later.
+        # Read exit.json before the streams: they then have all bytes within its sizes, or will show them later.
         read, folder = self._read, self.workspace.attempt(key)
         ended = _exit_of(key, read(folder.exit_json, 0, _MAX_EXIT_BYTES), signer)
         pieces = []
@@ -208,7 +208,7 @@ class SharedFiles:
             longest = _READ_BYTES if end is None else min(_READ_BYTES, end - offset)
             data = read(folder.stream(stream), offset, longest) if longest > 0 else b""
             if ended is None and not is_over:
-                # An NFS client sends written data in any order; the missing parts are read as zeros.
+                # NFS clients send written data in any order; missing parts are read as zeros.
                 data = data.partition(b"\0")[0]
             if data:
                 pieces.append((stream, offset, data))
@@ -248,17 +248,17 @@ def _make_own(folder: Path, owners: Collection[int]) -> None:
         found = folder.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid not in owners:
             raise FileExistsError(
-                errno.EEXIST, "another user made this, so nothing is written there; remove it", str(folder)
+                errno.EEXIST, "another user has created it; remove it", str(folder)
             ) from None
 
 
 def _why_not_trusted(workspace: Workspace, key: AttemptKey, signer: Signer, read: Read) -> str | None:
     """The reason to reject an attempt's directory; None: a keeper of the job has signed it.
 
-    Empty: it is not this job's, and needs no report: it is still empty, or a keeper of an earlier job of the trial has signed it.
+    Empty text: not reported, because the directory is still empty, or a keeper of an earlier job of the trial has signed it.
     """
     if not is_attempt_id(key.attempt_id):
-        return None if key.attempt_id in signer.unsigned_ids else "it is no attempt that is on record"
+        return None if key.attempt_id in signer.unsigned_ids else "it is not a registered attempt"
     folder = workspace.attempt(key)
     content = read(folder.attempt_json, 0, _MAX_ATTEMPT_JSON_BYTES)
     if not content:
@@ -309,7 +309,7 @@ def _read(workspace: Workspace, path: Path, offset: int, longest: int) -> bytes:
     except (FileNotFoundError, UnsafePath):
         return b""
     except OSError as error:
-        if error.errno == errno.ESTALE:  # another file has replaced it
+        if error.errno == errno.ESTALE:  # the file has been replaced
             return b""
-        error.filename = str(path)  # instead of its last component
+        error.filename = str(path)  # the full path instead of its last component
         raise

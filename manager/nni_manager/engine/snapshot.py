@@ -19,7 +19,7 @@ def snapshot_from_stored(
     *,
     may_prefetch: bool = False,
 ) -> Experiment:
-    """The stored experiment, without its trials. `service` None: it is only displayed."""
+    """The stored experiment, without its trials. `service` None: for display only."""
     return Experiment(
         stored.experiment_id,
         limits_of(config),
@@ -60,7 +60,7 @@ class KeeperSeen:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentSnapshot:
-    """All data for display. `experiment` is the engine's own object if there is an engine: read it, but do not keep it.
+    """All data for display. `experiment` is the engine's own object if there is an engine; callers must not keep it.
 
     Times are in seconds since the epoch. `problem`: why nothing can be stored at present, or that a job's keeper has not
     connected. `leftovers`: how to remove each job that could not be ended. `keepers`: the number of connected ones. `now_s`: the

@@ -1,4 +1,4 @@
-"""Runs all access to the shared storage in a few threads, so that nothing else hangs with its server."""
+"""Runs all access to the shared storage in a few threads, so that a hanging server blocks nothing else."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 Answer = TypeVar("Answer")
 
-# A single hanging file leaves threads for the others; a hanging server blocks no more than these.
+# A hanging file leaves threads for the other files; a hanging server blocks only these threads.
 THREADS = 4
 # A slow server answers within this time.
 STALL_TIMEOUT_S = 10.0
@@ -27,9 +27,9 @@ class StorageExecutor:
         """The start time of each thread's current call, by the number of the thread."""
 
     async def call(self, function: Callable[..., Answer], *arguments: object, **options: object) -> Answer:
-        """Run the function in one of the threads; returns or raises what it does."""
+        """Run the function in one of the threads; return its result or raise its exception."""
         if not self._threads:
-            # Daemon threads: the process ends without waiting for them, unlike those of ThreadPoolExecutor.
+            # Daemon threads, unlike the threads of ThreadPoolExecutor, do not delay the end of the process.
             self._threads = [
                 threading.Thread(target=self._work, args=(number,), name=f"storage-{number}", daemon=True)
                 for number in range(THREADS)
@@ -66,6 +66,6 @@ def _answer(
         settle = partial(future.set_result, function())
     except Exception as error:  # noqa: BLE001 - raised again by `call`
         settle = partial(future.set_exception, error)
-    # The loop may be closed already; then there is no waiter.
+    # A closed loop has no waiter.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(lambda: None if future.done() else settle())

@@ -1,6 +1,6 @@
 """The shared-storage transport: reads the files of keepers that have no connection.
 
-It uses the same bytes, offsets and `AttemptIngest` as the gRPC stream, so both may overlap. `domain/transports.py` decides which
+Both transports use the same bytes, offsets and `AttemptIngest`, so they may overlap. `domain/transports.py` decides which
 jobs are polled, and when.
 """
 
@@ -30,20 +30,20 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-# The longest pause while no poll is due. A poll that becomes due meanwhile is delayed by up to this.
+# The longest pause while no poll is due: the maximum delay of a poll that becomes due meanwhile.
 _MAX_PAUSE_S = 0.5
 # Bounds one poll to 4 MiB of each stream, so that other jobs get their turn.
 _ROUNDS_PER_POLL = 16
 _RETRY_DELAY_S = 0.2
-# Failing storage is polled again and reported for as long as it fails: its files are not lost.
+# Failing storage is polled and reported until it works again: its files are not lost.
 _FAILED_POLL_RETRY_DELAY_S = 2.0
-# A stop request that cannot be written delays the cluster's own stop by at most this.
+# The longest delay of the cluster's own stop by a stop request that cannot be written.
 _MAX_WRITE_S = 5.0
 _REPORTED = float("-inf")
 
 
 class StoragePermissionDenied(UserError):
-    """cannot read what a trial has written"""
+    """cannot read the files of a trial; let containers leave their files readable to the manager's user"""
 
 
 class SharedStoragePoller:
@@ -75,7 +75,7 @@ class SharedStoragePoller:
         if stalled_s:
             return (
                 f"cannot read {self._files.workspace.root}: the shared storage has not answered for {stalled_s:.0f} s; check "
-                "its server and the network to it. Keepers that are connected are not concerned"
+                "its server and the network to it. Connected keepers are not affected"
             )
         live = self._experiment.jobs.live
         return next((failure for job_id, failure in self._failures.items() if job_id in live), "")
@@ -83,7 +83,7 @@ class SharedStoragePoller:
     # ---- while the job runs
 
     async def follow(self, spawn: Callable[[Coroutine[None, None, None]], object]) -> None:
-        """Start the polls that are due, forever. `spawn` runs a poll as a task."""
+        """Start due polls until cancelled. `spawn` runs a poll as a task."""
         while True:
             now_s = time.monotonic()
             job_id = self._transports.next_poll(now_s) if self._polling < THREADS else None
@@ -128,7 +128,7 @@ class SharedStoragePoller:
             if not self._experiment.jobs.live[job_id].was_found:
                 self._post(KeeperSeenOnStorage(job_id))
             self._report_start(trial, seen)
-            await self._hand_over(seen)
+            await self._ingest_readout(seen)
             if not seen.pieces:
                 return
 
@@ -155,7 +155,7 @@ class SharedStoragePoller:
 
         `is_over`: the lag has passed already.
         """
-        # While an earlier manager's trials are restored, they are not in the experiment yet.
+        # During a restore, the trials are not in the experiment yet.
         if not found.rejected or trial.trial_id not in self._experiment.trials:
             return
         now_s = time.monotonic()
@@ -174,7 +174,7 @@ class SharedStoragePoller:
         """Report rejected attempts of a trial whose job has ended."""
         try:
             found = await self.threads.call(self._files.find_attempts, trial.trial_id, self._signer(trial))
-        except (OSError, RetryableError) as error:  # the result is only for a warning
+        except (OSError, RetryableError) as error:  # only a warning is lost
             log.info("trial %s: %s", trial.trial_id, _reason_of(error))
         else:
             self._note_rejected(trial, found, is_over=True)
@@ -188,8 +188,8 @@ class SharedStoragePoller:
         received = {stream: self._ingest.received(key, stream) for stream in self._streams}
         return {stream: offset for stream, offset in received.items() if offset < QUOTA_BYTES[stream]}
 
-    async def _hand_over(self, seen: AttemptReadout) -> None:
-        await self._commits.room()
+    async def _ingest_readout(self, seen: AttemptReadout) -> None:
+        await self._commits.wait_for_capacity()
         if self._experiment.trials[seen.key.trial_id].state.is_terminal:
             return
         try:
@@ -201,16 +201,16 @@ class SharedStoragePoller:
             return
         if seen.ended is not None:
             self._ingest.end(seen.ended)
-        # Read no more until this is stored: the rest waits in the files.
+        # Backpressure: the next bytes stay in the files until these are stored.
         await asyncio.shield(self._commits.add([]))
 
     # ---- after the job ended
 
     async def scan_remaining(self, trial: Trial, *, may_be_late: bool) -> list[AttemptReadout]:
-        """The state of the newest attempt of each task, without stream data; empty if no keeper started one that counts.
+        """The state of the newest attempt of each task, without stream data; empty if no current attempt has started.
 
-        `may_be_late`: wait for an end that is not visible yet, because another machine writes it. Failing storage is retried
-        until it answers.
+        `may_be_late`: wait for ends that other machines have written and that are not visible yet. Failing storage is retried
+        until it works.
 
         Raises:
             StoragePermissionDenied: the manager has no read permission on the storage.
@@ -218,21 +218,21 @@ class SharedStoragePoller:
         deadline_s = time.monotonic() + (STORAGE_LAG_S if may_be_late else 0.0)
         while True:
             signer = self._signer(trial)
-            found = await self._until_it_answers(trial, self._files.find_attempts, trial.trial_id, signer)
+            found = await self._with_retries(trial, self._files.find_attempts, trial.trial_id, signer)
             self._note_rejected(trial, found)
             keys = [key for key in found.newest if trial.is_current(key)]
             see = partial(self._files.see_attempt, offsets={}, signer=signer, is_over=True)
-            left = [await self._until_it_answers(trial, see, key) for key in keys]
+            left = [await self._with_retries(trial, see, key) for key in keys]
             if (left and all(each.ended for each in left)) or time.monotonic() >= deadline_s:
                 return left
             await asyncio.sleep(_RETRY_DELAY_S)
 
     async def drain(
-        self, trial: Trial, left: AttemptReadout, on_taken: Callable[[], None] = lambda: None
+        self, trial: Trial, left: AttemptReadout, on_stored: Callable[[], None] = lambda: None
     ) -> None:
         """Ingest all data in the attempt's files, and wait for bytes within its final sizes that are not visible yet.
 
-        `on_taken` is called after each piece is stored.
+        `on_stored` is called after each piece is stored.
 
         Raises:
             StoragePermissionDenied: the manager has no read permission on the storage.
@@ -242,12 +242,12 @@ class SharedStoragePoller:
             see = partial(
                 self._files.see_attempt, left.key, self._offsets(left.key), self._signer(trial), is_over=True
             )
-            seen = await self._until_it_answers(trial, see)
+            seen = await self._with_retries(trial, see)
             if trial.state.is_terminal:
                 return
-            await self._hand_over(AttemptReadout(seen.key, seen.has_begun, seen.pieces, None))
+            await self._ingest_readout(AttemptReadout(seen.key, seen.has_begun, seen.pieces, None))
             if seen.pieces:
-                on_taken()
+                on_stored()
                 deadline_s = time.monotonic() + STORAGE_LAG_S
             elif self._has_all(left) or time.monotonic() > deadline_s:
                 return
@@ -261,9 +261,7 @@ class SharedStoragePoller:
             for stream in self._streams
         )
 
-    async def _until_it_answers(
-        self, trial: Trial, read: Callable[..., Answer], *arguments: object
-    ) -> Answer:
+    async def _with_retries(self, trial: Trial, read: Callable[..., Answer], *arguments: object) -> Answer:
         while True:
             try:
                 answer = await self.threads.call(read, *arguments)
@@ -285,7 +283,7 @@ class SharedStoragePoller:
                 self.threads.call(self._files.write_stop, StopTrial(trial_id, reason)), _MAX_WRITE_S
             )
         except (OSError, RetryableError, TimeoutError, asyncio.TimeoutError) as error:
-            log.warning("trial %s: its keepers cannot be asked to stop it: %s", trial_id, error)
+            log.warning("trial %s: cannot write the stop request for its keepers: %s", trial_id, error)
 
     # ---- internals
 

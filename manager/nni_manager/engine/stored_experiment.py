@@ -15,11 +15,11 @@ _POLL_INTERVAL_S = 1.0
 
 
 class ViewOnly(UserError):
-    """cannot change the experiment: it is only viewed here; `nnictl resume ID` resumes it"""
+    """cannot change the experiment: this view is read-only; `nnictl resume ID` resumes the experiment"""
 
 
 class StoredExperimentReader:
-    """Serves the snapshots of an experiment from its store. It writes nothing, holds no lease and starts nothing.
+    """Serves the snapshots of an experiment from its store. The reader writes nothing, holds no lease and starts no process.
 
     Runs on one event loop. Snapshots of a running experiment are up to a second old.
     """
@@ -46,33 +46,21 @@ class StoredExperimentReader:
                 # Data written between the two reads is read now, and again at the next poll.
                 before, self._version = self._snapshot.experiment, version
                 self._snapshot = ExperimentSnapshot.stored(self.folder)
-                _go_on_from(before, self._snapshot.experiment)
+                _continue_log(before, self._snapshot.experiment)
         return replace(self._snapshot, problem=self._problem(), is_view=True)
 
     def stop(self) -> None:
-        """Not supported.
-
-        Raises:
-            ViewOnly: always.
-        """
-        raise self._refusal("stop experiment", self.folder.experiment_id)
+        """Not supported: raises ViewOnly."""
+        raise self._view_only("stop experiment", self.folder.experiment_id)
 
     def stop_trial(self, trial_id: str) -> None:
-        """Not supported.
-
-        Raises:
-            ViewOnly: always.
-        """
-        raise self._refusal("stop trial", trial_id)
+        """Not supported: raises ViewOnly."""
+        raise self._view_only("stop trial", trial_id)
 
     @property
     def changes(self) -> NoReturn:
-        """Not supported.
-
-        Raises:
-            ViewOnly: always.
-        """
-        raise self._refusal("change experiment", self.folder.experiment_id)
+        """Not supported: raises ViewOnly."""
+        raise self._view_only("change experiment", self.folder.experiment_id)
 
     def close(self) -> None:
         """Close the store."""
@@ -80,29 +68,22 @@ class StoredExperimentReader:
 
     def _problem(self) -> str:
         try:
-            is_as_it_seems = (
-                self._snapshot.experiment.state.is_over or self.folder.running_process() is not None
-            )
+            if self._snapshot.experiment.state.is_over or self.folder.running_process() is not None:
+                return ""
         except FolderUnreadable as error:
             return str(error)
         name = self.folder.experiment_id
-        return (
-            ""
-            if is_as_it_seems
-            else f"the manager of experiment {name} does not run, this is its last status; `nnictl resume {name}` goes on with it"
-        )
+        return f"the manager of experiment {name} is not running, this is its last status; `nnictl resume {name}` resumes it"
 
-    def _refusal(self, what: str, which: str) -> ViewOnly:
+    def _view_only(self, what: str, which: str) -> ViewOnly:
         manager, name = self.folder.running_process(), self.folder.experiment_id
-        remedy = (
-            f"`nnictl resume {name}` goes on with it"
-            if manager is None
-            else f"ask its manager, on port {manager.port}"
-        )
-        return ViewOnly(f"cannot {what} {which}: experiment {name} is only viewed here; {remedy}")
+        remedy = f"`nnictl resume {name}` resumes it"
+        if manager is not None:
+            remedy = f"use its manager on port {manager.port}"
+        return ViewOnly(f"cannot {what} {which}: experiment {name} is open read-only here; {remedy}")
 
 
-def _go_on_from(before: Experiment, now: Experiment) -> None:
+def _continue_log(before: Experiment, now: Experiment) -> None:
     """Continue the change log of the earlier snapshot, and add a revision for each trial that differs."""
     now.revisions = before.revisions
     for trial_id, trial in now.trials.items():

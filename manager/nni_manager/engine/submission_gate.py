@@ -1,18 +1,18 @@
 """Suspends the submission of jobs while the cluster rejects the login.
 
-All jobs use one login, so a single job tests whether it is valid again, while the others wait.
+All jobs use one login, so a single job tests whether the login is valid again, while the other jobs wait.
 """
 
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-# A new token is used within seconds, and the cluster sees few rejected calls.
+# A new token is used within seconds, and few calls are rejected.
 LOGIN_RETRY_S = 5.0
 
 
 class SubmissionGate:
-    """Admits all jobs while the login is valid, and one at a time while it is not."""
+    """Admits all jobs while the login is valid, otherwise one job at a time."""
 
     def __init__(self) -> None:
         self._is_suspended = False
@@ -29,7 +29,7 @@ class SubmissionGate:
         yield
 
     async def suspend(self) -> None:
-        """Suspend submission after a rejected login. Returns when the admitted job may try it again."""
+        """Suspend submission after a rejected login. Returns when the admitted job may try again."""
         self._is_suspended = True
         await asyncio.sleep(LOGIN_RETRY_S)
 

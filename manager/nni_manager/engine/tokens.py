@@ -1,9 +1,9 @@
-"""Authentication tokens, derived from the experiment's secret: they survive a restart of the manager without being stored."""
+"""Authentication tokens, derived from the experiment's secret: a restart of the manager does not change them."""
 
 import hashlib
 import hmac
 
-# Job ids contain no spaces, so this cannot collide with one.
+# Job ids contain no spaces, so this name cannot be a job id.
 _API = "the HTTP API"
 
 

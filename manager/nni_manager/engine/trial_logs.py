@@ -21,14 +21,14 @@ from trial_keeper.wire.safe_open import UnsafePath, open_beneath
 
 LOGS = (Stream.STDOUT, Stream.STDERR, Stream.KEEPER)
 MAX_RANGE_BYTES = 256 * 1024
-# A smaller range may not contain one whole character, so a reader of successive ranges would not advance.
+# A smaller range may not contain a whole character, so a reader of successive ranges would not advance.
 MIN_RANGE_BYTES = 4
 # The longest character of UTF-8 has four bytes.
 _BYTES_BEFORE = 3
 
 
 class LogReplaced(UserError):
-    """cannot show the log: the trial has put something else in its place; look at it with care"""
+    """cannot show the log: the trial has replaced it by something that is not a regular file; inspect it with care"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,21 +45,20 @@ class LogLocation:
         """Open the file and return its descriptor.
 
         Raises:
-            LogReplaced: it is not a regular file.
-            OSError: it cannot be read.
+            LogReplaced: the path is not a regular file.
+            OSError: the file cannot be read.
         """
         try:
             return open_beneath(self.root, self.path, owned_as=self.owned_as)
         except UnsafePath as error:
             raise LogReplaced(
-                f"cannot show {self.path}: the trial has put something else in its place ({error.strerror}); "
-                "look at it with care"
+                f"cannot show {self.path}: the trial has replaced this log ({error.strerror}); inspect it with care"
             ) from error
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A part of a log: it starts at byte `first`; the next part starts at byte `following`. `size_bytes`: the whole log."""
+    """A part of a log from byte `first`; the next part starts at byte `following`. `size_bytes`: the whole log."""
 
     size_bytes: int
     first: int
@@ -94,15 +93,15 @@ def _by_start(key: AttemptKey) -> tuple[tuple[int, str], str]:
 
 
 def place_of(folder: ExperimentFolder, attempt: RegisteredAttempt, stream: Stream) -> LogLocation | None:
-    """The location of a log of an attempt, the longer one of two; None: there is none."""
+    """The location of a log of an attempt: the longer one of its two files; None: no file exists."""
     key, workspace, collected = attempt.key, folder.workspace, folder.collected_logs
-    there = [
+    candidates = [
         LogLocation(attempt, collected, log_path(collected, key, stream)),
         LogLocation(
             attempt, workspace.root, workspace.attempt(key).stream(stream), workspace.attempt(key).path
         ),
     ]
-    places = [place for place in there if place.path.is_file() or place.path.is_symlink()]
+    places = [place for place in candidates if place.path.is_file() or place.path.is_symlink()]
     return max(places, key=lambda place: place.path.lstat().st_size, default=None)
 
 
@@ -113,7 +112,7 @@ def log_location(
     attempt: int | None = None,
     task: str | None = None,
 ) -> LogLocation | None:
-    """The location of the log of the newest attempt that has one, or of that with this number; among tasks, the first.
+    """The location of the log of the newest attempt that has a log, or of attempt number `attempt`; of several tasks, the first.
 
     `task`: only this task of the numbered attempt.
     """
@@ -146,11 +145,11 @@ def read_range(
     """A part of a log of the given attempt, or of the newest one; empty if there is no log, or no data in the range.
 
     `most_bytes`: at least MIN_RANGE_BYTES. `first`: the start; a negative number counts from the end. Invalid UTF-8 is shown as
-    U+FFFD. Characters are never split: the text may start up to three bytes later, and end up to three bytes earlier. At the
-    end of the log it ends exactly there if `is_whole` (the log no longer grows).
+    U+FFFD. Characters are never split: the text may start up to three bytes later, and end up to three bytes earlier. The
+    text includes an incomplete character at the end of the log if `is_whole` (the log no longer grows).
 
     Raises:
-        LogReplaced: it is not a regular file.
+        LogReplaced: the path is not a regular file.
         OSError: the storage cannot be read.
     """
     place = log_location(folder, trial_id, stream, attempt, task)

@@ -3,7 +3,7 @@
 A tuner that does not learn from results is called on the engine's loop, once it has answered quickly several times in a row. For
 trials of a few milliseconds, a thread switch costs more than the answer.
 
-Their exceptions are not bugs of the manager: they are posted as events and shown to the user.
+Exceptions of tuner and assessor are posted as events and shown to the user: they are not bugs of the manager.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class TunerExecutor:
         """`make_tuner` creates a tuner for a configuration; `new_trial_id` returns an unused trial id."""
         self._experiment_id = experiment_id
         self._config = config
-        self._proposer = TunerSession(config, make_tuner)
+        self._session = TunerSession(config, make_tuner)
         self._tuner_thread = ThreadPoolExecutor(1, thread_name_prefix="tuner")
         self._assessment = assessment
         self._assessor_thread = ThreadPoolExecutor(1, thread_name_prefix="assessor")
@@ -61,7 +61,7 @@ class TunerExecutor:
         self._in_thread: list[Future[Any]] = []
         """The calls submitted to the tuner's thread; some may be done."""
         self._tuner_failed: Exception | None = None
-        """The error because of which the tuner could not be restored; None: it was."""
+        """The error of a failed restore of the tuner; None: no error."""
         self._assessor_failed: Exception | None = None
         self._post = post
         self._new_trial_id = new_trial_id
@@ -69,7 +69,7 @@ class TunerExecutor:
     @property
     def learns(self) -> bool:
         """True if the tuner's proposals depend on results."""
-        return self._proposer.learns
+        return self._session.learns
 
     async def restore(
         self,
@@ -83,7 +83,7 @@ class TunerExecutor:
         running trials are still followed until then.
         """
         try:
-            await self._change(self._proposer.restore, trials, known)
+            await self._change(self._session.restore, trials, known)
         except UserError as error:
             self._tuner_failed = error
         if self._assessment is not None:
@@ -95,7 +95,7 @@ class TunerExecutor:
 
     def close(self) -> None:
         """Make no more calls. A running call is not awaited, and is ended if possible."""
-        self._proposer.close()
+        self._session.close()
         if self._assessment is not None:
             self._assessment.close()
         self._tuner_thread.shutdown(wait=False, cancel_futures=True)
@@ -107,7 +107,7 @@ class TunerExecutor:
             if self._tuner_failed is not None:
                 raise self._tuner_failed
             suggestion: Suggestion | Later | None = await self._answer(
-                self._proposer.ask, sequence_id, is_proposal=True
+                self._session.ask, sequence_id, is_proposal=True
             )
             if suggestion is None:
                 self._post(events.TunerExhausted())
@@ -120,15 +120,15 @@ class TunerExecutor:
 
     async def tell(self, sequence_id: int, result: Observation) -> None:
         """Send the result of a trial to the tuner."""
-        if self._tuner_failed is None:  # a fixed tuner gets all stored results after the resume
+        if self._tuner_failed is None:  # a repaired tuner gets all stored results after a resume
             with self._failures_shown():
-                await self._answer(self._proposer.tell_result, sequence_id, result)
+                await self._answer(self._session.tell_result, sequence_id, result)
 
     async def teach(self, results: Sequence[PriorResult]) -> int:
-        """Add results of parameters that the tuner did not propose. Returns how many of them it uses."""
+        """Add results of parameters that the tuner did not propose. Returns the number of results that the tuner uses."""
         if self._tuner_failed is None:  # as above
             with self._failures_shown():
-                return int(await self._change(self._proposer.import_results, results))
+                return int(await self._change(self._session.import_results, results))
         return 0
 
     async def change_space(
@@ -140,7 +140,7 @@ class TunerExecutor:
         """
         is_done = False
         with self._failures_shown():
-            await self._change(self._proposer.change_space, config, known, over)
+            await self._change(self._session.change_space, config, known, over)
             self._post(events.SearchSpaceChanged())
             is_done = True
         return is_done  # noqa: RET504 - the block swallows exceptions
@@ -156,7 +156,7 @@ class TunerExecutor:
             values = self._to_assess.pop(key)
             may_go_on = await self._in_assessor_thread(lambda assessment: assessment.report(*key, values))
         if may_go_on is False:
-            log.info("trial %s: the assessor stops it", effect.trial_id)
+            log.info("trial %s: stopped early by the assessor", effect.trial_id)
             self._post(events.EarlyStopRequested(effect.trial_id, effect.attempt, time.time()))
 
     async def tell_assessor(self, effect: events.TellAssessor) -> None:
@@ -172,41 +172,33 @@ class TunerExecutor:
         """The answer of the assessor; None if it failed or there is none."""
         if self._assessment is None:
             return None
-        if self._assessor_failed is not None:
-            self._note_assessor_failure(self._assessor_failed)
-            return None
-        try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._assessor_thread, use, self._assessment
-            )
-        except Exception as error:  # noqa: BLE001 - as of a tuner
-            self._note_assessor_failure(error)
-            return None
-
-    def _note_assessor_failure(self, error: Exception) -> None:
-        name = "" if self._config.assessor is None else self._config.assessor.name
-        self._note_failure("assessor", name, error)
+        answer: bool | None = None
+        with self._failures_shown("assessor"):
+            if self._assessor_failed is not None:
+                raise self._assessor_failed
+            loop = asyncio.get_running_loop()
+            answer = await loop.run_in_executor(self._assessor_thread, use, self._assessment)
+        return answer  # noqa: RET504 - the block swallows exceptions
 
     @contextmanager
-    def _failures_shown(self, *, was_asked: bool = False) -> Iterator[None]:
-        """Show the user whatever the tuner raises."""
+    def _failures_shown(self, what: str = "tuner", *, was_asked: bool = False) -> Iterator[None]:
+        """Show the user whatever the tuner or the assessor raises."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - the user's own code may raise anything
-            self._note_failure("tuner", self._config.tuner.name, error, was_asked=was_asked)
+            self._note_failure(what, error, was_asked)
 
-    def _note_failure(self, what: str, name: str, error: Exception, *, was_asked: bool = False) -> None:
+    def _note_failure(self, what: str, error: Exception, was_asked: bool) -> None:
         # An error in the user's own code has its traceback in the message; ours would hide it.
         is_users = isinstance(error, UserError)
         text = str(error) if is_users else "".join(traceback.format_exception(error))
         log.error("the %s failed:\n%s", what, text)
-        self._post(
-            events.TunerFailed(
-                f"the {what} {name} failed, and no more trials are begun; what it raised follows. "
-                f"Fix it, then go on with `nnictl resume {self._experiment_id}`.\n{text}",
-                was_asked,
-            )
+        algorithm = self._config.tuner if what == "tuner" else self._config.assessor
+        message = (
+            f"the {what} {algorithm.name if algorithm else ''} failed, and no more trials are started. Fix it, then "
+            f"resume with `nnictl resume {self._experiment_id}`. The error:\n{text}"
         )
+        self._post(events.TunerFailed(message, was_asked))
 
     async def _answer(self, function: Callable[..., Any], *arguments: Any, is_proposal: bool = False) -> Any:
         """The answer of the tuner. A quick tuner is called on the loop, unless it has used its time in this iteration.
@@ -214,7 +206,10 @@ class TunerExecutor:
         Only proposals count as evidence that the tuner is quick, not calls that send results.
         """
         ask = partial(_timed, function, *arguments)
-        if self._is_quick and not self._is_in_thread and self._took_here_s < _MOMENT_S:
+        is_quick = not self.learns and self._quick_answers >= _QUICK_ANSWERS
+        # Cancelling a caller does not end its call in the thread.
+        thread_is_idle = all(asked.done() for asked in self._in_thread)
+        if is_quick and thread_is_idle and self._took_here_s < _MOMENT_S:
             if not self._took_here_s:
                 asyncio.get_running_loop().call_soon(self._begin_turn)
             answer, took_s = ask()
@@ -230,21 +225,12 @@ class TunerExecutor:
     def _begin_turn(self) -> None:
         self._took_here_s = 0.0
 
-    @property
-    def _is_quick(self) -> bool:
-        return not self.learns and self._quick_answers >= _QUICK_ANSWERS
-
-    @property
-    def _is_in_thread(self) -> bool:
-        """True while the tuner's thread is busy. Cancelling a caller does not end its call in the thread."""
-        return not all(asked.done() for asked in self._in_thread)
-
     async def _change(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function that changes the tuner, and measure its speed anew afterwards."""
         try:
             return await self._in_tuner_thread(function, *arguments)
         finally:
-            self._quick_answers = 0  # only now: earlier calls measured the previous tuner
+            self._quick_answers = 0  # after the change: earlier calls measured the previous tuner
 
     def _in_tuner_thread(self, function: Callable[..., Any], *arguments: Any) -> "asyncio.Future[Any]":
         asked = self._tuner_thread.submit(function, *arguments)

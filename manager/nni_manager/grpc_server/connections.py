@@ -1,8 +1,8 @@
 """Limits unauthenticated connections: if there are too many, the oldest without an authenticated stream are closed.
 
-gRPC bounds the connections of a server and refuses all new ones beyond the bound. So unauthenticated peers that hold them all
-would keep out keepers that must reconnect. gRPC has no call that closes one connection. But its sockets are files of this
-process: shutting down such a socket appears to gRPC as if its peer had closed the connection.
+gRPC limits the connections of a server and refuses new ones beyond the limit. Unauthenticated peers could use up the limit and
+keep out keepers that must reconnect. gRPC has no call that closes one connection. But its sockets are files of this process:
+after the shutdown of a socket, gRPC behaves as if the peer had closed the connection.
 
 Connections are identified by the address of their peer, which gRPC reports for every stream and the kernel for every socket.
 """
@@ -23,13 +23,13 @@ log = logging.getLogger(__name__)
 
 _FILES = Path("/proc/self/fd")
 POLL_INTERVAL_S = 0.25
-# The interval while there are too many. A connection flood on loopback opens up to 7,000 connections a second.
+# The poll interval while there are too many connections. A flood on loopback opens up to 7,000 connections a second.
 POLL_RETRY_DELAY_S = 0.05
 # Twice the number of keepers in load tests, all of which connect at once after a resume. An unauthenticated connection costs
 # 22 kB.
 MAX_STRANGERS = 2048
-# Beyond the limit, all but this share of it are closed: the fewer remain, the longer until the next eviction.
-_KEPT_OF_A_CROWD = 1 / 4
+# An eviction leaves this share of the limit: the fewer connections remain, the later the next eviction.
+_KEPT_SHARE = 1 / 4
 # The number of stored hosts of keepers. A host costs 100 bytes, and only authenticated peers add one.
 _MAX_HOSTS = 10_000
 
@@ -49,7 +49,7 @@ class Connections:
     """The connections of the server that listens on a port. Runs on the server's loop."""
 
     def __init__(self, most: int) -> None:
-        """`most`: the connections that gRPC accepts. Unauthenticated ones get a quarter: a flood takes long to fill the rest."""
+        """`most`: the connections that gRPC accepts; at most a quarter of them may be unauthenticated."""
         self._most_strangers = min(MAX_STRANGERS, most // 4)
         self._known: Counter[Peer] = Counter()
         """The number of authenticated streams of each peer that has any."""
@@ -61,9 +61,9 @@ class Connections:
         self._watch: asyncio.Task[None] | None = None
 
     def start(self, port: int) -> None:
-        """Start to watch the connections. If a process cannot list its open files, gRPC's bound remains the only one."""
+        """Start to watch the connections. Without a list of open files, gRPC's limit is the only one."""
         if _FILES.is_dir():
-            self._watch = asyncio.get_running_loop().create_task(self._watch_crowd(port))
+            self._watch = asyncio.get_running_loop().create_task(self._watch_connections(port))
 
     async def stop(self) -> None:
         """Stop to watch the connections."""
@@ -85,7 +85,7 @@ class Connections:
         with counted(self._known, peer):
             yield
 
-    async def _watch_crowd(self, port: int) -> None:
+    async def _watch_connections(self, port: int) -> None:
         while True:
             await asyncio.sleep(POLL_RETRY_DELAY_S if self._seen else POLL_INTERVAL_S)
             try:
@@ -107,14 +107,14 @@ class Connections:
                 _shut_down(each)
 
     def strangers_to_close(self, peers: list[Peer]) -> list[Peer]:
-        """The peers to disconnect, from all peers: first those from hosts that never had a keeper, and the oldest first."""
+        """The peers to disconnect: peers from hosts that never had a keeper first, then the oldest first."""
         self._polls += 1
         self._seen = {peer: self._seen.get(peer, self._polls) for peer in peers}
         strangers = [peer for peer in peers if peer not in self._known]
         if len(strangers) <= self._most_strangers:
             return []
         strangers.sort(key=lambda peer: (peer[0] in self._hosts, self._seen[peer]))
-        return strangers[: len(strangers) - int(self._most_strangers * _KEPT_OF_A_CROWD)]
+        return strangers[: len(strangers) - int(self._most_strangers * _KEPT_SHARE)]
 
 
 @contextlib.contextmanager
@@ -137,24 +137,24 @@ def peer_of(uri: str) -> Peer | None:
 
 
 def _plain(host: str) -> str:
-    # Not with ipaddress: for 4,000 addresses it takes as long as all the rest.
+    # The ipaddress module would double the time of a poll with 4,000 addresses.
     return host.removeprefix("::ffff:") if "." in host else host.partition("%")[0]
 
 
 def _sockets_at(port: int) -> Iterator[_Socket]:
     """The connections of this process on its own port."""
     for name in os.listdir(_FILES):
-        with contextlib.suppress(OSError):  # closed in the meantime, or not a connection
+        with contextlib.suppress(OSError):  # the descriptor is closed by now, or not a connection
             peer = _peer_at(int(name), port)
             if peer is not None:
                 yield _Socket(int(name), peer)
 
 
 def _peer_at(descriptor: int, port: int) -> Peer | None:
-    """The peer of a descriptor, if it is a connection of our port; None: it is another one.
+    """The peer of a connection of our port; None: the socket is another one.
 
     Raises:
-        OSError: it is not a socket, or not connected.
+        OSError: the descriptor is not a socket, or is not connected.
     """
     borrowed = _socket_of(descriptor)
     try:
@@ -187,7 +187,7 @@ def _socket_of(descriptor: int) -> socket.socket:
 
 
 def _shut_down(connection: _Socket) -> None:
-    # Work on a duplicate, whose number cannot be reused, and check the peer: the listed number may be another file by now.
+    # The listed descriptor may be another file by now: check the peer of a duplicate, whose number cannot be reused.
     with contextlib.suppress(OSError), _copy_of(connection.descriptor) as copy:
         host, port, *_ = copy.getpeername()
         if (_plain(host), port) == connection.peer:

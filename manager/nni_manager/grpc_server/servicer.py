@@ -1,6 +1,6 @@
 """KeeperService: passes messages between a keeper's gRPC stream and its session.
 
-Any peer that reaches the port may connect, so nothing is stored for an unauthenticated one. The token of a stream is checked
+Any peer that reaches the port may connect, so nothing is stored for unauthenticated peers. The token of a stream is checked
 before any message is read. Messages are decoded here, not by gRPC, so that invalid bytes get the same answer as any other error.
 An error of a stream ends that stream only, with one of the statuses in `STATUS_OF`.
 """
@@ -59,19 +59,18 @@ STATUS_OF: dict[type[Exception], grpc.StatusCode] = {
     KeeperTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
     TooManyStreams: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
-# A keeper sends Hello together with its call. A keeper on a machine that stalls for longer reconnects.
+# A keeper sends Hello together with its call. If its machine stalls for longer, the keeper reconnects.
 HELLO_TIMEOUT_S = 20.0
-# A keeper reads messages at once. For one that does not, gRPC buffers 64 KiB, then a write waits. A machine that swaps may need
-# a minute.
+# A keeper reads messages at once. Otherwise gRPC buffers 64 KiB, and further writes wait. A machine that swaps may need a minute.
 TAKEN_TIMEOUT_S = 60.0
-# Twelve times the number of keepers in load tests. Far fewer unauthenticated connections are kept, see `connections`: a flood of
-# 7,000 connections a second takes over a second to fill the rest, and in this time there are four polls.
+# Twelve times the number of keepers in load tests. Far fewer unauthenticated connections are kept, see `connections`. A flood of
+# 7,000 connections a second needs over a second, four poll intervals, to reach this limit.
 MAX_CONNECTIONS = 12_288
 # Descriptors for other files: the database, logs, the pipes of jobs on this machine, connections of the HTTP API.
 _OTHER_FILES = 256
 # The maximum batch size: messages queued during one write are sent together in the next.
 _MAX_BATCH = 1024
-# The burst of logged refusals, and how many more each second: a peer that keeps connecting must not fill the disk.
+# The burst and the rate of logged refusals: a peer that connects again and again must not fill the disk.
 _REFUSALS_LOGGED_AT_ONCE = 50
 _REFUSALS_LOGGED_PER_S = 1.0
 # With round trips of 10 ms this allows 25 MB/s from each keeper, more than can be stored.
@@ -79,7 +78,7 @@ READ_AHEAD_BYTES = 256 * 1024
 # Metrics are ingested in pieces of this size, about 3 ms of work, so that other trials never wait for a whole chunk.
 METRICS_AT_ONCE_BYTES = 64 * 1024
 _SERVER_OPTIONS = [
-    # Detects a keeper that is gone without closing its connection within 30 s.
+    # Detects within 30 s a keeper that ended without closing its connection.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     # Longer than a keeper waits for the manager's answers, so that the keeper reconnects first.
@@ -88,8 +87,8 @@ _SERVER_OPTIONS = [
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.so_reuseport", 0),  # two managers on one port must not share its keepers
-    # Bounds the data that is buffered before it is read. By default gRPC grows the buffer with the bandwidth, to 18 MB for each
-    # stream on loopback: with the maximum number of keepers, that would use all of the memory.
+    # Bounds the buffer of unread data. By default gRPC grows the buffer with the bandwidth, to 18 MB for each stream on loopback:
+    # with the maximum number of keepers, these buffers would use all memory.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", READ_AHEAD_BYTES),
     # Four times what a keeper puts into one message: a chunk, and the ends of many trials.
@@ -155,14 +154,14 @@ class KeeperServicer:
             await self._exchange(requests, context)
         except tuple(STATUS_OF) as error:
             if self._refusals.has_capacity(time.monotonic()):
-                log.warning("a keeper is refused: %s", error)
+                log.warning("refused a keeper: %s", error)
             await context.abort(STATUS_OF[type(error)], str(error))
         except Exception:
             # Otherwise gRPC would show the exception to the peer, or leave the peer waiting.
-            log.exception("a bug ends the stream of a keeper")
+            log.exception("internal error; the stream of a keeper is closed")
             await context.abort(
                 grpc.StatusCode.INTERNAL,
-                "cannot go on with this stream: the manager has a bug; its log says more",
+                "cannot continue this stream: internal error; see the manager's log",
             )
 
     async def _exchange(self, requests: AsyncIterator[bytes], context: Context) -> None:
@@ -182,12 +181,12 @@ class KeeperServicer:
         hello, *further_messages = keeper_messages_from_bytes(first)
         if not isinstance(hello, Hello):
             raise ProtocolError(
-                "cannot take a message before Hello; use the keeper that comes with the manager"
+                "cannot accept a message before Hello; use the keeper of the manager's version"
             )
         session = self._gate.admit(hello, job_id, token)
         both: list[asyncio.Future[None]] = []
         try:
-            # Separate from the first answer: gRPC cannot end a stream with a status while that write is in progress.
+            # Sent before the first answer: gRPC cannot end a stream with a status while that write is in progress.
             await context.send_initial_metadata(())
             for message in further_messages:
                 session.receive(message)
@@ -212,7 +211,7 @@ async def _within(seconds: float, step: Awaitable[_T]) -> _T:
     Not `asyncio.wait_for`: before Python 3.12 it loses a cancellation that coincides with the end of the operation.
 
     Raises:
-        KeeperTimeout: it takes longer; the operation continues until its stream has ended.
+        KeeperTimeout: the timeout has expired; the operation continues until its stream has ended.
     """
     task = asyncio.ensure_future(step)
     task.add_done_callback(
@@ -282,7 +281,7 @@ class _LogBudget:
 
 
 def most_connections() -> int:
-    """The number of connections this process accepts, such that enough descriptors remain for other files."""
+    """The maximum number of connections that leaves enough file descriptors for other files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return MAX_CONNECTIONS
@@ -297,7 +296,7 @@ class KeeperServer:
         options = [*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most)]
         self._connections = Connections(most)
         self._server = grpc.aio.server(options=options)
-        # Without gRPC's own deserializer, which answers invalid bytes with a traceback.
+        # No deserializer: that of gRPC would answer invalid bytes with a traceback.
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             KeeperServicer(gate, self._connections).connect
         )
@@ -310,7 +309,7 @@ class KeeperServer:
         """Start to listen; with a certificate only TLS is accepted.
 
         Raises:
-            UserError: it cannot listen there.
+            UserError: the server cannot listen there.
         """
         try:
             if certificate is None:

@@ -1,4 +1,4 @@
-"""The contract of an assessor: it receives the intermediate results of a running trial and decides whether it may continue."""
+"""The contract of an assessor, which decides from its intermediate results whether a running trial may continue."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-# Further reports are not assessed: a trial's quality shows earlier, and ten thousand such trials fit into memory.
+# Later results are not assessed: the quality of a trial shows earlier, and ten thousand such trials fit into memory.
 MAX_STEPS = 10_000
 
 
 class BaseAssessor(ABC):
     """Stops unpromising trials. Used from one thread only; does no I/O.
 
-    `learning_curve` is a learning curve: the intermediate results of one trial, in order and finite.
+    `learning_curve`: the intermediate results of one trial, in order and finite.
     """
 
     @abstractmethod
@@ -22,13 +22,13 @@ class BaseAssessor(ABC):
 
     @abstractmethod
     def end(self, trial_id: str, learning_curve: Sequence[float], *, has_succeeded: bool) -> None:
-        """Record that the trial has ended. `learning_curve` is all it reported, assessed before or not; it may be empty.
+        """Record that the trial has ended. `learning_curve`: all its results, possibly none.
 
         Also called for a failed attempt; the trial may then be assessed again, from its first result on.
         """
 
-    def close(self) -> None:  # noqa: B027 - most have started nothing
-        """Stop what the assessor has started. May be called from any thread, also during another call."""
+    def close(self) -> None:  # noqa: B027 - most assessors start nothing
+        """Stop all that the assessor has started. May be called from any thread, also during another call."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ configure_logging()
 
 Floats: TypeAlias = NDArray[np.float64]
 
-# Bends of a curve: per step for the power law, and over the whole learning curve for the exponential.
+# Shapes of a fitted curve: powers of the step, and rates over the whole learning curve.
 _POWERS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 _RATES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
 
@@ -47,7 +47,7 @@ class Medianstop(BaseAssessor):
         if step < self._start_step or step > len(self._averages):
             return True
         averages = self._averages[step - 1]
-        # With an even number, the median that is more favourable to the trial.
+        # With an even number of averages, use the median that favours the trial.
         if self._maximizes:
             return max(learning_curve) >= averages[(len(averages) - 1) // 2]
         return min(learning_curve) <= averages[len(averages) // 2]
@@ -66,10 +66,10 @@ class Medianstop(BaseAssessor):
 
 
 class Curvefitting(BaseAssessor):
-    """Stops a trial whose learning curve, extrapolated to the last epoch, is clearly worse than the best end of earlier trials.
+    """Stops a trial whose learning curve, extrapolated to the last epoch, is clearly worse than the best final result.
 
-    Curves are a + b g(x) with three families of g. Each family's bend is chosen, and a and b fitted, by least squares. The
-    families' forecasts are averaged, weighted by how well they fit.
+    Curves are a + b g(x) with three families of g. For each family, the shape, a and b are fitted by least squares. The
+    forecasts of the families are averaged, weighted by goodness of fit.
     """
 
     def __init__(self, optimize_mode: OptimizeMode, args: CurvefittingArgs) -> None:
@@ -77,17 +77,17 @@ class Curvefitting(BaseAssessor):
         self._maximizes = optimize_mode == "maximize"
         self._args = args
         self._best: float | None = None
-        self._judged: dict[str, int] = {}
+        self._assessed_at: dict[str, int] = {}
         """The step at which each trial was last assessed."""
 
     def may_go_on(self, trial_id: str, learning_curve: Sequence[float]) -> bool:
         """See `BaseAssessor`."""
         step = len(learning_curve)
-        last = self._judged.get(trial_id)
+        last = self._assessed_at.get(trial_id)
         is_due = last is None or step - last >= self._args.gap
         if self._best is None or step < max(self._args.start_step, 3) or not is_due:
             return True
-        self._judged[trial_id] = step
+        self._assessed_at[trial_id] = step
         if step >= self._args.epoch_num:
             return True
         end = forecast(learning_curve, self._args.epoch_num)
@@ -96,7 +96,7 @@ class Curvefitting(BaseAssessor):
 
     def end(self, trial_id: str, learning_curve: Sequence[float], *, has_succeeded: bool) -> None:
         """See `BaseAssessor`."""
-        self._judged.pop(trial_id, None)
+        self._assessed_at.pop(trial_id, None)
         if has_succeeded and learning_curve:
             ends = [learning_curve[-1]] if self._best is None else [self._best, learning_curve[-1]]
             self._best = max(ends) if self._maximizes else min(ends)
@@ -124,7 +124,7 @@ def forecast(learning_curve: Sequence[float], epoch: int) -> float:
 def _fit(
     bend: Callable[[Floats, float], Floats], shape: float, steps: Floats, values: Floats, epoch: int
 ) -> tuple[float, float]:
-    """The mean squared error of the best curve of this bend, and the value of that curve at `epoch`."""
+    """The mean squared error of the best curve of this shape, and the value of that curve at `epoch`."""
     bent = bend(steps, shape)
     centred = bent - bent.mean()
     slope = float(centred @ (values - values.mean())) / max(float(centred @ centred), 1e-12)
@@ -147,22 +147,22 @@ class Pruner(BaseAssessor):
             sampler=optuna.samplers.RandomSampler(seed=0),
         )
         self._running: dict[str, tuple[optuna.Trial, int]] = {}
-        """The study's trial, and the number of results that were reported to it."""
+        """For each trial id: the trial in the study, and the number of results reported to the study."""
 
     def may_go_on(self, trial_id: str, learning_curve: Sequence[float]) -> bool:
         """See `BaseAssessor`."""
-        return self._show(trial_id, learning_curve)
+        return self._report(trial_id, learning_curve)
 
     def end(self, trial_id: str, learning_curve: Sequence[float], *, has_succeeded: bool) -> None:
         """See `BaseAssessor`."""
-        self._show(trial_id, learning_curve)
+        self._report(trial_id, learning_curve)
         trial, _ = self._running.pop(trial_id)
         if has_succeeded and learning_curve:
             self._study.tell(trial, learning_curve[-1])
         else:
             self._study.tell(trial, state=TrialState.PRUNED if learning_curve else TrialState.FAIL)
 
-    def _show(self, trial_id: str, learning_curve: Sequence[float]) -> bool:
+    def _report(self, trial_id: str, learning_curve: Sequence[float]) -> bool:
         trial, known = self._running.get(trial_id) or (self._study.ask(), 0)
         may_go_on = True
         for step, value in enumerate(learning_curve[known:], known + 1):
@@ -175,7 +175,7 @@ class Pruner(BaseAssessor):
 def _pruner(make: Callable[..., optuna.pruners.BasePruner]) -> Callable[[OptimizeMode, Any], BaseAssessor]:
     def build(optimize_mode: OptimizeMode, args: Any) -> BaseAssessor:
         with warnings.catch_warnings():
-            # An experiment file selects such a pruner explicitly.
+            # The experiment file selects an experimental pruner explicitly, so no warning is needed.
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             pruner = make(**args.model_dump(exclude={"optimize_mode"}))
         return Pruner(optimize_mode, pruner)
@@ -208,9 +208,9 @@ ASSESSORS: dict[str, Callable[[OptimizeMode, Any], BaseAssessor]] = {
 
 
 def make_assessment(config: ExperimentSpec, log_folder: Path | None = None) -> Assessment | None:
-    """The experiment's assessor, without any trial yet; None if it has none.
+    """A new assessor of the experiment; None if the experiment has none.
 
-    `log_folder`: folder for the output of a user's assessor; None: the output is not kept.
+    `log_folder`: folder for the output of a user's assessor; None: the output is discarded.
     """
     if config.assessor is None:
         return None

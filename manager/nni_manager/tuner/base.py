@@ -21,7 +21,7 @@ Place = TypeVar("Place")
 class Suggestion:
     """Parameters for one trial, in the form in which `nni.get_next_parameter()` returns them to training code.
 
-    `metadata` belongs to the tuner, which receives it again in `PastTrial` to identify the trial. Both can be written as JSON.
+    `metadata` is private to the tuner; after a restart, `PastTrial` returns it. Both fields can be encoded as JSON.
     """
 
     parameters: dict[str, Any]
@@ -38,8 +38,8 @@ class Later(Enum):
 class Observation:
     """The outcome of a trial.
 
-    `value` is the number to learn from, None if there is none. `metric` is the complete reported result as JSON text: a number,
-    or an object with further values. None: the trial reported no result, or it failed.
+    `value`: the number to learn from, or None. `metric`: the complete reported result as JSON text, a number or an object with
+    further values. None: the trial failed or reported no result.
     """
 
     trial_id: str
@@ -50,10 +50,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class PastTrial:
-    """A trial this tuner proposed before the manager restarted.
+    """A trial that this tuner proposed before the manager restarted.
 
-    `value` None: an ended trial failed or reported nothing usable; a running trial has not reported yet. The result of a running
-    trial is reported later, as usual. The other fields are as in `Observation`.
+    `value` None: the trial still runs, failed, or reported no usable result. The result of a running trial is reported later, as
+    usual. The other fields are as in `Observation`.
     """
 
     key: int
@@ -74,18 +74,18 @@ class BaseTuner(ABC):
 
     @abstractmethod
     def ask(self, trial_key: int) -> Suggestion | Later | None:
-        """Parameters for the trial of this key; None if the space is exhausted and asking again is useless.
+        """Parameters for the trial of this key; None if the space is exhausted: all later calls also return None.
 
         After `LATER` the key may be asked for again. The caller does so when another trial ends. If no other trial is left to
         end, the caller treats the space as exhausted.
 
         Raises:
-            InternalError: the key was asked for before, and was given parameters.
+            InternalError: the key already has parameters.
         """
 
     @abstractmethod
     def tell(self, trial_key: int, value: float | None) -> None:
-        """Record a trial's result. None, NaN and infinities mean that it failed: no sampler can weigh them.
+        """Record a trial's result. None, NaN and infinities count as a failed trial: samplers cannot use them.
 
         Only the first result of a trial counts, so repeated calls are harmless.
 
@@ -98,32 +98,32 @@ class BaseTuner(ABC):
         self.tell(trial_key, result.value)
 
     def import_results(self, results: Iterable[PriorResult]) -> int:
-        """Record results from elsewhere; return how many of them were usable.
+        """Record results of parameters that this tuner did not propose; return the number of usable results.
 
-        Results of another search space are not usable, and a tuner that does not learn from imports uses none. A rebuilt tuner
-        must be given them again, before or after `restore`.
+        Results outside the search space are not usable, and a tuner that does not learn from imports uses none. After a restart,
+        the results must be imported again, before or after `restore`.
         """
         return 0
 
-    def close(self) -> None:  # noqa: B027 - most have started nothing
+    def close(self) -> None:  # noqa: B027 - most tuners start nothing
         """Stop what the tuner has started. May be called from any thread, also during another call."""
 
     @abstractmethod
     def restore(self, trials: Iterable[PastTrial]) -> None:
-        """Restore these trials, in the order in which they were asked for, as if `ask` and `tell` had been called for them.
+        """Restore trials, in the order in which they were asked for, as if `ask` and `tell` had been called for each.
 
-        Must be called before the first `ask`. The tuner then continues as its predecessor would have.
+        Must be called before the first `ask`. The tuner then continues as it would have without a restart.
 
         Raises:
-            InternalError: the tuner is in use already, or metadata is not of this search space.
+            InternalError: the tuner is already in use, or metadata is not of this search space.
         """
 
 
 class KeyedTuner(BaseTuner, Generic[Place]):
-    """Base of tuners that store a place for each trial, e.g. its number in a study. Refuses calls out of order."""
+    """Base of tuners that store a place for each trial, e.g. its number in a study. Rejects calls out of order."""
 
     def __init__(self) -> None:
-        """No trial was asked for yet."""
+        """Start without trials."""
         self.place_of: dict[int, Place] = {}
         self._running: set[int] = set()
 
@@ -132,19 +132,19 @@ class KeyedTuner(BaseTuner, Generic[Place]):
         """See `ask`; the key is new. Calls `note` if it proposes parameters."""
 
     def learn(self, place: Place, value: float | None) -> None:
-        """Learn the first result of a trial; None: it failed. Otherwise the value is finite."""
+        """Learn the first result of a trial: a finite value, or None for a failed trial."""
 
     @abstractmethod
     def replay(self, trials: Iterable[PastTrial]) -> None:
-        """See `restore`; no trial was asked for yet. Calls `note` for each."""
+        """See `restore`; no trial was asked for yet. Calls `note` for each trial."""
 
     def note(self, trial_key: int, place: Place) -> None:
-        """Store the place of a trial whose result is still to come."""
+        """Store the place of a running trial."""
         self.place_of[trial_key] = place
         self._running.add(trial_key)
 
     def end(self, trial_key: int) -> Place | None:
-        """Returns the place of a trial that ends now; None if it has ended before.
+        """Mark a trial as ended and return its place; None if the trial has ended before.
 
         Raises:
             InternalError: the key was never asked for.
@@ -180,10 +180,10 @@ class KeyedTuner(BaseTuner, Generic[Place]):
 
 @contextlib.contextmanager
 def reading_metadata_of(trial: PastTrial) -> Iterator[None]:
-    """Within the context, errors mean that the trial's metadata is not of this search space.
+    """Convert errors within the context: the trial's metadata is not of this search space.
 
     Raises:
-        InternalError: one occurred.
+        InternalError: an error occurred.
     """
     try:
         yield
@@ -198,7 +198,7 @@ def natural(number: JsonScalar) -> int:
     """Validate a number in metadata that counts from 0.
 
     Raises:
-        ValueError: it is not such a number.
+        ValueError: the value is not such a number.
     """
     if not isinstance(number, int) or number < 0:
         raise ValueError(number)

@@ -1,6 +1,6 @@
 """BOHB: Hyperband whose new parameter sets come from a model of past results, and not only from random draws.
 
-The model is fitted to the results with the largest budget that has enough of them.
+The model is fitted to the results of the largest budget that has enough results.
 
 Source: S. Falkner et al., BOHB: Robust and Efficient Hyperparameter Optimization at Scale, 2018. The model is Optuna's
 multivariate Parzen estimator.
@@ -20,15 +20,15 @@ from nni_manager.tuner.hyperband import Hyperband
 from nni_manager.tuner.optuna_backed import SamplerSeeds, draw, seed_of_trial
 from nni_manager.tuner.samplers import Tpe
 
-# A proposal reads all of them; the latest are from the region that the search has reached.
+# Bounds the time of a proposal. The latest results are from the region that the search has reached.
 _MAX_RESULTS = 300
 
 
 class Bohb(Hyperband):
-    """Runs brackets one after another, without end; parameter sets come from a model once there is one."""
+    """Runs brackets one after another, without end; parameter sets come from a model once there are enough results."""
 
     def __init__(self, space: SearchSpace, args: BohbArgs) -> None:
-        """Take the settings of the experiment file."""
+        """Apply the settings of the experiment file."""
         super().__init__(
             space,
             HyperbandArgs(
@@ -68,7 +68,7 @@ class Bohb(Hyperband):
         return dict(trial.params)
 
     def _results_for_model(self) -> list[tuple[dict[str, JsonScalar], float]] | None:
-        """The latest draws and losses, in bracket order, with the largest budget that has enough of them; None if none has."""
+        """The latest draws and losses of the largest budget with enough results, in bracket order; None: no such budget."""
         by_budget: dict[int, list[tuple[dict[str, JsonScalar], float]]] = {}
         for bracket in self._brackets:
             for (_, budget), losses in zip(bracket.rounds, bracket.losses, strict=False):

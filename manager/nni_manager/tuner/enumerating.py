@@ -19,7 +19,7 @@ from nni_manager.tuner.base import KeyedTuner, PastTrial, Suggestion, natural, r
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """A list of values that need not fit into memory. `at` returns the one at an index, which is below `count`."""
+    """A list of values that need not fit into memory. `at` returns the value at an index below `count`."""
 
     count: int
     at: Callable[[int], Any]
@@ -134,7 +134,7 @@ def _one_after_another(parts: Sequence[Points]) -> Points:
 def _multiples(parameter: QUniform) -> Points:
     """The multiples of q from the one nearest to low to the one nearest to high, clipped.
 
-    The bounds themselves can be values here that sampling never yields: (2.5, 5.5, 1) is 2.5, 3, 4, 5, 5.5.
+    The result may include bounds that sampling never yields: (2.5, 5.5, 1) gives 2.5, 3, 4, 5, 5.5.
     Source: NNI v2.10, the grid of GridSearch.
     """
     low, high, q = parameter.low, parameter.high, parameter.q

@@ -1,9 +1,9 @@
-"""Hyperband: many parameter sets with a small budget, the best of them again with a larger one, and so on.
+"""Hyperband: many parameter sets run with a small budget, the best of them again with a larger one, and so on.
 
-A bracket starts with n parameter sets and a budget r. When all trials of a round have ended, the best third (of `eta` 3) run
+A bracket starts with n parameter sets and a budget r. When all trials of a round have ended, the best third (for `eta` 3) run
 again with three times the budget, up to R. Brackets differ in their start: from many sets with a small budget to few with the
-full budget R. Training code receives its budget as the parameter TRIAL_BUDGET. Nothing waits: while a round is unfinished, the
-next bracket starts.
+full budget R. Training code receives its budget as the parameter TRIAL_BUDGET. While a round is unfinished, the next
+bracket starts.
 
 Source: L. Li et al., Hyperband: A Novel Bandit-Based Approach to Hyperparameter Optimization, 2018.
 """
@@ -43,7 +43,7 @@ class _Bracket:
     rounds: list[tuple[int, int]]
     draws: dict[int, dict[str, JsonScalar]] = field(default_factory=dict)
     waiting: deque[tuple[int, int]] = field(default_factory=deque)
-    """(round, config) of the promoted sets that were not yet asked for."""
+    """(round, config) of the promoted sets that are not yet proposed."""
     members: list[int] = field(default_factory=list)
     """Number of parameter sets in each round that has started."""
     losses: list[dict[int, float]] = field(default_factory=list)
@@ -64,18 +64,18 @@ class _Bracket:
 
     @property
     def is_over(self) -> bool:
-        """True if no trial of the bracket is left to be asked for or to end."""
+        """True if all trials of the bracket have been proposed and have ended."""
         has_all_losses = len(self.losses[-1]) == self.members[-1]
         return has_all_losses and (len(self.losses) == len(self.rounds) or not self.waiting)
 
     def asked(self, place: _Place, draws: dict[str, JsonScalar]) -> None:
-        """Record that the trial was asked for, now or before a restart."""
+        """Record that the trial was proposed, now or before a restart."""
         self.draws.setdefault(place.config, draws)
         if (place.round, place.config) in self.waiting:
             self.waiting.remove((place.round, place.config))
 
     def ended(self, place: _Place, loss: float) -> None:
-        """Record that the trial has ended; an infinite loss: it failed."""
+        """Record the end of the trial; an infinite loss means that the trial failed."""
         if place.round >= len(self.losses):
             return
         losses = self.losses[place.round]
@@ -95,9 +95,9 @@ class Hyperband(SeededTuner[_Place]):
     """Runs brackets one after another, without end; parameter sets are drawn at random."""
 
     def __init__(self, space: SearchSpace, args: HyperbandArgs, smallest_budget: int = 1) -> None:
-        """Take the settings of the experiment file.
+        """Apply the settings of the experiment file.
 
-        No budget is below `smallest_budget`, and the last of each bracket is `args.R`.
+        Budgets are at least `smallest_budget`; the last budget of each bracket is `args.R`.
         """
         super().__init__(space, args.optimize_mode, args.seed)
         self._most, self._eta = args.R, args.eta
@@ -127,7 +127,7 @@ class Hyperband(SeededTuner[_Place]):
         self._brackets[place.bracket].ended(place, self.loss_of(value))
 
     def replay(self, trials: Iterable[PastTrial]) -> None:
-        """See `KeyedTuner`. All keys of a round are lower than those of the next, so each promotion finds its round."""
+        """See `KeyedTuner`. Trial keys grow from round to round, so each round precedes its promotions."""
         for trial in trials:
             with reading_metadata_of(trial):
                 draws = self.draws_in(trial)

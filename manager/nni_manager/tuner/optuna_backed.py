@@ -2,12 +2,12 @@
 
 Optuna samples and models the raw draw of each hyper-parameter, from a plain distribution: the index of a choice, a whole
 number, a float in a range, or, for the normal family, a probability. `Sampling` maps draws to values of the user's space:
-quantised, clipped, or through the inverse of the normal distribution. So each type is exactly distributed, and TPE models a
-draw before it is rounded. The draws are stored as metadata.
+quantised, clipped, or through the inverse of the normal distribution. So values of each type are exactly distributed, and TPE
+models draws before they are rounded. The draws are stored as metadata.
 
 Each trial has its own random generator, seeded from the tuner's seed and the trial's key. A tuner rebuilt after a restart
-therefore proposes what its predecessor would have, and never replays its first draws. A sampler can set attributes on a trial
-or on the study (generations, a covariance matrix). They are stored in the metadata of the trial that was being sampled.
+therefore continues the earlier sequence of proposals and never repeats its first draws. A sampler can set attributes on a trial
+or on the study (generations, a covariance matrix). These attributes are stored in the metadata of the sampled trial.
 
 Source: Optuna 5 ask-and-tell interface.
 """
@@ -88,7 +88,7 @@ class SeededTuner(KeyedTuner[Place]):
     """Base of tuners that draw parameters at random from a search space."""
 
     def __init__(self, space: SearchSpace, optimize_mode: OptimizeMode, seed: int | None) -> None:
-        """`seed` None draws one."""
+        """`seed` None: a random seed."""
         super().__init__()
         self.sampling = Sampling(space)
         self.seed = secrets.randbits(32) if seed is None else seed
@@ -125,9 +125,9 @@ class OptunaTuner(SeededTuner[int]):
         learns: bool = True,
         takes_imports: bool = True,
     ) -> None:
-        """`seed` None draws one; `make_sampler` makes the sampler of one trial.
+        """`seed` None: a random seed. `make_sampler` makes the sampler of one trial.
 
-        `takes_imports`: True if that sampler uses trials that no sampler of its kind has proposed.
+        `takes_imports`: True if the sampler uses trials that another kind of sampler has proposed.
         """
         self.learns = learns
         self._takes_imports = learns and takes_imports
@@ -252,7 +252,7 @@ class Sampling:
     def complete(
         self, known: Mapping[str, JsonScalar], random: Random
     ) -> tuple[dict[str, Any], dict[str, JsonScalar]]:
-        """Parameters, and the draws that yield them: those that are known, and random ones for all others."""
+        """The parameters and their draws: the known draws, and random ones for all others."""
         draws: dict[str, JsonScalar] = {}
 
         def draw(name: str, distribution: BaseDistribution) -> Any:
@@ -294,7 +294,7 @@ class Sampling:
     def _draws_of_option(
         self, pointer: str, index: int, option: Any, value: Any
     ) -> dict[str, JsonScalar] | None:
-        """Draws that yield this value of a choice by this option; None if it is another option's."""
+        """Draws that yield this value of a choice by this option; None if the option does not match the value."""
         if not isinstance(option, Nested):
             is_same = json.dumps(option, sort_keys=True) == json.dumps(value, sort_keys=True)
             return {pointer: index} if is_same else None
@@ -335,7 +335,9 @@ def draw(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
         case FloatDistribution():
             return trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
         case _:
-            raise InternalError(f"cannot draw {name} from {distribution}; please report this")
+            raise InternalError(
+                f"cannot draw {name}: unknown distribution {distribution}; please report this"
+            )
 
 
 def _value_of(parameter: Parameter, drawn: Any) -> JsonScalar:

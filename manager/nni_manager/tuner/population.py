@@ -1,11 +1,11 @@
-"""Population based training: trials continue from checkpoints, and the worst copy those of the best.
+"""Population based training: trials continue from checkpoints, and the worst trials copy the checkpoints of the best.
 
-A generation has one trial of each member. The next one starts when all trials of the current one have ended. Most members
-continue from their own checkpoint with their parameters. The worst take the checkpoint of one of the best, and its
-parameters, slightly changed. While all trials of an unfinished generation are assigned, `ask` returns `LATER`.
+A generation has one trial of each member. The next generation starts when all trials of the current one have ended. Most
+members continue from their own checkpoint with their own parameters. The worst members continue from the checkpoint of one of
+the best, with slightly changed parameters. While all trials of an unfinished generation are assigned, `ask` returns `LATER`.
 
 Training code receives the paths of checkpoints as the parameters `load_checkpoint_dir` and `save_checkpoint_dir`. In the first
-generation there is nothing at the former.
+generation, `load_checkpoint_dir` has no checkpoint.
 
 Source: M. Jaderberg et al., Population Based Training of Neural Networks, 2017; NNI v2.10 for names and folders.
 """
@@ -39,7 +39,7 @@ _NORMAL = NormalDist()
 class _Plan:
     """The plan of a member's trial: the checkpoint to load (`<member>/<generation>`; empty: none) and the draws.
 
-    `draws` None: they are not drawn yet.
+    `draws` is None until values are drawn.
     """
 
     loads: str
@@ -48,7 +48,7 @@ class _Plan:
 
 @dataclass(slots=True)
 class _Generation:
-    """One trial of each member. Members in `asked` have all their draws."""
+    """One trial of each member. The plans of the members in `asked` have all draws."""
 
     plans: list[_Plan]
     asked: set[int] = field(default_factory=set)
@@ -60,7 +60,7 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
     """Runs generations one after another, without end. A trial's place is its generation and member."""
 
     def __init__(self, space: SearchSpace, args: PbtArgs, checkpoints: Path) -> None:
-        """`checkpoints`: folder of checkpoints, as trials see it, unless the experiment file names one."""
+        """`checkpoints`: the checkpoint folder as trials access it; the experiment file may name another."""
         super().__init__(space, args.optimize_mode, args.seed)
         self._args = args
         self._checkpoints = Path(args.all_checkpoint_dir or checkpoints)
@@ -97,7 +97,7 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
         past = [(*self._read(trial), trial) for trial in trials]
         for number, member, plan, trial in sorted(past, key=lambda each: each[:2]):
             while len(self._generations) <= number:
-                # A generation starts only when all trials of the previous one have ended; otherwise the store lacks some.
+                # Needed only if the store lacks trials of the previous generation: otherwise its last result starts the next one.
                 self._begin_next(len(self._generations) - 1)
             self._start(trial.key, number, member, plan)
             if trial.ended:
@@ -134,7 +134,7 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
                 parent = random.choice(best)
                 draws = self._changed(generation.plans[parent].draws or {}, random)
                 plans.append(_Plan(f"{parent}/{number}", draws))
-            else:  # all of them failed
+            else:  # all trials of the generation failed
                 plans.append(_Plan("", None))
         self._generations.append(_Generation(plans))
 
@@ -163,9 +163,11 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
             case FloatDistribution(low=low, high=high):
                 return min(max(drawn * (1 + sign * self._args.factor), low), high)
             case _:
-                raise InternalError(f"cannot change a draw from {distribution}; please report this")
+                raise InternalError(
+                    f"cannot change a draw: unknown distribution {distribution}; please report this"
+                )
 
     def _random(self, number: int, member: int, *, for_plan: bool = False) -> Random:
-        # Seeded by the position, not by the trial's key: it does not matter which trial takes a position.
+        # The position is the seed, so the draws do not depend on the trial's key.
         place = 2 * (number * self._args.population_size + member) + for_plan
         return Random(seed_of_trial(self.seed, place))

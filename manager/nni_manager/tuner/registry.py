@@ -1,4 +1,4 @@
-"""Creates the tuner that an experiment names."""
+"""Creates the tuner of an experiment."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MakeTuner: TypeAlias = Callable[[SearchSpace, _Args, Path], BaseTuner]
 
 
 class _CmaEs(FixedSpace, optuna.samplers.CmaEsSampler):
-    """CMA-ES over a fixed space. Choices are not part of it; they are drawn at random."""
+    """CMA-ES over a fixed space without choices, which are drawn at random."""
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, args: _Args) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class _CmaEs(FixedSpace, optuna.samplers.CmaEsSampler):
 
 
 def _settings(args: _Args) -> dict[str, Any]:
-    """The args that have the names of the Optuna sampler's own."""
+    """The args that are passed to the Optuna sampler under the same names."""
     settings: dict[str, Any] = args.model_dump(exclude={"optimize_mode", "seed"})
     return settings
 
@@ -95,7 +95,7 @@ TUNERS: dict[str, _MakeTuner] = {
     "GPTuner": _over_a_study(GaussianProcess),
     "MetisTuner": _over_a_study(Metis),
     "SMAC": _over_a_study(Forest),
-    # These two use only generations of their own.
+    # These two learn only from trials of their own generations.
     "CmaEs": _over_a_study(_CmaEs, takes_imports=False),
     "NSGAII": _over_a_study(
         lambda seeds, _, args: optuna.samplers.NSGAIISampler(seed=seeds.trial, **_settings(args)),
@@ -112,9 +112,8 @@ def make_tuner(
 ) -> BaseTuner:
     """A new tuner over the experiment's search space; `restore` adds earlier trials.
 
-    `checkpoints`: folder of trial checkpoints, as trials see it; only some tuners use it. `log_folder`: folder for the output of
-    a
-    user's tuner; None: the output is not kept.
+    `checkpoints`: the folder of trial checkpoints, as trials access it; only some tuners use it. `log_folder`: the folder for
+    the output of a user's tuner; None: the output is discarded.
     """
     if config.tuner.own is not None:
         return UserTuner(config.tuner.own, config.tuner.class_args, config.search_space_raw, log_folder)

@@ -1,7 +1,7 @@
 """Our own samplers for Optuna studies, and Optuna's samplers as an experiment uses them.
 
-Each is made for one trial, with its own seeds, and reads only the trials of the study. So it is the same after a restart.
-Those that learn sample a hyper-parameter's raw draw, see `optuna_backed`.
+Each sampler serves one trial, with its own seeds, and reads only the trials of the study. So a restart does not change its draws.
+Samplers that learn model the raw draws of hyper-parameters, see `optuna_backed`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Space = Mapping[str, BaseDistribution]
 
 
 class FixedSpace:
-    """Mixin of samplers that sample the same hyper-parameters together each time, instead of those of all past trials."""
+    """Mixin of samplers that sample a fixed set of hyper-parameters together, instead of the set of all past trials."""
 
     always_there: Space
 
@@ -41,13 +41,13 @@ class Tpe(FixedSpace, optuna.samplers.TPESampler):
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, **settings: Any) -> None:
         """See `MakeSampler`; `settings` are Optuna's."""
-        # Running trials count as bad ones. Otherwise concurrent trials would be sent to the same point.
+        # Running trials count as bad, so that concurrent trials are not sent to the same point.
         super().__init__(seed=seeds.trial, constant_liar=True, multivariate=True, **settings)
         self.always_there = without_single(always_there)
 
 
 class LearningSampler(optuna.samplers.BaseSampler):
-    """Base of our own samplers: a random generator of the trial, and the results of the study's trials."""
+    """Base of our own samplers, which use a random generator of the trial and the results of the study's trials."""
 
     def __init__(self, seeds: SamplerSeeds) -> None:
         """Create a generator from the trial's seed."""
@@ -73,8 +73,8 @@ class LearningSampler(optuna.samplers.BaseSampler):
 class Anneal(LearningSampler):
     """Draws near one of the best trials, nearer as the number of trials grows.
 
-    The rank of that trial has a geometric distribution: the best most of the time. A neighbourhood is the whole range, divided by
-    1 + T/10 after T trials.
+    The rank of the chosen trial has a geometric distribution, with the best trial as the most frequent. After T trials, a
+    neighbourhood is the whole range divided by 1 + T/10.
     Source: hyperopt's anneal, which NNI's Anneal wraps.
     """
 
@@ -180,7 +180,7 @@ def without_single(space: Space) -> dict[str, BaseDistribution]:
 
 
 def completed(study: Study) -> list[FrozenTrial]:
-    """The trials that have a value, in the order in which they were asked for; do not modify them."""
+    """The trials that have a value, in the order in which they were asked for; the caller must not modify them."""
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
 
@@ -208,11 +208,13 @@ def from_unit(distribution: BaseDistribution, unit: float) -> Any:
         case FloatDistribution(low=low, high=high):
             return min(max(_between(low, high, unit), low), high)
         case _:
-            raise InternalError(f"cannot draw from {distribution}; please report this")
+            raise InternalError(
+                f"cannot draw a value: unknown distribution {distribution}; please report this"
+            )
 
 
 def to_unit(distribution: BaseDistribution, drawn: Any) -> float:
-    """The position, 0 to 1, of a draw in the distribution; the middle of its share for discrete values."""
+    """The position, 0 to 1, of a draw in the distribution; for a discrete value, the middle of its interval."""
     match distribution:
         case CategoricalDistribution(choices=choices):
             return (choices.index(drawn) + 0.5) / len(choices)
@@ -224,7 +226,9 @@ def to_unit(distribution: BaseDistribution, drawn: Any) -> float:
         case FloatDistribution(low=low, high=high):
             return float((drawn - low) / (high - low)) if high > low else 0.5
         case _:
-            raise InternalError(f"cannot place a draw in {distribution}; please report this")
+            raise InternalError(
+                f"cannot locate a draw: unknown distribution {distribution}; please report this"
+            )
 
 
 def _between(low: float, high: float, unit: float) -> float:

@@ -1,8 +1,8 @@
 """Samplers that fit a model to past results and propose the most promising point: GPTuner, MetisTuner and SMAC.
 
-The model's input is a number from 0 to 1 for each hyper-parameter; a choice is one-hot encoded. A running trial counts as one
-of middling value, so that concurrent trials are not sent to the same point. Nested hyper-parameters are drawn at random: the
-model covers those that every trial has.
+The model's input is a number from 0 to 1 for each hyper-parameter; a choice is one-hot encoded. A running trial counts as an
+average result, so that concurrent trials are not sent to the same point. Nested hyper-parameters are drawn at random:
+the model covers only hyper-parameters that every trial has.
 
 Source: J. Snoek et al., Practical Bayesian Optimization of Machine Learning Algorithms, 2012; F. Hutter et al., Sequential
 Model-Based Optimization for General Algorithm Configuration, 2011.
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = NDArray[np.float64]
 
-# The cost of a fit grows with the cube of the number of trials: this many take a fraction of a second.
+# The cost of a fit grows with the cube of the number of trials: 200 trials take a fraction of a second.
 MAX_TRIALS = 200
 # Distances from a good candidate at which neighbours are searched, in turn.
 _STEPS = (0.1, 0.03, 0.01)
@@ -49,7 +49,7 @@ _NOISES = (0.0, 1e-3, 1e-1)
 
 
 class ModelSampler(LearningSampler):
-    """Random at first; then the best of many candidates and of their neighbours, as predicted by a model."""
+    """Proposes random points first, then the best predicted of many candidates and their neighbours."""
 
     repeats: bool = True
     """True if the same draws may be proposed again."""
@@ -63,7 +63,7 @@ class ModelSampler(LearningSampler):
         candidates: int,
         starting_points: int,
     ) -> None:
-        """`candidates` are drawn at random; the neighbours of `starting_points` of them are evaluated."""
+        """`candidates`: the number of random points. `starting_points`: how many of the best have their neighbours evaluated."""
         super().__init__(seeds)
         self._space = without_single(always_there)
         self._cold_start = cold_start
@@ -107,7 +107,7 @@ class ModelSampler(LearningSampler):
 
     def _first_new(self, places: Floats, known: Sequence[FrozenTrial]) -> dict[str, Any] | None:
         tried = {tuple(each.params[name] for name in self._space) for each in known}
-        # With few values, all promising points are soon tried.
+        # In a small space, all promising points are soon tried, so others are tried at random.
         others = self.numbers.random((self._candidates, len(self._space)))
         for place in (*places, *others[np.argsort(-self.acquisition(self._features(others)), kind="stable")]):
             draws = draws_at(self._space, place)
@@ -154,7 +154,7 @@ class GaussianProcess(ModelSampler):
     """A Gaussian process with a Matérn kernel. Its length scale and noise maximise the likelihood of the data."""
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, args: GpArgs) -> None:
-        """Take the settings of the experiment file."""
+        """Apply the settings of the experiment file."""
         super().__init__(
             seeds,
             always_there,
@@ -178,7 +178,7 @@ class GaussianProcess(ModelSampler):
                 try:
                     root = np.linalg.cholesky(noisy)
                 except np.linalg.LinAlgError:
-                    continue  # singular in double precision; a shorter scale or more noise is not
+                    continue  # singular in double precision; shorter scales and more noise are tried as well
                 inverse = np.linalg.inv(noisy)
                 scale = max(float(losses @ inverse @ losses) / len(losses), 1e-12)
                 likelihood = -0.5 * len(losses) * math.log(scale) - float(np.log(np.diag(root)).sum())
@@ -207,7 +207,7 @@ class Metis(GaussianProcess):
     """Proposes the best predicted point or, with the exploration probability, the point of greatest expected improvement."""
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, args: MetisArgs) -> None:
-        """Take the settings of the experiment file."""
+        """Apply the settings of the experiment file."""
         super().__init__(
             seeds,
             always_there,
@@ -224,7 +224,7 @@ class Metis(GaussianProcess):
 
 
 class Forest(ModelSampler):
-    """A random forest, whose trees disagree where data is scarce. One proposal in five is random.
+    """A random forest. Its trees disagree where data is scarce. One proposal in five is random.
 
     scikit-learn's forest replaces SMAC's own.
     """
@@ -232,7 +232,7 @@ class Forest(ModelSampler):
     _RANDOM_SHARE = 0.2
 
     def __init__(self, seeds: SamplerSeeds, always_there: Space, args: SmacArgs) -> None:
-        """Take the settings of the experiment file."""
+        """Apply the settings of the experiment file."""
         super().__init__(seeds, always_there, cold_start=10, candidates=5000, starting_points=100)
         self.repeats = not args.config_dedup
         self._seed = seeds.trial
@@ -249,7 +249,7 @@ class Forest(ModelSampler):
         self._forest = RandomForestRegressor(
             n_estimators=10, min_samples_split=3, max_features=5 / 6, random_state=self._seed
         )
-        # Ranks instead of losses: trees disagree most about a few very bad losses, which would attract the search.
+        # Fit ranks instead of losses: trees disagree most about very bad losses, which would attract the search.
         scores = _scores(losses)
         self._forest.fit(points, scores)
         self._best = float(scores.min())

@@ -1,6 +1,6 @@
-"""The tuners of an experiment's whole life: one after another, as the search space changes.
+"""The successive tuners of an experiment: each change of the search space creates a new tuner.
 
-The tuner of each search space starts with the earlier results that lie in its space. A trial's metadata names the revision of
+A new tuner imports the earlier results that lie in its search space. A trial's metadata names the revision of
 its search space. Results of trials that an earlier tuner proposed reach the current one as imported data.
 """
 
@@ -16,12 +16,12 @@ from nni_manager.config.model import ExperimentSpec
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.tuner.base import BaseTuner, Later, Observation, PastTrial, Suggestion
 
-# A key in metadata beside the tuner's own; absent for the search space with which the experiment started.
+# The metadata key of the revision of the search space; absent for the initial search space.
 _REVISION = "search space revision"
 
 
 class TunerSession:
-    """The current tuner, and the running trials of this tuner and earlier ones. Used by one thread at a time."""
+    """The current tuner, and the running trials of current and earlier tuners. Used by one thread at a time."""
 
     def __init__(self, config: ExperimentSpec, make: Callable[[ExperimentSpec], BaseTuner]) -> None:
         """`make` creates a new tuner over the search space of a configuration."""
@@ -71,15 +71,14 @@ class TunerSession:
     ) -> None:
         """Propose parameters of another search space from now on.
 
-        `known`: all results so far, of imported data and of the trials with the keys `over`. The outcomes of those trials may
-        still
-        be reported later.
+        `known`: all results so far, from imports and from the trials with the keys `over`. The outcomes of these trials
+        may still be reported later.
         """
         tuner = self._make(config)
         try:
             tuner.import_results(known)
         except BaseException:
-            tuner.close()  # it may have started a process
+            tuner.close()  # the new tuner may have started a process
             raise
         self._tuner.close()
         self._tuner, self._revision = tuner, config.search_space_revision
@@ -88,7 +87,7 @@ class TunerSession:
         self._running = {}
 
     def restore(self, trials: Iterable[PastTrial], known: Sequence[PriorResult]) -> None:
-        """Restore these trials, in the order in which they were asked for, and the imported results.
+        """Restore imported results, and trials in the order in which the tuner proposed them.
 
         Must be called before the first `ask`.
         """

@@ -1,4 +1,4 @@
-"""Tuner metadata from an untrusted source. This module imports no sampler: that would cost nnictl seconds."""
+"""Tuner metadata from an untrusted source. This module imports no sampler: the import would cost nnictl seconds."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ NOTED_ON_STUDY = "noted on the study"
 
 
 def strip_pickles(metadata: str) -> str:
-    """The metadata (JSON text) without anything that a sampler would execute when it reads it.
+    """The metadata (JSON text) without values that a sampler would execute when reading them.
 
     CMA-ES stores itself as a pickle, and a pickle is a program. It is hexadecimal text, and no other attribute is text, so text
     attributes are removed. The sampler recomputes what is missing from the results.
@@ -28,7 +28,7 @@ def strip_pickles(metadata: str) -> str:
 def _object(text: Any) -> dict[str, Any]:
     found = json.loads(text) if isinstance(text, str) else None
     if not isinstance(found, dict):
-        raise ValueError("a note of the tuner is no JSON object")  # noqa: TRY004 - it is what was written, not the program
+        raise ValueError("the tuner metadata is not a JSON object")  # noqa: TRY004 - the text is wrong, not the program
     return found
 
 

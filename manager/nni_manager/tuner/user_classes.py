@@ -1,8 +1,8 @@
 """Adapters for a user's tuner and assessor: each call goes to the process that runs the user's class.
 
-After a restart the class is created again and its history is replayed: each trial is asked for, with its earlier id, and its
-result is reported. A deterministic class is then in its earlier state. In any case the class receives the parameters that the
-trial really had.
+After a restart, the class is created again and its history is replayed: each trial is asked for with its earlier id, and its
+result is reported. A deterministic class is then in its earlier state. Other classes also receive the parameters that the trial
+really had.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from nni_manager.tuner.user_process import UserCodeFailed, UserProcess
 
 
 class UserTuner(KeyedTuner[tuple[int, Any]]):
-    """Delegates to an object with the methods of NNI's `Tuner`. A trial's place is the class's id and the parameters."""
+    """Delegates to an object with the methods of NNI's `Tuner`. A trial's place is the class's id and the parameters.
+
+    All calls but `close` raise `UserCodeFailed` if the user's code fails.
+    """
 
     def __init__(
         self,
@@ -34,21 +37,11 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         """Does not start the process: creating the class may take time, or fail."""
         super().__init__()
         self._of, self._class_args, self._search_space = of, class_args, search_space
-        self._process = UserProcess(
-            *(
-                "tuner",
-                of,
-                log_folder and log_folder / "tuner.log",
-                log_folder and log_folder.parent / "checkpoint",
-            )
-        )
+        checkpoints = log_folder and log_folder.parent / "checkpoint"
+        self._process = UserProcess("tuner", of, log_folder and log_folder / "tuner.log", checkpoints)
 
     def propose(self, trial_key: int) -> Suggestion | Later:
-        """See `KeyedTuner`. A class that has no parameters now may have some after another trial ends.
-
-        Raises:
-            UserCodeFailed: the user's code failed.
-        """
+        """See `KeyedTuner`. A class that has no parameters now may have some after another trial ends."""
         self._make(is_resumed=False)
         answer = self._process.call("ask")
         if answer is None:
@@ -56,7 +49,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         parameter_id, parameters = answer
         if not isinstance(parameters, dict):
             raise UserCodeFailed(
-                f"cannot use what {self._of.class_name} proposed for parameter_id {parameter_id}: "
+                f"cannot use the proposal of {self._of.class_name} for parameter_id {parameter_id}: "
                 f"{str(parameters)[:200]} is not a dict; return a dict of names and values"
             )
         self.note(trial_key, (parameter_id, parameters))
@@ -68,20 +61,12 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         self.tell_result(trial_key, Observation("", value, metric, value is not None))
 
     def tell_result(self, trial_key: int, result: Observation) -> None:
-        """See `BaseTuner.tell_result`; the class receives the metric as it was reported.
-
-        Raises:
-            UserCodeFailed: the user's code failed.
-        """
+        """See `BaseTuner.tell_result`; the class receives the metric as it was reported."""
         if (asked := self.end(trial_key)) is not None:
             self._process.call("tell", *asked, result.metric, result.trial_id, result.has_succeeded)
 
     def import_results(self, results: Iterable[PriorResult]) -> int:
-        """See `BaseTuner.import_results`. Counts all results: only the class can decide which of them are usable.
-
-        Raises:
-            UserCodeFailed: the user's code failed.
-        """
+        """See `BaseTuner.import_results`. Counts all results: only the user's class can decide which results are usable."""
         data = [[dict(result.parameters), result.metric] for result in results]
         if data:
             self._make(is_resumed=False)
@@ -89,11 +74,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
         return len(data)
 
     def replay(self, trials: Iterable[PastTrial]) -> None:
-        """See `KeyedTuner`.
-
-        Raises:
-            UserCodeFailed: the user's code failed.
-        """
+        """See `KeyedTuner`."""
         self._make(is_resumed=True)
         for trial in sorted(trials, key=_id_of):
             self._process.call("ask_again", _id_of(trial))
@@ -101,7 +82,7 @@ class UserTuner(KeyedTuner[tuple[int, Any]]):
             if trial.ended:
                 result = Observation(trial.trial_id, trial.value, trial.metric, trial.has_succeeded)
                 self.tell_result(trial.key, result)
-        self._process.call("forget_given")
+        self._process.call("discard_delivered")
 
     def close(self) -> None:
         """See `BaseTuner.close`."""
@@ -119,7 +100,7 @@ def _id_of(trial: PastTrial) -> int:
 
 
 class UserAssessor(BaseAssessor):
-    """Delegates to an object with the methods of NNI's `Assessor`."""
+    """Delegates to an object with the methods of NNI's `Assessor`. Its calls raise `UserCodeFailed` if the user's code fails."""
 
     def __init__(self, of: UserClass, class_args: Mapping[str, Any], log_folder: Path | None = None) -> None:
         """Does not start the process."""
@@ -127,20 +108,12 @@ class UserAssessor(BaseAssessor):
         self._process = UserProcess("assessor", of, log_folder and log_folder / "assessor.log")
 
     def may_go_on(self, trial: str, learning_curve: Sequence[float]) -> bool:
-        """See `Assessor`; the class receives the results as they were reported.
-
-        Raises:
-            UserCodeFailed: the user's code failed.
-        """
+        """See `BaseAssessor`; the class receives the results as they were reported."""
         self._make()
         return bool(self._process.call("assess", trial, [_text_of(each) for each in learning_curve]))
 
     def end(self, trial: str, learning_curve: Sequence[float], *, has_succeeded: bool) -> None:
-        """See `BaseAssessor`.
-
-        Raises:
-            UserCodeFailed: the user's code failed.
-        """
+        """See `BaseAssessor`."""
         self._make()
         self._process.call("end", trial, has_succeeded)
 

@@ -24,19 +24,19 @@ from nni_manager.config.model import UserClass
 from nni_manager.errors import UserError
 from trial_keeper.processes import descendants, kill
 
-# Parameters have some kB. An answer reaches this size only after a million reported results.
+# Parameters have a few kB. An answer reaches this size only after a million reported results.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-# Output beyond this is discarded; the end of the output is shown when the process dies.
+# Further output is discarded, but an error about the end of the process still quotes the last lines.
 MAX_PRINTED_BYTES = 16 * 1024 * 1024
 _TAIL_BYTES = 4096
 _READ_BYTES = 64 * 1024
-_LAST_WORDS_S = 5.0
-# For a checkout, where the SDK is not beside this package.
-_SDK = (str(Path(nni_sdk.__file__).parents[1]),)
+_EXIT_TIMEOUT_S = 5.0
+# In a checkout, the SDK is not in the same folder as this package.
+_SDK = str(Path(nni_sdk.__file__).parents[1])
 
 
 class UserCodeFailed(UserError):
-    """cannot go on with the tuner or assessor of your own: it failed; fix it and resume the experiment"""
+    """cannot continue: your own tuner or assessor failed; fix it and resume the experiment"""
 
 
 class UserProcess:
@@ -45,7 +45,7 @@ class UserProcess:
     def __init__(
         self, kind: str, of: UserClass, printed: Path | None, checkpoints: Path | None = None
     ) -> None:
-        """Does not start the process. `kind` is tuner or assessor; `printed` is the file for its output, None: not kept."""
+        """Does not start the process. `kind` is tuner or assessor; `printed` is the file for its output; None: discarded."""
         self._kind, self._of = kind, of
         self._printed = printed
         self._checkpoints = checkpoints
@@ -67,7 +67,7 @@ class UserProcess:
         """Start the process.
 
         Raises:
-            UserCodeFailed: it cannot be started.
+            UserCodeFailed: the process cannot be started.
         """
         ours, theirs = socket.socketpair()
         environ = dict(os.environ)
@@ -76,7 +76,7 @@ class UserProcess:
         with self._lock, theirs:
             if self._is_closed:
                 ours.close()
-                raise UserCodeFailed(self._refusal("the manager ends"))
+                raise UserCodeFailed(self._message("the manager is stopping"))
             try:
                 if self._checkpoints is not None:
                     self._checkpoints.mkdir(exist_ok=True)
@@ -92,16 +92,16 @@ class UserProcess:
                 )
             except OSError as error:
                 ours.close()
-                raise UserCodeFailed(self._refusal(f"its process does not start: {error}")) from error
+                raise UserCodeFailed(self._message(f"its process cannot be started: {error}")) from error
             self._connection = ours
-        self._printer = threading.Thread(target=self._keep_what_is_printed, daemon=True)
+        self._printer = threading.Thread(target=self._store_output, daemon=True)
         self._printer.start()
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call the worker's method of this name and return the answer.
 
         Raises:
-            UserCodeFailed: the code raised, its process ended, or the answer was late or too large; or an earlier call failed so.
+            UserCodeFailed: the code raised, its process ended, or the answer was late or too large; or an earlier call failed.
         """
         if self._failure:
             raise UserCodeFailed(self._failure)
@@ -116,18 +116,18 @@ class UserProcess:
             line = self._next_line(connection, ends_at_s)
         except TimeoutError:
             self._fail(
-                f"it has not come back from {name!r} for {self._of.call_timeout_s:g} s; fix what takes so long, or allow more "
-                f"with {self._kind}.callTimeout"
+                f"{name!r} has not returned within {self._of.call_timeout_s:g} s; make it faster, or increase "
+                f"{self._kind}.callTimeout"
             )
         except OSError:
-            self._fail(self._how_it_died())
+            self._fail(self._exit_cause())
         try:
             outcome, answer = json.loads(line)
         except (ValueError, RecursionError):
-            self._fail(f"its answer to {name!r} cannot be read")
+            self._fail(f"its answer to {name!r} is not valid JSON; fix what writes to files it did not open")
         if outcome == "raised":
             # The process is alive and can serve the next call.
-            raise UserCodeFailed(self._refusal(f"it raised in {name!r}; fix it\n{answer}"))
+            raise UserCodeFailed(self._message(f"an exception was raised in {name!r}; fix it\n{answer}"))
         return answer
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class UserProcess:
             was_closed, self._is_closed = self._is_closed, True
             process = self._process
         if process is None or was_closed:
-            return  # the pid of an ended process may have been reused
+            return  # do not signal a pid that may have been reused
         started = descendants((process.pid,))
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -144,17 +144,17 @@ class UserProcess:
             kill(each)
         process.wait()
         if self._connection is not None:
-            # Ends the wait of another thread for an answer.
+            # Wakes another thread that waits for an answer.
             with contextlib.suppress(OSError):
                 self._connection.shutdown(socket.SHUT_RDWR)
             self._connection.close()
         if self._printer is not None:
-            self._printer.join(_LAST_WORDS_S)
+            self._printer.join(_EXIT_TIMEOUT_S)
 
     def _next_line(self, connection: socket.socket, ends_at_s: float) -> bytes:
         while (end := self._received.find(b"\n", max(0, len(self._received) - _READ_BYTES - 1))) < 0:
             if len(self._received) > MAX_ANSWER_BYTES:
-                self._fail(f"its answer has more than {MAX_ANSWER_BYTES} bytes; let it propose less at once")
+                self._fail(f"its answer has more than {MAX_ANSWER_BYTES} bytes; propose smaller parameters")
             left_s = ends_at_s - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError
@@ -170,27 +170,29 @@ class UserProcess:
     def _fail(self, how: str) -> Any:
         """Kill the process, whose state is unknown; every later call fails in the same way."""
         self.close()
-        self._failure = self._refusal(how)
+        self._failure = self._message(how)
         raise UserCodeFailed(self._failure)
 
-    def _how_it_died(self) -> str:
+    def _exit_cause(self) -> str:
         if self._is_closed or self._process is None:
-            return "the manager ends"
+            return "the manager is stopping"
         try:
-            code = self._process.wait(_LAST_WORDS_S)
+            code = self._process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            return "it has closed its connection to the manager; fix what closes files it did not open"
+            return (
+                "its process has closed the connection to the manager; fix what closes files it did not open"
+            )
         if self._printer is not None:
-            self._printer.join(_LAST_WORDS_S)  # its last output may still be in the pipe
+            self._printer.join(_EXIT_TIMEOUT_S)  # its last output may still be in the pipe
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         output = bytes(self._tail).decode("utf-8", "replace").strip()
-        return f"its process {how}; fix it" + (f". The last it printed:\n{output}" if output else "")
+        return f"its process {how}; fix it" + (f". Its last output:\n{output}" if output else "")
 
-    def _refusal(self, how: str) -> str:
-        return f"cannot go on with {self._kind} {self._of.class_name}: {how}"
+    def _message(self, how: str) -> str:
+        return f"cannot continue with {self._kind} {self._of.class_name}: {how}"
 
-    def _keep_what_is_printed(self) -> None:
-        """Read all output, so that the process never blocks; write it to the file, up to the limit."""
+    def _store_output(self) -> None:
+        """Read all output, so that the process never blocks, and write it to the file up to the limit."""
         assert self._process is not None
         assert self._process.stdout is not None
         left = MAX_PRINTED_BYTES
@@ -204,14 +206,14 @@ class UserProcess:
             while piece := os.read(pipe.fileno(), _READ_BYTES):
                 self._tail = (self._tail + piece)[-_TAIL_BYTES:]
                 if file is not None and left:
-                    with contextlib.suppress(OSError):  # a full disk costs the log, not the search
+                    with contextlib.suppress(OSError):  # with a full disk, only the log is lost
                         file.write(piece[:left])
                         left -= min(left, len(piece))
                         if not left:
-                            file.write(b"\n... what is printed from here on is not kept\n")
+                            file.write(b"\n... the size limit is reached; further output is discarded\n")
 
 
 def _python_path() -> str:
-    """The path on which the process finds this package, wherever it is; after the user's own entries."""
+    """The PYTHONPATH of the process: the user's entries, then this package and the SDK."""
     own = str(Path(__file__).parents[2])
-    return os.pathsep.join(each for each in (os.environ.get("PYTHONPATH"), own, *_SDK) if each)
+    return os.pathsep.join(each for each in (os.environ.get("PYTHONPATH"), own, _SDK) if each)

@@ -4,7 +4,7 @@ Theory of operation. The manager starts `python -m nni_manager.tuner.user_worker
 end of a pair of sockets. Each received line is a call, `[method of _Worker, its arguments]`. Each call is answered by one line:
 `["ok", answer]`, or `["raised", traceback]` for any exception of the user's code, SystemExit included. Calls are served one by
 one on the main thread, as the user's code may require. When the manager exits, its end of the pair closes, and this process
-ends with all its descendants. Forked children close the pair: only this process answers, and the manager detects its end.
+ends with all its descendants. Forked children close their copy of the socket: the manager detects the end of this process.
 
 Output of the user's code goes to stdout, which the manager stores in a file. Only the standard library and nni_sdk are
 imported here, so the user's code may use any version of any package.
@@ -27,7 +27,7 @@ from typing import Any
 
 from nni_manager.nni_compat import install_import_aliases
 
-# Between the manager and a trial, which has 500 more than the manager: full memory ends a trial first.
+# Between the scores of the manager and of a trial (500 more): if memory is full, the kernel kills a trial first.
 _OOM_SCORE = 250
 _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 
@@ -35,34 +35,36 @@ _PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 def main() -> int:
     """Serve calls until the manager closes its end."""
     connection = socket.socket(fileno=int(sys.argv[1]))
-    os.set_inheritable(connection.fileno(), False)  # child processes of the user's code must not hold it open
-    os.register_at_fork(after_in_child=lambda: _let_go_of(connection))
-    # This works even if the user's code blocks all other threads. The manager's thread that started this process lives as long as
-    # the process is needed.
+    os.set_inheritable(
+        connection.fileno(), False
+    )  # child processes of the user's code must not hold the socket open
+    os.register_at_fork(after_in_child=lambda: _close_in_child(connection))
+    # Ends this process with its parent, even if the user's code blocks all other threads. The parent is the manager's thread that
+    # started this process; the thread lives as long as the process is needed.
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write(str(_OOM_SCORE))
     install_import_aliases()
     calls: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    threading.Thread(target=_take_calls, args=(connection, calls), daemon=True).start()
+    threading.Thread(target=_queue_calls, args=(connection, calls), daemon=True).start()
     worker = _Worker()
     while True:
         name, arguments = json.loads(calls.get())
         try:
             line = _line("ok", getattr(worker, name)(*arguments))
-        except BaseException:  # noqa: BLE001 - also what sys.exit raises
+        except BaseException:  # noqa: BLE001 - includes SystemExit
             line = _line("raised", traceback.format_exc())
         connection.sendall(line)
 
 
-def _let_go_of(connection: socket.socket) -> None:
-    descriptor = connection.detach()  # `close` would wait for the thread that reads it
+def _close_in_child(connection: socket.socket) -> None:
+    descriptor = connection.detach()  # `close` would wait for the reading thread
     if descriptor >= 0:
         os.close(descriptor)
 
 
-def _take_calls(connection: socket.socket, calls: queue.SimpleQueue[bytes]) -> None:
-    """Queue calls, whatever the main thread does: a process that hangs must not outlive the manager."""
+def _queue_calls(connection: socket.socket, calls: queue.SimpleQueue[bytes]) -> None:
+    """Queue calls; kill this process when the manager exits, even if the main thread hangs."""
     with contextlib.suppress(OSError), connection.makefile("rb") as lines:
         for line in lines:
             calls.put(line)
@@ -77,7 +79,9 @@ def _plain(value: Any) -> Any:
     """Convert numbers and arrays of numpy and similar libraries to plain values."""
     to_list = getattr(value, "tolist", None)
     if to_list is None:
-        raise TypeError(f"cannot write {value!r} of type {type(value).__name__} as JSON; convert it")
+        raise TypeError(
+            f"cannot encode {value!r} as JSON: its type is {type(value).__name__}; convert it to plain values"
+        )
     return to_list()
 
 
@@ -85,7 +89,7 @@ def _metric(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return text  # not written by an SDK
+        return text  # the text was not written by an SDK
 
 
 def _load(path: str) -> Any:
@@ -99,7 +103,7 @@ class _Worker:
     def __init__(self) -> None:
         self._target: Any = None
         self._next_id = 0
-        self._given_later: list[tuple[int, Any]] = []
+        self._delivered: list[tuple[int, Any]] = []
 
     def make(
         self, class_name: str, class_args: dict[str, Any] | None, validator: str | None, is_resumed: bool
@@ -117,32 +121,32 @@ class _Worker:
 
     def ask(self) -> list[Any] | None:
         """An id and parameters; None if there are none at present."""
-        if self._given_later:
-            return list(self._given_later.pop(0))
+        if self._delivered:
+            return list(self._delivered.pop(0))
         parameter_id = self._next_id
         self._next_id += 1
         found = self._generate(parameter_id)
         if found:
             return [parameter_id, found[0]]
         # The callback may have delivered parameters for this id, or for an earlier one.
-        return list(self._given_later.pop(0)) if self._given_later else None
+        return list(self._delivered.pop(0)) if self._delivered else None
 
     def ask_again(self, parameter_id: int) -> None:
         """Replay a proposal of an earlier id; the parameters that are proposed now are discarded."""
         self._next_id = max(self._next_id, parameter_id + 1)
         self._generate(parameter_id)
-        self._given_later = [each for each in self._given_later if each[0] != parameter_id]
+        self._delivered = [each for each in self._delivered if each[0] != parameter_id]
 
-    def forget_given(self) -> None:
-        """Discard what the callback delivered during the replay: it is part of the history, or will be delivered again."""
-        self._given_later.clear()
+    def discard_delivered(self) -> None:
+        """Discard parameters delivered during the replay: they are in the history, or will be delivered again."""
+        self._delivered.clear()
 
     def _generate(self, parameter_id: int) -> list[Any]:
-        found = self._target.generate_multiple_parameters([parameter_id], st_callback=self._give_later)
+        found = self._target.generate_multiple_parameters([parameter_id], st_callback=self._deliver)
         return list(found or [])
 
-    def _give_later(self, parameter_id: int, parameters: Any) -> None:
-        self._given_later.append((parameter_id, parameters))
+    def _deliver(self, parameter_id: int, parameters: Any) -> None:
+        self._delivered.append((parameter_id, parameters))
 
     def tell(
         self, parameter_id: int, parameters: Any, metric: str | None, trial_job_id: str, success: bool
