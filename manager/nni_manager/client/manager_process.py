@@ -70,7 +70,7 @@ def create_experiment(
     for known in (*Registry.of_user().all(), folder):
         if known.experiment_id == experiment_id and known.path.exists():
             raise UserError(
-                f"cannot create experiment {experiment_id}: there is one in {known.path}; choose another id, or resume that one"
+                f"cannot create experiment {experiment_id}: {known.path} has this id; choose another id, or resume it"
             )
     try:
         try:
@@ -88,7 +88,7 @@ def create_experiment(
             Registry.of_user().add(folder)
         except OSError as error:
             raise UserError(
-                f"cannot create {error.filename or folder.path}: {error.strerror}; choose another logDir, or fix its disk"
+                f"cannot create {error.filename or folder.path}: {error.strerror}; choose another logDir, or fix the disk"
             ) from error
         return start_manager(folder, ports, debug, host, is_new=True, parent_death_pipe=parent_death_pipe)
     except BaseException:
@@ -116,7 +116,7 @@ def _with_generated_code(config: ExperimentSpec, folder: ExperimentFolder) -> Ex
         raise ConfigInvalid(code.diagnostics)
     if code.space and code.space != config.search_space_raw:
         raise CodeNotCopied(
-            f"cannot copy codeDir {config.code_dir}: its annotations changed meanwhile; try again once they are as they should be"
+            f"cannot copy codeDir {config.code_dir}: its annotations changed after they were checked; run the command again"
         )
     write_copy(code, folder.generated_code, folder.annotated_code)
     return dataclasses.replace(config, code_dir=folder.generated_code)
@@ -188,7 +188,7 @@ class _Launch:
                 return self._start_on(port)
             except ManagerFailed as error:
                 failure = error
-                # The process that took the port may have released it already.
+                # Another process used the port, and may have released it already.
                 if CANNOT_LISTEN not in str(error) and ports_are_free(port, self.host):
                     raise
         raise failure or ManagerFailed()
@@ -203,7 +203,7 @@ class _Launch:
             if child is not None:
                 self._abort(child)
             if isinstance(error, ManagerFailed) and CANNOT_LISTEN in str(error):
-                # The caller handles a lost port, and its error would look like a later process's fault.
+                # The caller tries another port; the message would look like an error of that next process.
                 os.truncate(self.stderr, stderr_before)
             raise
         _children.append(child)
@@ -211,7 +211,7 @@ class _Launch:
 
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         pipe = self.parent_death_pipe
-        tied = () if pipe is None else ("--parent_death_pipe", str(pipe.manager_fd))
+        pipe_option = () if pipe is None else ("--parent_death_pipe", str(pipe.manager_fd))
         address = ("--host", self.host, "--port", str(port))
         with self.stdout.open("ab") as stdout, self.stderr.open("ab") as stderr:
             return subprocess.Popen(
@@ -223,7 +223,7 @@ class _Launch:
                     str(self.folder.path),
                     *address,
                     *self.options,
-                    *tied,
+                    *pipe_option,
                 ],
                 # Python imports modules from its working directory, which must not be the user's.
                 cwd=self.folder.path,
@@ -265,7 +265,7 @@ class _Launch:
                         break
                     time.sleep(_POLL_S)
         finally:
-            # The folder may be removed next, and the process could not be found afterwards.
+            # The caller may remove the folder next; without it the process could not be found.
             for end in (child.terminate, child.kill):
                 if child.poll() is None:
                     end()
@@ -283,10 +283,10 @@ def _why_it_ended(folder: ExperimentFolder, stderr: Path, since: int, exit_code:
     # A manager on a full or read-only disk cannot write its error to stderr.
     if refusal := _refusal_of_disk(folder.path):
         return f"cannot start the manager of experiment {folder.experiment_id}: {refusal}"
-    last = lines[-1] if lines else "it wrote no error"
+    last = lines[-1] if lines else "its stderr is empty"
     return (
         f"cannot start the manager: it ended with exit code {exit_code}: {last}; "
-        "try again with --debug, and report it if that fails too"
+        "try again with --debug, and report the error if it occurs again"
     )
 
 
@@ -300,7 +300,7 @@ def _refusal_of_disk(folder: Path) -> str:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "free some space there" if full else "make it writable for this user"
-        return f"cannot write in {folder}: {error.strerror}; {remedy}, then try again: nothing stored is lost"
+        return f"cannot write in {folder}: {error.strerror}; {remedy}, then try again: no stored data is lost"
     return ""
 
 

@@ -29,7 +29,7 @@ class StoredDocuments:
         Raises:
             ManagerRefusal: no trial has the given id.
         """
-        # These imports cost 100 ms, and lists, completions and statuses do without.
+        # Imported here: the imports take 100 ms, and lists and completions do not need them.
         from nni_manager.engine import serializers
         from nni_manager.engine.snapshot import ExperimentSnapshot
 
@@ -72,7 +72,7 @@ class StoredDocuments:
         return ExperimentSpec.from_json(self.read(StoreReader.experiment).config)
 
     def status(self) -> dict[str, Any]:
-        """The last status, and what stopped the experiment."""
+        """The last status, and the error that stopped the experiment."""
         stored = self.read(StoreReader.experiment)
         return {
             "status": stored.state.value,

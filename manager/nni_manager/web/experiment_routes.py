@@ -39,10 +39,10 @@ ExperimentBackend: TypeAlias = Union["Engine", "StoredExperimentReader"]
 Answer = TypeVar("Answer")
 # Enough for a search space, or for 10,000 results with a few hundred bytes of parameters each.
 MAX_CHANGE_BYTES = 4 * 1024 * 1024
-# For trials that the cluster restarts often.
+# Limits the response for a trial that the cluster restarts often.
 MAX_ATTEMPTS = 100
 MAX_ENDED_JOBS = 200
-# Long enough for a storage that is only slow.
+# A slow storage answers within this time; one that hangs does not.
 STORAGE_TIMEOUT_S = 10.0
 _MAX_DIGITS = 18
 _LAST_SEQUENCE_ID = 2**62
@@ -62,7 +62,7 @@ class ExperimentRoutes:
 
     def operations(self) -> list[Operation]:
         """All operations."""
-        shown = self._shown
+        view_of = self._view_operation
         of_type = {"type": {"type": "string", "enum": ["FINAL", "PERIODICAL"]}}
         log_range: dict[str, Schema] = {
             "attempt": {"type": "integer", "minimum": 0},
@@ -74,9 +74,9 @@ class ExperimentRoutes:
         update_type = {"update_type": {"type": "string", "enum": list(UPDATE_TYPES)}}
         at, large = "/trial-jobs/{trial_id}", MAX_CHANGE_BYTES
         return [
-            shown("/check-status", "check_status", "The experiment's state.", serializers.status_view),
-            shown("/summary", "summary", "A summary of the experiment.", serializers.summary_view),
-            shown("/experiment", "experiment", "The experiment's profile.", serializers.profile_view),
+            view_of("/check-status", "check_status", "The experiment's state.", serializers.status_view),
+            view_of("/summary", "summary", "A summary of the experiment.", serializers.summary_view),
+            view_of("/experiment", "experiment", "The experiment's profile.", serializers.profile_view),
             Operation("/experiment", self.stop_experiment, ONE, "DELETE", 202),
             Operation(
                 "/experiment", self.update, ONE, "PUT", query=update_type, body=params, most_body_bytes=large
@@ -85,13 +85,13 @@ class ExperimentRoutes:
             Operation(
                 "/experiment/import-data", self.import_data, ONE, "POST", body=MANY, most_body_bytes=large
             ),
-            shown(
+            view_of(
                 "/experiment-metadata",
                 "metadata",
                 "The experiment as an item of a list of experiments.",
                 lambda snapshot: serializers.metadata_view(snapshot) | {"port": self._port},
             ),
-            shown(
+            view_of(
                 "/job-statistics",
                 "statistics",
                 "Counts of trials by status, without zero counts.",
@@ -109,7 +109,7 @@ class ExperimentRoutes:
             Operation("/importance", self.importance, ONE, query={"metric": {"type": "string"}}),
             Operation("/jobs", self.jobs, MANY),
             Operation("/experiments", self.experiments, MANY),
-            shown(
+            view_of(
                 "/configuration",
                 "configuration",
                 "The experiment's current configuration, without credentials.",
@@ -119,7 +119,7 @@ class ExperimentRoutes:
             Operation("/metric-data/{trial_id}", self.metrics_of_trial, MANY, query=of_type, refusals=(404,)),
             Operation("/metric-data-latest", self.latest_metrics, MANY),
             Operation("/metric-data-range/{first}/{last}", self.metrics_in_range, MANY),
-            shown(
+            view_of(
                 "/export-data",
                 "export",
                 "Parameters and final results of the trials.",
@@ -128,7 +128,7 @@ class ExperimentRoutes:
             ),
         ]
 
-    def _shown(
+    def _view_operation(
         self,
         path: str,
         name: str,
@@ -145,7 +145,7 @@ class ExperimentRoutes:
         return Operation(path, endpoint, answer)
 
     async def stop_experiment(self, _: Request) -> Response:
-        """Stop the experiment and end the manager; responds before that is done."""
+        """Stop the experiment and end the manager; the response does not wait for either."""
         self._engine.stop()
         self._end()
         return Json({"status": self._engine.snapshot().experiment.state.value}, status_code=202)
@@ -158,7 +158,8 @@ class ExperimentRoutes:
         params = profile.get("params") if isinstance(profile, dict) else None
         if not isinstance(params, dict):
             raise HTTPException(
-                400, 'cannot change the experiment: there are no params; send {"params": {"maxTrialNum": 20}}'
+                400,
+                'cannot change the experiment: the body has no params; send {"params": {"maxTrialNum": 20}}',
             )
         await changes.update(update_type, params)
         return Json({})
@@ -178,7 +179,7 @@ class ExperimentRoutes:
         parameters = await body_of(request)
         if not isinstance(parameters, dict):
             raise HTTPException(
-                400, 'cannot begin a trial: its parameters are no mapping; send {"lr": 0.1}, say'
+                400, 'cannot start a trial: its parameters are not a mapping; send e.g. {"lr": 0.1}'
             )
         return self._started(await changes.propose(parameters))
 
@@ -209,7 +210,7 @@ class ExperimentRoutes:
         return Json(serializers.trial_view(self._engine.snapshot(), self._trial_of(request)))
 
     async def stop_trial(self, request: Request) -> Response:
-        """Stop one trial; responds before it has ended."""
+        """Stop one trial; the response does not wait for its end."""
         trial = self._trial_of(request)
         if trial.state.is_terminal:
             raise HTTPException(409, f"cannot stop trial {trial.trial_id}: it is {trial.state.value} already")
@@ -236,8 +237,8 @@ class ExperimentRoutes:
         trial = self._trial_of(request)
         stream = next((each for each in LOGS if each.value == request.path_params["stream"]), None)
         if stream is None:
-            words = ", ".join(each.value for each in LOGS)
-            raise HTTPException(404, f"cannot find this log of trial {trial.trial_id}: there are {words}")
+            names = ", ".join(each.value for each in LOGS)
+            raise HTTPException(404, f"cannot find this log of trial {trial.trial_id}: its logs are {names}")
         read = partial(
             read_range,
             self._engine.folder,
@@ -293,7 +294,7 @@ class ExperimentRoutes:
         except (asyncio.TimeoutError, OSError) as error:
             why = str(error) or f"no answer within {STORAGE_TIMEOUT_S:.0f} s"
             raise HTTPException(
-                503, f"cannot read what the trial wrote: {why}; check the shared storage, or try again"
+                503, f"cannot read the files of the trial: {why}; check the shared storage, or try again"
             ) from error
 
     async def metrics(self, request: Request) -> Response:
