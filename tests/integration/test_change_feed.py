@@ -209,7 +209,7 @@ def test_no_more_follow_than_there_is_room_for(served, monkeypatch):
             next(following[-1])
         refused = served.ask("GET", "/events")
         assert refused.status_code == 503
-        assert refused.json()["error"].endswith("; ask for changes")
+        assert refused.json()["error"].endswith("; poll /changes")
         assert served.get("/changes")["summary"]["id"] == "TESTEXPT"
     deadline_s = time.monotonic() + 30
     while True:  # those who left make room

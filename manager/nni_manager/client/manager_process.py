@@ -212,19 +212,11 @@ class _Launch:
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         pipe = self.parent_death_pipe
         pipe_option = () if pipe is None else ("--parent_death_pipe", str(pipe.manager_fd))
+        command = [sys.executable, "-m", "nni_manager", "--folder", str(self.folder.path)]
         address = ("--host", self.host, "--port", str(port))
         with self.stdout.open("ab") as stdout, self.stderr.open("ab") as stderr:
             return subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "nni_manager",
-                    "--folder",
-                    str(self.folder.path),
-                    *address,
-                    *self.options,
-                    *pipe_option,
-                ],
+                [*command, *address, *self.options, *pipe_option],
                 # Python imports modules from its working directory, which must not be the user's.
                 cwd=self.folder.path,
                 stdin=subprocess.DEVNULL,

@@ -119,11 +119,10 @@ def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
     room = _columns() - sum(widths) - 2 * len(widths)
     lines = []
     for row in cells:
-        begin = "  ".join(
-            " " * (width - _width(cell)) + cell if is_right else cell + " " * (width - _width(cell))
+        begin = "".join(
+            (" " * (width - _width(cell)) + cell if is_right else cell + " " * (width - _width(cell))) + "  "
             for cell, width, is_right in zip(row, widths, to_the_right, strict=False)
         )
-        begin = begin + "  " if widths else begin
         last = row[-1]
         if len(last) <= room or room < _MIN_COLUMNS:
             lines.append((begin + last).rstrip())

@@ -7,6 +7,7 @@ encoded once per change, regardless of the number of clients.
 
 import asyncio
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -26,6 +27,7 @@ KEEPALIVE_INTERVAL_S = 15.0
 MAX_FOLLOWERS = 50
 # Encoding a row takes 15 µs; the loop yields to other tasks after this many.
 _ROWS_AT_ONCE = 500
+_CURSOR = re.compile(r"([^.]*)\.([0-9]{1,15})\.([0-9]{1,15})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,8 @@ class Cursor:
     @classmethod
     def read(cls, text: str) -> "Cursor | None":
         """Parse a cursor; None if the text is not one."""
-        process, *numbers = text.split(".")
-        if len(numbers) != 2 or not all(
-            each.isascii() and each.isdecimal() and len(each) < 16 for each in numbers
-        ):
-            return None
-        return cls(process, int(numbers[0]), int(numbers[1]))
+        match = _CURSOR.fullmatch(text)
+        return None if match is None else cls(match[1], int(match[2]), int(match[3]))
 
 
 class ChangeFeed:

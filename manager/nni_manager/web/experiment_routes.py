@@ -46,6 +46,8 @@ MAX_ENDED_JOBS = 200
 STORAGE_TIMEOUT_S = 10.0
 _MAX_DIGITS = 18
 _LAST_SEQUENCE_ID = 2**62
+# The query parameter `type` of metrics; None: both types.
+_IS_FINAL = {None: None, "FINAL": True, "PERIODICAL": False}
 
 
 class ExperimentRoutes:
@@ -166,8 +168,7 @@ class ExperimentRoutes:
 
     async def import_data(self, request: Request) -> Response:
         """Import results of other experiments into the tuner: all of them, or none if one is invalid."""
-        changes = self._engine.changes
-        return Json(await changes.import_data(await body_of(request)))
+        return Json(await self._engine.changes.import_data(await body_of(request)))
 
     async def imported(self, _: Request) -> Response:
         """The results of other experiments that were imported into the tuner."""
@@ -185,8 +186,7 @@ class ExperimentRoutes:
 
     async def retry(self, request: Request) -> Response:
         """Start a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged."""
-        changes = self._engine.changes
-        return self._started(await changes.retry(self._trial_of(request)))
+        return self._started(await self._engine.changes.retry(self._trial_of(request)))
 
     @staticmethod
     def _started(trial: Trial) -> Response:
@@ -376,12 +376,7 @@ def _sequence_id(request: Request, name: str) -> int:
 
 
 def _is_final(request: Request) -> bool | None:
-    match request.query_params.get("type"):
-        case None:
-            return None
-        case "FINAL":
-            return True
-        case "PERIODICAL":
-            return False
-        case other:
-            raise HTTPException(400, f"cannot use type={other}: write FINAL or PERIODICAL")
+    given = request.query_params.get("type")
+    if given not in _IS_FINAL:
+        raise HTTPException(400, f"cannot use type={given}: write FINAL or PERIODICAL")
+    return _IS_FINAL[given]
