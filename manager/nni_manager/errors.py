@@ -17,7 +17,7 @@ class NniManagerError(Exception):
 
 
 class UserError(NniManagerError):
-    """cannot carry out the request; change it, since the same request fails again"""
+    """cannot carry out the request; change the request, because a repetition fails too"""
 
 
 class RetryableError(NniManagerError):

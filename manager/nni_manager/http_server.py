@@ -25,7 +25,7 @@ from nni_manager.errors import CANNOT_LISTEN, UserError
 
 # Any other host name on loopback means that a web page directed the browser here (DNS rebinding).
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# nnictl and a few browsers need a handful; the other descriptors of the process are for trials.
+# nnictl and a few browsers need few connections; the other descriptors of the process are for trials.
 MAX_CONNECTIONS = 200
 # The request line with its query, and all headers.
 MAX_HEAD_BYTES = 16 * 1024
@@ -71,14 +71,14 @@ def listen(host: str, port: int, remedy: str) -> socket.socket:
 
 
 def mark_authenticated(scope: Scope) -> None:
-    """Mark the request's connection as authenticated: it is never evicted."""
+    """Mark the request's connection as authenticated. An authenticated connection is never evicted."""
     connection = scope.get("state", {}).get(_CONNECTION)
     if connection is not None:  # None: another server runs the application
         connection.is_authenticated = True
 
 
 def mark_streaming(scope: Scope) -> None:
-    """Mark the response as endless: a server that shuts down does not wait for it."""
+    """Mark the response as endless. A server that shuts down does not wait for endless responses."""
     connection = scope.get("state", {}).get(_CONNECTION)
     if connection is not None:  # as above
         connection.is_streaming = True

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KnownExperiment:
-    """An experiment, with the manager and the view that served it at the time of the query; None: none.
+    """An experiment, with the manager and the view that served it when this object was created; None: none.
 
     `problem`: an error message about the experiment's folder; empty: none.
     """
@@ -40,7 +40,7 @@ class KnownExperiment:
 
     @property
     def is_served(self) -> bool:
-        """True if a manager, a view, or both run for it."""
+        """True if a manager or a view of the experiment runs."""
         return self.manager is not None or self.view is not None
 
     @property
@@ -49,7 +49,7 @@ class KnownExperiment:
         return self.folder.experiment_id
 
     def running_process(self) -> ManagerProcess | None:
-        """The manager that owns it now; None if none does."""
+        """The manager that owns the experiment now; None if no manager does."""
         now = known_experiment(self.folder)
         return None if now is None else now.manager
 
@@ -73,7 +73,7 @@ class KnownExperiment:
         return (self.client() or self.stored).get(path, *names)
 
     def trial_list(self) -> Sequence[dict[str, Any]]:
-        """The list columns of all trials: from the store or, if it is unreadable, from the manager."""
+        """The list columns of all trials, from the store; from the manager if the store is unreadable."""
         return self.get("/trial-jobs") if self.problem else self.stored.trial_list()
 
     def trial_id(self, given: str) -> str:

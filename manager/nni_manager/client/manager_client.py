@@ -153,7 +153,7 @@ def session_with(process: ManagerProcess) -> requests.Session:
     # A proxy from the environment cannot reach this machine's loopback, and .netrc holds another token.
     session.trust_env = False
     session.headers["Authorization"] = f"Bearer {process.token}"
-    # For HTTP on loopback: another user may have taken over the port.
+    # Over HTTP on loopback there is no certificate, and another user may have taken over the port.
     verify_connections(session)
     if process.certificate_sha256 is not None:
         adapter = HTTPAdapter()

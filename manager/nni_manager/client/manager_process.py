@@ -96,13 +96,13 @@ def create_experiment(
         folder.remove()
         Registry.of_user().remove(folder.experiment_id)
         for each in new_folders:
-            with contextlib.suppress(OSError):  # not empty: another process uses it now
+            with contextlib.suppress(OSError):  # not empty: another process uses the folder
                 each.rmdir()
         raise
 
 
 def _with_generated_code(config: ExperimentSpec, folder: ExperimentFolder) -> ExperimentSpec:
-    """Generate the trial code from annotations in the experiment's folder; return the config that points to it."""
+    """Generate the trial code from annotations into the experiment's folder; return a config with that code folder."""
     import dataclasses
 
     from nni_manager.config.annotated_code import CodeNotCopied, read_code, write_copy
@@ -203,7 +203,7 @@ class _Launch:
             if child is not None:
                 self._abort(child)
             if isinstance(error, ManagerFailed) and CANNOT_LISTEN in str(error):
-                # The caller tries another port; the message would look like an error of that next process.
+                # The caller tries another port; without this, the message would look like an error of the next process.
                 os.truncate(self.stderr, stderr_before)
             raise
         _children.append(child)

@@ -240,7 +240,7 @@ class _StopProgress:
 
 
 def _waited_for(summary: Mapping[str, Any]) -> str:
-    # A trial is terminal once its end is stored, so a full disk blocks all of them.
+    # A trial is terminal once its end is stored, so a full disk blocks the end of all trials.
     problem = str(summary["problem"])
     if problem:
         return problem.strip().splitlines()[0]

@@ -93,7 +93,7 @@ def usable_ports(port: int | None, host: str = HOST, count: int = 2) -> Iterable
 
 
 def ports_are_free(port: int, host: str = HOST) -> bool:
-    """True if `port` and the next one are free now."""
+    """True if `port` and `port` + 1 are free now."""
     return _port_problem(port, host) is None and _port_problem(port + 1, HOST) is None
 
 
@@ -120,7 +120,7 @@ def _port_problem(port: int, host: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PlatformCheck:
-    """A description of where trials run (empty: on this machine), and warnings for the user."""
+    """The place where trials run, as text (empty: this machine), and warnings for the user."""
 
     where: str = ""
     warnings: tuple[str, ...] = ()

@@ -87,7 +87,7 @@ def follow(
 
 def _summary_without_manager(known: KnownExperiment, view: ProgressDisplay) -> Summary:
     if known.stored.status()["isOver"]:
-        # Another process has stopped it.
+        # Another process has stopped the experiment.
         summary: Summary = known.stored.get("/summary")
         view.show(summary)
         return summary
@@ -135,7 +135,7 @@ class _Lines(ProgressDisplay):
                 output.warning(f"trial {trial['id']} failed: {why(trial)}")
         valueless = summary["latestWithoutResult"]
         if valueless is not None and valueless["message"] not in self._printed:
-            # Once per reason: all trials of a script usually lack their result for the same reason.
+            # Once per reason: usually the same mistake in a script affects all of its trials.
             self._printed.add(valueless["message"])
             output.warning(f"trial {valueless['id']} succeeded without a value: {valueless['message']}")
         for problem in [summary["problem"], *summary["errors"]]:

@@ -135,7 +135,7 @@ class Experiment(StartedExperiment):
             object.__setattr__(self, name, value)
 
     def __enter__(self) -> Experiment:
-        """This experiment. The end of the block stops it if this object started it."""
+        """This experiment. The end of the block stops an experiment that this object has started."""
         return self
 
     def __exit__(
@@ -292,7 +292,7 @@ class Experiment(StartedExperiment):
     def run_or_resume(
         self, port: Port = 8080, wait_completion: bool = True, debug: bool = False
     ) -> bool | None:
-        """Resume the experiment of this id if it exists, or run it; returns the result of `run`.
+        """Resume the experiment of this id if there is one, otherwise run a new one; returns the result of `run`.
 
         Raises:
             ConfigInvalid, UserError, RetryableError: see `run`.
@@ -350,7 +350,7 @@ class Experiment(StartedExperiment):
     def _launch(
         self, run_mode: RunMode, start: Callable[[ParentDeathPipe | None], KnownExperiment]
     ) -> KnownExperiment:
-        """Start a process that, except with `RunMode.Detach`, ends with this one."""
+        """Start a manager or a view. Except with `RunMode.Detach`, it ends when this process ends."""
         pipe = None if run_mode is RunMode.Detach else ParentDeathPipe()
         try:
             known = start(pipe)

@@ -190,7 +190,7 @@ class StartedExperiment:
 
 
 def known_by_id(experiment_id: str) -> KnownExperiment:
-    """The experiment of this exact id. A prefix is refused: a program that requests digits1 does not mean digits10.
+    """The experiment of this exact id. Prefixes are refused, because a program may request digits1 while digits10 exists.
 
     Raises:
         UserError: the experiment does not exist.

@@ -25,7 +25,7 @@ KEEPALIVE_INTERVAL_S = 15.0
 """Interval of keep-alive comments to followers without changes."""
 # Each follower uses one of 200 connections. A person usually has one or two visible pages.
 MAX_FOLLOWERS = 50
-# Encoding a row takes 15 µs; the loop yields to other tasks after this many.
+# Encoding a row takes 15 µs; the event loop yields to other tasks after this many rows.
 _ROWS_AT_ONCE = 500
 _CURSOR = re.compile(r"([^.]*)\.([0-9]{1,15})\.([0-9]{1,15})")
 

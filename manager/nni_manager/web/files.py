@@ -73,7 +73,7 @@ class Files:
         return digest.hexdigest()[:16]
 
     def answer(self, path: str, headers: Headers) -> Response:
-        """The response with an existing file, or 304 if the browser's copy is current."""
+        """The response with a file that must exist, or 304 if the browser's copy is current."""
         name, edition = _without_edition(path)
         file = self._read(self._paths[name])
         # A page of an earlier version may still request its own edition.
@@ -101,7 +101,7 @@ def _without_edition(path: str) -> tuple[str, str]:
 
 
 def _chart_library() -> Path | None:
-    """The JavaScript file in the plotly package, found without its slow import (1 s); None if it is not installed."""
+    """The JavaScript file of the plotly package, or None without the package. Does not import it, which takes 1 s."""
     spec = importlib.util.find_spec("plotly")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         if (path := Path(folder) / "package_data" / "plotly.min.js").is_file():
