@@ -45,8 +45,8 @@ _OTHER_PORTS = "choose another pair of ports with --port N (keepers use N + 1), 
 # objects that belong to no cycle. With the defaults, Python scanned them, and all modules, many times a second, and a report
 # waited 50 ms.
 _COLLECTION = (10_000, 10, 10)
-# How long a thread waits before it demands Python's lock. Storing a report takes some six statements. After each, the store's
-# thread may wait for the event loop's thread, which reads a flood: with the default of 5 ms that took 30 ms.
+# Time after which a waiting thread requests Python's lock. Storing a report takes about six statements. After each, the store's
+# thread may wait for the event loop's thread, which reads many messages: with the default of 5 ms that took 30 ms.
 _SWITCH_S = 0.0005
 # NNI's names of log levels that Python names differently.
 _LEVELS = {"trace": logging.DEBUG, "fatal": logging.CRITICAL}
@@ -56,19 +56,19 @@ def main() -> int:
     """Own one experiment until it is stopped; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m nni_manager", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="the experiment's folder")
-    parser.add_argument("--host", default="127.0.0.1", help="where the HTTP API listens")
+    parser.add_argument("--host", default="127.0.0.1", help="the listen address of the HTTP API")
     parser.add_argument(
-        "--port", type=int, required=True, help="of the HTTP API; keepers connect to the next one"
+        "--port", type=int, required=True, help="the port of the HTTP API; keepers use the next port"
     )
-    parser.add_argument("--debug", action="store_true", help="log more")
+    parser.add_argument("--debug", action="store_true", help="write a verbose log")
     parser.add_argument(
-        "--view", action="store_true", help="only show what is stored, beside a manager or without one"
+        "--view", action="store_true", help="serve the stored data read-only, even while a manager runs"
     )
     parser.add_argument(
         "--parent_death_pipe",
         type=int,
         metavar="FD",
-        help="a pipe that this process inherits; once its other end is closed, stop the experiment, or end the view",
+        help="an inherited pipe; when its other end is closed, stop the experiment or end the view",
     )
     arguments = parser.parse_args()
     parent_death_pipe: int | None = arguments.parent_death_pipe
@@ -102,11 +102,11 @@ def main() -> int:
 
 
 async def _view(folder: ExperimentFolder, host: str, port: int, parent_death_pipe: int | None) -> None:
-    """Serve the stored experiment, read-only, until this process is asked to end."""
+    """Serve the stored experiment, read-only, until a signal or the end of the parent process."""
     loop, must_end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, must_end.set)
-    _call_when_cut(loop, parent_death_pipe, must_end.set)
+    _call_on_eof(loop, parent_death_pipe, must_end.set)
     listener = listen(host, port, _OTHER_PORT)
     certificate = None if is_loopback(host) else folder.certificate(_names_here(host))
     path, sha256 = (None, None) if certificate is None else (certificate.path, certificate.sha256)
@@ -133,10 +133,10 @@ class _Manager:
     port: int
     parent_death_pipe: int | None
     must_end: asyncio.Event = field(default_factory=asyncio.Event)
-    end_asked: asyncio.Event = field(default_factory=asyncio.Event)
+    end_requested: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self, lease: Lease) -> int:
-        """Serve until the experiment, or this process, is asked to end.
+        """Serve until a signal, a failure, or a requested end of the experiment; return the exit code.
 
         Raises:
             LeaseLost: another manager owns the experiment now.
@@ -170,7 +170,7 @@ class _Manager:
             engine.stored.secret, self.folder.experiment_id, self.folder.ended_sessions
         )
         web = HttpServer(
-            ManagerApi(engine, self.host, self.port, session_auth, self.end_asked.set).app(),
+            ManagerApi(engine, self.host, self.port, session_auth, self.end_requested.set).app(),
             None if for_people is None else for_people.path,
         )
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -203,23 +203,26 @@ class _Manager:
                 __version__,
                 self.port,
             )
-            _call_when_cut(loop, self.parent_death_pipe, partial(self._stop, engine))
-            gc.freeze()  # the objects so far exist until the end
+            _call_on_eof(loop, self.parent_death_pipe, partial(self._stop, engine))
+            gc.freeze()  # the objects created so far live as long as the process
             await self._until_end(engine)
             web.should_exit = True
             await serving
         finally:
             await engine.close()
             await server.stop()
-        log.info("experiment %s: the manager ends", self.folder.experiment_id)
+        log.info("experiment %s: the manager exits", self.folder.experiment_id)
         if engine.lease_lost is not None:
             raise engine.lease_lost
         return 1 if engine.failed.is_set() else 0
 
     def _stop(self, engine: Engine) -> None:
-        log.info("experiment %s: stops, as the program that wanted it has ended", self.folder.experiment_id)
+        log.info(
+            "experiment %s: stopping, because the program that started it has ended",
+            self.folder.experiment_id,
+        )
         engine.stop()
-        self.end_asked.set()
+        self.end_requested.set()
 
     async def _until_end(self, engine: Engine) -> None:
         """Return on a signal, on a failure, or when the experiment is terminal and its end was requested.
@@ -233,24 +236,24 @@ class _Manager:
             future.cancel()
 
     async def _until_over(self, engine: Engine) -> None:
-        await self.end_asked.wait()
+        await self.end_requested.wait()
         await engine.until_stopped()
         if engine.jobs.leftovers:
             await asyncio.sleep(_LEFTOVERS_READ_S)
 
 
-def _call_when_cut(
+def _call_on_eof(
     loop: asyncio.AbstractEventLoop, parent_death_pipe: int | None, call: Callable[[], None]
 ) -> None:
     """Call `call` once the other end of the pipe is closed. The pipe is never written to."""
     if parent_death_pipe is None:
         return
 
-    def note_cut() -> None:
+    def on_eof() -> None:
         loop.remove_reader(parent_death_pipe)
         call()
 
-    loop.add_reader(parent_death_pipe, note_cut)
+    loop.add_reader(parent_death_pipe, on_eof)
 
 
 def _names_here(*addresses: str) -> set[str]:

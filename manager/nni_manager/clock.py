@@ -8,6 +8,6 @@ _OFFSET_S = time.time() - time.monotonic()
 def monotonic_epoch_s() -> float:
     """Seconds since the epoch: the wall clock at the start of this process, plus the monotonic time since.
 
-    Setting the clock does not change it. A corrected clock takes effect in the next process.
+    Setting the wall clock does not change the result in this process. The next process uses the corrected clock.
     """
     return _OFFSET_S + time.monotonic()

@@ -10,22 +10,22 @@ import inspect
 
 
 class NniManagerError(Exception):
-    """cannot go on; see the manager's log for what happened before"""
+    """cannot continue; see the manager's log for the cause"""
 
     def __init__(self, message: str | None = None) -> None:
         super().__init__(message or inspect.cleandoc(type(self).__doc__ or NniManagerError.__doc__ or ""))
 
 
 class UserError(NniManagerError):
-    """cannot do what was asked; change the request, repeating it will not help"""
+    """cannot carry out the request; change the request, because a repetition fails too"""
 
 
 class RetryableError(NniManagerError):
-    """cannot reach something just now; wait and try again"""
+    """cannot reach a service or a storage now; wait and try again"""
 
 
 class InternalError(NniManagerError):
-    """cannot happen, and did: this is a bug of trial-keeper; please report it with the manager's log"""
+    """cannot continue because of a bug of trial-keeper; please report it with the manager's log"""
 
 
 CANNOT_LISTEN = "cannot listen"

@@ -25,7 +25,7 @@ from nni_manager.errors import CANNOT_LISTEN, UserError
 
 # Any other host name on loopback means that a web page directed the browser here (DNS rebinding).
 OWN_NAMES = ("localhost", "127.0.0.1", "[::1]")
-# nnictl and a few browsers need a handful; the other descriptors of the process are for trials.
+# nnictl and a few browsers need few connections; the other descriptors of the process are for trials.
 MAX_CONNECTIONS = 200
 # The request line with its query, and all headers.
 MAX_HEAD_BYTES = 16 * 1024
@@ -71,14 +71,14 @@ def listen(host: str, port: int, remedy: str) -> socket.socket:
 
 
 def mark_authenticated(scope: Scope) -> None:
-    """Mark the request's connection as authenticated: it is never evicted."""
+    """Mark the request's connection as authenticated. An authenticated connection is never evicted."""
     connection = scope.get("state", {}).get(_CONNECTION)
     if connection is not None:  # None: another server runs the application
         connection.is_authenticated = True
 
 
 def mark_streaming(scope: Scope) -> None:
-    """Mark the response as endless: a server that shuts down does not wait for it."""
+    """Mark the response as endless. A server that shuts down does not wait for endless responses."""
     connection = scope.get("state", {}).get(_CONNECTION)
     if connection is not None:  # as above
         connection.is_streaming = True
@@ -87,8 +87,8 @@ def mark_streaming(scope: Scope) -> None:
 class _Connection(H11Protocol):
     """One accepted client. Without `tls` it uses plain HTTP.
 
-    It is disconnected if its request takes too long to arrive. It is also disconnected if it is the oldest unauthenticated
-    connection and the limit is exceeded.
+    The client is disconnected if its request takes too long to arrive. At the connection limit, the oldest unauthenticated
+    client is disconnected.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -155,7 +155,7 @@ class _Connection(H11Protocol):
             self._disconnect()
 
     def _disconnect(self) -> None:
-        # Remove it now, not in connection_lost: new clients need the capacity.
+        # Remove the connection now, not in connection_lost: new clients need the capacity.
         self.connections.discard(self)
         self._cancel_deadline()
         self._accepted.abort()
@@ -215,9 +215,9 @@ class HttpServer(uvicorn.Server):
 
 
 class LingeringCloseMiddleware:
-    """Answers a client that is still sending at once, reads on for a limited time, and closes the connection.
+    """Sends the response while the client still sends, discards the rest for a limited time, and closes the connection.
 
-    Without it the server would read the whole request body.
+    Without this middleware the server would read the whole request body.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -230,7 +230,7 @@ class LingeringCloseMiddleware:
             return
         names = {name for name, _ in scope["headers"]}
         was_read = names.isdisjoint({b"content-length", b"transfer-encoding"})
-        # A client that waits for `100 Continue` has not received it, and sends no body.
+        # A client that waits for `100 Continue` sends no body before that response.
         waits = b"expect" in names
 
         async def noticing() -> Message:

@@ -1,7 +1,7 @@
-"""Ends the processes that a job has left on this machine, where no container ends with them.
+"""Ends the processes that a job has left on this machine, where no container ends them.
 
-The guard of a killed keeper stores the sessions of the trial, so it gets time to end them. Processes that it does not end,
-or that remain because the guard was killed, too, are found by environment, by ancestry, and by the session of a found process.
+The guard of a killed keeper stores the sessions of the trial, so the guard gets time to end them. Remaining processes are found
+by environment, by ancestry, and by the session of a found process.
 """
 
 import logging
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 Predicate = Callable[[dict[str, str]], bool]
 """A test of a process's environment."""
 
-# A guard needs milliseconds. One that is frozen, or waits for a process that hangs in the kernel, is no longer needed.
+# A guard needs milliseconds. After this time it is frozen, or waits for a process that hangs in the kernel, and is killed.
 _MAX_GUARD_S = 5.0
 _SCAN_INTERVAL_S = 0.5
 
@@ -31,7 +31,7 @@ _SCAN_INTERVAL_S = 0.5
 def reap_orphans(is_leftover: Predicate, is_guard: Predicate = lambda _: False) -> None:
     """Kill these processes and their descendants, and wait until they and their guards have ended.
 
-    `is_guard`: a process of a keeper that has ended. It is killed only if it takes long. Processes that cannot be ended, because
+    `is_guard`: a guard of a keeper that has ended; it is killed only if it takes long. Processes that cannot be ended, because
     they belong to another user or hang in the kernel, are logged.
     """
     began_s = time.monotonic()

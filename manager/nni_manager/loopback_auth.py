@@ -23,7 +23,7 @@ class VerifiedConnection(http.client.HTTPConnection):
 
 def verify_connections(session: requests.Session) -> None:
     """Prevent a session from sending HTTP to a port of this machine that belongs to another user."""
-    # Imported here: it costs 100 ms, and only callers with a session need it.
+    # Imported here: the import takes 100 ms, and only callers with a session need it.
     from requests.adapters import HTTPAdapter
     from urllib3.connection import HTTPConnection
     from urllib3.connectionpool import HTTPConnectionPool

@@ -1,4 +1,4 @@
-"""Import aliases in our interpreters for code that was written for NNI.
+"""Installs import aliases in our interpreters for code that was written for NNI.
 
 `import nni` imports our SDK unless the real package is installed, and `nni.experiment` our Python Experiment API. We install
 no package of that name, because it would conflict with the real one. Only the standard library and nni_sdk are imported here.
@@ -14,7 +14,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _OF_SDK = {"tuner": "tuner", "assessor": "assessor", "utils": "utils", "recoverable": "tuner"}
-# Each module by its full name: one found through our package's path would be loaded twice, with separate classes.
+# Each module by its full name: a module found through our package's path would be loaded twice, with separate classes.
 _OF_MANAGER = {
     f"nni.experiment{each}": f"nni_manager.experiment{each}"
     for each in ("", ".config", ".data", ".experiment")
@@ -40,7 +40,7 @@ def install_import_aliases(*, experiment_is_ours: bool = False) -> None:
 
 
 class _Finder(MetaPathFinder):
-    """Finds modules that are imported only on demand: they cost a second, and most code that imports `nni` never uses them."""
+    """Finds modules that are imported only on demand: their import takes a second, and most code does not need them."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

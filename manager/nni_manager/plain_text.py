@@ -4,7 +4,7 @@
 def escaped(text: str) -> str:
     """The text with control and invisible characters as escapes: a carriage return is `\\r`.
 
-    Escaped are control characters, line ends, and invisible characters such as those that change the writing direction.
+    Control characters, line ends, and invisible characters such as marks of the writing direction are escaped.
     """
     if text.isprintable():
         return text

@@ -57,7 +57,7 @@ def test_an_experiment_runs_a_job_per_trial_which_sees_the_storage_at_its_mount(
 def test_a_task_that_no_machine_has_room_for_is_refused_before_anything_is_made(home, nnictl):
     done = nnictl("create", "--config", "config.yml", "--port", "auto", replace={"gpuNum: 0": "gpuNum: 99"})
     assert done.returncode == 1
-    assert "asks for 99 GPUs, 1 CPUs, 256 MB of memory, and no node has that much" in done.stderr
+    assert "requires 99 GPUs, 1 CPUs, 256 MB of memory, and no node is that large" in done.stderr
     assert "(the most that a node has: 0 GPUs, 16 CPUs, 100000 MB of memory)" in done.stderr
     assert not (home / "experiments").exists()
 

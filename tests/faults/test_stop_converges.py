@@ -165,7 +165,9 @@ def test_what_a_full_disk_does_not_record_is_stopped_all_the_same_and_nothing_is
     # The workspace is on another disk, as with a cluster.
     experiment = an_experiment(logDir=str(disk.path / "experiments"), **options)
     disk.fill()
-    with pytest.raises(StopNotRecorded, match=r"nothing of it runs any more.*disk is full.*nnictl resume"):
+    with pytest.raises(
+        StopNotRecorded, match=r"all of its processes have ended.*disk is full.*nnictl resume"
+    ):
         stopped_within(experiment)
     assert_nothing_runs(tmp_path)
     disk.empty()

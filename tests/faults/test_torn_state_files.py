@@ -268,7 +268,7 @@ def test_a_resume_on_a_full_disk_names_the_disk_and_the_remedy_and_goes_on_when_
         manager_process.start_manager(experiment.folder, [free_port_pair()], debug=False)
     assert str(refused.value) == (
         f"cannot start the manager of experiment TESTEXPT: cannot write in {experiment.folder.path}: "
-        "No space left on device; free some space there, then try again: nothing stored is lost"
+        "No space left on device; free some space there, then try again: no stored data is lost"
     )
     assert not processes_in(experiment.folder)
     (small_disk / "filler").unlink()

@@ -173,7 +173,7 @@ def test_changes_are_packed_for_who_takes_it(served):
 @pytest.mark.parametrize("encoding", ["identity", "gzip"])
 def test_who_follows_is_told_of_what_changes_and_when_nothing_does(served, monkeypatch, encoding):
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.05)
-    monkeypatch.setattr(change_feed, "STILL_THERE_S", 0.2)
+    monkeypatch.setattr(change_feed, "KEEPALIVE_INTERVAL_S", 0.2)
     with contextlib.closing(
         served.ask("GET", "/events", headers={"Accept-Encoding": encoding}, stream=True)
     ) as response:
@@ -209,7 +209,7 @@ def test_no_more_follow_than_there_is_room_for(served, monkeypatch):
             next(following[-1])
         refused = served.ask("GET", "/events")
         assert refused.status_code == 503
-        assert refused.json()["error"].endswith("; ask for changes")
+        assert refused.json()["error"].endswith("; poll /changes")
         assert served.get("/changes")["summary"]["id"] == "TESTEXPT"
     deadline_s = time.monotonic() + 30
     while True:  # those who left make room

@@ -227,7 +227,7 @@ def test_nnictl_speaks_https_to_the_owner_of_the_certificate_and_to_nobody_else(
     with session_with(process) as session:
         assert session.get(f"https://127.0.0.1:{server.port}/", timeout=20).text == "done"
     wrong = ManagerProcess(1, "0.0.0.0", server.port, "0.6.0", TOKEN, other.sha256)
-    with pytest.raises(ManagerUnresponsive, match="what answers there does not have its certificate"):
+    with pytest.raises(ManagerUnresponsive, match="the server there has another certificate"):
         ManagerClient("TESTEXPT", wrong).get("/summary")
     with pytest.raises(requests.ConnectionError):
         server.ask()  # HTTP

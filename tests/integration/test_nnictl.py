@@ -240,10 +240,10 @@ def test_trials_of_a_dead_manager_whose_database_is_torn_can_be_stopped(place, n
     done = nnictl("stop", experiment_id)
     assert done.returncode == 1
     assert f"cannot record that experiment {experiment_id} was stopped" in done.stderr
-    assert "; ended " in done.stderr
+    assert "; killed " in done.stderr
     assert not left_in(place)
     done = nnictl("stop", experiment_id)
-    assert "nothing of it runs on this machine" in done.stderr
+    assert "none of its trials runs on this machine" in done.stderr
     assert nnictl("experiment", "delete", experiment_id, "--force", "--yes").returncode == 0
 
 

@@ -295,7 +295,7 @@ extras:
         (
             "confignfs-data\n",
             "none\n",
-            "there is no storage 'none' that ada may use; correct it in config.yml (known: conf",
+            "there is no storage 'none' that ada may use; correct the name in config.yml (known: conf",
         ),
         (
             "  image: a",
@@ -305,13 +305,13 @@ extras:
         (
             "  image: a",
             "  virtualCluster: other\n  image: a",
-            "there is no virtual cluster 'other' that ada may use; correct it in config.yml (known: default)",
+            "there is no virtual cluster 'other' that ada may use; correct the name in config.yml (known: default)",
         ),
         (
             "gpuNum: 0",
             "gpuNum: 99",
-            "a task of role taskrole asks for 99 GPUs, 1 CPUs, 512 MB of memory, and no node has that much (the most that "
-            "a node has: 4 GPUs); ask for less in config.yml",
+            "a task of role taskrole requires 99 GPUs, 1 CPUs, 512 MB of memory, and no node is that large (maximum "
+            "of a node: 4 GPUs); require less in config.yml",
         ),
         (
             "userName: ada",

@@ -86,7 +86,7 @@ def test_a_session_makes_no_links_and_so_no_other_sessions(served, browser):
     refused = browser.ask("POST", f"{ROOT}/entrance")
     assert (refused.status_code, refused.json()["error"]) == (
         403,
-        "cannot do this for a web page; use nnictl",
+        "cannot accept this request from a web page; use nnictl",
     )
     made = served.ask("POST", "/entrance")
     assert made.json().keys() == {"code", "expiresInS"}
@@ -150,7 +150,7 @@ def test_another_page_does_nothing_with_a_session(served, browser, headers):
         refused = browser.ask(verb, f"{ROOT}/{path}", headers=headers)
         assert (refused.status_code, refused.json()["error"]) == (
             403,
-            "cannot do this for another web page; use nnictl",
+            "cannot accept a request from another web page; use nnictl",
         )
 
 

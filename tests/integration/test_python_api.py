@@ -168,7 +168,7 @@ def test_an_experiment_is_changed_connected_to_resumed_and_viewed(place, capsys)
     assert resumed.has_checkpoint()
     assert resumed.run_or_resume("auto") is True  # the manager takes the place of the view
     nobodys = free_port_pair()
-    with pytest.raises(UserError, match=f"connect to port {nobodys}: no experiment of yours is there"):
+    with pytest.raises(UserError, match=f"connect to port {nobodys}: none of your experiments uses it"):
         Experiment.connect(nobodys)
     resumed.stop()
     viewed.stop()
@@ -217,7 +217,7 @@ def test_ctrl_c_stops_the_experiment_and_the_program_goes_on(place, started):
     script.send_signal(signal.SIGINT)
     out, err = script.communicate(timeout=60)
     assert (script.returncode, out.splitlines()[-1]) == (0, "run is None STOPPED"), err
-    assert err == f"WARNING: Ctrl-C: experiment {known()[0].experiment_id} is stopped\n"
+    assert err == f"WARNING: Ctrl-C: stopping experiment {known()[0].experiment_id}\n"
     assert left_in(place) == []
 
 
@@ -253,7 +253,7 @@ def test_kill_9_stops_the_experiment_and_not_a_detached_one(place, started):
         return tied.manager is None and tied.stored.status()["status"] == "STOPPED" and tied
 
     tied = wait_until(tied_has_ended, "the manager has stopped the experiment by itself")
-    assert "stops, as the program that wanted it has ended" in tied.folder.manager_log.read_text()
+    assert "stopping, because the program that started it has ended" in tied.folder.manager_log.read_text()
     (port,) = [each.manager.port for each in known() if each.manager is not None]
     with Experiment.connect(port) as detached:
         assert detached.get_status() == "RUNNING"

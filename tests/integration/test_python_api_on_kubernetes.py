@@ -102,7 +102,7 @@ def test_the_code_of_nnis_page_runs_as_it_is_printed(place):
             ("cpuNumber", "cpu_number"),
             ("memorySize", "memory_size"),
         ):
-            assert len(re.findall(f"{camel} .* is taken as {snake}", done.stderr)) == 1
+            assert len(re.findall(f"{camel} .* is read as {snake}", done.stderr)) == 1
         assert "docker_image is not set: NNI's default is used" in done.stderr
         kinds = (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS)
         wait_until(lambda: not any(cluster.store.list(kind) for kind in kinds), "nothing is left", 20)

@@ -16,7 +16,7 @@ test("where no stream gets through the page goes on by polling", () => {
 
 test("every state leads to states there are, and what cannot happen is a bug", () => {
   for (const leads of Object.values(NEXT)) for (const to of Object.values(leads)) assert.ok(to in NEXT);
-  assert.throws(() => next("locked", "stream opened"), /cannot happen while locked/);
+  assert.throws(() => next("locked", "stream opened"), /cannot occur in state locked/);
 });
 
 test("events are whole however they are cut", () => {

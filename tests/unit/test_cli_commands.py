@@ -182,7 +182,7 @@ def test_an_experiment_is_meant_by_its_id_by_its_beginning_or_as_the_only_one_th
     ("given", "says"),
     [
         (None, "cannot choose among 2 running experiments; name one of abc11111 (port 9000), abd22222 (port 9002)"),
-        ("ab", "cannot tell which experiment 'ab' is; write more of one of abc11111 (port 9000), abd22222 (port 9002)"),
+        ("ab", "cannot use experiment id 'ab': several ids start with it; write more of one of abc11111 (port 9000), abd"),
         ("abc11112", "cannot find experiment 'abc11112'; did you mean abc11111? "),
         ("", "cannot find experiment ''; "),
     ],
@@ -417,7 +417,9 @@ def test_a_trial_is_meant_by_its_id_or_by_the_beginning_of_it(nnictl, an_experim
     ]
     code, out, err = nnictl("trial", "show", "abc", "-T", "aB3")
     assert (code, out) == (1, "")
-    assert err.startswith("ERROR: cannot tell which trial 'aB3' is; write more of one of aB3dE, aB3xx, ")
+    assert err.startswith(
+        "ERROR: cannot use trial id 'aB3': several ids start with it, such as aB3dE, aB3xx; "
+    )
     assert nnictl("log", "trial", "abc", "-T", "b")[2].startswith(
         "ERROR: cannot find trial 'b' in experiment "
     )

@@ -57,10 +57,10 @@ def test_a_command_that_bash_may_be_able_to_run_is_left_to_it(with_command, comm
 @pytest.mark.parametrize(
     ("command", "says"),
     [
-        ("pyhton3 train.py", "cannot find the command 'pyhton3' of trial.command in config.yml: it is no program on PATH, "
-         "and bash knows no such builtin; did you mean python3"),
+        ("pyhton3 train.py", "cannot find the command 'pyhton3' of trial.command in config.yml: it is neither a "
+         "program on PATH nor a builtin of bash; did you mean python3"),
         ("zzqqxxyy", "cannot find the command 'zzqqxxyy' of trial.command in config.yml: "),
-        ("./absent.sh", "cannot find the command './absent.sh' of trial.command in config.yml: there is no "),
+        ("./absent.sh", "cannot find the command './absent.sh' of trial.command in config.yml: /"),
         ("./plain.sh 1", "cannot run the command './plain.sh' of trial.command in config.yml: "),
     ],
 )  # fmt: skip
@@ -98,11 +98,11 @@ def test_automatic_ports_are_free_pairs_that_do_not_overlap():
 @pytest.mark.parametrize("check", [lambda host: check_ports(8080, host), lambda host: next(free_ports(host))])
 @pytest.mark.parametrize(
     ("host", "says"),
-    [("", "cannot use --host '': it names no address; "), (" ", "cannot use --host ' ': it names no address; "),
+    [("", "cannot use --host '': the address is empty; "), (" ", "cannot use --host ' ': the address is empty; "),
      ("ü..b", "cannot use --host ü..b: "), ("192.0.2.7", "cannot use --host 192.0.2.7: ")],
 )  # fmt: skip
 def test_a_host_that_is_no_address_of_this_machine_is_refused(check, host, says):
     with pytest.raises(UserError) as caught:
         check(host)
     assert str(caught.value).startswith(says)
-    assert str(caught.value).endswith("; write an address of this machine, or 0.0.0.0 for all it has")
+    assert str(caught.value).endswith("; write an address of this machine, or 0.0.0.0 for all of them")

@@ -88,7 +88,7 @@ def test_a_storage_that_does_not_answer_holds_up_nobody(played, monkeypatch):
             hanging = await client.get("/trial-jobs/t0/attempts")
             assert hanging.status_code == 503
             assert hanging.json()["error"] == (
-                "cannot read what the trial wrote: no answer within 0 s; check the shared storage, or try again"
+                "cannot read the files of the trial: no answer within 0 s; check the shared storage, or try again"
             )
             assert (await client.get("/summary")).status_code == 200
             there.set()

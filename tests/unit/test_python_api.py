@@ -65,10 +65,11 @@ def test_every_name_of_nnis_is_there_and_documented():
 
 def test_names_that_have_nothing_behind_them_are_answered():
     with pytest.raises(
-        UnsupportedName, match="cannot import RemoteConfig: an experiment runs on local, openpai"
+        UnsupportedName,
+        match="cannot import RemoteConfig: this platform is not supported; use local, openpai",
     ):
         from nni_manager.experiment import RemoteConfig  # noqa: F401
-    with pytest.warns(UserWarning, match="KubeflowRowConfig is taken as KubeflowRoleConfig"):
+    with pytest.warns(UserWarning, match="KubeflowRowConfig is read as KubeflowRoleConfig"):
         from nni_manager.experiment import KubeflowRowConfig
     assert KubeflowRowConfig is KubeflowRoleConfig
     with pytest.raises(AttributeError, match=r"from nni_manager\.experiment import Experiment"):
@@ -82,22 +83,22 @@ def test_names_that_have_nothing_behind_them_are_answered():
     [
         (
             lambda: Experiment("local").get_status(),
-            "cannot ask an experiment that has not been started; call start",
+            "cannot query an experiment that has not been started; call start",
         ),
         (
             lambda: Experiment().start(),
             "cannot start an experiment without a configuration; write Experiment",
         ),
         (lambda: Experiment(id="x/../y"), "as the id of an experiment"),
-        (lambda: Experiment({"platform": "local"}), "cannot make an experiment of dict; write a platform"),
-        (lambda: Experiment("local").resume(), "cannot tell which experiment is meant; write its id"),
+        (lambda: Experiment({"platform": "local"}), "cannot create an experiment from dict; pass a platform"),
+        (lambda: Experiment("local").resume(), "cannot find an experiment without its id; pass the id"),
         (lambda: Experiment.resume("nope"), "cannot find experiment 'nope'"),
         (lambda: Experiment.resume(None), "cannot use None as the id of an experiment"),
         (lambda: Experiment.view(5), "cannot use 5 as the id of an experiment"),
         (lambda: Experiment("local", 5), "cannot use 5 as the id of an experiment"),
         (
             lambda: setattr(Experiment("local"), "config", "local"),
-            "cannot make an experiment of str; write an Ex",
+            "cannot create an experiment from str; pass an Ex",
         ),
         (
             lambda: setattr(Experiment("local"), "trial_command", "python3 train.py"),
@@ -109,7 +110,7 @@ def test_names_that_have_nothing_behind_them_are_answered():
         ),
         (lambda: Experiment.view("nope"), "cannot find experiment 'nope'"),
         (lambda: Experiment(id="nope").list_trial_jobs(), "cannot find experiment 'nope'"),
-        (lambda: Experiment.connect(1), "cannot connect to port 1: no experiment of yours is there"),
+        (lambda: Experiment.connect(1), "cannot connect to port 1: none of your experiments uses it"),
     ],
 )
 def test_what_cannot_be_asked_is_told_with_the_way_out(ask, said, tmp_path, monkeypatch):
@@ -152,7 +153,7 @@ def test_an_id_that_an_experiment_has_is_not_given_to_another_in_another_folder(
         tuner={"name": "Random"},
         experiment_working_directory="second",
     )
-    with pytest.raises(UserError, match=f"there is one in {first.path}; choose another id, or resume that"):
+    with pytest.raises(UserError, match=f"{first.path} has this id; choose another id, or resume it"):
         Experiment(config, id="digits1").start("auto")
     assert Registry.of_user().all() == [first]
     assert not (tmp_path / "second").exists()
@@ -168,12 +169,12 @@ def test_what_is_wrong_with_the_command_or_the_port_is_told_in_words_of_python(t
     experiment.config.search_space = {"x": {"_type": "uniform", "_value": [0, 1]}}
     experiment.config.trial_command = "pyton3 train.py"
     with pytest.raises(
-        UserError, match="cannot find the command 'pyton3' of trial_command: it is no program"
+        UserError, match="cannot find the command 'pyton3' of trial_command: it is neither a program"
     ):
         experiment.start("auto")
     experiment.config.trial_command = "python3 train.py"
     for port in (0, 65536, "8080", True):
-        with pytest.raises(UserError, match='it is no number from 1 to 65534; write one, or port="auto"'):
+        with pytest.raises(UserError, match='it is not a number from 1 to 65534; pass one, or port="auto"'):
             experiment.start(port)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -271,7 +272,7 @@ def test_results_as_a_frame_have_a_column_for_each_parameter():
 
 def test_without_pandas_a_frame_is_refused_with_the_way_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(PandasMissing, match="run `pip install pandas`, or take the records as they are"):
+    with pytest.raises(PandasMissing, match="run `pip install pandas`, or omit as_frame to get records"):
         frame_of(RESULTS)
 
 

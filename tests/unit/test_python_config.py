@@ -276,7 +276,7 @@ def test_without_a_name_it_is_called_as_the_program_is(monkeypatch):
 def test_fields_may_be_written_as_in_files_with_a_hint():
     role = FrameworkControllerRoleConfig()
     with pytest.warns(
-        AliasHint, match="gpuNumber of FrameworkControllerRoleConfig is taken as gpu_number"
+        AliasHint, match="gpuNumber of FrameworkControllerRoleConfig is read as gpu_number"
     ) as told:
         role.gpuNumber = 1
     assert told[0].filename == __file__
@@ -292,7 +292,7 @@ def test_fields_may_be_written_as_in_files_with_a_hint():
 @pytest.mark.parametrize(
     ("write", "said"),
     [
-        (lambda: setattr(ExperimentConfig("local"), "trial_comand", "x"), "there is no such field; did you mean trial_command?"),
+        (lambda: setattr(ExperimentConfig("local"), "trial_comand", "x"), "does not exist; did you mean trial_command?"),
         (lambda: ExperimentConfig("local", max_trials=3), "cannot set max_trials of ExperimentConfig"),
         (lambda: setattr(ExperimentConfig("kubeflow"), "operator", "x"),
          "it is a field of training_service; set training_service.operator"),

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class KnownExperiment:
-    """One experiment, and the manager that owned it when it was looked up; None: no manager.
+    """An experiment, with the manager and the view that served it when this object was created; None: none.
 
-    `problem`: the problem of its folder, for people; empty: none. `view`: the process that served a view of it then.
+    `problem`: an error message about the experiment's folder; empty: none.
     """
 
     folder: ExperimentFolder
@@ -40,7 +40,7 @@ class KnownExperiment:
 
     @property
     def is_served(self) -> bool:
-        """True if a manager, a view, or both run for it."""
+        """True if a manager or a view of the experiment runs."""
         return self.manager is not None or self.view is not None
 
     @property
@@ -49,7 +49,7 @@ class KnownExperiment:
         return self.folder.experiment_id
 
     def running_process(self) -> ManagerProcess | None:
-        """The manager that owns it now; None if none does."""
+        """The manager that owns the experiment now; None if no manager does."""
         now = known_experiment(self.folder)
         return None if now is None else now.manager
 
@@ -73,7 +73,7 @@ class KnownExperiment:
         return (self.client() or self.stored).get(path, *names)
 
     def trial_list(self) -> Sequence[dict[str, Any]]:
-        """The list columns of all trials: from the store or, if it is unreadable, from the manager."""
+        """The list columns of all trials, from the store; from the manager if the store is unreadable."""
         return self.get("/trial-jobs") if self.problem else self.stored.trial_list()
 
     def trial_id(self, given: str) -> str:
@@ -88,8 +88,8 @@ class KnownExperiment:
         found = self.stored.read(lambda reader: reader.trial_ids(given, 2))
         if len(found) > 1:
             raise UserError(
-                f"cannot tell which trial {given!r} is; write more of one of {', '.join(found)}, as "
-                f"`nnictl trial ls {self.experiment_id}` shows them"
+                f"cannot use trial id {given!r}: several ids start with it, such as {', '.join(found)}; write more "
+                f"characters of one; `nnictl trial ls {self.experiment_id}` lists them"
             )
         if not found:
             raise self._unknown(given)
@@ -120,7 +120,7 @@ class KnownExperiment:
         )
 
     def line(self) -> dict[str, Any]:
-        """The fields of a list entry. `managerIsRunning` false with a status like RUNNING: the manager died; resume it."""
+        """The fields of a list entry. A status such as RUNNING with `managerIsRunning` false means that the manager died."""
         known: dict[str, Any] = {"id": self.experiment_id}
         try:
             known |= self.get("/experiment-metadata")
@@ -168,7 +168,7 @@ def _known(
     return KnownExperiment(
         folder,
         manager,
-        f"cannot store anything: {folder.path} was deleted; `nnictl stop {name}` ends its manager",
+        f"cannot store anything: {folder.path} was deleted; end its manager with `nnictl stop {name}`",
     )
 
 
@@ -178,12 +178,12 @@ def _managers_by_folder() -> dict[Path, ManagerProcess]:
 
     found = {}
     for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        options = dict(itertools.pairwise(words))
+        arguments = process.info["cmdline"] or []
+        options = dict(itertools.pairwise(arguments))
         if (
             options.get("-m") == "nni_manager"
             and {"--folder", "--host"} <= options.keys()
-            and "--view" not in words
+            and "--view" not in arguments
             and options.get("--port", "").isdecimal()
         ):
             folder = ExperimentFolder(Path(options["--folder"]))
@@ -226,7 +226,7 @@ def resolve(given: str | None) -> KnownExperiment:
         )
     if len(matching) > 1:
         raise UserError(
-            f"cannot tell which experiment {given!r} is; write more of one of {_listed(matching)}"
+            f"cannot use experiment id {given!r}: several ids start with it; write more of one of {_listed(matching)}"
         )
     if matching[0].problem and matching[0].manager is None:
         raise UserError(matching[0].problem)

@@ -35,7 +35,7 @@ def links_to(experiment_id: str, server: ManagerProcess) -> Links:
 
 
 def print_links(experiment_id: str, server: ManagerProcess) -> None:
-    """Print the links of an experiment's page. An error is only a warning, because the experiment is served anyway."""
+    """Print the login links. An error is reported as a warning, because the experiment is served anyway."""
     try:
         found = links_to(experiment_id, server)
     except (ManagerUnresponsive, ManagerRefusal) as error:

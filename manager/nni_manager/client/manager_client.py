@@ -56,21 +56,21 @@ class ManagerClient:
             ManagerUnresponsive: no answer, or another program answers.
             ManagerRefusal: with the manager's error message.
         """
-        return self._ask("GET", path, names)
+        return self._request("GET", path, names)
 
     def delete(self, path: str, *names: str) -> Any:
         """Send a DELETE request; arguments and errors as for `get`."""
-        return self._ask("DELETE", path, names)
+        return self._request("DELETE", path, names)
 
     def put(self, path: str, document: Any, **query: str) -> Any:
         """Send a PUT request with the document; `path` and errors as for `get`."""
-        return self._ask("PUT", path, (), within_s=_CHANGED_TIMEOUT_S, json=document, params=query)
+        return self._request("PUT", path, (), within_s=_CHANGED_TIMEOUT_S, json=document, params=query)
 
     def post(self, path: str, *names: str, document: Any = None) -> Any:
         """Send a POST request with the document; other arguments and errors as for `get`."""
-        return self._ask("POST", path, names, within_s=_CHANGED_TIMEOUT_S, json=document)
+        return self._request("POST", path, names, within_s=_CHANGED_TIMEOUT_S, json=document)
 
-    def _ask(
+    def _request(
         self,
         verb: str,
         path: str,
@@ -80,7 +80,7 @@ class ManagerClient:
     ) -> Any:
         import requests
 
-        # Quoting does not make these safe: they would address the parent, or the whole collection.
+        # Quoting does not change these names, which would address the parent or the whole collection.
         assert not {"", ".", ".."} & set(names), names
         url = "/".join((self.url + path, *(quote(name, safe="") for name in names)))
         try:
@@ -96,7 +96,7 @@ class ManagerClient:
             return document
         problem = document.get("error") if isinstance(document, dict) else None
         if not problem:
-            raise self._unresponsive(f"what answers there responds with {answer.status_code}")
+            raise self._unresponsive(f"the server there answered with HTTP status {answer.status_code}")
         raise ManagerRefusal(str(problem))
 
     def _connection_error(self, error: requests.RequestException) -> ManagerUnresponsive:
@@ -126,7 +126,7 @@ class ManagerClient:
             # The manager has evicted this connection at its limit, or has just exited.
             return self._unresponsive("the connection was closed before the answer", ConnectionClosed)
         if isinstance(error, requests.exceptions.SSLError):
-            return self._unresponsive("what answers there does not have its certificate")
+            return self._unresponsive("the server there has another certificate")
         why = next(
             (cause.strerror for cause in causes if isinstance(cause, OSError) and cause.strerror), None
         )
@@ -143,7 +143,7 @@ class ManagerClient:
 
 def session_with(process: ManagerProcess) -> requests.Session:
     """An authenticated session that connects to this manager only."""
-    # These imports cost 150 ms, so only callers of a manager pay for them.
+    # Imported here: the imports take 150 ms, and most commands do not call a manager.
     import requests
     from requests.adapters import HTTPAdapter
 
@@ -153,7 +153,7 @@ def session_with(process: ManagerProcess) -> requests.Session:
     # A proxy from the environment cannot reach this machine's loopback, and .netrc holds another token.
     session.trust_env = False
     session.headers["Authorization"] = f"Bearer {process.token}"
-    # For HTTP on loopback: another user may have taken over the port.
+    # Over HTTP on loopback there is no certificate, and another user may have taken over the port.
     verify_connections(session)
     if process.certificate_sha256 is not None:
         adapter = HTTPAdapter()

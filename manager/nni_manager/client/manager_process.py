@@ -70,7 +70,7 @@ def create_experiment(
     for known in (*Registry.of_user().all(), folder):
         if known.experiment_id == experiment_id and known.path.exists():
             raise UserError(
-                f"cannot create experiment {experiment_id}: there is one in {known.path}; choose another id, or resume that one"
+                f"cannot create experiment {experiment_id}: {known.path} has this id; choose another id, or resume it"
             )
     try:
         try:
@@ -88,7 +88,7 @@ def create_experiment(
             Registry.of_user().add(folder)
         except OSError as error:
             raise UserError(
-                f"cannot create {error.filename or folder.path}: {error.strerror}; choose another logDir, or fix its disk"
+                f"cannot create {error.filename or folder.path}: {error.strerror}; choose another logDir, or fix the disk"
             ) from error
         return start_manager(folder, ports, debug, host, is_new=True, parent_death_pipe=parent_death_pipe)
     except BaseException:
@@ -96,13 +96,13 @@ def create_experiment(
         folder.remove()
         Registry.of_user().remove(folder.experiment_id)
         for each in new_folders:
-            with contextlib.suppress(OSError):  # not empty: another process uses it now
+            with contextlib.suppress(OSError):  # not empty: another process uses the folder
                 each.rmdir()
         raise
 
 
 def _with_generated_code(config: ExperimentSpec, folder: ExperimentFolder) -> ExperimentSpec:
-    """Generate the trial code from annotations in the experiment's folder; return the config that points to it."""
+    """Generate the trial code from annotations into the experiment's folder; return a config with that code folder."""
     import dataclasses
 
     from nni_manager.config.annotated_code import CodeNotCopied, read_code, write_copy
@@ -116,7 +116,7 @@ def _with_generated_code(config: ExperimentSpec, folder: ExperimentFolder) -> Ex
         raise ConfigInvalid(code.diagnostics)
     if code.space and code.space != config.search_space_raw:
         raise CodeNotCopied(
-            f"cannot copy codeDir {config.code_dir}: its annotations changed meanwhile; try again once they are as they should be"
+            f"cannot copy codeDir {config.code_dir}: its annotations changed after they were checked; run the command again"
         )
     write_copy(code, folder.generated_code, folder.annotated_code)
     return dataclasses.replace(config, code_dir=folder.generated_code)
@@ -188,7 +188,7 @@ class _Launch:
                 return self._start_on(port)
             except ManagerFailed as error:
                 failure = error
-                # The process that took the port may have released it already.
+                # Another process used the port, and may have released it already.
                 if CANNOT_LISTEN not in str(error) and ports_are_free(port, self.host):
                     raise
         raise failure or ManagerFailed()
@@ -203,7 +203,7 @@ class _Launch:
             if child is not None:
                 self._abort(child)
             if isinstance(error, ManagerFailed) and CANNOT_LISTEN in str(error):
-                # The caller handles a lost port, and its error would look like a later process's fault.
+                # The caller tries another port; without this, the message would look like an error of the next process.
                 os.truncate(self.stderr, stderr_before)
             raise
         _children.append(child)
@@ -211,20 +211,12 @@ class _Launch:
 
     def _spawn(self, port: int) -> subprocess.Popen[bytes]:
         pipe = self.parent_death_pipe
-        tied = () if pipe is None else ("--parent_death_pipe", str(pipe.manager_fd))
+        pipe_option = () if pipe is None else ("--parent_death_pipe", str(pipe.manager_fd))
+        command = [sys.executable, "-m", "nni_manager", "--folder", str(self.folder.path)]
         address = ("--host", self.host, "--port", str(port))
         with self.stdout.open("ab") as stdout, self.stderr.open("ab") as stderr:
             return subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "nni_manager",
-                    "--folder",
-                    str(self.folder.path),
-                    *address,
-                    *self.options,
-                    *tied,
-                ],
+                [*command, *address, *self.options, *pipe_option],
                 # Python imports modules from its working directory, which must not be the user's.
                 cwd=self.folder.path,
                 stdin=subprocess.DEVNULL,
@@ -265,7 +257,7 @@ class _Launch:
                         break
                     time.sleep(_POLL_S)
         finally:
-            # The folder may be removed next, and the process could not be found afterwards.
+            # The caller may remove the folder next; without it the process could not be found.
             for end in (child.terminate, child.kill):
                 if child.poll() is None:
                     end()
@@ -283,10 +275,10 @@ def _why_it_ended(folder: ExperimentFolder, stderr: Path, since: int, exit_code:
     # A manager on a full or read-only disk cannot write its error to stderr.
     if refusal := _refusal_of_disk(folder.path):
         return f"cannot start the manager of experiment {folder.experiment_id}: {refusal}"
-    last = lines[-1] if lines else "it wrote no error"
+    last = lines[-1] if lines else "its stderr is empty"
     return (
         f"cannot start the manager: it ended with exit code {exit_code}: {last}; "
-        "try again with --debug, and report it if that fails too"
+        "try again with --debug, and report the error if it occurs again"
     )
 
 
@@ -300,7 +292,7 @@ def _refusal_of_disk(folder: Path) -> str:
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "free some space there" if full else "make it writable for this user"
-        return f"cannot write in {folder}: {error.strerror}; {remedy}, then try again: nothing stored is lost"
+        return f"cannot write in {folder}: {error.strerror}; {remedy}, then try again: no stored data is lost"
     return ""
 
 

@@ -32,7 +32,7 @@ class ManagerStuck(RetryableError):
 
 
 class StopNotRecorded(RetryableError):
-    """cannot record that the experiment was stopped; nothing of it runs any more"""
+    """cannot record that the experiment was stopped, although its processes have ended; resume it to continue"""
 
 
 def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> None:
@@ -51,21 +51,21 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
     client = ManagerClient(known.experiment_id, process)
     _wake(known, process)
     try:
-        _ask_to_stop(client)
+        _request_stop(client)
     except ManagerUnresponsive as error:
         if not known.running_process():
             return
         leave(known)
         raise ManagerStuck(
-            f"cannot stop the trials of experiment {known.experiment_id}: its manager did not answer and was ended by a signal; "
-            f"trials may continue: `nnictl resume {known.experiment_id}` finds them, and `nnictl stop` then stops them"
+            f"cannot stop the trials of experiment {known.experiment_id}: its manager did not answer and was terminated; "
+            f"trials may still run: `nnictl resume {known.experiment_id}` finds them, and `nnictl stop` then stops them"
         ) from error
     progress = _StopProgress(client, report)
     if not _wait_until_gone(known, MAX_STOP_S, progress.poll):
         leave(known)
         raise ManagerStuck(
             f"cannot stop all trials of experiment {known.experiment_id} within {MAX_STOP_S:.0f} s: "
-            f"its manager was ended by a signal; trials may continue: `nnictl resume {known.experiment_id}` finds them"
+            f"its manager was terminated; trials may still run: `nnictl resume {known.experiment_id}` finds them"
         )
     reap()
     if progress.leftovers:
@@ -74,8 +74,8 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
         Registry.of_user().remove(known.experiment_id)
     elif progress.problem and not _is_recorded(known):
         raise StopNotRecorded(
-            f"cannot record that experiment {known.experiment_id} was stopped, although nothing of it runs any more: "
-            f"{progress.problem}; once that is fixed, `nnictl resume {known.experiment_id}` resumes from what is recorded"
+            f"cannot record that experiment {known.experiment_id} was stopped, although all of its processes have ended: "
+            f"{progress.problem}; fix that problem, then `nnictl resume {known.experiment_id}` continues from the stored data"
         )
 
 
@@ -97,7 +97,7 @@ def _is_recorded(known: KnownExperiment) -> bool:
         return False  # a database on a full disk may be unreadable
 
 
-def _ask_to_stop(client: ManagerClient) -> None:
+def _request_stop(client: ManagerClient) -> None:
     deadline_s = time.monotonic() + _LEFT_TIMEOUT_S
     while True:
         try:
@@ -128,11 +128,15 @@ def leave(known: KnownExperiment) -> None:
             return
         holder = known.folder.lease_holder() or "another process"
         raise ManagerStuck(
-            f"cannot end the manager of experiment {known.experiment_id}: {holder} owns it, "
-            f"and is no process of this machine; `nnictl stop {known.experiment_id}` there ends it"
+            f"cannot end the manager of experiment {known.experiment_id}: {holder} owns it, which does not run on "
+            f"this machine; run `nnictl stop {known.experiment_id}` on that machine"
         )
     _terminate(
-        descriptor, process, known, "manager", "no stored data is lost, and `nnictl resume` continues it"
+        descriptor,
+        process,
+        known,
+        "manager",
+        "no stored data is lost, and `nnictl resume` continues the experiment",
     )
 
 
@@ -145,7 +149,7 @@ def end_view(known: KnownExperiment) -> None:
     if known.view is not None:
         descriptor = _descriptor_of(known.view, known.folder, is_view=True)
         if descriptor is not None:
-            _terminate(descriptor, known.view, known, "view", "it has no data to lose")
+            _terminate(descriptor, known.view, known, "view", "a view stores no data")
 
 
 def _terminate(
@@ -179,8 +183,8 @@ def _descriptor_of(process: ManagerProcess, folder: ExperimentFolder, *, is_view
     except ProcessLookupError:
         return None
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        words = psutil.Process(process.pid).cmdline()
-        if str(folder.path) in words and ("--view" in words) is is_view:
+        arguments = psutil.Process(process.pid).cmdline()
+        if str(folder.path) in arguments and ("--view" in arguments) is is_view:
             return descriptor
     os.close(descriptor)
     return None
@@ -204,7 +208,7 @@ def _wait_until_gone(
 
 
 class _StopProgress:
-    """Polls the progress of a stopping manager. It polls until the end, because an exited manager cannot be asked."""
+    """Polls a stopping manager until its exit. Keeps the last answer, because an exited manager sends none."""
 
     def __init__(self, client: ManagerClient, report: Callable[[str], None]) -> None:
         self.leftovers: list[str] = []
@@ -224,7 +228,7 @@ class _StopProgress:
         try:
             summary = self._client.summary()
         except ManagerUnresponsive:
-            return  # it is about to exit
+            return  # the manager is about to exit
         # Managers of older versions do not report leftovers.
         self.leftovers, self.problem = summary.get("leftovers", []), str(summary["problem"])
         if now_s > self._reports_at_s:
@@ -236,7 +240,7 @@ class _StopProgress:
 
 
 def _waited_for(summary: Mapping[str, Any]) -> str:
-    # A trial is terminal once its end is stored, so a full disk blocks all of them.
+    # A trial is terminal once its end is stored, so a full disk blocks the end of all trials.
     problem = str(summary["problem"])
     if problem:
         return problem.strip().splitlines()[0]

@@ -27,18 +27,18 @@ _MIN_COLUMNS = 20
 
 
 def info(message: str) -> None:
-    """Print a completed step on stdout."""
-    _say("INFO", "green", message, sys.stdout)
+    """Print information on stdout."""
+    _print_labelled("INFO", "green", message, sys.stdout)
 
 
 def warning(message: str) -> None:
-    """Print a problem that stops nothing on stderr."""
-    _say("WARNING", "yellow", message, sys.stderr)
+    """Print a warning on stderr; the command continues."""
+    _print_labelled("WARNING", "yellow", message, sys.stderr)
 
 
 def error(message: str) -> None:
     """Print an error on stderr, on one line."""
-    _say("ERROR", "red", " ".join(message.split()), sys.stderr)
+    _print_labelled("ERROR", "red", " ".join(message.split()), sys.stderr)
 
 
 def trial_warning(trial: Mapping[str, Any]) -> None:
@@ -49,7 +49,7 @@ def trial_warning(trial: Mapping[str, Any]) -> None:
 
 def plain(text: str = "") -> None:
     """Print a line without a prefix on stdout."""
-    with _unless_nobody_reads():
+    with _ignore_hangup():
         click.echo(text, color=_color())
 
 
@@ -65,15 +65,15 @@ def print_json_lines(entries: Sequence[Any]) -> None:
 
 
 def is_hangup(problem: OSError) -> bool:
-    """True if a write failed because the reader has gone: a closed pipe or terminal."""
+    """True if a write failed because the pipe or the terminal is closed."""
     return problem.errno in (errno.EPIPE, errno.EIO)
 
 
-def _say(word: str, color: str, message: str, stream: IO[str]) -> None:
+def _print_labelled(label: str, color: str, message: str, stream: IO[str]) -> None:
     # A message may quote untrusted text of a trial or an archive.
     shown = "\n".join(map(escaped, message.split("\n")))
-    with _unless_nobody_reads():
-        click.echo(f"{click.style(f'{word}:', fg=color)} {shown}", file=stream, color=_color())
+    with _ignore_hangup():
+        click.echo(f"{click.style(f'{label}:', fg=color)} {shown}", file=stream, color=_color())
 
 
 def _color() -> bool | None:
@@ -82,8 +82,8 @@ def _color() -> bool | None:
 
 
 @contextlib.contextmanager
-def _unless_nobody_reads() -> Iterator[None]:
-    """Drop output if the terminal has gone, so that a stop of an experiment still completes."""
+def _ignore_hangup() -> Iterator[None]:
+    """Drop output if the terminal is closed, so that a stop of an experiment still completes."""
     try:
         yield
     except OSError as problem:
@@ -93,7 +93,7 @@ def _unless_nobody_reads() -> Iterator[None]:
 
 def console() -> Console:
     """The console of the live view."""
-    # This import costs 40 ms, so only the live view pays for it.
+    # Imported here: the import takes 40 ms, and only the live view needs it.
     from rich.console import Console
 
     return Console(highlight=False)
@@ -119,11 +119,10 @@ def _aligned(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequ
     room = _columns() - sum(widths) - 2 * len(widths)
     lines = []
     for row in cells:
-        begin = "  ".join(
-            " " * (width - _width(cell)) + cell if is_right else cell + " " * (width - _width(cell))
+        begin = "".join(
+            (" " * (width - _width(cell)) + cell if is_right else cell + " " * (width - _width(cell))) + "  "
             for cell, width, is_right in zip(row, widths, to_the_right, strict=False)
         )
-        begin = begin + "  " if widths else begin
         last = row[-1]
         if len(last) <= room or room < _MIN_COLUMNS:
             lines.append((begin + last).rstrip())
@@ -145,7 +144,7 @@ def _on_one_line(text: str) -> str:
 def _width(text: str) -> int:
     if text.isascii():
         return len(text)
-    # This import costs 20 ms, so only non-ASCII text pays for it.
+    # Imported here: the import takes 20 ms, and only non-ASCII text needs it.
     from rich.cells import cell_len
 
     return cell_len(text)

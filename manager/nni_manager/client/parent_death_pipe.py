@@ -20,7 +20,7 @@ class ParentDeathPipe:
         _open_pipes.add(self)
 
     def hand_over(self) -> None:
-        """Close this process's copy of the manager's end, once the manager has inherited it."""
+        """Close this process's copy of the manager's end. Call this after the manager has inherited the end."""
         self.manager_fd = _closed(self.manager_fd)
 
     def cut(self) -> None:

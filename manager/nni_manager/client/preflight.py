@@ -27,7 +27,7 @@ HIGHEST_PORT = 65534  # keepers use the next port
 # A word that bash does not expand, followed by the end of the line or by arguments. No parenthesis may follow: that would
 # define a function.
 _PLAIN_WORD = re.compile(r"[ \t\n]*([A-Za-z0-9_./+-]+)(?=$|[ \t\n](?![ \t]*\())")
-# Start-up files that BASH_ENV names may be slow; a check must not be.
+# BASH_ENV may name slow start-up files; the check is limited in time.
 _CHECK_TIMEOUT_S = 10.0
 
 
@@ -69,7 +69,7 @@ def check_ports(port: int, host: str = HOST, count: int = 2) -> None:
 
 
 def free_ports(host: str = HOST) -> Iterator[int]:
-    """Ports that are free together with the next port: 8080, 8082, … Another program may still take them first.
+    """Ports that are free and whose next port is free: 8080, 8082, … Another program may still take them first.
 
     Raises:
         PortInUse: no further port is free.
@@ -93,14 +93,14 @@ def usable_ports(port: int | None, host: str = HOST, count: int = 2) -> Iterable
 
 
 def ports_are_free(port: int, host: str = HOST) -> bool:
-    """True if `port` and the next one are free now."""
+    """True if `port` and `port` + 1 are free now."""
     return _port_problem(port, host) is None and _port_problem(port + 1, HOST) is None
 
 
 def _port_problem(port: int, host: str) -> str | None:
-    remedy = "write an address of this machine, or 0.0.0.0 for all it has"
+    remedy = "write an address of this machine, or 0.0.0.0 for all of them"
     if not host.strip():
-        raise UserError(f"cannot use --host {host!r}: it names no address; {remedy}")
+        raise UserError(f"cannot use --host {host!r}: the address is empty; {remedy}")
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As in the manager: connections in TIME_WAIT do not prevent listening.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -120,7 +120,7 @@ def _port_problem(port: int, host: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PlatformCheck:
-    """A description of where trials run (empty: on this machine), and warnings for the user."""
+    """The place where trials run, as text (empty: this machine), and warnings for the user."""
 
     where: str = ""
     warnings: tuple[str, ...] = ()
@@ -161,7 +161,7 @@ def check_cluster(config: ExperimentSpec) -> PlatformCheck:
     cluster = training_service_factory.open_cluster(config.pai, template, ClientRetryPolicy(tries=2))
     owner = cluster.user_of_token()
     if owner not in (None, cluster.user):
-        # Its jobs would belong to another user, and would never be found again.
+        # Jobs would belong to the token's user, and the manager searches for those of userName.
         raise UserError(
             f"cannot use paiConfig.userName {cluster.user} of {config.config_path.name}: the token is {owner}'s; write "
             f"userName: {owner}, or a token of {cluster.user}"
@@ -172,14 +172,14 @@ def check_cluster(config: ExperimentSpec) -> PlatformCheck:
     }
     own = cluster.virtual_clusters_of_user()
     usable = cluster.virtual_clusters() if own is None else own
-    there = {"storage": cluster.storages(), "virtual cluster": usable}
+    available = {"storage": cluster.storages(), "virtual cluster": usable}
     for what, names in wanted.items():
         for name in names:
-            if name not in there[what]:
-                known = ", ".join(there[what]) or "none"
+            if name not in available[what]:
+                known = ", ".join(available[what]) or "none"
                 raise UserError(
                     f"cannot run jobs on OpenPAI at {cluster.address}: there is no {what} {name!r} that {cluster.user} may "
-                    f"use; correct it in {config.config_path.name} (known: {known})"
+                    f"use; correct the name in {config.config_path.name} (known: {known})"
                 )
     _check_nodes(config, cluster, template)
     return PlatformCheck(f"OpenPAI at {cluster.address}, as {cluster.user}", template.warnings)
@@ -189,27 +189,27 @@ def _check_nodes(config: ExperimentSpec, cluster: OpenPai, template: JobTemplate
     """Check that a node is large enough for one task of each role, if OpenPAI reports node sizes.
 
     Raises:
-        UserError: a task would wait for ever.
+        UserError: no node is large enough for a task.
     """
     nodes = cluster.nodes()
     for role in template.sized_roles:
         need = role.resources
-        asked = {"GPUs": need.gpu, "CPUs": need.cpu, "MB of memory": need.memory_mb}
+        required = {"GPUs": need.gpu, "CPUs": need.cpu, "MB of memory": need.memory_mb}
         counts = [(node.gpu, node.cpu, node.memory_mb) for node in nodes]
         is_fitting = (
-            all(size is None or number <= size for number, size in zip(asked.values(), node, strict=True))
+            all(size is None or number <= size for number, size in zip(required.values(), node, strict=True))
             for node in counts
         )
         if not nodes or any(is_fitting):
             continue
         known = [[each for each in column if each is not None] for column in zip(*counts, strict=True)]
         largest = ", ".join(
-            f"{max(column)} {unit}" for unit, column in zip(asked, known, strict=True) if column
+            f"{max(column)} {unit}" for unit, column in zip(required, known, strict=True) if column
         )
         raise UserError(
-            f"cannot run jobs on OpenPAI at {cluster.address}: a task of role {role.name} asks for "
-            f"{', '.join(f'{number} {unit}' for unit, number in asked.items())}, and no node has that much (the most that a "
-            f"node has: {largest}); ask for less in {config.config_path.name}"
+            f"cannot run jobs on OpenPAI at {cluster.address}: a task of role {role.name} requires "
+            f"{', '.join(f'{number} {unit}' for unit, number in required.items())}, and no node is that large (maximum "
+            f"of a node: {largest}); require less in {config.config_path.name}"
         )
 
 
@@ -231,12 +231,12 @@ def check_kubernetes(config: ExperimentSpec, kubernetes: KubernetesConfig) -> Pl
     operator = training_service_factory.operator_of(kubernetes)
     with contextlib.closing(Kubernetes(retry_policy=ClientRetryPolicy(tries=2))) as cluster:
         namespace = kubernetes.namespace or cluster.namespace
-        warnings = check(cluster, operator, namespace, _lacks_of_share(config))
+        warnings = check(cluster, operator, namespace, _share_problems(config))
         where = f"{operator.title} at {cluster.address}, in namespace {namespace}"
         return PlatformCheck(where, operator.warnings + warnings)
 
 
-def _lacks_of_share(config: ExperimentSpec) -> list[str]:
+def _share_problems(config: ExperimentSpec) -> list[str]:
     """The problems of the share that jobs mount; empty: none."""
     from nni_manager import training_service_factory
     from nni_manager.training_services.retry_policy import ClientRetryPolicy
@@ -257,8 +257,8 @@ def _lacks_of_share(config: ExperimentSpec) -> list[str]:
 def check_command(config: ExperimentSpec) -> None:
     """Check that bash finds the first word of the trial's command. Skipped if the answer would be uncertain.
 
-    Bash itself looks it up, in the code folder and with the environment of trials, so aliases, functions and builtins
-    count. Words that bash would expand are not checked.
+    Bash itself resolves the word, in the code folder and with the environment of trials, so aliases, functions and
+    builtins count. Words that bash would expand are not checked.
 
     Raises:
         CommandMissing: every trial would end with "command not found".
@@ -276,18 +276,18 @@ def check_command(config: ExperimentSpec) -> None:
     if "/" in word:
         if not path.exists():
             raise CommandMissing(
-                f"cannot find the command {word!r} of {where}: there is no {path}; fix the path (it starts from codeDir)"
+                f"cannot find the command {word!r} of {where}: {path} does not exist; fix the path, which is relative to codeDir"
             )
         if path.is_file() and not os.access(path, os.X_OK):
             raise CommandMissing(
-                f"cannot run the command {word!r} of {where}: {path} is not executable; `chmod +x {path}` makes it so"
+                f"cannot run the command {word!r} of {where}: {path} is not executable; run `chmod +x {path}`"
             )
         return
     commands = _bash("compgen -c", word, config)
     near = difflib.get_close_matches(word, sorted(set(commands.stdout.split())), n=1) if commands else []
     hint = f"did you mean {near[0]}?" if near else "install it, or write the full path"
     raise CommandMissing(
-        f"cannot find the command {word!r} of {where}: it is no program on PATH, and bash knows no such builtin; {hint}"
+        f"cannot find the command {word!r} of {where}: it is neither a program on PATH nor a builtin of bash; {hint}"
     )
 
 
@@ -308,5 +308,5 @@ def _bash(script: str, argument: str, config: ExperimentSpec) -> subprocess.Comp
         return None
     except FileNotFoundError as error:
         raise CommandMissing(
-            "cannot run trials on this machine: there is no bash on PATH; install bash"
+            "cannot run trials on this machine: bash is not on PATH; install bash"
         ) from error

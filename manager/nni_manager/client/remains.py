@@ -17,7 +17,7 @@ from nni_manager.training_service_factory import make_service
 from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.local.client import end_processes_of, processes_of
 
-# Process ids or jobs that a sentence names.
+# Maximum number of process ids or jobs in a message.
 _MAX_NAMED = 5
 
 
@@ -44,7 +44,7 @@ def _read_error(known: KnownExperiment) -> NniManagerError | None:
 
 
 def processes_left(folder: ExperimentFolder) -> str:
-    """The processes of its trials on this machine, as a clause of a sentence; empty: none. Needs no database."""
+    """The processes of the experiment's trials on this machine, as a clause; empty: none. Needs no database."""
     pids = processes_of(folder.workspace)
     return f"{_counted('process', pids)} of its trials run" if pids else ""
 
@@ -57,11 +57,13 @@ def end_processes(known: KnownExperiment) -> None:
     """
     name, pids = known.experiment_id, end_processes_of(known.folder.workspace)
     done = (
-        f"ended {_counted('process', pids)} of its trials" if pids else "nothing of it runs on this machine"
+        f"killed {_counted('process', pids)} of its trials"
+        if pids
+        else "none of its trials runs on this machine"
     )
     raise StopNotRecorded(
-        f"cannot record that experiment {name} was stopped ({why_unreadable(known)}); {done}. Jobs of it on a cluster have names "
-        f"that begin with nni_exp_{name}: see whether there are any, and remove them"
+        f"cannot record that experiment {name} was stopped ({why_unreadable(known)}); {done}. If it has jobs "
+        f"on a cluster, their names start with nni_exp_{name}: remove these jobs"
     )
 
 
@@ -79,8 +81,8 @@ def remains_of(folder: ExperimentFolder) -> str:
     if config.pai is None and config.kubernetes is None:
         holder = folder.lease_holder()
         if holder is None or holder.host == socket.gethostname():
-            return ""  # no process, so no job
-        return f"what it ran on {holder.host} cannot be seen from here"
+            return ""  # a job on this machine is a process
+        return f"its processes on {holder.host} cannot be listed from this machine"
     try:
         jobs = asyncio.run(_running(config, folder, [job.job_id for job in live])) if live else []
     except NniManagerError as error:

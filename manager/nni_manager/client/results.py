@@ -16,8 +16,9 @@ Result = tuple[str, Mapping[str, Any], Any]
 def flat_columns(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]]:
     """The names of the columns, and a row for each result: the trial's id, its parameters, and its result.
 
-    Names of nested parameters contain a slash (`layer/size`). Of a result that is a dict, `default` goes to `value` and the
-    rest to `value/NAME`. A parameter with the name of another column becomes `parameter/NAME`.
+    Names of nested parameters contain a slash (`layer/size`). Column `value` has the result or, if the result is a dict, its
+    `default`; columns `value/NAME` have its other entries. A parameter with the name of another column becomes
+    `parameter/NAME`.
     """
     rows = [(dict(_flat(parameters, "")), _columns_of(value)) for _, parameters, value in results]
     values = dict.fromkeys(name for _, result in rows for name in result) or {"value": None}

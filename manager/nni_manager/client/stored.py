@@ -15,6 +15,8 @@ from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
 
 Answer = TypeVar("Answer")
+# Documents that need the trials in the snapshot; reading all trials takes long.
+_WITH_TRIALS = ("/job-statistics", "/summary", "/experiment")
 
 
 class StoredDocuments:
@@ -29,36 +31,33 @@ class StoredDocuments:
         Raises:
             ManagerRefusal: no trial has the given id.
         """
-        # These imports cost 100 ms, and lists, completions and statuses do without.
+        # Imported here: the imports take 100 ms, and lists and completions do not need them.
         from nni_manager.engine import serializers
         from nni_manager.engine.snapshot import ExperimentSnapshot
 
         match path, names:
             case "/check-status", ():
                 return self.status()
+            case "/metric-data", _:
+                return self.read(lambda reader: _metrics(reader, *names))
+            case "/export-data", ():
+                return serializers.export_view(self.read(StoreReader.trials))
+        snapshot = ExperimentSnapshot.stored(self._folder, has_trials=path in _WITH_TRIALS)
+        match path, names:
             case "/trial-jobs", ():
-                snapshot = ExperimentSnapshot.stored(self._folder, has_trials=False)
                 return [serializers.trial_view(snapshot, trial) for trial in self.read(StoreReader.trials)]
             case "/trial-jobs", (trial_id,):
                 found = self.read(lambda reader: reader.trial(trial_id))
                 if found is None:
                     raise ManagerRefusal(f"cannot find trial {trial_id!r}")
-                return serializers.trial_view(
-                    ExperimentSnapshot.stored(self._folder, has_trials=False), found
-                )
-            case "/metric-data", _:
-                return self.read(lambda reader: _metrics(reader, *names))
-            case "/export-data", ():
-                return serializers.export_view(self.read(StoreReader.trials))
+                return serializers.trial_view(snapshot, found)
             case "/experiment-metadata", ():
-                return serializers.metadata_view(ExperimentSnapshot.stored(self._folder, has_trials=False))
-        snapshot = ExperimentSnapshot.stored(self._folder)
-        match path:
-            case "/job-statistics":
+                return serializers.metadata_view(snapshot)
+            case "/job-statistics", ():
                 return serializers.statistics_view(snapshot.experiment)
-            case "/summary":
+            case "/summary", ():
                 return serializers.summary_view(snapshot)
-            case "/experiment":
+            case "/experiment", ():
                 return serializers.profile_view(snapshot)
         raise AssertionError(path)
 
@@ -72,7 +71,7 @@ class StoredDocuments:
         return ExperimentSpec.from_json(self.read(StoreReader.experiment).config)
 
     def status(self) -> dict[str, Any]:
-        """The last status, and what stopped the experiment."""
+        """The last status, and the error that stopped the experiment."""
         stored = self.read(StoreReader.experiment)
         return {
             "status": stored.state.value,

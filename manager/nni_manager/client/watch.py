@@ -25,10 +25,14 @@ REDRAW_INTERVAL_S = 0.25
 _NEXT_START_TIMEOUT_S = 1.0
 _OVER = ("DONE", "ERROR", "STOPPED")
 _ENDED = ("SUCCEEDED", "FAILED", "USER_CANCELED", "SYS_CANCELED", "EARLY_STOPPED")
-_WORDS = {"USER_CANCELED": "stopped by user", "SYS_CANCELED": "out of time", "EARLY_STOPPED": "early stopped"}
+_STATE_LABELS = {
+    "USER_CANCELED": "stopped by user",
+    "SYS_CANCELED": "out of time",
+    "EARLY_STOPPED": "early stopped",
+}
 _COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "ERROR": "red", "DONE": "green"}
-# A manager that does not answer for longer than this is stuck, and not only busy.
-_SILENT_FOR_S = 30.0
+# A busy manager answers sooner; after this time it is stuck.
+_MANAGER_TIMEOUT_S = 30.0
 
 
 class ProgressDisplay:
@@ -60,7 +64,7 @@ def follow(
         stored: Summary = known.stored.get("/summary")
         return stored
     answered_at_s = time.monotonic()
-    with shown_by or _view() as view:
+    with shown_by or _display() as view:
         while True:
             try:
                 summary: Summary = client.summary()
@@ -68,10 +72,10 @@ def follow(
             except ManagerUnresponsive as error:
                 if known.running_process() is None:
                     return _summary_without_manager(known, view)
-                if time.monotonic() - answered_at_s > _SILENT_FOR_S:
+                if time.monotonic() - answered_at_s > _MANAGER_TIMEOUT_S:
                     raise RetryableError(
                         f"cannot follow experiment {known.experiment_id}: its manager has not answered for "
-                        f"{_SILENT_FOR_S:.0f} s; it may still run, look again with `nnictl top {known.experiment_id}`"
+                        f"{_MANAGER_TIMEOUT_S:.0f} s, but may still run; try `nnictl top {known.experiment_id}` later"
                     ) from error
             else:
                 view.show(summary)
@@ -83,17 +87,17 @@ def follow(
 
 def _summary_without_manager(known: KnownExperiment, view: ProgressDisplay) -> Summary:
     if known.stored.status()["isOver"]:
-        # Another process has stopped it.
+        # Another process has stopped the experiment.
         summary: Summary = known.stored.get("/summary")
         view.show(summary)
         return summary
     raise RetryableError(
         f"cannot follow experiment {known.experiment_id}: its manager (process {known.manager and known.manager.pid}) died; "
-        f"its trials continue, `nnictl resume {known.experiment_id} --foreground` finds them; its logs are in {known.folder.log}"
+        f"its trials continue; `nnictl resume {known.experiment_id} --foreground` finds them; logs are in {known.folder.log}"
     )
 
 
-def _view() -> ProgressDisplay:
+def _display() -> ProgressDisplay:
     return _LiveView() if sys.stdout.isatty() else _Lines()
 
 
@@ -109,7 +113,7 @@ def of_all(summary: Summary) -> str:
 
 
 def why(trial: Document) -> str:
-    """The failure of a trial on one line: how it ended, and its message or the exception that it wrote to stderr."""
+    """The failure of a trial on one line: how it ended, and its message or its exception."""
     return why_it_ended(str(trial["reason"] or trial["state"]), trial["exitCode"], trial["message"] or "")
 
 
@@ -129,11 +133,11 @@ class _Lines(ProgressDisplay):
             if trial["id"] not in self._printed:
                 self._printed.add(trial["id"])
                 output.warning(f"trial {trial['id']} failed: {why(trial)}")
-        silent = summary["latestWithoutResult"]
-        if silent is not None and silent["message"] not in self._printed:
-            # Once per reason: all trials of a script usually lack their result for the same reason.
-            self._printed.add(silent["message"])
-            output.warning(f"trial {silent['id']} succeeded without a value: {silent['message']}")
+        valueless = summary["latestWithoutResult"]
+        if valueless is not None and valueless["message"] not in self._printed:
+            # Once per reason: usually the same mistake in a script affects all of its trials.
+            self._printed.add(valueless["message"])
+            output.warning(f"trial {valueless['id']} succeeded without a value: {valueless['message']}")
         for problem in [summary["problem"], *summary["errors"]]:
             if problem and problem not in self._printed:
                 self._printed.add(problem)
@@ -198,7 +202,7 @@ def draw(summary: Summary) -> RenderableType:
         grid.add_row("trials", bar)
     counts = [(state, count) for state, count in summary["counts"].items() if count]
     pieces = [
-        (f"{count} {_WORDS.get(state, state.lower())}  ", _COLORS.get(state, "yellow"))
+        (f"{count} {_STATE_LABELS.get(state, state.lower())}  ", _COLORS.get(state, "yellow"))
         for state, count in counts
     ]
     grid.add_row("" if limit else "trials", Text.assemble(*pieces) if pieces else Text("none yet"))
@@ -213,9 +217,9 @@ def draw(summary: Summary) -> RenderableType:
         grid.add_row("", Text(output.parameters(best["parameters"]), style="dim"))
     for trial in summary["latestFailures"][:1]:
         grid.add_row("last failure", Text(f"trial {trial['id']}: {why(trial)}", style="red"))
-    silent = summary["latestWithoutResult"]
-    if silent is not None:
-        grid.add_row("no value", Text(f"trial {silent['id']}: {silent['message']}", style="yellow"))
+    valueless = summary["latestWithoutResult"]
+    if valueless is not None:
+        grid.add_row("no value", Text(f"trial {valueless['id']}: {valueless['message']}", style="yellow"))
     for problem in [summary["problem"], *summary["errors"]]:
         if problem:
             grid.add_row("problem", Text(problem.strip().splitlines()[0], style="red"))
@@ -285,11 +289,11 @@ def verdict(summary: Summary) -> NniManagerError | None:
         )
     if summary["best"] is not None:
         return None
-    silent = summary["latestWithoutResult"]
-    if silent is not None:
+    valueless = summary["latestWithoutResult"]
+    if valueless is not None:
         return UserError(
             f"cannot find a best trial of experiment {name}: none of {ended(summary)} trials has a value; "
-            f"the last one that succeeded ({silent['id']}): {silent['message']}"
+            f"the last one that succeeded ({valueless['id']}): {valueless['message']}"
         )
     failures = summary["latestFailures"]
     if not failures:
@@ -300,5 +304,5 @@ def verdict(summary: Summary) -> NniManagerError | None:
     trial = failures[0]
     return UserError(
         f"cannot finish experiment {name}: none of {ended(summary)} trials succeeded; the last one ({trial['id']}): "
-        f"{why(trial)}; `nnictl log trial {name} --trial-id {trial['id']} --stream stderr` shows all it wrote"
+        f"{why(trial)}; `nnictl log trial {name} --trial-id {trial['id']} --stream stderr` shows its full stderr"
     )

@@ -61,16 +61,16 @@ __all__ = [
 
 
 class UnsupportedName(UserError, ImportError):
-    """cannot import this name of nni.experiment: what it configures is not supported"""
+    """cannot import this name of nni.experiment: it configures an unsupported platform or storage"""
 
 
-_PLATFORMS = "an experiment runs on local, openpai, frameworkcontroller or kubeflow"
-_LEFT_OUT = dict.fromkeys(
+_PLATFORMS = "this platform is not supported; use local, openpai, frameworkcontroller or kubeflow"
+_UNSUPPORTED = dict.fromkeys(
     ("RemoteConfig", "RemoteMachineConfig", "AmlConfig", "DlcConfig", "AdlConfig", "PaiYarnConfig"),
     _PLATFORMS,
 ) | dict.fromkeys(
     ("SharedStorageConfig", "NfsConfig", "AzureBlobConfig", "AzureStorageConfig"),
-    "a training service has its own storage; on Kubernetes that is K8sNfsConfig, K8sPvcConfig or K8sAzureStorageConfig",
+    "shared storage belongs to the training service; on Kubernetes use K8sNfsConfig, K8sPvcConfig or K8sAzureStorageConfig",
 )
 # NNI's page on Kubeflow uses this name, which NNI does not have.
 _MISSPELT = {"KubeflowRowConfig": KubeflowRoleConfig}
@@ -81,8 +81,8 @@ def __getattr__(name: str) -> Any:
         import warnings
 
         meant = _MISSPELT[name]
-        warnings.warn(f"{name} is taken as {meant.__name__}", AliasHint, stacklevel=2)
+        warnings.warn(f"{name} is read as {meant.__name__}; write {meant.__name__}", AliasHint, stacklevel=2)
         return meant
-    if name in _LEFT_OUT:
-        raise UnsupportedName(f"cannot import {name}: {_LEFT_OUT[name]}")
+    if name in _UNSUPPORTED:
+        raise UnsupportedName(f"cannot import {name}: {_UNSUPPORTED[name]}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -17,13 +17,13 @@ def main() -> None:
     """Run the script like `python SCRIPT`."""
     parser = argparse.ArgumentParser(
         prog="python -m nni_manager.experiment",
-        description="Run a Python script that was written for NNI: what it imports from nni.experiment is trial-keeper's.",
+        description="Run a Python script that was written for NNI. Its imports of nni.experiment use trial-keeper.",
     )
     parser.add_argument("script", metavar="SCRIPT", type=Path)
     parser.add_argument("arguments", metavar="ARGUMENTS", nargs=argparse.REMAINDER)
     given = parser.parse_args()
     if not given.script.is_file():
-        parser.error(f"cannot run {given.script}: there is no such file; check the path")
+        parser.error(f"cannot run {given.script}: the file does not exist; check the path")
     install_import_aliases(experiment_is_ours=True)
     sys.argv = [str(given.script), *given.arguments]
     sys.path[0] = str(given.script.resolve().parent)

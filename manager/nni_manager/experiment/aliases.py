@@ -20,7 +20,7 @@ Made = TypeVar("Made")
 
 
 class NoSuchField(UserError, AttributeError):
-    """cannot set what is no field of a configuration; see the fields that the message names"""
+    """cannot set an unknown field of a configuration; use one of its fields"""
 
 
 class AliasHint(UserWarning):
@@ -28,7 +28,7 @@ class AliasHint(UserWarning):
 
 
 class AliasedFields(type):
-    """A metaclass: the constructor of a dataclass accepts field names in any spelling."""
+    """A metaclass of dataclasses whose constructors accept field names in any spelling."""
 
     def __call__(cls: type[Made], *values: Any, **fields: Any) -> Made:
         """Create an object."""
@@ -36,7 +36,7 @@ class AliasedFields(type):
         named = {cls.field_named(name): value for name, value in fields.items()}
         if len(named) < len(fields):
             raise NoSuchField(
-                f"cannot make {cls.__name__}: {', '.join(fields)} name a field twice, in several spellings; keep one of them"
+                f"cannot create {cls.__name__}: two of {', '.join(fields)} are spellings of one field; keep one of them"
             )
         made: Made = type.__call__(cls, *values, **named)
         return made
@@ -75,7 +75,7 @@ class ConfigBase(metaclass=AliasedFields):
         if folded(found) == folded(name):
             # The stack level attributes the warning to the user's line, so each line warns once.
             warnings.warn(
-                f"{name} of {cls.__name__} is taken as {found}, which is how Python code writes it",
+                f"{name} of {cls.__name__} is read as {found}; write {found} in Python",
                 AliasHint,
                 stacklevel=_frames_to_the_user(),
             )
@@ -92,7 +92,7 @@ class ConfigBase(metaclass=AliasedFields):
             for field, part in cls.parts.items():
                 if any(name in each.field_names() for each in (part, *part.__subclasses__())):
                     return f"it is a field of {field}; set {field}.{name}"
-        return f"there is no such field; {remedy_for_unknown(name, names)}"
+        return f"the field does not exist; {remedy_for_unknown(name, names)}"
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a field, in any spelling; a mapping is converted to its part."""
@@ -113,7 +113,7 @@ class ConfigBase(metaclass=AliasedFields):
 
 
 def _frames_to_the_user() -> int:
-    """The stack level of the user's line: the first frame outside this package and generated dataclass code."""
+    """The stack level of the first frame outside this package and generated dataclass code: the user's line."""
     import sys
 
     frame, depth = sys._getframe(1), 1

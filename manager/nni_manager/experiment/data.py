@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PandasMissing(UserError, ImportError):
-    """cannot make a data frame: pandas is not installed here; run `pip install pandas`, or take the records as they are"""
+    """cannot create a data frame: pandas is not installed; run `pip install pandas`, or omit as_frame to get records"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""An experiment from Python: start it, wait for it, stop it; `queries` asks and changes it.
+"""Starts, awaits and stops an experiment from Python; `queries` has its queries and changes.
 
 Theory of operation. `start` does what `nnictl create` does: it creates a folder, an entry in the registry, and a manager
 process. Manager and this process hold the two ends of a pipe (`client.parent_death_pipe`): when this process dies, the manager
@@ -81,7 +81,7 @@ class Experiment(StartedExperiment):
             config_or_platform = ExperimentConfig(config_or_platform)  # type: ignore[arg-type]  # a list is refused there
         if not isinstance(config_or_platform, ExperimentConfig | None):
             raise UserError(
-                f"cannot make an experiment of {type(config_or_platform).__name__}; write a platform, such as "
+                f"cannot create an experiment from {type(config_or_platform).__name__}; pass a platform, such as "
                 "Experiment('local'), or an ExperimentConfig"
             )
         self._config = config_or_platform
@@ -115,7 +115,7 @@ class Experiment(StartedExperiment):
     def config(self, config: ExperimentConfig) -> None:
         if not isinstance(config, ExperimentConfig):
             raise UserError(
-                f"cannot make an experiment of {type(config).__name__}; write an ExperimentConfig, such as "
+                f"cannot create an experiment from {type(config).__name__}; pass an ExperimentConfig, such as "
                 "ExperimentConfig('local')"
             )
         self._config = config
@@ -135,7 +135,7 @@ class Experiment(StartedExperiment):
             object.__setattr__(self, name, value)
 
     def __enter__(self) -> Experiment:
-        """This experiment. The end of the block stops it if this object started it."""
+        """This experiment. The end of the block stops an experiment that this object has started."""
         return self
 
     def __exit__(
@@ -147,7 +147,7 @@ class Experiment(StartedExperiment):
     # ---- life cycle
 
     def start(self, port: Port = 8080, debug: bool = False, run_mode: RunMode = RunMode.Background) -> None:
-        """Start the experiment and return when its manager is ready. `debug`: verbose log, no version check.
+        """Start the experiment; return when its manager is ready. `debug`: verbose log, no version check.
 
         Raises:
             ConfigInvalid: with every error of the configuration.
@@ -157,19 +157,19 @@ class Experiment(StartedExperiment):
         known = None if self._folder is None else known_experiment(self._folder)
         if known is not None and known.is_served:
             raise UserError(
-                f"cannot start experiment {self.id}: it is served on port {self.port}; stop() it first, or make another"
+                f"cannot start experiment {self.id}: it is served on port {self.port}; call stop() first, or create another"
             )
         _check_run_mode(run_mode)
         with in_python_terms():
             config = self.config.checked()
             if debug:
                 config = dataclasses.replace(config, debug=True, version_check=False)
-            place = preflight.check_platform(config)
+            platform = preflight.check_platform(config)
             ports = _ports(port)
-            for warning in (*config.warnings, *place.warnings):
+            for warning in (*config.warnings, *platform.warnings):
                 output.warning(to_python_names(warning))
-            if place.where:
-                output.info(f"run jobs on {place.where}")
+            if platform.where:
+                output.info(f"run jobs on {platform.where}")
             self._launch(
                 run_mode,
                 lambda pipe: manager_process.create_experiment(
@@ -186,12 +186,12 @@ class Experiment(StartedExperiment):
         """Start the experiment, show its progress, and wait until it is terminal. True if it ended without an error.
 
         A warning is printed if no trial has a result. The manager keeps running, for queries, until `stop` or Python's exit.
-        Ctrl-C stops the experiment and returns None; a second Ctrl-C does not wait for that. Without `wait_completion` this is
-        `start`, and returns None.
+        Ctrl-C stops the experiment and returns None; a second Ctrl-C does not wait for the stop. Without `wait_completion` the
+        call returns None once the experiment is started.
 
         Raises:
             ConfigInvalid, UserError, RetryableError: see `start`.
-            RetryableError: the manager died while this waited.
+            RetryableError: the manager died during the wait.
         """
         return self._and_wait(lambda: self.start(port, debug), wait_completion)
 
@@ -229,7 +229,7 @@ class Experiment(StartedExperiment):
                 found.id, found.port, found._folder = known.experiment_id, port, known.folder
                 return found
         raise UserError(
-            f"cannot connect to port {port}: no experiment of yours is there; `nnictl experiment list` lists the running ones"
+            f"cannot connect to port {port}: none of your experiments uses it; `nnictl experiment list` lists their ports"
         )
 
     @overload
@@ -249,7 +249,7 @@ class Experiment(StartedExperiment):
 
         Raises:
             UserError: the experiment does not exist, or it runs.
-            RetryableError: the manager died while this waited.
+            RetryableError: the manager died during the wait.
         """
         if not isinstance(self, Experiment):
             found = _of_id(self)
@@ -284,7 +284,7 @@ class Experiment(StartedExperiment):
             try:
                 manager_stop.wait_for_view(known)
             except KeyboardInterrupt:
-                output.info(f"Ctrl-C: experiment {self.id} is served no more")
+                output.info(f"Ctrl-C: ending the view of experiment {self.id}")
             finally:
                 self.stop()
         return self
@@ -292,7 +292,7 @@ class Experiment(StartedExperiment):
     def run_or_resume(
         self, port: Port = 8080, wait_completion: bool = True, debug: bool = False
     ) -> bool | None:
-        """Resume the experiment of this id if it exists, or run it; returns the result of `run`.
+        """Resume the experiment of this id if there is one, otherwise run a new one; returns the result of `run`.
 
         Raises:
             ConfigInvalid, UserError, RetryableError: see `run`.
@@ -324,7 +324,7 @@ class Experiment(StartedExperiment):
         """
         if self.id is None:
             raise NotStarted(
-                "cannot tell which experiment is meant; write its id, as in Experiment.resume('GvTf2bVe')"
+                "cannot find an experiment without its id; pass the id, as in Experiment.resume('GvTf2bVe')"
             )
         known = known_by_id(self.id)
         if known.manager is not None and not known.manager_is_frozen():
@@ -350,7 +350,7 @@ class Experiment(StartedExperiment):
     def _launch(
         self, run_mode: RunMode, start: Callable[[ParentDeathPipe | None], KnownExperiment]
     ) -> KnownExperiment:
-        """Start a process that, except with `RunMode.Detach`, ends with this one."""
+        """Start a manager or a view. Except with `RunMode.Detach`, it ends when this process ends."""
         pipe = None if run_mode is RunMode.Detach else ParentDeathPipe()
         try:
             known = start(pipe)
@@ -359,7 +359,7 @@ class Experiment(StartedExperiment):
                 pipe.cut()
             raise
         server = known.manager or known.view
-        assert server is not None  # it has just been started
+        assert server is not None  # `start` returned it
         self.id, self.port, self._folder = known.experiment_id, server.port, known.folder
         self._is_stopping = False
         self._pid = os.getpid()
@@ -404,7 +404,7 @@ class Experiment(StartedExperiment):
         except KeyboardInterrupt:
             if self._folder is None or self.port is None:
                 raise  # the experiment has not started
-            output.warning(f"Ctrl-C: experiment {self.id} is stopped")
+            output.warning(f"Ctrl-C: stopping experiment {self.id}")
             self.stop()
             return None
         if (why_not := watch.verdict(summary)) is not None:
@@ -415,7 +415,7 @@ class Experiment(StartedExperiment):
 def _check_id(given: Any) -> None:
     if not isinstance(given, str) or not _ID.fullmatch(given):
         raise UserError(
-            f"cannot use {given!r} as the id of an experiment: names of jobs hold it; write 1 to 32 letters and digits"
+            f"cannot use {given!r} as the id of an experiment: job names contain the id; write 1 to 32 letters and digits"
         )
 
 
@@ -435,6 +435,6 @@ def _ports(port: Port, count: int = 2) -> Iterable[int]:
         return preflight.usable_ports(None)
     if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= preflight.HIGHEST_PORT:
         raise UserError(
-            f'cannot use port={port!r}: it is no number from 1 to {preflight.HIGHEST_PORT}; write one, or port="auto"'
+            f'cannot use port={port!r}: it is not a number from 1 to {preflight.HIGHEST_PORT}; pass one, or port="auto"'
         )
     return preflight.usable_ports(port, count=count)

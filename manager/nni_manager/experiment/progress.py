@@ -18,7 +18,7 @@ _COLUMNS = 100
 
 def is_in_notebook() -> bool:
     """True in a Jupyter kernel, which displays objects instead of terminal output."""
-    ipython = sys.modules.get("IPython")  # a kernel has already imported it
+    ipython = sys.modules.get("IPython")  # a kernel has imported IPython already
     shell = None if ipython is None else ipython.get_ipython()
     return getattr(shell, "kernel", None) is not None
 
@@ -63,7 +63,7 @@ class _Picture:
 
 
 class LogTail:
-    """Prints on stdout what is appended to a log, until `close`."""
+    """Prints the new lines of a log on stdout until `close`."""
 
     def __init__(self, path: Path) -> None:
         """Start at the current end of the log."""
@@ -80,10 +80,10 @@ class LogTail:
 
     def _follow(self) -> None:
         while not self._must_end.wait(_RETRY_DELAY_S):
-            self._repeat()
-        self._repeat()
+            self._print_new_lines()
+        self._print_new_lines()
 
-    def _repeat(self) -> None:
+    def _print_new_lines(self) -> None:
         if not self._path.exists():
             return
         with self._path.open("rb") as log:

@@ -23,7 +23,7 @@ _OF_COMMAND_LINE = {r"--port N or --port auto": 'port=N or port="auto"', r"--por
 
 
 class NotStarted(UserError):
-    """cannot ask an experiment that has not been started; call start() or run() first"""
+    """cannot query an experiment that has not been started; call start() or run() first"""
 
 
 class StartedExperiment:
@@ -43,7 +43,7 @@ class StartedExperiment:
         Raises:
             UserError: no trial has this id.
         """
-        return TrialJob.of(self._ask(lambda known: known.trial(trial_job_id)))
+        return TrialJob.of(self._query(lambda known: known.trial(trial_job_id)))
 
     def list_trial_jobs(self) -> list[TrialJob]:
         """All trials, in order of creation."""
@@ -135,7 +135,7 @@ class StartedExperiment:
         """Set the search space of new trials.
 
         Raises:
-            UserError: the experiment does not run, or the value is invalid; with every error of it.
+            UserError: the experiment does not run, or the value is invalid; the message has every error.
         """
         self._update("SEARCH_SPACE", "searchSpace", value)
 
@@ -147,7 +147,7 @@ class StartedExperiment:
         """
         self.get_trial_job(trial_job_id)
         with in_python_terms():
-            self._running("stop a trial of").delete("/trial-jobs", trial_job_id)
+            self._client_to("stop a trial of").delete("/trial-jobs", trial_job_id)
 
     # ---- private
 
@@ -158,25 +158,25 @@ class StartedExperiment:
             self._folder = known_by_id(self.id).folder
         known = known_experiment(self._folder)
         if known is None:
-            raise UserError(f"cannot ask experiment {self.id}: it was deleted; start another")
+            raise UserError(f"cannot query experiment {self.id}: it was deleted; start another")
         return known
 
-    def _ask(self, question: Callable[[KnownExperiment], _Answer]) -> _Answer:
+    def _query(self, query: Callable[[KnownExperiment], _Answer]) -> _Answer:
         """The answer of the manager, or of the store after the manager's exit."""
         known = self._now()
         with in_python_terms():
             try:
-                return question(known)
+                return query(known)
             except ManagerUnresponsive:
                 known = self._now()
                 if known.manager is not None:
                     raise
-                return question(known)
+                return query(known)
 
     def _get(self, path: str, *names: str) -> Any:
-        return self._ask(lambda known: known.get(path, *names))
+        return self._query(lambda known: known.get(path, *names))
 
-    def _running(self, what: str) -> Any:
+    def _client_to(self, what: str) -> Any:
         client = self._now().client()
         if client is None:
             raise UserError(
@@ -186,11 +186,11 @@ class StartedExperiment:
 
     def _update(self, update_type: str, key: str, value: Any) -> None:
         with in_python_terms():
-            self._running("change").put("/experiment", {"params": {key: value}}, update_type=update_type)
+            self._client_to("change").put("/experiment", {"params": {key: value}}, update_type=update_type)
 
 
 def known_by_id(experiment_id: str) -> KnownExperiment:
-    """The experiment of this exact id. A prefix is refused: a program that requests digits1 does not mean digits10.
+    """The experiment of this exact id. Prefixes are refused, because a program may request digits1 while digits10 exists.
 
     Raises:
         UserError: the experiment does not exist.
@@ -210,11 +210,11 @@ def in_python_terms() -> Iterator[None]:
     try:
         yield
     except ConfigInvalid:
-        raise  # its document has translated the keys already
+        raise  # its keys are translated already
     except NniManagerError as error:
-        said = to_python_names(str(error))
-        for words, of_python in _OF_COMMAND_LINE.items():
-            said = re.sub(words, of_python, said)
-        if said == str(error):
+        message = to_python_names(str(error))
+        for option, argument in _OF_COMMAND_LINE.items():
+            message = re.sub(option, argument, message)
+        if message == str(error):
             raise
-        raise type(error)(said) from error
+        raise type(error)(message) from error

@@ -132,13 +132,13 @@ class ManagerApi:
         answer = Json({"key": session.key})
         flags = _flags_of(request)
         answer.set_cookie(self._session_auth.cookie_name, session.cookie, max_age=SESSION_S, **flags)
-        # Otherwise a browser with a hundred experiments in a week would exceed the header limit and be rejected by all.
+        # A browser with cookies of a hundred experiments would exceed the header limit and be rejected by all of them.
         for name in self._session_auth.too_old(request.cookies):
             answer.delete_cookie(name, **flags)
         return answer
 
     async def end_session(self, request: Request) -> Response:
-        """Sign out the calling page; it needs a new link to sign in again."""
+        """Sign out the calling page; a new link signs it in again."""
         if cookie := request.cookies.get(self._session_auth.cookie_name):
             self._session_auth.end(cookie)
         answer = Json({})
@@ -146,20 +146,20 @@ class ManagerApi:
         return answer
 
     async def news(self, request: Request) -> Response:
-        """The summary, and the trials changed since a version; all trials without a version, or with another process's."""
+        """The summary, and the trials changed since a version; all trials if the version is missing or of another process."""
         return _streamed(request, self._live.delta(_since(request)), Json.media_type)
 
     async def events(self, request: Request) -> Response:
-        """The same as a stream of server-sent events, at most two per second."""
+        """The changes since a version as a stream of server-sent events, at most two per second."""
         since = _since(request)
         if self._live.followers >= MAX_FOLLOWERS:
             raise HTTPException(
                 503,
-                f"cannot open an event stream: the limit of {MAX_FOLLOWERS} followers is reached; ask for changes",
+                f"cannot open an event stream: the limit of {MAX_FOLLOWERS} followers is reached; poll /changes",
             )
         mark_streaming(request.scope)
-        # Counted here and not when the stream starts, since other requests are admitted in between. Nothing is awaited until
-        # the response is called, which decrements the count at its end.
+        # Counted here and not at the start of the stream: other requests are admitted in between. The response decrements the
+        # count; nothing is awaited before it is called.
         self._live.followers += 1
         return _Follower(self._live, _streamed(request, self._live.follow(since), "text/event-stream"))
 

@@ -83,7 +83,7 @@ class AuthMiddleware:
         headers = Headers(scope=scope)
         refusal = (
             self._refusal_of_page(headers, scope, is_public)
-            or (None if is_public else self._refusal_of_person(headers, scope))
+            or (None if is_public else self._refusal_of_credentials(headers, scope))
             or _refusal_of_size(headers, head_bytes, most)
         )
         if refusal is None:
@@ -104,15 +104,15 @@ class AuthMiddleware:
         if not self._is_own(host):
             return (
                 HTTPStatus.BAD_REQUEST,
-                f"answer as {host[:100]!r}: that is not this manager's name; use its IP address",
+                f"answer for host {host[:100]!r}: it is not a name of this manager; use the manager's IP address",
             )
         # Links to the page are allowed from anywhere, e.g. from a web terminal.
         is_link = is_public and scope["method"] == "GET" and headers.get("sec-fetch-dest") == "document"
         if not is_link and _is_foreign(headers, f"{scope['scheme']}://{host}"):
-            return HTTPStatus.FORBIDDEN, "do this for another web page; use nnictl"
+            return HTTPStatus.FORBIDDEN, "accept a request from another web page; use nnictl"
         return None
 
-    def _refusal_of_person(self, headers: Headers, scope: Scope) -> _Refusal | None:
+    def _refusal_of_credentials(self, headers: Headers, scope: Scope) -> _Refusal | None:
         """The rejection of a request without valid credentials; None if allowed."""
         kind, _, token = headers.get("authorization", "").partition(" ")
         if kind.lower() == "bearer" and is_token(token.strip().encode(), self._session_auth.token):
@@ -121,12 +121,11 @@ class AuthMiddleware:
         if self._session_auth.is_authenticated(cookie, headers.get(KEY_HEADER, "")):
             if (scope["method"], scope["path"]) not in self._for_programs:
                 return None
-            return HTTPStatus.FORBIDDEN, "do this for a web page; use nnictl"
+            return HTTPStatus.FORBIDDEN, "accept this request from a web page; use nnictl"
         return (
             HTTPStatus.UNAUTHORIZED,
-            "accept a request without the manager's token; nnictl reads it itself, a browser uses the link that "
-            "`nnictl webui url` prints, and other programs send it as `Authorization: Bearer TOKEN`: it is in "
-            "manager-process.json in the experiment's folder",
+            "accept a request without the manager's token; use nnictl, open the link of `nnictl webui url` in a browser, "
+            "or send `Authorization: Bearer TOKEN` with the token in manager-process.json of the experiment's folder",
         )
 
     def _is_own(self, host_header: str) -> bool:
@@ -150,13 +149,16 @@ def _refusal_of_size(headers: Headers, head_bytes: int, most_body_bytes: int) ->
     if head_bytes > MAX_HEAD_BYTES:
         return (
             HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-            f"take an address and headers of more than {MAX_HEAD_BYTES} bytes; send less",
+            f"accept an address and headers of more than {MAX_HEAD_BYTES} bytes; send less",
         )
     length = headers.get("content-length", "0")
     if "transfer-encoding" in headers:
-        return HTTPStatus.LENGTH_REQUIRED, "take a body without Content-Length; send it"
+        return HTTPStatus.LENGTH_REQUIRED, "accept a body without Content-Length; send that header"
     if not length.isdecimal() or int(length) > most_body_bytes:
-        return HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"take more than {most_body_bytes} bytes; send less"
+        return (
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+            f"accept a body of more than {most_body_bytes} bytes; send less",
+        )
     return None
 
 
@@ -169,7 +171,7 @@ def _is_address(host: str) -> bool:
 
 
 def _is_foreign(headers: Headers, own_origin: str) -> bool:
-    """True if the browser reports another page as the origin. Other programs do not send these headers."""
+    """True if a browser reports another page as the origin. Programs other than browsers do not send these headers."""
     if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
         return True
     return any(origin.lower() != own_origin.lower() for origin in headers.getlist("origin"))

@@ -7,6 +7,7 @@ encoded once per change, regardless of the number of clients.
 
 import asyncio
 import json
+import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,14 +19,15 @@ from nni_manager.web.json_encoding import to_json
 
 INTERVAL_S = 0.5
 """Minimum interval between documents."""
-TIME_GOES_ON_S = 5.0
+ELAPSED_INTERVAL_S = 5.0
 """Interval at which followers of a running experiment receive its elapsed time."""
-STILL_THERE_S = 15.0
+KEEPALIVE_INTERVAL_S = 15.0
 """Interval of keep-alive comments to followers without changes."""
-# Each follower holds one of 200 connections. One person usually has one or two visible pages.
+# Each follower uses one of 200 connections. A person usually has one or two visible pages.
 MAX_FOLLOWERS = 50
-# Encoding a row takes 15 µs; the loop yields to other tasks after this many.
+# Encoding a row takes 15 µs; the event loop yields to other tasks after this many rows.
 _ROWS_AT_ONCE = 500
+_CURSOR = re.compile(r"([^.]*)\.([0-9]{1,15})\.([0-9]{1,15})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +44,8 @@ class Cursor:
     @classmethod
     def read(cls, text: str) -> "Cursor | None":
         """Parse a cursor; None if the text is not one."""
-        process, *numbers = text.split(".")
-        if len(numbers) != 2 or not all(
-            each.isascii() and each.isdecimal() and len(each) < 16 for each in numbers
-        ):
-            return None
-        return cls(process, int(numbers[0]), int(numbers[1]))
+        match = _CURSOR.fullmatch(text)
+        return None if match is None else cls(match[1], int(match[2]), int(match[3]))
 
 
 class ChangeFeed:
@@ -94,15 +92,15 @@ class ChangeFeed:
         """An endless text/event-stream: the changes since a cursor, then each new change."""
         sent_at_s = time.monotonic()
         while True:
-            goes_on = self._refreshed().experiment.state.counts_time
+            time_advances = self._refreshed().experiment.state.counts_time
             now = Cursor(self._process, self._revision, self._summaries)
-            silent_s = time.monotonic() - sent_at_s
-            if since != now or (goes_on and silent_s >= TIME_GOES_ON_S):
+            unsent_s = time.monotonic() - sent_at_s
+            if since != now or (time_advances and unsent_s >= ELAPSED_INTERVAL_S):
                 # Changes during encoding are part of the next document.
                 document = b"".join([piece async for piece in self.delta(since)])
                 yield b"event: changes\nid: %b\ndata: %b\n\n" % (str(now).encode(), document)
                 since, sent_at_s = now, time.monotonic()
-            elif silent_s >= STILL_THERE_S:
+            elif unsent_s >= KEEPALIVE_INTERVAL_S:
                 yield b": nothing new\n\n"
                 sent_at_s = time.monotonic()
             await asyncio.sleep(INTERVAL_S)

@@ -39,13 +39,15 @@ ExperimentBackend: TypeAlias = Union["Engine", "StoredExperimentReader"]
 Answer = TypeVar("Answer")
 # Enough for a search space, or for 10,000 results with a few hundred bytes of parameters each.
 MAX_CHANGE_BYTES = 4 * 1024 * 1024
-# For trials that the cluster restarts often.
+# Limits the response for a trial that the cluster restarts often.
 MAX_ATTEMPTS = 100
 MAX_ENDED_JOBS = 200
-# Long enough for a storage that is only slow.
+# A slow storage answers within this time; one that hangs does not.
 STORAGE_TIMEOUT_S = 10.0
 _MAX_DIGITS = 18
 _LAST_SEQUENCE_ID = 2**62
+# The query parameter `type` of metrics; None: both types.
+_IS_FINAL = {None: None, "FINAL": True, "PERIODICAL": False}
 
 
 class ExperimentRoutes:
@@ -62,7 +64,7 @@ class ExperimentRoutes:
 
     def operations(self) -> list[Operation]:
         """All operations."""
-        shown = self._shown
+        view_of = self._view_operation
         of_type = {"type": {"type": "string", "enum": ["FINAL", "PERIODICAL"]}}
         log_range: dict[str, Schema] = {
             "attempt": {"type": "integer", "minimum": 0},
@@ -74,9 +76,9 @@ class ExperimentRoutes:
         update_type = {"update_type": {"type": "string", "enum": list(UPDATE_TYPES)}}
         at, large = "/trial-jobs/{trial_id}", MAX_CHANGE_BYTES
         return [
-            shown("/check-status", "check_status", "The experiment's state.", serializers.status_view),
-            shown("/summary", "summary", "A summary of the experiment.", serializers.summary_view),
-            shown("/experiment", "experiment", "The experiment's profile.", serializers.profile_view),
+            view_of("/check-status", "check_status", "The experiment's state.", serializers.status_view),
+            view_of("/summary", "summary", "A summary of the experiment.", serializers.summary_view),
+            view_of("/experiment", "experiment", "The experiment's profile.", serializers.profile_view),
             Operation("/experiment", self.stop_experiment, ONE, "DELETE", 202),
             Operation(
                 "/experiment", self.update, ONE, "PUT", query=update_type, body=params, most_body_bytes=large
@@ -85,13 +87,13 @@ class ExperimentRoutes:
             Operation(
                 "/experiment/import-data", self.import_data, ONE, "POST", body=MANY, most_body_bytes=large
             ),
-            shown(
+            view_of(
                 "/experiment-metadata",
                 "metadata",
                 "The experiment as an item of a list of experiments.",
                 lambda snapshot: serializers.metadata_view(snapshot) | {"port": self._port},
             ),
-            shown(
+            view_of(
                 "/job-statistics",
                 "statistics",
                 "Counts of trials by status, without zero counts.",
@@ -109,7 +111,7 @@ class ExperimentRoutes:
             Operation("/importance", self.importance, ONE, query={"metric": {"type": "string"}}),
             Operation("/jobs", self.jobs, MANY),
             Operation("/experiments", self.experiments, MANY),
-            shown(
+            view_of(
                 "/configuration",
                 "configuration",
                 "The experiment's current configuration, without credentials.",
@@ -119,7 +121,7 @@ class ExperimentRoutes:
             Operation("/metric-data/{trial_id}", self.metrics_of_trial, MANY, query=of_type, refusals=(404,)),
             Operation("/metric-data-latest", self.latest_metrics, MANY),
             Operation("/metric-data-range/{first}/{last}", self.metrics_in_range, MANY),
-            shown(
+            view_of(
                 "/export-data",
                 "export",
                 "Parameters and final results of the trials.",
@@ -128,7 +130,7 @@ class ExperimentRoutes:
             ),
         ]
 
-    def _shown(
+    def _view_operation(
         self,
         path: str,
         name: str,
@@ -145,7 +147,7 @@ class ExperimentRoutes:
         return Operation(path, endpoint, answer)
 
     async def stop_experiment(self, _: Request) -> Response:
-        """Stop the experiment and end the manager; responds before that is done."""
+        """Stop the experiment and end the manager; the response does not wait for either."""
         self._engine.stop()
         self._end()
         return Json({"status": self._engine.snapshot().experiment.state.value}, status_code=202)
@@ -158,15 +160,15 @@ class ExperimentRoutes:
         params = profile.get("params") if isinstance(profile, dict) else None
         if not isinstance(params, dict):
             raise HTTPException(
-                400, 'cannot change the experiment: there are no params; send {"params": {"maxTrialNum": 20}}'
+                400,
+                'cannot change the experiment: the body has no params; send {"params": {"maxTrialNum": 20}}',
             )
         await changes.update(update_type, params)
         return Json({})
 
     async def import_data(self, request: Request) -> Response:
         """Import results of other experiments into the tuner: all of them, or none if one is invalid."""
-        changes = self._engine.changes
-        return Json(await changes.import_data(await body_of(request)))
+        return Json(await self._engine.changes.import_data(await body_of(request)))
 
     async def imported(self, _: Request) -> Response:
         """The results of other experiments that were imported into the tuner."""
@@ -178,14 +180,13 @@ class ExperimentRoutes:
         parameters = await body_of(request)
         if not isinstance(parameters, dict):
             raise HTTPException(
-                400, 'cannot begin a trial: its parameters are no mapping; send {"lr": 0.1}, say'
+                400, 'cannot start a trial: its parameters are not a mapping; send e.g. {"lr": 0.1}'
             )
         return self._started(await changes.propose(parameters))
 
     async def retry(self, request: Request) -> Response:
         """Start a trial with the parameters of a terminal trial that did not succeed; the old trial is unchanged."""
-        changes = self._engine.changes
-        return self._started(await changes.retry(self._trial_of(request)))
+        return self._started(await self._engine.changes.retry(self._trial_of(request)))
 
     @staticmethod
     def _started(trial: Trial) -> Response:
@@ -209,7 +210,7 @@ class ExperimentRoutes:
         return Json(serializers.trial_view(self._engine.snapshot(), self._trial_of(request)))
 
     async def stop_trial(self, request: Request) -> Response:
-        """Stop one trial; responds before it has ended."""
+        """Stop one trial; the response does not wait for its end."""
         trial = self._trial_of(request)
         if trial.state.is_terminal:
             raise HTTPException(409, f"cannot stop trial {trial.trial_id}: it is {trial.state.value} already")
@@ -236,8 +237,8 @@ class ExperimentRoutes:
         trial = self._trial_of(request)
         stream = next((each for each in LOGS if each.value == request.path_params["stream"]), None)
         if stream is None:
-            words = ", ".join(each.value for each in LOGS)
-            raise HTTPException(404, f"cannot find this log of trial {trial.trial_id}: there are {words}")
+            names = ", ".join(each.value for each in LOGS)
+            raise HTTPException(404, f"cannot find this log of trial {trial.trial_id}: its logs are {names}")
         read = partial(
             read_range,
             self._engine.folder,
@@ -293,7 +294,7 @@ class ExperimentRoutes:
         except (asyncio.TimeoutError, OSError) as error:
             why = str(error) or f"no answer within {STORAGE_TIMEOUT_S:.0f} s"
             raise HTTPException(
-                503, f"cannot read what the trial wrote: {why}; check the shared storage, or try again"
+                503, f"cannot read the files of the trial: {why}; check the shared storage, or try again"
             ) from error
 
     async def metrics(self, request: Request) -> Response:
@@ -375,12 +376,7 @@ def _sequence_id(request: Request, name: str) -> int:
 
 
 def _is_final(request: Request) -> bool | None:
-    match request.query_params.get("type"):
-        case None:
-            return None
-        case "FINAL":
-            return True
-        case "PERIODICAL":
-            return False
-        case other:
-            raise HTTPException(400, f"cannot use type={other}: write FINAL or PERIODICAL")
+    given = request.query_params.get("type")
+    if given not in _IS_FINAL:
+        raise HTTPException(400, f"cannot use type={given}: write FINAL or PERIODICAL")
+    return _IS_FINAL[given]

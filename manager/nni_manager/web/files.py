@@ -18,10 +18,10 @@ from starlette.responses import Response
 from nni_manager.web.compression import takes_gzip
 
 FOLDER = Path(__file__).parent / "page"
-# All of them serve the same document; the page's router reads the address.
+# All of these addresses serve the same document; the page's router reads the address.
 PLACES = ("/enter", "/oview", "/detail", "/experiment", "/jobs")
 CHARTS = "/page/plotly.min.js"
-# Not the system's MIME table, which varies for JavaScript; browsers run scripts only with the right type.
+# Not the system's MIME table, which varies for JavaScript; browsers run scripts only with the correct type.
 _TYPES = {
     ".html": "text/html",
     ".css": "text/css",
@@ -33,7 +33,7 @@ _TYPES = {
     ".woff2": "font/woff2",
 }
 _EDITION = re.compile(r"/page/([0-9a-f]{16})/")
-_KEPT_S = 365 * 24 * 3600
+_MAX_AGE_S = 365 * 24 * 3600
 # Already compressed formats.
 _PACKED = (".png", ".woff2")
 
@@ -56,7 +56,7 @@ class Files:
         } | dict.fromkeys(PLACES, folder / "index.html")
         if (charts := _chart_library()) is not None:
             self._paths[CHARTS] = charts
-        self._read = cache(self._read_anew)
+        self._read = cache(self._load)
 
     def __contains__(self, path: str) -> bool:
         """True if a file exists at this URL path."""
@@ -73,12 +73,12 @@ class Files:
         return digest.hexdigest()[:16]
 
     def answer(self, path: str, headers: Headers) -> Response:
-        """The response with an existing file, or 304 if the browser's copy is current."""
+        """The response with a file that must exist, or 304 if the browser's copy is current."""
         name, edition = _without_edition(path)
         file = self._read(self._paths[name])
         # A page of an earlier version may still request its own edition.
-        keep = f"max-age={_KEPT_S}, immutable" if edition == self.edition else "no-cache"
-        sent_headers = {"ETag": file.tag, "Cache-Control": keep, "Vary": "Accept-Encoding"}
+        cache_control = f"max-age={_MAX_AGE_S}, immutable" if edition == self.edition else "no-cache"
+        sent_headers = {"ETag": file.tag, "Cache-Control": cache_control, "Vary": "Accept-Encoding"}
         if file.tag in headers.get("if-none-match", ""):
             return Response(status_code=304, headers=sent_headers)
         content = file.content
@@ -86,7 +86,7 @@ class Files:
             content, sent_headers["Content-Encoding"] = file.packed, "gzip"
         return Response(content, headers=sent_headers, media_type=file.media_type)
 
-    def _read_anew(self, path: Path) -> _File:
+    def _load(self, path: Path) -> _File:
         content = path.read_bytes()
         if path.suffix == ".html":
             content = content.replace(b'"/page/', f'"/page/{self.edition}/'.encode())
@@ -101,7 +101,7 @@ def _without_edition(path: str) -> tuple[str, str]:
 
 
 def _chart_library() -> Path | None:
-    """The JavaScript file in the plotly package, found without its slow import (1 s); None if it is not installed."""
+    """The JavaScript file of the plotly package, or None without the package. Does not import it, which takes 1 s."""
     spec = importlib.util.find_spec("plotly")
     for folder in (spec.submodule_search_locations or ()) if spec is not None else ():
         if (path := Path(folder) / "package_data" / "plotly.min.js").is_file():

@@ -33,5 +33,7 @@ async def body_of(request: Request) -> Any:
         # Reject what a response cannot encode: NaN, numbers beyond floats, lone surrogates.
         json.dumps(document, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError) as error:
-        raise HTTPException(400, f"cannot read the request body: it is not JSON ({error}); fix it") from error
+        raise HTTPException(
+            400, f"cannot read the request body: it is not JSON ({error}); send JSON"
+        ) from error
     return document

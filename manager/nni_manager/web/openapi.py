@@ -32,17 +32,17 @@ _PATH_PARAMETERS: Mapping[str, Schema] = {
 }
 # Responses of `web.auth_middleware` to any operation.
 _REFUSALS_OF_ALL: Mapping[int, str] = {
-    400: "The request is for another name than the manager's, or a value in it cannot be used.",
+    400: "The Host header does not name this manager, or a value in the request is invalid.",
     401: "The token is missing or wrong.",
-    403: "A browser asks for another web page, or a change is asked for where an experiment is only viewed.",
-    411: "A body without Content-Length.",
-    413: "A body that is too large.",
-    431: "An address and headers that are too large.",
-    503: "The database, or the storage that trials write to, does not answer at present; try again.",
+    403: "The request comes from another web page, or would change an experiment that is only viewed.",
+    411: "The body has no Content-Length.",
+    413: "The body is too large.",
+    431: "The address and the headers are too large.",
+    503: "The database, or the storage that trials write to, does not answer now; try again.",
 }
 REFUSALS: Mapping[int, str] = {
-    404: "There is no such trial, or no such log.",
-    409: "Not in the present state of the trial or of the experiment: the message says of which.",
+    404: "The trial, or the log, does not exist.",
+    409: "The state of the trial or of the experiment does not allow the change; the message names the state.",
 }
 
 
@@ -50,8 +50,8 @@ REFUSALS: Mapping[int, str] = {
 class Operation:
     """One operation of the API. The first line of the endpoint's docstring is its summary.
 
-    `answer`: the schema of the response; None: text of the `media_type`. `refusals`: the statuses in REFUSALS that it may
-    return. `body`: the schema of the required request body; None: no body.
+    `answer`: the schema of the response; None: text of the `media_type`. `refusals`: the statuses in REFUSALS that the
+    endpoint may return. `body`: the schema of the required request body; None: no body.
     """
 
     path: str
@@ -112,7 +112,7 @@ def document(operations: Iterable[Operation], root: str, cookie_name: str) -> di
         "info": {
             "title": "trial-keeper: the manager of one experiment",
             "version": __version__,
-            "description": "Paths and answers are those of NNI's manager. Times are milliseconds since the epoch.",
+            "description": "Paths and responses are those of NNI's manager. Times are milliseconds since the epoch.",
         },
         "security": [{"token": []}, {"session": [], "key": []}],
         "paths": paths,

@@ -36,11 +36,11 @@ KEY_HEADER = "X-Trial-Keeper"
 MAX_OTHER_COOKIES = 40
 _COOKIE = "trial-keeper-"
 # A reserved key in the file of ended sessions; no session has this name.
-_NONE_FROM_BEFORE = ""
+_VALID_FROM = ""
 
 
 class SignOutNotStored(RetryableError):
-    """cannot end the session for good; free some space on the disk of the experiment's folder, then try again"""
+    """cannot store the end of the session; free some space on the disk of the experiment's folder, then try again"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,16 @@ class SessionAuth:
         """The expiry of each code, by its hash, which prevents timing attacks."""
         self._ended: dict[str, float] = {}
         """The original expiry of each ended session, by name."""
-        self._none_from_before_s = 0.0
+        self._valid_from_s = 0.0
         """Sessions that started before this time are rejected."""
         try:
             self._ended = {str(name): float(end) for name, end in json.loads(ended.read_bytes()).items()}
-            self._none_from_before_s = self._ended.pop(_NONE_FROM_BEFORE, 0.0)
+            self._valid_from_s = self._ended.pop(_VALID_FROM, 0.0)
         except FileNotFoundError:
             pass  # no session was ended
         except (OSError, ValueError, TypeError, AttributeError) as error:
             # The file is corrupt, so any earlier session may be an ended one: reject all, also after a restart.
-            self._none_from_before_s = float(int(now_s()))
+            self._valid_from_s = float(int(now_s()))
             log.warning("%s is corrupt (%r): all earlier sessions are ended", ended, error)
             with contextlib.suppress(OSError):  # the corrupt file has the same effect
                 self._store()
@@ -92,8 +92,8 @@ class SessionAuth:
 
     def begin(self, code: str) -> BrowserSession | None:
         """Exchange a login code for a session; None if the code is unknown, used or expired."""
-        works_until_s = self._codes.pop(_hashed(code), 0.0)
-        if works_until_s < self._now_s():
+        expires_at_s = self._codes.pop(_hashed(code), 0.0)
+        if expires_at_s < self._now_s():
             return None
         name = f"{secrets.token_hex(16)}.{int(self._now_s()) + SESSION_S}"
         return BrowserSession(f"{name}.{self._signed('cookie', name)}", self._signed("key", name))
@@ -113,7 +113,7 @@ class SessionAuth:
         if not (is_own and has_key) or name in self._ended:
             return False
         end_s = _end_of(name)
-        return end_s > self._now_s() and end_s - SESSION_S >= self._none_from_before_s
+        return end_s > self._now_s() and end_s - SESSION_S >= self._valid_from_s
 
     def end(self, cookie: str) -> None:
         """End the session, also across restarts of the manager.
@@ -128,14 +128,14 @@ class SessionAuth:
             self._store()
         except OSError as error:
             raise SignOutNotStored(
-                f"cannot write {self._ended_file}: {error.strerror}; the session has ended, and a manager that is started anew "
-                "would take it again: free some space there, then try again"
+                f"cannot write {self._ended_file}: {error.strerror}; the session has ended, but a restarted manager would "
+                "accept it again; free some space there, then sign out again"
             ) from error
 
     def _store(self) -> None:
         document = self._ended
-        if self._none_from_before_s + SESSION_S > self._now_s():
-            document = document | {_NONE_FROM_BEFORE: self._none_from_before_s}
+        if self._valid_from_s + SESSION_S > self._now_s():
+            document = document | {_VALID_FROM: self._valid_from_s}
         replace_file(self._ended_file, json.dumps(document).encode(), 0o600, is_durable=True)
 
     def _signed(self, what: str, name: str) -> str:

@@ -38,7 +38,7 @@ const signOut = h("button", { type: "button", class: "quiet", "data-test": "sign
 const banners = h("div", { role: "region", "aria-label": "Notices" });
 const lost = h("p", { class: "banner warn", "data-test": "banner-connection", role: "alert" });
 const readOnly = h("p", { class: "banner", "data-test": "banner-readonly" },
-  prose("This is a read-only view of what is stored: nothing can be changed here. `nnictl resume` goes on with the experiment."));
+  prose("This is a read-only view of stored data. `nnictl resume` resumes the experiment."));
 const main = h("main", { id: "main", tabindex: -1 });
 const spoken = h("div", { class: "unseen", role: "status", "aria-live": "polite" });
 
@@ -79,7 +79,7 @@ function show() {
   if (path !== "/enter") {
     if (live.connection === "locked") return fill(main, locked());
     if (live.summary === null) {
-      return fill(main, h("div", { class: "page narrow" }, h("p", { class: "empty" }, live.connection === "silent" ? "The manager does not answer. This page goes on trying." : "Loading the experiment…")));
+      return fill(main, h("div", { class: "page narrow" }, h("p", { class: "empty" }, live.connection === "silent" ? "The manager does not answer. This page retries automatically." : "Loading the experiment…")));
     }
   }
   page = make(context);
@@ -100,9 +100,9 @@ async function leave() {
 
 function locked() {
   return h("div", { class: "page narrow", "data-test": "locked" }, h("section", { class: "card" },
-    h("h1", {}, "This page needs a link of yours"),
+    h("h1", {}, "This page needs a login link"),
     h("p", {}, "Run ", h("code", {}, "nnictl webui url"), " where the experiment was created, and open the link that it prints. It lets in this browser alone."),
-    h("p", { class: "muted" }, "Once you are let in, in this or another tab, this page goes on by itself.")));
+    h("p", { class: "muted" }, "After a login in this or another tab, this page continues automatically.")));
 }
 
 const drawState = whenChanged((/** @type {string} */ status) => fill(state, badge(status)));
@@ -124,7 +124,7 @@ live.onConnection(() => {
   say(connection, CONNECTION_WORDS[now]);
   setAttribute(connection, "data-state", now);
   signOut.hidden = now === "loading" || now === "locked";
-  tellSilence();
+  showOutage();
   if (now === "locked" && page !== null && path !== "/enter") {
     page.close();
     page = null;
@@ -135,10 +135,10 @@ live.onConnection(() => {
 // Shown once per outage: a screen reader announces each change.
 const drawLost = whenChanged((/** @type {string} */ text) => fill(lost, prose(text)));
 
-function tellSilence() {
+function showOutage() {
   lost.hidden = live.connection !== "silent" || live.heardAtMs === 0;
   if (!lost.hidden) {
-    drawLost(`The manager has not answered since ${format.clock(live.heardAtMs)}: what you see is from then. Trials go on by themselves. This page goes on when the manager is back; if it died, \`nnictl resume\` brings it back.`);
+    drawLost(`The manager has not answered since ${format.clock(live.heardAtMs)}; this page shows the data of that time. Trials continue. This page reconnects automatically; if the manager died, \`nnictl resume\` starts another.`);
   }
 }
 

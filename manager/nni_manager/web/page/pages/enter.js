@@ -13,7 +13,7 @@ import { prose } from "../widgets/facts.js";
 export function enter({ live, go }) {
   const code = location.hash.slice(1);
   history.replaceState(null, "", "/enter");
-  const message = h("div", { "data-test": "enter-message", role: "status" }, h("p", {}, "Letting you in…"));
+  const message = h("div", { "data-test": "enter-message", role: "status" }, h("p", {}, "Logging in…"));
   const element = h("div", { class: "page narrow" }, h("section", { class: "card" }, h("h2", {}, "Welcome"), message));
 
   /** @param {string} text */

@@ -30,7 +30,7 @@ export function experiments(_) {
     shown = which.value;
     draw();
   } }, h("option", { value: "all" }, "All"), h("option", { value: "served" }, "With a page"), h("option", { value: "ended" }, "Not running"));
-  const titles = ["Id", "Name", "State", "Platform", "Started", "Ended", "Look at it"];
+  const titles = ["Id", "Name", "State", "Platform", "Started", "Ended", "How to open"];
   const box = card("Experiments", {}, h("div", { class: "bar" }, search, which),
     h("div", { class: "scroll-x", tabindex: 0, role: "region", "aria-label": "Table of experiments" },
       h("table", { class: "plain lines", "data-test": "experiments" }, h("caption", { class: "unseen" }, "Experiments"),
@@ -67,11 +67,11 @@ function line(each) {
     h("td", {}, plain(each.platform ?? "")),
     h("td", {}, time(each.startTime) ?? format.NOTHING),
     h("td", {}, time(each.endTime) ?? format.NOTHING),
-    h("td", {}, howToLook(each)));
+    h("td", {}, howToOpen(each)));
 }
 
 /** @param {KnownExperiment} each */
-function howToLook(each) {
+function howToOpen(each) {
   if (each.here) return "this page";
   // Each experiment's page requires its own link, which only its owner's nnictl can create.
   return isServed(each) ? command(`nnictl webui url ${each.id}`, "prints the link to its page") : command(`nnictl view ${each.id}`, "serves it read-only");

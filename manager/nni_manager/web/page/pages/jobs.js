@@ -37,7 +37,7 @@ export function jobs(_) {
       if (cell) say(cell, lastContactAgoS === null ? format.NOTHING : `${format.duration(lastContactAgoS)} ago`);
     });
     fill(total, format.counted(found.length, "job"));
-    fill(note, found.length === 0 ? "There is no job now. Each trial that begins has one." : null);
+    fill(note, found.length === 0 ? "There is no job now. Each trial starts in a job." : null);
   });
 }
 

@@ -35,7 +35,7 @@ export function overview({ live }) {
 
   const stop = h("button", { type: "button", class: "danger", "data-test": "stop", click: async () => {
     const isSure = await confirm("Stop this experiment?",
-      "Its running trials are stopped and its manager ends; so does this page. All data stays, and `nnictl resume` goes on with it.",
+      "Its running trials are stopped, then its manager and this page end. All data stays, and `nnictl resume` resumes the experiment.",
       "Stop the experiment");
     if (isSure) await attempt(api.stop, "The experiment is being stopped.");
   } }, "Stop experiment…");
@@ -108,7 +108,7 @@ function problemsOf(summary) {
   const isBusy = !format.isOver(summary.status) && (summary.counts["WAITING"] ?? 0) + (summary.counts["RUNNING"] ?? 0) > 0;
   if (isBusy && summary.keepers === 0 && summary.elapsedS >= NO_KEEPER_AFTER_S && !summary.problem && !summary.readOnly) {
     found.push(trouble("No keeper is connected",
-      "There are trials, and no trial keeper has a connection to the manager now. If this stays, look at the jobs page for how each job is heard, and at the log of a job on its cluster."));
+      "There are unfinished trials, but no trial keeper is connected to the manager. If this lasts, see the transport of each job on the jobs page, and the log of a job on its cluster."));
   }
   const silent = summary.latestWithoutResult;
   if (silent !== null) found.push(trouble("A trial succeeded without a result", `Trial ${silent.sequenceId} (${silent.id}): ${silent.message}`));

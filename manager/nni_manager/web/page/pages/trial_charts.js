@@ -149,7 +149,7 @@ export class TrialCharts {
       const left = this.#names.length > names.length ? ` The first ${MOST_AXES} of ${this.#names.length} parameters have an axis.` : "";
       return {
         ...parallelFigure(axes, shades, this.live.maximize),
-        words: `${format.counted(best.length, "trial")} of ${format.counted(all.length, "result")}${this.#of()}, each a line; the stronger its colour, the better its result.${some(rows.length, best.length)} Parameters with one value alone have no axis.${left}`,
+        words: `${format.counted(best.length, "trial")} of ${format.counted(all.length, "result")}${this.#of()}, each a line; the stronger its colour, the better its result.${some(rows.length, best.length)} Parameters with only one value have no axis.${left}`,
       };
     });
     return { show, close: () => chart.destroy() };
@@ -310,7 +310,7 @@ function importanceDrawing(importances, trials) {
   return {
     traces: [{ type: "bar", orientation: "h", x: sorted.map(({ value }) => value), y: sorted.map(({ name }) => label(short(name, 30))), text: sorted.map(({ value }) => format.percent(value * 100)), textposition: "auto", textangle: 0, hoverinfo: "skip", marker: { color: colours()["accent"] } }],
     layout: { xaxis: { title: "share of the differences between results", tickformat: ".0%", rangemode: "tozero" }, yaxis: { type: "category" }, margin: { l: 90, r: 16, t: 8, b: 44 } },
-    words: `What decides the result most is ${short(best?.name ?? "", 60)}, ${format.percent((best?.value ?? 0) * 100)}; computed from ${format.counted(trials, "trial")}.`,
+    words: `The most important parameter is ${short(best?.name ?? "", 60)}, ${format.percent((best?.value ?? 0) * 100)}; computed from ${format.counted(trials, "trial")}.`,
   };
 }
 
@@ -337,6 +337,6 @@ function sliceDrawing(all, name, of) {
       marker: { size: 6, opacity: 0.75, color: drawn.map((row) => row.seq), colorscale: [[0, colour["shade-low"]], [1, colour["shade-high"]]], showscale: true, colorbar: { title: { text: "trial no.", font: { size: 11 } }, thickness: 8, outlinewidth: 0, tickfont: { size: 10 } } },
     }],
     layout: { xaxis: { title: label(short(name, 40)), type: isNumeric ? (isSpread(low, high) ? "log" : "linear") : "category" }, yaxis: { title: "default metric" } },
-    words: `${format.counted(rows.length, "result")}${of} against ${short(name, 60)}${axis === null ? ", which has one value alone" : ""}; the colour tells which came when.${some(drawn.length, rows.length)}`,
+    words: `${format.counted(rows.length, "result")}${of} against ${short(name, 60)}${axis === null ? ", which has only one value" : ""}; the colour shows the order in time.${some(drawn.length, rows.length)}`,
   };
 }

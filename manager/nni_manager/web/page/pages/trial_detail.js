@@ -40,7 +40,7 @@ export function trialDetail(first, live) {
   const usageChart = new Chart("CPU and memory over time", { test: "usage-chart", note: "No figures have been reported yet.", height: 230 });
   const log = new LogView(id, () => !format.isEnded(row.state));
   const kill = h("button", { type: "button", class: "danger", "data-test": "kill", click: async () => {
-    if (await confirm(`Stop trial ${row.seq}?`, `Trial ${id} is stopped for good; the experiment goes on.`, "Stop the trial")) {
+    if (await confirm(`Stop trial ${row.seq}?`, `Trial ${id} is stopped and cannot be resumed; the experiment continues.`, "Stop the trial")) {
       await attempt(() => api.kill(id), `Trial ${row.seq} is being stopped.`);
     }
   } }, "Kill…");
@@ -135,7 +135,7 @@ function factsOf(trial) {
     ["Ended", time(trial.endTime)],
     ["Duration", run === null ? null : format.duration(run)],
     ["Attempt", trial.attempt === null ? null : format.count(trial.attempt)],
-    ["Begun again", trial.retries ? `${format.counted(trial.retries, "time")}, the cluster lost it` : null],
+    ["Retried", trial.retries ? `${format.counted(trial.retries, "time")}, because the cluster lost its job` : null],
     ["Parameters from", trial.isCustomized ? "a person" : "the tuner"],
     ["Job", jobOf(trial)],
     ["Transport", trial.transport && transportText(trial.transport, trial.lastContactAgoS)],
@@ -293,7 +293,7 @@ async function begun(action) {
   let said = "";
   const isDone = await attempt(async () => {
     const { sequenceId, trialJobId } = await action();
-    said = `Trial ${sequenceId} (${trialJobId}) begins.`;
+    said = `Trial ${sequenceId} (${trialJobId}) starts.`;
   });
   if (isDone) notify(said);
   return isDone;
@@ -348,6 +348,6 @@ function openClone(row, given) {
   } },
     h("p", { class: "muted" }, "Values are read as JSON: 0.1, true, \"text\"; what is no JSON is text. The trial is begun ahead of what the tuner proposes."),
     fields.map(({ name, input }) => h("label", {}, h("span", {}, short(name, 80)), input)),
-    h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "Begin this trial")));
+    h("div", { class: "buttons" }, h("button", { type: "submit", class: "primary" }, "Start this trial")));
   const { element } = openDialog(`Clone trial ${row.seq}`, [form]);
 }

@@ -102,7 +102,7 @@ export function trials({ live, announce }) {
   function show() {
     const all = live.rows.all.length;
     say(total, `${format.count(rows.length)} of ${format.counted(all, "trial")}`);
-    table.setRows(rows, all === 0 ? "No trial has begun yet. The first one appears here by itself." : "No trial matches. Remove a filter to see more.");
+    table.setRows(rows, all === 0 ? "No trial has started yet. Trials appear here automatically." : "No trial matches. Remove a filter to see more.");
     charts.setRows(rows, rows.length < all);
   }
 

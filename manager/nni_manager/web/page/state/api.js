@@ -82,7 +82,7 @@ async function ask(path, options = {}) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new Unreachable("What answers at this address is not the manager.", { cause: error });
+    throw new Unreachable("The server at this address is not the manager.", { cause: error });
   }
 }
 

@@ -25,6 +25,6 @@ export const NEXT = {
  */
 export function next(state, happening) {
   const following = NEXT[state][happening];
-  if (following === undefined) throw new Error(`${happening} cannot happen while ${state}`);
+  if (following === undefined) throw new Error(`${happening} cannot occur in state ${state}`);
   return following;
 }

@@ -143,7 +143,7 @@ export class Chart {
       library = await plotly();
     } catch {
       this.plot.hidden = true;
-      say(this.words, `${drawing.words} The chart itself cannot be drawn: the library for charts did not load. If this stays, `
+      say(this.words, `${drawing.words} The chart itself cannot be drawn: the library for charts did not load. If this lasts, `
         + "install it where the manager runs: pip install plotly.");
       return;
     }
