@@ -315,10 +315,10 @@ def test_an_experiment_whose_trials_report_nothing_ends_with_what_they_lack(plac
     assert error.startswith("ERROR: cannot find a best trial of experiment ")
     assert "none of 3 trials has a value; the last one that succeeded (" in error
     assert error.endswith(
-        "it reported no final result; call nni_sdk.report_final_result() in the training code, with a number"
+        "no final result was reported; call nni_sdk.report_final_result() with a number in the training code"
     )
     name = done.stdout.split("The experiment id is ")[1].split()[0]
-    assert " ".join(nnictl("trial", "ls", name).stdout.split()).count("(it reported no final result; ") == 3
+    assert " ".join(nnictl("trial", "ls", name).stdout.split()).count("(no final result was reported; ") == 3
     assert left_in(place) == []
 
 

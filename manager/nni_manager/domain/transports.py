@@ -112,7 +112,7 @@ class TransportTracker:
     # ---- events
 
     def track(self, job_id: str, now_s: float, *, expects_keeper: bool = True) -> None:
-        """Start to track a job that may exist; idempotent. `expects_keeper`: none of its keepers has ever connected."""
+        """Start tracking a job that may exist; idempotent. `expects_keeper`: none of its keepers has ever connected."""
         if job_id not in self._jobs:
             self._jobs[job_id] = _Job(now_s)
             self._schedule_poll(job_id, now_s + RECONNECT_GRACE_S)
@@ -125,7 +125,7 @@ class TransportTracker:
         self._unreachable.pop(job_id, None)
 
     def forget(self, job_id: str) -> None:
-        """Stop to track a job that has ended."""
+        """Stop tracking a job that has ended."""
         self.expect_no_keeper(job_id)
         self._jobs.pop(job_id, None)
 
@@ -221,20 +221,20 @@ class TransportTracker:
         job_id = _first_overdue(self._silent, now_s)
         if job_id is not None:
             without = (
-                ". A job that runs many trials (reuse) gets none without the network, and leaves after two minutes; where there "
-                "is no way, write reuse: false"
+                ". With reuse: true, jobs get trials only over the network, and end after two minutes without a trial; if the "
+                "network cannot be opened, set reuse: false"
                 if self.needs_network
                 else ""
             )
             return (
-                f"no keeper has connected for {MAX_SILENCE_S:g} s since job {job_id} was submitted; it was told {addresses}; "
-                f"see whether the cluster has started the job, then run `trial-keeper doctor` in its container{without}"
+                f"no keeper has connected within {MAX_SILENCE_S:g} s after job {job_id} was submitted; keepers use {addresses}; "
+                f"check whether the cluster has started the job, then run `trial-keeper doctor` in its container{without}"
             )
         if _first_overdue(self._unreachable, now_s) is not None:
             # One text for all jobs: a firewall that blocks one keeper blocks the others as well.
             return (
-                f"keepers do not reach {addresses}, so trials are followed over the shared storage, some seconds late; this does "
-                "no harm. To use the network, let containers connect to that address"
+                f"keepers cannot reach {addresses}; their reports are read from the shared storage, some seconds late, and none "
+                "is lost. To use the network, let containers connect to that address"
             )
         return ""
 
@@ -262,7 +262,7 @@ class TransportTracker:
 
 
 def _first_overdue(submitted_at_s: dict[str, float], now_s: float) -> str | None:
-    """The job that has waited longest, which is the first; None if it has not waited for too long."""
+    """The first job, which has waited longest; None if it has not waited for `MAX_SILENCE_S`."""
     longest = next(iter(submitted_at_s), None)
     is_overdue = longest is not None and now_s - submitted_at_s[longest] >= MAX_SILENCE_S
     return longest if is_overdue else None

@@ -36,8 +36,8 @@ from trial_keeper.wire.reasons import ExitReason
 # Failures that the training code did not cause; a retry may succeed.
 _FAULTS_OF_CLUSTER = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST)
 
-STOPPED_BEFORE_IT_BEGAN = "stopped before it began"
-_KEEPER_RESTARTED = "its keeper was started anew while the trial was being stopped"
+STOPPED_BEFORE_START = "stopped before it started"
+_KEEPER_RESTARTED = "its keeper restarted while the trial was being stopped"
 
 
 @dataclass(slots=True)
@@ -188,7 +188,7 @@ class TrialLifecycle:
         """Record that a task of a trial has started. `is_stopping`: the experiment stops."""
         trial, key = self.trials[event.key.trial_id], event.key
         if trial.state.is_terminal or trial.registered.is_lost(key):
-            return [events.CloseAttempt(key)]  # too late: the keeper ends the attempt
+            return [events.CloseAttempt(key)]  # the report is too late: the keeper ends the attempt
         if not trial.is_current(key) or trial.phase_of(key) in HAVE_BEGUN:
             return []
         self.scheduler.jobs.note_begun(trial.job_id, trial.trial_id)
@@ -344,10 +344,10 @@ class TrialLifecycle:
         """Queue a revoked trial that its keeper has returned."""
         job = self.scheduler.jobs.live.get(event.job_id)
         if job is None or event.trial_id not in job.revoking_ids:
-            return []  # the trial is terminal, or already assigned to another job
+            return []  # the trial is terminal, or assigned to another job already
         trial = self.trials[event.trial_id]
         if trial.stop_reason is not None:
-            return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_IT_BEGAN, event.at_s, now_s)
+            return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_START, event.at_s, now_s)
         self.scheduler.jobs.reclaim(job, trial.trial_id)
         trial.job_id = ""
         return [events.SaveTrial(trial)]
@@ -404,7 +404,7 @@ class TrialLifecycle:
         number = trial.retries + 1
         with self._counted(trial):
             lost = trial.lost(
-                f"the cluster lost it ({event.reason.value}); begun again, {number} of {self.budget.limits.max_retries}"
+                f"the cluster lost it ({event.reason.value}); retry {number} of {self.budget.limits.max_retries}"
             )
         self.scheduler.jobs.queue.appendleft(trial.trial_id)
         return [events.SaveTrial(trial), *map(_save_attempt, lost), events.DetachTrial(trial, event.job_id)]
@@ -443,10 +443,10 @@ class TrialLifecycle:
         trial.stop_reason = reason
         if not trial.job_id:
             self.scheduler.jobs.queue.remove(trial_id)
-            return self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
+            return self._lose(trial, reason, STOPPED_BEFORE_START, at_s, now_s)
         job = self.scheduler.jobs.live.get(trial.job_id)
         if job is not None and trial_id in job.prefetched_ids and trial.started_at_s is None:
-            lost = self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
+            lost = self._lose(trial, reason, STOPPED_BEFORE_START, at_s, now_s)
             return [*lost, events.CancelQueuedTrial(trial, reason)]
         return [events.SaveTrial(trial), self.scheduler.cancel(trial, reason, now_s)]
 

@@ -12,7 +12,7 @@ from nni_manager.backoff import delays_s
 from nni_manager.domain import events
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.trial import Trial, TrialState
-from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_IT_BEGAN
+from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_START
 from nni_manager.engine.connected_keepers import ConnectedKeepers
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
@@ -111,7 +111,7 @@ class ClusterJobs:
         except asyncio.CancelledError:
             if self._is_wanted(job):
                 raise
-            self._note_gone(job.job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
+            self._note_gone(job.job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_START)
             return
         finally:
             self._submitting.pop(job.job_id, None)
@@ -273,7 +273,7 @@ class ClusterJobs:
         if submission is not None:
             submission.cancel()
         elif not await self._service.stop(job_id) and job_id not in self._recovering:
-            self._note_gone(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
+            self._note_gone(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_START)
 
     def escalate(self, effect: events.EndJob | events.KillJob | events.AbandonJob) -> None:
         """Take the next step against a job that missed a stop deadline."""
