@@ -235,7 +235,7 @@ def test_trials_of_a_dead_manager_whose_database_is_torn_can_be_stopped(place, n
     assert processes_of(place), "its keepers and trials run on"
     done = nnictl("experiment", "delete", experiment_id)
     assert done.returncode == 1
-    assert "of its trials run, and nothing can be read of it" in done.stderr
+    assert "of its trials run, its files are unreadable" in done.stderr
     assert f"`nnictl stop {experiment_id}` first" in done.stderr
     done = nnictl("stop", experiment_id)
     assert done.returncode == 1
@@ -452,7 +452,7 @@ def test_a_second_interrupt_leaves_at_once_and_says_what_becomes_of_the_trials(p
     assert process.returncode == 130
     assert err.startswith(
         f"WARNING: experiment {name} ends without its manager: every trial was asked to stop, "
-        "and is killed after its grace period if it does not; "
+        "and is killed if it still runs after its grace period; "
     )
     assert len(processes_of(place)) > 0
     assert json.loads(nnictl("experiment", "list", "--json").stdout) == []

@@ -117,7 +117,7 @@ def test_every_limit_can_be_updated(manager, nnictl):
         (("update", "trialnum", "-v", "0"), "cannot use maxTrialNum: 0 is not what it must be"),
         (("update", "duration", "-v", "soon"), 'cannot use maxExecDuration: "soon"'),
         (("update", "concurrency", "-v", "two"), "cannot read this command line"),
-        (("update", "concurrency"), "cannot do without --value"),
+        (("update", "concurrency"), "cannot run without --value"),
         (("update", "searchspace", "-f", "nothing.json"), "cannot read nothing.json: there is no such file"),
         (("trial", "retry", "-T", "nope"), "cannot find trial 'nope'"),
     ],
@@ -182,4 +182,4 @@ def test_what_does_not_run_is_not_changed_and_the_way_out_is_named(a_real_experi
     ):
         code, out, err = nnictl(*arguments)
         assert (code, out) == (1, "")
-        assert "it does not run; `nnictl resume TESTEXPT` resumes it" in err
+        assert "it is not running; run `nnictl resume TESTEXPT`" in err

@@ -111,10 +111,8 @@ def schema(version: str | None) -> None:
     )
 )
 @click.argument("file", type=FILE)
-@click.option(
-    "--output", "-o", "to", type=FILE, metavar="FILE", help="Where to write it; without, to stdout."
-)
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--output", "-o", "to", type=FILE, metavar="FILE", help="Write to this file instead of stdout.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 def convert(file: Path, to: Path | None, force: bool) -> None:
     """Convert an experiment file from the NNI v1 schema to v2.
 
@@ -140,5 +138,5 @@ def _write(path: Path, text: str, force: bool) -> None:
             file.write(text)
     except FileExistsError as error:
         raise UserError(
-            f"cannot write {path}: it is there already; name another file, or replace it with --force"
+            f"cannot write {path}: the file exists already; name another file, or replace it with --force"
         ) from error

@@ -1,4 +1,4 @@
-"""Detects torn files of a SQLite database. SQLite takes an empty database for a new one, and a truncated log for a short one.
+"""Detects torn files of a SQLite database. SQLite treats an empty database as a new one, and a truncated log as a short one.
 
 Commits of a killed writer are in the write-ahead log. The log's index, the `-shm` file, counts its frames. A frame is
 counted only after it is on the disk, so a log with fewer frames than the index counts has lost some.
@@ -76,7 +76,7 @@ def find_damage(path: Path) -> str | None:
     if not size_bytes:
         return f"{path} is empty"
     if len(header) < _HEADER_BYTES and _MAGIC.startswith(header[: len(_MAGIC)]):
-        return f"{path} was cut to {size_bytes} bytes"
+        return f"{path} was truncated to {size_bytes} bytes"
     missing = _missing_frames(path)
     if missing is not None:
         return missing
@@ -89,7 +89,7 @@ def find_damage(path: Path) -> str | None:
             size_bytes, tries = _size_of(path), tries + 1
         # An interrupted checkpoint leaves such a file as well, but then the log has all the pages.
         if size_bytes < pages * page_bytes and not _reads_well(path):
-            return f"{path} was cut to {size_bytes} of {pages * page_bytes} bytes"
+            return f"{path} was truncated to {size_bytes} of {pages * page_bytes} bytes"
     return None
 
 
@@ -119,7 +119,7 @@ def _missing_frames(path: Path) -> str | None:
     expected_bytes = _WAL_HEADER_BYTES + frames * (page_bytes + _FRAME_HEADER_BYTES)
     if wal_bytes >= expected_bytes:
         return None
-    return f"{wal} was cut to {wal_bytes} of {expected_bytes} bytes"
+    return f"{wal} was truncated to {wal_bytes} of {expected_bytes} bytes"
 
 
 def _reads_well(path: Path) -> bool:

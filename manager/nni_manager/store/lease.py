@@ -32,14 +32,14 @@ _FILE_BYTES = 512
 
 
 class LeaseLost(UserError):
-    """cannot store anything more: another manager holds the experiment's lease; this one ends"""
+    """cannot store more: another manager holds the experiment's lease; this manager ends"""
 
     @classmethod
     def to(cls, holder: object, what: object) -> LeaseLost:
         """The error of a manager that `holder` has replaced. `what`: the thing that it can no longer write."""
         return cls(
             f"cannot write {what}: this manager did not renew its lease for {LEASE_TTL_S:.0f} s, and {holder} holds it now; "
-            "this one ends and stores nothing more, `nnictl experiment list` shows the other"
+            "this manager ends without storing more; `nnictl experiment list` shows the other one"
         )
 
 

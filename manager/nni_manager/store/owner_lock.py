@@ -38,7 +38,7 @@ class OwnerLock:
                     time.sleep(0.01)
             if _is_replaced(descriptor, self.path):
                 raise BlockingIOError(
-                    errno.EWOULDBLOCK, "another process has just taken it over", str(self.path)
+                    errno.EWOULDBLOCK, "another process has just replaced the lock file", str(self.path)
                 )
             yield
 
@@ -46,9 +46,8 @@ class OwnerLock:
     def taken_over(self, prepare: Callable[[Path], None]) -> Iterator[None]:
         """Own the folder although another process holds its lock: a new lock file replaces the old, locked one.
 
-        `prepare` receives the new file before it is renamed. It alone decides whether the other process is replaced, and raises
-        if
-        it is not.
+        `prepare` receives the new file before it is renamed. It decides whether the other process is replaced,
+        and raises if not.
 
         Raises:
             BlockingIOError: a third process is taking over the folder at this moment.
@@ -59,7 +58,7 @@ class OwnerLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_replaced(descriptor, successor):
                 raise BlockingIOError(
-                    errno.EWOULDBLOCK, "another process has just taken it over", str(self.path)
+                    errno.EWOULDBLOCK, "another process has just replaced the lock file", str(self.path)
                 )
             prepare(successor)
             os.replace(successor, self.path)
