@@ -50,6 +50,7 @@ from nni_manager.plain_text import escaped
 from nni_manager.store.copying import copy_store
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.torn_files import NOT_WHOLE
 from nni_manager.store.untrusted_store import copy_tables
 from nni_manager.training_service_factory import refuse_nameless_claim, storage_here
 from nni_manager.tuner.untrusted_metadata import strip_pickles
@@ -69,14 +70,14 @@ _FOLDERS = ("log", "code", "code-with-annotations")
 _IN_CODE = ("code_dir", "config_path", "job_file")
 # Depth of a trial's copy of the code below its attempt's folder. The copy is left out: the code has its own member.
 _CODE_DEPTH = 4
-
-
 # A manifest has three short fields.
 _MAX_MANIFEST_BYTES = 4096
 # Linux refuses longer arguments (MAX_ARG_STRLEN), so no experiment has a longer command.
 _MAX_COMMAND_BYTES = 128 * 1024
 # Length of the text that a message quotes from an archive.
 _MAX_REASON_CHARACTERS = 1000
+
+_UNPACK_ERRORS = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
 class ArchiveUnusable(UserError):
@@ -259,20 +260,7 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
 def _as_archive_unusable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (
-        tarfile.TarError,
-        gzip.BadGzipFile,
-        zlib.error,
-        EOFError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-        ConfigInvalid,
-        InternalError,
-    ) as error:
+    except (*NOT_WHOLE, *_UNPACK_ERRORS, ConfigInvalid, InternalError) as error:
         why = (
             "its content is nested too deeply"
             if isinstance(error, RecursionError)
@@ -390,7 +378,7 @@ def _open_to_read(folder: Path) -> None:
 
 
 def _unpack_code(code: Path, target: Path, limits: ArchiveLimits, path: Path) -> None:
-    """Unpack the code completely or not at all, because trials run what the folder holds."""
+    """Unpack the code completely or not at all, because trials run whatever code the folder contains."""
     with tempfile.TemporaryDirectory(dir=target, prefix=".loading-") as temporary:
         part = Path(temporary)
         with _as_archive_unusable(path):

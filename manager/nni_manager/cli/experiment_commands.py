@@ -199,7 +199,7 @@ def _delete(known: KnownExperiment) -> str | None:
 
         if still := processes_left(known.folder):
             output.warning(
-                f"experiment {known.experiment_id} is deleted while {still}; end them with `kill -9`"
+                f"experiment {known.experiment_id} is deleted although {still}; end them with `kill -9`"
             )
         with contextlib.suppress(NniManagerError):  # without its configuration, its share is unknown
             if why := remove_from_share(known.stored.config(), known.folder.workspace):

@@ -191,7 +191,7 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
             )
         else:
             output.warning(
-                f"experiment {name} is left as it is ({state}), and trials may still run: `nnictl resume {name}` "
+                f"experiment {name} keeps its state ({state}), and its trials may still run: `nnictl resume {name}` "
                 f"finds them, and `nnictl stop {name}` then stops them"
             )
     return INTERRUPTED

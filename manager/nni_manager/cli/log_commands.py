@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nni_manager.engine.shared_files import SharedFiles
     from nni_manager.engine.trial_logs import LogLocation
 
-# Too short to notice, and a poll costs only a few system calls.
+# Users do not notice this delay, and a poll needs only a few system calls.
 _FOLLOW_INTERVAL_S = 0.2
 _BLOCK_BYTES = 1 << 16
 

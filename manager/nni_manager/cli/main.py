@@ -77,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except OSError as error:
         if output.is_hangup(error):
-            # The reader has gone (`nnictl trial ls | head -1`). Redirect stdout so that the flush at exit does not fail.
+            # The reader closed the pipe (`nnictl trial ls | head -1`). Redirect stdout, so that the flush at exit does not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         output.error(

@@ -46,7 +46,7 @@ _state_dir = click.option(
 )  # fmt: skip
 @click.option(
     "--virtual-cluster", "virtual_clusters", metavar="NAME=CPUS,MB,GPUS", multiple=True,
-    help="Resources that its jobs share. Repeatable.  [default: default, with what this machine has]",
+    help="Resources that its jobs share. Repeatable.  [default: default, with all of this machine]",
 )  # fmt: skip
 @click.option(
     "--sandbox", type=click.Choice(["process", "podman"]), help="How tasks run.  [default: process]"

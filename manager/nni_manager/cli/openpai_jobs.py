@@ -409,10 +409,7 @@ def _tasks(detail: JobStatus) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _took(document: Any) -> str:
-    started, ended = (
-        document.get("launchedTime") or document.get("createdTime"),
-        document.get("completedTime"),
-    )
-    if started is None:
+    started_ms = document.get("launchedTime") or document.get("createdTime")
+    if started_ms is None:
         return ""
-    return output.duration((ended or time.time() * 1000) / 1000 - started / 1000)
+    return output.duration((document.get("completedTime") or time.time() * 1000) / 1000 - started_ms / 1000)

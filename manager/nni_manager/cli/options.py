@@ -14,7 +14,7 @@ from nni_manager.errors import NniManagerError, UserError
 
 Command = Callable[..., Any]
 FILE = click.Path(path_type=Path)
-# A longer list of completions is not readable.
+# A longer list of completions is hard to read.
 _MAX_COMPLETIONS = 200
 
 

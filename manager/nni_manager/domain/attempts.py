@@ -29,7 +29,7 @@ HAVE_BEGUN = HAVE_ENDED | UNDELIVERED
 
 
 class AttemptReport(Enum):
-    """What can happen to a registered attempt."""
+    """The events of a registered attempt."""
 
     STARTED = "started"
     ENDED = "ended"
@@ -107,10 +107,7 @@ class Attempts:
 
     def find(self, key: AttemptKey) -> RegisteredAttempt | None:
         """The registered attempt; None if it is not registered."""
-        for each in self.registered:
-            if each.key == key:
-                return each
-        return None
+        return next((each for each in self.registered if each.key == key), None)
 
     def current(self, task: str) -> RegisteredAttempt | None:
         """The attempt of a task that counts; None if none does."""

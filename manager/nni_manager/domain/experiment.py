@@ -26,7 +26,7 @@ from nni_manager.domain.transports import TransportTracker
 from nni_manager.domain.trial import Trial
 from nni_manager.domain.trial_lifecycle import TrialLifecycle
 
-# One refusal may concern a single job, e.g. a name that exists; three in a row concern the template or the account.
+# One refusal may concern a single job, e.g. a duplicate name. Three in a row concern the template or the account.
 MAX_REFUSALS_IN_A_ROW = 3
 
 
@@ -58,7 +58,7 @@ class ExperimentState(str, Enum):
 
 
 class ExperimentEvent(Enum):
-    """What can happen to an experiment as a whole."""
+    """The events of an experiment as a whole."""
 
     BEGUN = "begun"
     LIMIT_REACHED = "limit reached"

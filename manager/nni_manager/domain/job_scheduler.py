@@ -99,9 +99,7 @@ class JobScheduler:
             if trial.state.is_terminal and (had := self.jobs.live.get(trial.job_id)) is not None:
                 had.taken += 1
         if not self.reuses_jobs:
-            for (
-                job
-            ) in self.jobs.unassigned:  # without reuse, a job whose trial has ended has nothing left to do
+            for job in self.jobs.unassigned:  # its trial has ended
                 self.jobs.dismiss(job)
 
     # ---- keepers

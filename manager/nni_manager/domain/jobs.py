@@ -34,7 +34,7 @@ class JobState(Enum):
 
 
 class JobEvent(Enum):
-    """What can happen to a job."""
+    """The events of a job."""
 
     KEEPERS_IDLE = "keepers idle"
     TRIAL_GIVEN = "trial given"

@@ -15,7 +15,7 @@ from nni_manager.domain.limits import Limits
 
 @dataclass(slots=True)
 class SearchBudget:
-    """The limits and what has been used of them. `active_s`: the seconds counted before `_counting_since_s`."""
+    """The limits of an experiment, and their use so far. `active_s`: the seconds counted before `_counting_since_s`."""
 
     limits: Limits
     active_s: float = 0.0

@@ -24,7 +24,7 @@ MARGIN_S = 5.0
 CLUSTER_REPORT_TIMEOUT_S = 15.0
 # The kernel takes this long to free hundreds of gigabytes, or a GPU's memory.
 KILLED_TIMEOUT_S = 10.0
-# Storage shows what another machine wrote within 6 s; each further piece of data renews this deadline.
+# Shared storage shows data of another machine within 6 s. Each further piece of data renews this deadline.
 DRAINED_TIMEOUT_S = 8.0
 # A transaction takes milliseconds; on slow storage, a second or two.
 RECORDED_TIMEOUT_S = 5.0
@@ -41,11 +41,11 @@ class StopStage(Enum):
     KILLED = "the training service was asked to end it without grace"
     ABANDONED = "it may still run, and the manager no longer waits for it"
     COLLECTING = "it has ended, and the workspace is being read"
-    STALLED = "it has ended, and its remaining data can be neither read nor stored at present"
+    STALLED = "it has ended, and its remaining data can be neither read nor stored now"
 
 
 class StopEvent(Enum):
-    """What can happen to a job with a stop request."""
+    """The events of a job with a stop request."""
 
     OVERDUE = "overdue"
     DRAIN_ASKED = "leave asked"
@@ -119,7 +119,7 @@ class StopEscalation:
 
     @property
     def stalled(self) -> list[str]:
-        """The ended jobs whose remaining data can be neither read nor stored at present."""
+        """The ended jobs whose remaining data can be neither read nor stored now."""
         return [job_id for job_id, job in self._jobs.items() if job.stage is StopStage.STALLED]
 
     @property

@@ -7,8 +7,8 @@ connects puts its task back on GRPC. Both transports share the durable offsets, 
 Polls are handed out one at a time, and each job has at most one in progress, so the caller limits concurrency. A job is polled
 every `POLL_INTERVAL_S`, or less often when many jobs are unconnected: at most `MAX_POLLS_PER_S` in total. Times are monotonic.
 
-A keeper that cannot reach its manager cannot report it, and its trial would wait forever without a message. So jobs whose keepers
-have never connected are kept in the order of submission. Only the one that has waited longest is checked.
+A keeper that cannot reach its manager cannot report this problem, and its trial would wait forever without a message. So jobs
+whose keepers have never connected are kept in the order of submission, and the first of them is checked.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ RECONNECT_GRACE_S = 5.0
 POLL_INTERVAL_S = 2.0
 # One poll is about ten file system calls. A thousand unconnected trials are each polled every 20 s.
 MAX_POLLS_PER_S = 50.0
-# Long enough for a container to start from a cached image, short enough for a user who watches the first trial.
+# A container starts from a cached image in less; a user who watches the first trial does not wait longer.
 MAX_SILENCE_S = 60.0
 
 
@@ -36,7 +36,7 @@ class Transport(str, Enum):
 
 
 class TransportEvent(Enum):
-    """What can happen to a task's transport."""
+    """The events of a task's transport."""
 
     CONNECTED = "connected"
     LOST = "lost"
@@ -120,7 +120,7 @@ class TransportTracker:
                 self._silent[job_id] = now_s
 
     def expect_no_keeper(self, job_id: str) -> None:
-        """Report no missing connection of a job: a keeper has connected, or need not connect any more."""
+        """Stop reporting the missing connection of a job: a keeper has connected, or need not connect."""
         self._silent.pop(job_id, None)
         self._unreachable.pop(job_id, None)
 
@@ -216,7 +216,7 @@ class TransportTracker:
         return LastSeen(transport, min(contacts, default=None))
 
     def problem(self, now_s: float) -> str:
-        """A message for users; empty if no job has been silent for too long. It changes only if the silent job does."""
+        """A message for users; empty if no job has been silent for too long. The text changes only with the silent job."""
         addresses = " or ".join(self.addresses)
         job_id = _first_overdue(self._silent, now_s)
         if job_id is not None:

@@ -83,7 +83,7 @@ NO_FINAL_RESULT_IN_CHANGED_FILE = "the collected metrics contain no final result
 
 
 class TrialEvent(Enum):
-    """What can happen to a trial."""
+    """The events of a trial."""
 
     STARTED = "started"
     STOP_ASKED = "stop asked"

@@ -42,7 +42,7 @@ _KEEPER_RESTARTED = "its keeper restarted while the trial was being stopped"
 
 @dataclass(slots=True)
 class TrialLifecycle:
-    """All trials of the experiment, and what happens to them.
+    """All trials of the experiment, and the handlers of their events.
 
     `fail`: ends the experiment with a message, at a monotonic time.
     """
@@ -82,7 +82,7 @@ class TrialLifecycle:
         return trial.intermediate if self._is_cut_and_counts(trial) else None
 
     def _is_cut_and_counts(self, trial: Trial) -> bool:
-        # NNI also treats a trial that exceeded its time limit as early stopped.
+        # NNI also treats a trial that exceeded its time limit as stopped early.
         is_cut = trial.state in (TrialState.EARLY_STOPPED, TrialState.SYS_CANCELED)
         return is_cut and self.learns_from_early_stopped
 
@@ -99,7 +99,7 @@ class TrialLifecycle:
                 self.scheduler.jobs.queue.append(trial.trial_id)
 
     def begin(self, now_s: float) -> list[Effect]:
-        """Continue what an earlier manager has left unfinished."""
+        """Continue the unfinished trials of an earlier manager."""
         for trial in self.scheduler.trials_with_jobs:
             if trial.state is TrialState.STOPPING:  # the stop was requested from an earlier manager
                 self.scheduler.stops.stop_asked(trial.job_id, now_s, ends_job=True)
@@ -300,11 +300,11 @@ class TrialLifecycle:
         return [*self._close_when_complete(trial, now_s), events.CloseAttempt(key)]
 
     def _close_when_complete(self, trial: Trial, now_s: float) -> list[Effect]:
-        """Close the trial unless other tasks of it still run."""
+        """Close the trial unless another of its tasks still runs."""
         return [] if trial.ended is None or trial.has_task_in(*UNDELIVERED) else self._close(trial, now_s)
 
     def note_orphaned(self, key: AttemptKey) -> list[Effect]:
-        """Read the rest of an attempt whose keeper has left from the shared storage."""
+        """Read the remaining data of an attempt from the shared storage, after its keeper has ended."""
         trial = self.trials[key.trial_id]
         is_of_job = self.scheduler.reuses_jobs and not trial.state.is_terminal
         return [events.DrainAttempt(key)] if is_of_job and trial.phase_of(key) in UNDELIVERED else []
@@ -358,9 +358,9 @@ class TrialLifecycle:
         """Return, retry or fail the trials of a job that has ended. `is_running`: the experiment still starts trials."""
         trials = self.scheduler.trials_of(job)
         may_retry = is_running and event.reason in _FAULTS_OF_CLUSTER
-        is_a_bad_sign = event.was_supervised and not (job.ever_connected or job.state is JobState.DRAINING)
-        if self.scheduler.reuses_jobs and not trials and is_a_bad_sign and self.scheduler.jobs.queue:
-            # The next job would fail in the same way. Failing one queued trial per dead job bounds the number of resubmissions.
+        is_suspicious = event.was_supervised and not (job.ever_connected or job.state is JobState.DRAINING)
+        if self.scheduler.reuses_jobs and not trials and is_suspicious and self.scheduler.jobs.queue:
+            # The next job would fail in the same way. One queued trial fails per dead job, which limits the resubmissions.
             trial = self.trials[self.scheduler.jobs.queue.popleft()]
             return self._lose_to_cluster(trial, event, now_s, may_retry=may_retry)
         suspect, effects = self._suspect(trials, event), list[Effect]()
@@ -383,7 +383,7 @@ class TrialLifecycle:
         is_untouched = trial.trial_id in event.untouched
         may_return = event.is_clean or (is_untouched and not (is_suspect and trial.was_returned))
         if self.scheduler.reuses_jobs and may_return and trial.state is TrialState.WAITING:
-            # The job left after its idle timeout, or crashed before it started the trial. A trial that was charged for two
+            # The job ended after its idle timeout, or crashed before it started the trial. A trial that was charged for two
             # crashes is not dispatched to a third job.
             trial.was_returned |= is_suspect
             trial.job_id = ""

@@ -1,4 +1,4 @@
-"""Copies an experiment's database row by row into new tables of our own. Everything else in the file is ignored."""
+"""Copies an experiment's database row by row into a new database. Everything except the rows is ignored."""
 
 import json
 import sqlite3
@@ -39,7 +39,7 @@ def copy_store(
             connection.execute("BEGIN")
             connection.execute("DELETE FROM experiment")
             for (table,) in connection.execute(
-                # The copy has a lease of its own.
+                # The copy has its own lease.
                 "SELECT name FROM sqlite_master WHERE type = 'table' AND name <> 'lease'"
             ).fetchall():
                 # Table names come from our own schema.
@@ -68,7 +68,7 @@ def _check_times(times: dict[str, float | None]) -> None:
 
 
 def _check_contents(reader: StoreReader) -> None:
-    """Check what the schema does not: everything that becomes a path or a state."""
+    """Check the values that the schema does not check and that become a path or a state."""
     if not reader.experiment().state.is_over:
         raise ValueError("the experiment has not ended")
     trials = reader.trials()

@@ -63,7 +63,7 @@ OPEN_DATABASES = OpenDatabases()
 
 
 def find_damage(path: Path) -> str | None:
-    """A description of what is torn in a database's files; None if nothing is, or if only SQLite can detect it.
+    """A description of the damage to a torn database file; None: there is no damage, or only SQLite can detect it.
 
     This process must have no open connection to the database. SQLite opens it, for reading, only if it is shorter than its
     header states.
@@ -81,7 +81,7 @@ def find_damage(path: Path) -> str | None:
     if missing is not None:
         return missing
     if header.startswith(_MAGIC):
-        page_bytes = _page_bytes(header[16:18])
+        page_bytes = _page_bytes(int.from_bytes(header[16:18], "big"))
         pages = int.from_bytes(header[28:32], "big")
         tries = 0
         while size_bytes < pages * page_bytes and tries < _TRIES:  # a writer may be in a checkpoint
@@ -93,9 +93,8 @@ def find_damage(path: Path) -> str | None:
     return None
 
 
-def _page_bytes(field: bytes) -> int:
-    number = int.from_bytes(field, "big")
-    return 65536 if number == 1 else number
+def _page_bytes(field: int) -> int:
+    return 65536 if field == 1 else field
 
 
 def _missing_frames(path: Path) -> str | None:
@@ -110,7 +109,7 @@ def _missing_frames(path: Path) -> str | None:
             break
     else:
         return None
-    page_bytes = 65536 if page_field == 1 else page_field
+    page_bytes = _page_bytes(page_field)
     (backfilled,) = struct.unpack_from("=I", before, _BACKFILLED_AT)
     if not is_initialized or frames <= backfilled:
         return None  # the whole log is in the database

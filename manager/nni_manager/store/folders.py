@@ -26,7 +26,7 @@ from nni_manager.store.lease import (
 from nni_manager.store.owner_lock import OwnerLock
 from trial_keeper.wire.workspace import Workspace, replace_file
 
-# In such a folder any user may create files and folders, but remove only their own.
+# Any user may create files in such a folder, but remove only their own files.
 WORLD_WRITABLE_STICKY = 0o1777
 
 
@@ -51,7 +51,7 @@ class ManagerProcess:
     port: int
     version: str
     token: str = field(default="", repr=False)
-    """Token of its HTTP API. Empty if only its command line is known."""
+    """Token of its HTTP API; empty if only the command line of the process is known."""
     certificate_sha256: str | None = None
     """Fingerprint of the certificate for HTTPS; None: HTTP, on loopback."""
 
@@ -300,7 +300,7 @@ class ExperimentFolder:
                     f"cannot own experiment {name}: manager {elsewhere} owns it and still writes to {path}; "
                     f"stop it there with `nnictl stop {name}`"
                 )
-            # The file names the previous manager, whose pid and port may have been reused.
+            # The file names the previous manager; its pid and port may have been reused.
             self._process_json.unlink(missing_ok=True)
             lease = Lease(path, holder)
             try:

@@ -37,14 +37,14 @@ ROWS_TIMEOUT_S = 10.0
 _ROWS_AT_ONCE = 1_000
 # The cell pointer, the payload length, the header length, and one header byte for the only column.
 _MIN_BYTES_OF_ROW = 5
-# The current schema has 9 tables, with at most 21 columns.
+# The current schema has 9 tables with at most 21 columns each.
 _MAX_TABLES, _MAX_COLUMNS = 100, 100
 _STEPS_BETWEEN_CHECKS = 100_000
 _TYPES = ("INTEGER", "INT", "REAL", "TEXT", "BLOB")
 _NAME = re.compile("[a-z_]{1,64}")
 # SQLITE_LIMIT_LENGTH. Before Python 3.11 a longer field is refused only after it is read.
 _LIMIT_LENGTH = 0
-# A trial has two documents and a dozen other fields.
+# A trial has two documents and twelve small fields.
 _MAX_ROW = 4 * MAX_DOCUMENT
 _READ_PRAGMAS = ("user_version", "table_xinfo")
 
@@ -67,7 +67,7 @@ def copy_tables(source: Path, target: Path, *, is_bounded: bool = True) -> None:
     try:
         writer = sqlite3.connect(target, isolation_level=None)
         try:
-            # The copy is read once and removed, so it need not survive a crash.
+            # The copy is temporary, so it need not survive a crash.
             writer.execute("PRAGMA journal_mode = OFF")
             writer.execute("PRAGMA synchronous = OFF")
             writer.execute("BEGIN")
@@ -242,7 +242,7 @@ class _TableReader:
         is_read = action == sqlite3.SQLITE_READ and first in self._readable and database == "main"
         is_pragma = action == sqlite3.SQLITE_PRAGMA and first in _READ_PRAGMAS
         is_like = action == sqlite3.SQLITE_FUNCTION and second == "like"
-        # `source` names the view or trigger that requests the access.
+        # `source` is the name of the view or trigger that requests the access.
         is_allowed = source is None and (action == sqlite3.SQLITE_SELECT or is_read or is_pragma or is_like)
         return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 

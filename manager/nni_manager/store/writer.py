@@ -111,7 +111,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Commit what the block executes, or nothing of it."""
+        """Commit all statements of the block, or none."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -183,7 +183,7 @@ class Store:
         logs = [write for write in writes if isinstance(write, StreamWrite) and write.data]
         if logs:
             with write_errors(self._path):
-                self._check_epoch()  # a later rollback does not undo what is written to files
+                self._check_epoch()  # a later rollback does not undo writes to files
         sync_s = self._write_logs(logs)
         with write_errors(self._path):
             with self._transaction():
@@ -308,7 +308,7 @@ class Store:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
                     for piece in pieces:
-                        # Writes are positioned, so a retry overwrites what a failed commit has written.
+                        # Each write has its offset, so a retry overwrites the bytes of a failed commit.
                         _write_all_at(descriptor, piece.data + piece.postscript, piece.offset)
                     began_s = time.monotonic()
                     os.fdatasync(descriptor)
