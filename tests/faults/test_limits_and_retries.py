@@ -53,7 +53,7 @@ def test_a_trial_whose_keeper_is_killed_is_begun_again_and_only_its_last_attempt
     (trial,) = experiment.get("/trial-jobs")
     assert (trial["status"], trial["value"], trial["attempt"], trial["retries"]) == ("SUCCEEDED", 5, 1, 1)
     assert trial["jobId"] == f"{trial['id']}-1"
-    assert "the cluster lost it (keeper lost); begun again, 1 of 1" in trial["warning"]
+    assert "the cluster lost it (keeper lost); retry 1 of 1" in trial["warning"]
     assert [row.value for row in experiment.rows(trial["id"])] == ["1", "5"]
     with StoreReader(experiment.folder.database) as reader:
         first, second = reader.attempts(trial["id"])

@@ -102,7 +102,7 @@ def test_a_manager_that_was_frozen_and_replaced_stores_nothing_of_what_waited_in
         assert holder.pid == experiment.manager.pid
         assert last.startswith(f"cannot write {experiment.folder.path}")
         assert ("experiment.sqlite" in last) or wakes_first == "its heartbeat"
-        assert f"{holder} holds it now; this one ends and stores nothing more" in last
+        assert f"{holder} holds it now; this manager ends without storing more" in last
         assert "Traceback" not in experiment.folder.manager_stderr.read_text()
 
         (experiment.code / "gate").touch()

@@ -547,7 +547,7 @@ def test_a_job_that_is_lost_is_made_again_also_by_the_next_manager(a_real_experi
             await live.until(lambda: len(live.service.job_ids) == 3)
             (shown,) = await live.ask("GET", "/trial-jobs")
             assert (shown["state"], shown["retries"], shown["attempt"]) == ("WAITING", 2, None)
-            assert "begun again, 2 of 2" in shown["warning"]
+            assert "retry 2 of 2" in shown["warning"]
         async with a_manager(experiment, JobPresence.UNKNOWN) as live:
             trial = live.trial(0)
             lost = [(int(each.key.attempt_id), each.is_lost) for each in trial.registered.registered]

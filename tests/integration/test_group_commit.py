@@ -419,8 +419,8 @@ def test_a_store_without_room_says_how_much_there_is_and_goes_on_when_there_is_m
         waiting = [group.add([commit]) for commit in metrics(FLOOD, 5000)]
         while not group.problem:
             await asyncio.sleep(0)
-        assert "database or disk is full; it has 0 MB, and" in group.problem
-        assert "MB are free on its disk: free some space there" in group.problem
+        assert "database or disk is full; the file has 0 MB, and" in group.problem
+        assert "MB free: free some disk space" in group.problem
         assert not all(each.done() for each in waiting)
         store._connection.execute("PRAGMA max_page_count = 100000")
         await asyncio.wait_for(asyncio.gather(*waiting), 60)

@@ -278,7 +278,7 @@ def test_a_wrong_token_is_refused_without_showing_it(site):
     site.add_trial("exit 2")
     keeper = site.start_keeper(token="of-another-experiment", linger_s=0.5)
     assert keeper.wait() == 2
-    assert "its token does not belong to its job" in keeper.stderr
+    assert "its token is not valid for its job" in keeper.stderr
     assert "of-another-experiment" not in keeper.stderr
     assert site.manager.hellos == 1
 

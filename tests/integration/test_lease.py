@@ -106,7 +106,7 @@ def test_an_owner_of_another_machine_that_lives_is_not_replaced(folder):
         stop.set()
         counting.join()
     assert str(refused.value).startswith("cannot own experiment EXPTEST1: manager process 7 on node7, since ")
-    assert "stop it there first with `nnictl stop EXPTEST1`" in str(refused.value)
+    assert "stop it there with `nnictl stop EXPTEST1`" in str(refused.value)
 
 
 def test_an_owner_of_another_machine_that_counts_no_more_is_replaced(folder):
@@ -142,7 +142,7 @@ def test_a_holder_that_was_frozen_is_replaced_and_hears_of_it_when_it_wakes_up(f
             frozen.send_signal(signal.SIGCONT)
             assert frozen.stdout.readline() == (
                 f"cannot write {folder.path}: this manager did not renew its lease for 15 s, and {lease.holder} holds it now; "
-                "this one ends and stores nothing more, `nnictl experiment list` shows the other\n"
+                "this manager ends without storing more; `nnictl experiment list` shows the other one\n"
             )
             assert frozen.wait() == 0
             assert read_record(lock_of(folder)).holder == lease.holder  # the other left it alone
@@ -225,7 +225,7 @@ def test_a_lease_that_was_not_renewed_is_looked_at_before_anything_is_written(fo
     lease.check()  # the last heartbeat is recent: no file is read
     wakes_at_s = time.monotonic() + LEASE_TTL_S + 1
     monkeypatch.setattr("nni_manager.store.lease.time.monotonic", lambda: wakes_at_s)
-    with pytest.raises(LeaseLost, match=r"process 7 on node7, since .* holds it now; this one ends"):
+    with pytest.raises(LeaseLost, match=r"process 7 on node7, since .* holds it now; this manager ends"):
         lease.check()
     lease.release()
     assert read_record(lock_of(folder)).holder.host == "node7"

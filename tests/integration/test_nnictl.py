@@ -235,7 +235,7 @@ def test_trials_of_a_dead_manager_whose_database_is_torn_can_be_stopped(place, n
     assert processes_of(place), "its keepers and trials run on"
     done = nnictl("experiment", "delete", experiment_id)
     assert done.returncode == 1
-    assert "of its trials run, and nothing can be read of it" in done.stderr
+    assert "of its trials run, its files are unreadable" in done.stderr
     assert f"`nnictl stop {experiment_id}` first" in done.stderr
     done = nnictl("stop", experiment_id)
     assert done.returncode == 1
@@ -315,10 +315,10 @@ def test_an_experiment_whose_trials_report_nothing_ends_with_what_they_lack(plac
     assert error.startswith("ERROR: cannot find a best trial of experiment ")
     assert "none of 3 trials has a value; the last one that succeeded (" in error
     assert error.endswith(
-        "it reported no final result; call nni_sdk.report_final_result() in the training code, with a number"
+        "no final result was reported; call nni_sdk.report_final_result() with a number in the training code"
     )
     name = done.stdout.split("The experiment id is ")[1].split()[0]
-    assert " ".join(nnictl("trial", "ls", name).stdout.split()).count("(it reported no final result; ") == 3
+    assert " ".join(nnictl("trial", "ls", name).stdout.split()).count("(no final result was reported; ") == 3
     assert left_in(place) == []
 
 
@@ -452,7 +452,7 @@ def test_a_second_interrupt_leaves_at_once_and_says_what_becomes_of_the_trials(p
     assert process.returncode == 130
     assert err.startswith(
         f"WARNING: experiment {name} ends without its manager: every trial was asked to stop, "
-        "and is killed after its grace period if it does not; "
+        "and is killed if it still runs after its grace period; "
     )
     assert len(processes_of(place)) > 0
     assert json.loads(nnictl("experiment", "list", "--json").stdout) == []

@@ -14,6 +14,7 @@ from nni_manager.cli import main
 from nni_manager.engine import engine as engine_module
 from nni_manager.http_server import HttpServer, listen
 from nni_manager.store.folders import ManagerProcess, Registry
+from nni_manager.store.reader import StoreReader
 from nni_manager.training_services.base import JobEnded
 from nni_manager.web.api import ManagerApi
 from nni_manager.web.session_auth import SessionAuth
@@ -62,7 +63,9 @@ class Manager:
 
     @property
     def states(self):
-        return [trial.state.value for trial in list(self.engine.experiment.trials.values())]
+        """The states of the stored trials: nnictl finds trials in the database."""
+        with StoreReader(self.experiment.folder.database) as reader:
+            return [trial.state.value for trial in reader.trials()]
 
     def close(self):
         self._loop.call_soon_threadsafe(self._must_end.set)
@@ -117,7 +120,7 @@ def test_every_limit_can_be_updated(manager, nnictl):
         (("update", "trialnum", "-v", "0"), "cannot use maxTrialNum: 0 is not valid"),
         (("update", "duration", "-v", "soon"), 'cannot use maxExecDuration: "soon"'),
         (("update", "concurrency", "-v", "two"), "cannot read this command line"),
-        (("update", "concurrency"), "cannot do without --value"),
+        (("update", "concurrency"), "cannot run without --value"),
         (("update", "searchspace", "-f", "nothing.json"), "cannot read nothing.json: there is no such file"),
         (("trial", "retry", "-T", "nope"), "cannot find trial 'nope'"),
     ],
@@ -153,10 +156,10 @@ def test_a_trial_that_failed_is_retried(manager, nnictl):
     assert (code, "it is WAITING" in err) == (1, True)
     manager.lose_every_job()
     wait_until(lambda: manager.states == ["FAILED"], "the trial has failed")
-    code, out, err = nnictl("trial", "retry", "-T", trial.trial_id[:3])
+    code, out, err = nnictl("trial", "retry", "-T", trial.trial_id)
     assert (code, err) == (0, "")
     assert f"has the parameters of trial {trial.trial_id}" in out
-    assert manager.states == ["FAILED", "WAITING"]
+    wait_until(lambda: manager.states == ["FAILED", "WAITING"], "the new trial is stored")
 
 
 def test_results_are_imported_all_or_none_and_who_cannot_use_them_says_so(manager, nnictl, tmp_path):
@@ -182,4 +185,4 @@ def test_what_does_not_run_is_not_changed_and_the_way_out_is_named(a_real_experi
     ):
         code, out, err = nnictl(*arguments)
         assert (code, out) == (1, "")
-        assert "it does not run; `nnictl resume TESTEXPT` resumes it" in err
+        assert "it is not running; run `nnictl resume TESTEXPT`" in err

@@ -103,7 +103,7 @@ def test_a_cluster_that_refuses_every_job_ends_the_experiment_with_its_words(
     run.wait_for_status("ERROR")
     (error,) = run.experiment.get("/check-status")["errors"]
     assert error.startswith(
-        "cannot submit jobs: the cluster has refused 3 in a row, the last with this message: "
+        "cannot submit jobs: the cluster refused 3 jobs in a row, the last one with the message: "
     )
     assert says in error
     assert error.endswith("; fix the cause, then run `nnictl resume`")

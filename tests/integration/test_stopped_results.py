@@ -76,7 +76,7 @@ def test_a_stop_discards_no_final_result(a_real_experiment, config):
         ("USER_CANCELED", None, 128 + signal.SIGTERM),
         ("SUCCEEDED", None, 0),
     ]
-    assert trials[0]["why"] == "stopped by user, after it had reported its final result"
+    assert trials[0]["why"] == "stopped by user, after the final result was reported"
     assert (trials[3]["warning"], trials[3]["message"]) == (TRUNCATED, NO_FINAL_RESULT_IN_CHANGED_FILE)
     ids = [trial["id"] for trial in trials]
     exported = {each["trialJobId"]: each["value"] for each in experiment.get("/export-data")}

@@ -69,7 +69,7 @@ def test_the_first_reporter_owns_the_metrics_and_the_policy_ends_the_trial(a_rea
     assert [trial.state.value for trial in trials] == ["SUCCEEDED"] * 3
     for trial in trials:
         assert (trial.reporter, trial.value) == ("worker-0", 0.0)
-        assert "task worker-1 reports metrics as well" in trial.warning
+        assert "metrics of task worker-1 are ignored" in trial.warning
         with StoreReader(experiment.folder.database) as reader:
             assert {row.task for row in reader.metrics_of(trial.trial_id)} == {"worker-0"}
             assert len(reader.metrics_of(trial.trial_id)) == 2

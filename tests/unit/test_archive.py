@@ -53,7 +53,7 @@ def names_in(path):
 def test_a_saved_experiment_is_the_same_on_another_machine(saved, move, capsys):
     path = saved("--saveCodeDir")
     err = capsys.readouterr().err
-    assert err == f"WARNING: 2 links, pipes or unreadable files that trials left behind are not in {path}\n"
+    assert err == f"WARNING: {path} does not contain 2 links, pipes or unreadable files of trials\n"
     assert path.stat().st_mode & 0o777 == 0o600
     there = move("there")
     assert main.run(["experiment", "load", "-p", str(path), "-s", str(there / "space.json")]) == 0
@@ -100,11 +100,11 @@ def test_a_login_is_not_saved_and_is_asked_for_where_the_experiment_is_loaded(
     there = move("there")
     load = ["experiment", "load", "-p", str(path)]
     assert main.run(load) == 1
-    assert "there is no folder /none; name with --storage where " in capsys.readouterr().err
+    assert "there is no folder /none; set --storage to " in capsys.readouterr().err
     (there / "storage").mkdir()
     load += ["--storage", str(there / "storage")]
     assert main.run(load) == 1
-    assert "archives hold no login; set OPENPAI_TOKEN, or OPENPAI_PASSWORD, " in capsys.readouterr().err
+    assert "archives contain no login; set OPENPAI_TOKEN or OPENPAI_PASSWORD " in capsys.readouterr().err
     monkeypatch.setenv("OPENPAI_TOKEN", "another")
     assert main.run(load) == 0
     assert capsys.readouterr().out.endswith(", on OpenPAI http://pai.example\n")
@@ -123,7 +123,7 @@ def test_an_experiment_on_kubernetes_is_loaded_where_its_containers_look(saved, 
     there = move("there")
     load = ["experiment", "load", "-p", str(path)]
     assert main.run(load) == 1
-    assert "there is no folder /none; name with --storage where " in capsys.readouterr().err
+    assert "there is no folder /none; set --storage to " in capsys.readouterr().err
     (there / "storage").mkdir()
     assert main.run([*load, "--storage", str(there / "storage")]) == 0
     folder = ExperimentFolder(there / "nni-experiments/abc11111")
@@ -152,7 +152,7 @@ def test_code_that_was_not_saved_has_to_be_there(saved, move, capsys, here):
     (here / "code").rename(here / "moved")
     there = move("there")
     assert main.run(["experiment", "load", "-p", str(path)]) == 1
-    assert "it holds no code, and there is no folder " in capsys.readouterr().err
+    assert "it contains no code, and there is no folder " in capsys.readouterr().err
     assert list((there / "nni-experiments").iterdir()) == []
     assert main.run(["experiment", "load", "-p", str(path), "-c", str(here / "moved")]) == 0
 
@@ -162,14 +162,14 @@ def test_an_experiment_that_is_here_is_not_loaded_over(saved, capsys):
     capsys.readouterr()
     assert main.run(["experiment", "load", "-p", str(path)]) == 1
     assert capsys.readouterr().err == (
-        f"ERROR: cannot load {path}: experiment abc11111 is here already; `nnictl experiment delete abc11111` first\n"
+        f"ERROR: cannot load {path}: experiment abc11111 exists already; run `nnictl experiment delete abc11111` first\n"
     )
 
 
 def test_what_may_run_is_not_saved(saved, capsys, here):
     with pytest.raises(AssertionError):
         saved(state=ExperimentState.RUNNING)
-    assert "cannot save experiment abc11111: its manager died while it was RUNNING" in capsys.readouterr().err
+    assert "cannot save experiment abc11111: its manager exited in state RUNNING" in capsys.readouterr().err
     assert sorted(path.name for path in here.iterdir()) == ["code", "nni-experiments", "state"]
 
 
@@ -185,9 +185,9 @@ def test_a_tuner_of_ones_own_is_looked_for_beside_the_code_or_where_it_was(saved
         code = there / "nni-experiments/abc11111/saved-code"
         expected = here / "elsewhere" if number else code
         assert out.endswith(f"runs `python3 train.py` in {code} and demo.Demo of {expected}\n")
-        assert (
-            f"WARNING: there is no folder {expected} here: put the code of demo.Demo there" in err
-        ) == bool(number)
+        assert (f"WARNING: there is no folder {expected}; put the code of demo.Demo there" in err) == bool(
+            number
+        )
         move("here")
         path.unlink()
         shutil.rmtree(here / "nni-experiments")
@@ -222,7 +222,8 @@ def test_what_is_not_of_an_experiment_is_refused_and_nothing_is_left(saved, move
     assert main.run(["experiment", "load", "-p", str(path)]) == 1
     err = capsys.readouterr().err
     assert (
-        f"ERROR: cannot load {path}: it is no archive that `nnictl experiment save` made, or not whole" in err
+        f"ERROR: cannot load {path}: it is not an archive of `nnictl experiment save`, or it is incomplete"
+        in err
     )
     assert list((there / "nni-experiments").iterdir()) == []
     assert list(tmp_path.rglob("evil")) == []
@@ -276,7 +277,7 @@ def test_a_file_that_is_no_archive_is_said_to_be_none(here, capsys, content):
     (here / "x.tar.gz").write_bytes(content)
     assert main.run(["experiment", "load", "-p", str(here / "x.tar.gz")]) == 1
     err = capsys.readouterr().err
-    assert err.startswith(f"ERROR: cannot load {here}/x.tar.gz: it is no archive that ")
+    assert err.startswith(f"ERROR: cannot load {here}/x.tar.gz: it is not an archive of ")
     assert (err.count("\n"), list((here / "nni-experiments").iterdir())) == (1, [])
 
 

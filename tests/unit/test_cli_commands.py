@@ -130,9 +130,9 @@ def test_a_group_without_a_command_shows_its_help_as_an_error(nnictl):
         (["creat"], "cannot find the command nnictl creat; did you mean create? `nnictl --help` shows"),
         (["trial", "list"], "cannot find the command nnictl trial list; "),
         (["create", "--confg", "x"], "cannot use option --confg of nnictl create; did you mean --config? "),
-        (["create"], "cannot do without --config / -c; `nnictl create --help` shows"),
-        (["create", "-c", "x", "-p", "http"], "cannot use --port http: it is no number from 1 to 65534 and not auto; "),
-        (["create", "-c", "x", "-p", "65535"], "cannot use --port 65535: it is no number from 1 to 65534"),
+        (["create"], "cannot run without --config / -c; `nnictl create --help` shows"),
+        (["create", "-c", "x", "-p", "http"], "cannot use --port http: it is neither a number from 1 to 65534 nor auto; "),
+        (["create", "-c", "x", "-p", "65535"], "cannot use --port 65535: it is neither a number from 1 to 65534"),
         (["trial", "ls", "a", "b"], "cannot read this command line: Got unexpected extra argument (b); "),
         (["trial", "ls", "--head", "1", "--tail", "1"], "cannot use --head and --tail together; leave one out"),
         (["stop", "abc", "--all"], "cannot use more than one of ID, --all and --port; "),
@@ -141,8 +141,8 @@ def test_a_group_without_a_command_shows_its_help_as_an_error(nnictl):
         (["create", "-c", "none.yml"], "cannot read none.yml: there is no such file; check the path"),
         (["create", "-c", "no/none.yml"], "cannot read no/none.yml: there is no such file; check the path"),
         (["stop"], "cannot find a running experiment; "),
-        (["experiment", "delete"], "cannot tell what to delete; give the ID of an experiment, or --all "),
-        (["experiment", "delete", "x", "--all"], "cannot tell what to delete; "),
+        (["experiment", "delete"], "cannot delete: exactly one of ID and --all is needed; "),
+        (["experiment", "delete", "x", "--all"], "cannot delete: exactly one of ID and --all is needed; "),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
@@ -273,7 +273,7 @@ def test_a_lock_that_cannot_be_opened_does_not_hide_the_other_experiments(nnictl
     an_experiment("abd22222")
     code, out, err = nnictl("experiment", "list", "--all")
     assert (code, "UNREADABLE" in out, "abd22222" in out) == (0, True, True)
-    assert "WARNING: experiment abc11111: cannot tell whether experiment abc11111 runs: " in err
+    assert "WARNING: experiment abc11111: cannot determine whether experiment abc11111 runs: " in err
 
 
 def test_experiments_whose_folders_are_gone_and_that_do_not_run_are_forgotten_at_one_look(
@@ -388,7 +388,9 @@ def test_bytes_of_a_trials_metrics_that_were_no_record_are_told(nnictl, an_exper
     store.close()
     code, out, err = nnictl("trial", "ls", "abc11111")
     assert (code, "t0" in out) == (0, True)
-    assert err.startswith("WARNING: trial t1: 24 bytes of its metrics were no records and do not count; ")
+    assert err.startswith(
+        "WARNING: trial t1: 24 bytes of its metrics are not valid records and are ignored; "
+    )
     assert err.count("\n") == 1
 
 
@@ -490,12 +492,12 @@ def test_what_runs_or_may_run_is_not_deleted(nnictl, an_experiment):
     code, _, err = nnictl("experiment", "delete", "abc", "--yes", "--force")
     assert (code, err) == (
         1,
-        "ERROR: cannot delete experiment abc11111: it runs; `nnictl stop abc11111` first\n",
+        "ERROR: cannot delete experiment abc11111: it is running; run `nnictl stop abc11111` first\n",
     )
     code, _, err = nnictl("experiment", "delete", "abd", "--yes")
     assert code == 1
     assert err.startswith(
-        "ERROR: cannot delete experiment abd22222: its manager died while it was INITIALIZED, "
+        "ERROR: cannot delete experiment abd22222: its manager exited in state INITIALIZED, "
         f"and 1 process ({trial.pid}) of its trials run; "
     )
     code, out, err = nnictl("experiment", "delete", "--all", "--yes")
@@ -544,7 +546,7 @@ def test_what_runs_on_a_cluster_that_cannot_be_asked_is_not_deleted(nnictl, an_e
         connection.commit()
     code, _, err = nnictl("experiment", "delete", "abd", "--yes")
     assert code == 1
-    assert "died while it was INITIALIZED, and 1 job (aB3dE) on its cluster may run; `nnictl resume" in err
+    assert "exited in state INITIALIZED, and 1 job (aB3dE) on its cluster may run; run `nnictl resume" in err
 
 
 @pytest.mark.parametrize("spoilt", ["database", "entry", "lock"])

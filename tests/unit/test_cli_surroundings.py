@@ -125,7 +125,7 @@ def test_an_experiment_is_saved_into_a_folder_that_is_there(nnictl, an_experimen
     code, _, err = nnictl("experiment", "save", "abc11111", "--path", str(tmp_path / "none" / "a.tar.gz"))
     assert (code, err) == (
         1,
-        f"ERROR: cannot write {tmp_path}/none/a.tar.gz: there is no folder {tmp_path}/none; make it, or name another\n",
+        f"ERROR: cannot write {tmp_path}/none/a.tar.gz: there is no folder {tmp_path}/none; create it, or name another\n",
     )
 
 
@@ -205,7 +205,7 @@ def test_an_experiment_that_is_not_served_has_no_address(nnictl, an_experiment):
     an_experiment("abc11111")
     code, out, err = nnictl("webui", "url", "abc")
     assert (code, out) == (1, "")
-    assert err.endswith("it does not run; `nnictl view abc11111` serves what is stored of it\n")
+    assert err.endswith("it is not running; `nnictl view abc11111` serves its stored data\n")
 
 
 # ---- platform
@@ -238,7 +238,7 @@ def test_what_trials_of_experiments_that_are_over_left_is_cleaned_and_nothing_el
     before = sorted(path for path in storage.rglob("*") if "done1111" not in path.parts)
     code, out, err = nnictl("platform", "clean", "-c", str(home / "pai.yml"), "--yes")
     assert (code, out) == (0, f"INFO: Removed 2 folders and files from {roots['done1111']}\n")
-    assert [line.split(" stays: ")[0] for line in err.splitlines()] == [
+    assert [line.split(" is kept: ")[0] for line in err.splitlines()] == [
         f"WARNING: {roots[name]}" for name in ("alien111", "died1111", "else1111", "runs1111")
     ]
     assert sorted(path.name for path in roots["done1111"].rglob("*")) == ["manager.json", "trials"]

@@ -149,7 +149,7 @@ def test_a_failed_trial_is_told_on_one_line(changed, says):
         (a_summary("DONE", counts={"SUCCEEDED": 20}, best=BEST, latestWithoutResult=SILENT), None),
         (a_summary("DONE", counts={"SUCCEEDED": 19, "FAILED": 1}, latestFailures=[a_trial()], latestWithoutResult=SILENT),
          "cannot find a best trial of experiment GvTf2bVe: none of 20 trials has a value; the last one that succeeded (s1Ent): "
-         "it reported no final result; call nni_sdk.report_final_result()"),
+         "no final result was reported; call nni_sdk.report_final_result()"),
         (a_summary("DONE", counts={"FAILED": 3}, latestFailures=[a_trial()]),
          "cannot finish experiment GvTf2bVe: none of 3 trials succeeded; the last one (aB3dE): exit code 1: ModuleNotFoundError"),
         (a_summary("DONE", counts={"USER_CANCELED": 3}),
@@ -170,7 +170,7 @@ def test_a_success_without_a_value_says_what_it_lacks_once_for_all_trials_that_l
         summary = a_summary(counts={"SUCCEEDED": 1}, latestWithoutResult=trial)
         lines.show(summary)
     assert capsys.readouterr().err == f"WARNING: trial s1Ent succeeded without a value: {NO_FINAL_RESULT}\n"
-    assert "no value trial other: it reported no final result; " in " ".join(drawn(summary).split())
+    assert "no value trial other: no final result was reported; " in " ".join(drawn(summary).split())
     assert watch.trial_cells(SILENT)[2].endswith(f"  ({NO_FINAL_RESULT})")
     assert watch.trial_cells(BEST)[2].endswith('"a[b]"}')
 

@@ -141,7 +141,9 @@ def test_a_converted_file_replaces_no_other_unless_forced_and_is_its_owners_alon
     (here / "new.yml").write_text("mine")
     code, _, err = nnictl("config", "convert", GOOD, "-o", "new.yml")
     assert (code, (here / "new.yml").read_text()) == (1, "mine")
-    assert "cannot write new.yml: it is there already; name another file, or replace it with --force" in err
+    assert (
+        "cannot write new.yml: the file exists already; name another file, or replace it with --force" in err
+    )
     assert nnictl("config", "convert", GOOD, "-o", "new.yml", "--force")[0] == 0
     assert read_experiment_file(here / "new.yml").trial_command == "python3 mnist.py"
 

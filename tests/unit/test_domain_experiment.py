@@ -1312,7 +1312,7 @@ def test_a_trial_that_the_cluster_lost_begins_again_with_empty_hands(a_search) -
     trial = search.trial("t0")
     assert DetachTrial(trial, "t0") in effects
     assert (trial.state, trial.final, trial.retries) == (TrialState.WAITING, None, 1)
-    assert "begun again, 1 of 1" in trial.warning
+    assert "retry 1 of 1" in trial.warning
     assert search.submitted == ["t0", "t0-1"]
     search.start("t0", attempt=0)  # a ghost of the attempt that was lost
     search.report("t0", "0.8")

@@ -68,7 +68,7 @@ def test_of_a_chunk_that_overlaps_only_the_rest_is_new(a_receiver) -> None:
 
 def test_a_gap_is_an_error_that_names_what_is_missing(a_receiver) -> None:
     receiver = a_receiver(stdout=3)
-    with pytest.raises(OffsetGap, match="from offset 4: only 3 bytes are here"):
+    with pytest.raises(OffsetGap, match="from offset 4: only 3 bytes have arrived"):
         receiver.take(STDOUT, 4, b"o")
     assert receiver.received(STDOUT) == 3
 

@@ -88,7 +88,7 @@ def test_each_refusal_ends_one_trial_and_the_third_in_a_row_the_experiment_with_
     assert search.experiment.state is ExperimentState.ERROR
     assert search.is_finished
     assert search.experiment.error == (
-        f"cannot submit jobs: the cluster has refused 3 in a row, the last with this message: {REFUSED}; fix the cause, then "
+        f"cannot submit jobs: the cluster refused 3 jobs in a row, the last one with the message: {REFUSED}; fix the cause, then "
         "run `nnictl resume`"
     )
 

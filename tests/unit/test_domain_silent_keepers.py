@@ -18,14 +18,14 @@ def transports() -> TransportTracker:
 def test_a_job_whose_keeper_is_not_heard_for_a_minute_is_a_problem(transports: TransportTracker) -> None:
     assert transports.problem(100 + SOON) == ""
     problem = transports.problem(100 + LATE)
-    assert problem.startswith("no keeper has connected for 60 s since job first was submitted")
-    assert "it was told 10.0.0.7:8081;" in problem
+    assert problem.startswith("no keeper has connected within 60 s after job first was submitted")
+    assert "keepers use 10.0.0.7:8081;" in problem
     assert "run `trial-keeper doctor` in its container" in problem
 
 
 def test_all_addresses_are_named(transports: TransportTracker) -> None:
     transports.addresses = ("manager:8081", "10.0.0.7:8081")
-    assert "it was told manager:8081 or 10.0.0.7:8081;" in transports.problem(100 + LATE)
+    assert "keepers use manager:8081 or 10.0.0.7:8081;" in transports.problem(100 + LATE)
 
 
 def test_the_words_stay_the_same_however_long_it_lasts(transports: TransportTracker) -> None:
@@ -74,7 +74,7 @@ def test_a_job_that_is_found_at_work_is_told_of_in_other_words_and_after_those_t
     transports.found("second", "main-0", 110.0, has_new_data=True)
     told = transports.problem(110 + LATE)
     assert told.startswith(
-        "keepers do not reach 10.0.0.7:8081, so trials are followed over the shared storage"
+        "keepers cannot reach 10.0.0.7:8081; their reports are read from the shared storage"
     )
     transports.forget("first")
     assert transports.problem(110 + LATE) == told, "the same words for any of them"
@@ -89,11 +89,11 @@ def test_a_job_that_was_found_is_not_silent_again_and_one_nobody_waits_for_is_no
     transports.track("first", 120.0)
     transports.forget("second")
     transports.found("second", "main-0", 110.0, has_new_data=True)
-    assert transports.problem(100 + LATE).startswith("keepers do not reach")
+    assert transports.problem(100 + LATE).startswith("keepers cannot reach")
     transports.forget("first")
     assert transports.problem(1e6) == ""
 
 
 def test_jobs_that_need_the_network_say_so(transports: TransportTracker) -> None:
     transports.needs_network = True
-    assert "write reuse: false" in transports.problem(100 + LATE)
+    assert "set reuse: false" in transports.problem(100 + LATE)

@@ -160,7 +160,7 @@ def test_a_final_record_before_the_stop_makes_the_trial_a_success(
     trial.finished(an_end(reason, code, metrics_size_at_stop=101))
     trial.apply(TrialEvent.CLOSED)
     assert (trial.state, trial.reason, trial.exit_code) == (TrialState.SUCCEEDED, ExitReason.SUCCEEDED, code)
-    assert trial.message == f"{reason.value}, after it had reported its final result"
+    assert trial.message == f"{reason.value}, after the final result was reported"
     assert trial.stop_reason is reason
     assert trial.result == "0.5"
 

@@ -259,7 +259,7 @@ def test_the_table_knows_every_event_of_every_stage_that_can_meet_it() -> None:
         if not (event is StopEvent.OVERDUE and stage in without_deadline)
     }
     assert TRANSITIONS.keys() == expected
-    assert set(FIRST.values()) | set(TRANSITIONS.values()) | {StopStage.TOLD} == set(StopStage)
+    assert set(FIRST.values()) | set(TRANSITIONS.values()) | {StopStage.STOP_SENT} == set(StopStage)
 
 
 EVENTS = st.sampled_from([event for event in StopEvent if event is not StopEvent.OVERDUE])

@@ -110,7 +110,8 @@ def test_a_log_that_lost_transactions_is_named_with_the_remedy_and_stays_as_it_i
         with pytest.raises(StoreUnusable) as refused:
             opens(killed) if opens is StoreReader else opens(killed, tmp_path)
         assert str(refused.value).startswith(
-            f"cannot use the experiment's database: {log} was cut to {left} of {expected} bytes; restore the file from a copy"
+            f"cannot use the experiment's database: {log} was truncated to {left} of {expected} bytes; "
+            "restore the file from a copy"
         )
         assert f"or remove {killed}-shm and resume" in str(refused.value)
     assert files_of(killed) == before
@@ -126,7 +127,7 @@ def test_a_database_that_was_emptied_is_named_and_its_log_is_kept(killed, tmp_pa
     before = files_of(killed)
     for opens in (lambda: Store(killed, tmp_path), lambda: StoreReader(killed)):
         with pytest.raises(
-            StoreUnusable, match=r"experiment.sqlite (is empty|was cut to \d+ bytes); restore the file"
+            StoreUnusable, match=r"experiment.sqlite (is empty|was truncated to \d+ bytes); restore the file"
         ):
             opens()
     assert files_of(killed) == before
@@ -141,7 +142,9 @@ def test_a_database_that_was_cut_is_read_when_the_log_has_what_is_missing_and_na
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     assert find_damage(folded) is None
     left, expected = cut(folded, 0.5)
-    with pytest.raises(StoreUnusable, match=rf"folded.sqlite was cut to {left} of {expected} bytes; restore"):
+    with pytest.raises(
+        StoreUnusable, match=rf"folded.sqlite was truncated to {left} of {expected} bytes; restore"
+    ):
         Store(folded, tmp_path)
     # A checkpoint that was interrupted leaves this.
     killed.write_bytes(whole)

@@ -50,6 +50,7 @@ from nni_manager.plain_text import escaped
 from nni_manager.store.copying import copy_store
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.reader import StoreReader
+from nni_manager.store.torn_files import NOT_WHOLE
 from nni_manager.store.untrusted_store import copy_tables
 from nni_manager.training_service_factory import refuse_nameless_claim, storage_here
 from nni_manager.tuner.untrusted_metadata import strip_pickles
@@ -69,14 +70,14 @@ _FOLDERS = ("log", "code", "code-with-annotations")
 _IN_CODE = ("code_dir", "config_path", "job_file")
 # Depth of a trial's copy of the code below its attempt's folder. The copy is left out: the code has its own member.
 _CODE_DEPTH = 4
-
-
 # A manifest has three short fields.
 _MAX_MANIFEST_BYTES = 4096
 # Linux refuses longer arguments (MAX_ARG_STRLEN), so no experiment has a longer command.
 _MAX_COMMAND_BYTES = 128 * 1024
-# Characters that a message quotes from an archive.
-_MAX_WHY = 1000
+# Length of the text that a message quotes from an archive.
+_MAX_REASON_CHARACTERS = 1000
+
+_UNPACK_ERRORS = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
 class ArchiveUnusable(UserError):
@@ -106,7 +107,7 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
     """
     if not target.parent.is_dir():
         raise UserError(
-            f"cannot write {target}: there is no folder {target.parent}; make it, or name another"
+            f"cannot write {target}: there is no folder {target.parent}; create it, or name another"
         )
     config = StoredDocuments(folder).config()
     warnings, left_out = [], 0
@@ -144,9 +145,7 @@ def save(folder: ExperimentFolder, target: Path, *, has_code: bool) -> list[str]
             os.fsync(file.fileno())
         os.replace(part / "archive", target)
     if left_out:
-        warnings.append(
-            f"{left_out} links, pipes or unreadable files that trials left behind are not in {target}"
-        )
+        warnings.append(f"{target} does not contain {left_out} links, pipes or unreadable files of trials")
     return warnings
 
 
@@ -211,14 +210,16 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
             unpack(path, part, named, limits, (0o700, 0o600))
             for needed in (_MANIFEST, _STORE):
                 if not (part / needed).is_file():
-                    raise ValueError(f"it holds no {needed}")
+                    raise ValueError(f"it contains no {needed}")
             name = _id_of(part / _MANIFEST)
             store = part / "tables.sqlite"
             copy_tables(part / _STORE, store, is_bounded=limits != NO_LIMITS)
             with StoreReader(store) as reader:
                 stored = reader.experiment()
                 if stored.experiment_id != name:
-                    raise ValueError(f"it is of {name!r} and holds {stored.experiment_id!r}")
+                    raise ValueError(
+                        f"its manifest names experiment {name!r}, and its database {stored.experiment_id!r}"
+                    )
                 config = ExperimentSpec.from_json(stored.config)
             size = len((config.trial_command or "").encode(errors="surrogatepass"))
             if size > _MAX_COMMAND_BYTES:
@@ -227,7 +228,7 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
         known = {each.experiment_id for each in Registry.of_user().all() if each.path.exists()}
         if name in known or folder.path.exists():
             raise UserError(
-                f"cannot load {path}: experiment {name} is here already; `nnictl experiment delete {name}` first"
+                f"cannot load {path}: experiment {name} exists already; run `nnictl experiment delete {name}` first"
             )
         config = _placed(config, folder, places, path, has_code=(part / _CODE).exists())
         refuse_nameless_claim(config)
@@ -247,7 +248,7 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
         except FileExistsError as error:
             shutil.rmtree(folder.path, ignore_errors=True)
             raise UserError(
-                f"cannot load {path}: {error.filename} is there already; name another shared storage with --storage"
+                f"cannot load {path}: {error.filename} exists already; name another shared storage with --storage"
             ) from error
         except BaseException:
             folder.remove()
@@ -259,28 +260,15 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
 def _as_archive_unusable(path: Path) -> Iterator[None]:
     try:
         yield
-    except (
-        tarfile.TarError,
-        gzip.BadGzipFile,
-        zlib.error,
-        EOFError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-        ConfigInvalid,
-        InternalError,
-    ) as error:
+    except (*NOT_WHOLE, *_UNPACK_ERRORS, ConfigInvalid, InternalError) as error:
         why = (
-            "something in it is nested too deep"
+            "its content is nested too deeply"
             if isinstance(error, RecursionError)
             else escaped("; ".join(str(error).splitlines()))
         )
         raise ArchiveUnusable(
-            f"cannot load {path}: it is no archive that `nnictl experiment save` made, or not whole ({why[:_MAX_WHY]}); "
-            "save the experiment again"
+            f"cannot load {path}: it is not an archive of `nnictl experiment save`, or it is incomplete "
+            f"({why[:_MAX_REASON_CHARACTERS]}); save the experiment again"
         ) from error
 
 
@@ -290,11 +278,11 @@ def _id_of(manifest: Path) -> str:
     document: dict[str, Any] = json.loads(manifest.read_bytes())
     if document["format"] != _FORMAT:
         raise ValueError(
-            f"its format is {document['format']!r}, of version {document['version']!r}, and this is {__version__}"
+            f"its format {document['format']!r} is of version {document['version']!r}; this version is {__version__}"
         )
     name = document["experimentId"]
     if not isinstance(name, str) or not is_safe_name(name):
-        raise ValueError(f"{name!r} is no id")
+        raise ValueError(f"{name!r} is not a valid id")
     return name
 
 
@@ -310,8 +298,8 @@ def _placed(
         code_dir = folder.path / "saved-code" if has_code else config.code_dir
     if not (has_code or config.is_annotated or code_dir.is_dir()):
         raise UserError(
-            f"cannot load {path}: it holds no code, and there is no folder {escaped(str(code_dir))}; name the code's folder with "
-            "--codeDir, or save the experiment with --saveCodeDir"
+            f"cannot load {path}: it contains no code, and there is no folder {escaped(str(code_dir))}; name the code folder "
+            "with --codeDir, or save the experiment with --saveCodeDir"
         )
     moved = ExperimentSpec.from_json(
         json.dumps(_moved(json.loads(config.to_json()), config.code_dir, code_dir))
@@ -341,8 +329,8 @@ def _with_storage(kubernetes: KubernetesConfig, places: Places, path: Path) -> K
 def _storage_at(storage: Path, path: Path) -> Path:
     if not storage.is_dir():
         raise UserError(
-            f"cannot load {path}: there is no folder {escaped(str(storage))}; name with --storage where this machine has the "
-            "shared storage"
+            f"cannot load {path}: there is no folder {escaped(str(storage))}; set --storage to the mount point of the shared "
+            "storage on this machine"
         )
     return storage
 
@@ -351,8 +339,8 @@ def _with_login(pai: PaiConfig, places: Places, path: Path) -> PaiConfig:
     storage = _storage_at(places.storage or pai.storage, path)
     if not (pai.is_local or places.token or places.password):
         raise UserError(
-            f"cannot load {path}: it runs on OpenPAI {escaped(pai.host)}, and archives hold no login; set OPENPAI_TOKEN, or "
-            f"OPENPAI_PASSWORD, to that of {escaped(pai.user)}"
+            f"cannot load {path}: it runs on OpenPAI {escaped(pai.host)}, and archives contain no login; set OPENPAI_TOKEN or "
+            f"OPENPAI_PASSWORD for user {escaped(pai.user)}"
         )
     return dataclasses.replace(
         pai, storage=storage, token=places.token, password=None if places.token else places.password
@@ -390,7 +378,7 @@ def _open_to_read(folder: Path) -> None:
 
 
 def _unpack_code(code: Path, target: Path, limits: ArchiveLimits, path: Path) -> None:
-    """Unpack the code completely or not at all, because trials run what the folder holds."""
+    """Unpack the code completely or not at all, because trials run whatever code the folder contains."""
     with tempfile.TemporaryDirectory(dir=target, prefix=".loading-") as temporary:
         part = Path(temporary)
         with _as_archive_unusable(path):

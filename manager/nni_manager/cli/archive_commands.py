@@ -24,13 +24,13 @@ from nni_manager.plain_text import escaped
 )
 @named_experiment_argument
 @click.option("--path", "-p", "target", metavar="FILE|DIR", type=FILE,
-              help="Where the archive is written.  [default: ID-DATE.tar.gz here]")  # fmt: skip
+              help="Path of the archive.  [default: ID-DATE.tar.gz here]")  # fmt: skip
 @click.option(
     "--saveCodeDir",
     "-s",
     "has_code",
     is_flag=True,
-    help="Also the code folder, without what .nniignore names.",
+    help="Also save the code folder, without the files that .nniignore names.",
 )
 def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
     """Save an ended experiment to one file: results, logs and tuner state. Logins and keys are left out."""
@@ -39,19 +39,19 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
     known = resolve(experiment_id)
     name = known.experiment_id
     if known.manager is not None:
-        raise UserError(f"cannot save experiment {name}: it runs; `nnictl stop {name}` first")
+        raise UserError(f"cannot save experiment {name}: it is running; run `nnictl stop {name}` first")
     state = known.stored.status()
     if not state["isOver"]:
         raise UserError(
-            f"cannot save experiment {name}: its manager died while it was {state['status']}, and its trials may run; "
-            f"`nnictl resume {name}` and `nnictl stop {name}` first"
+            f"cannot save experiment {name}: its manager exited in state {state['status']}, and its trials may still run; "
+            f"run `nnictl resume {name}` and `nnictl stop {name}` first"
         )
     path = Path.cwd() / (target or archive.default_target(name))
     if path.is_dir():
         path /= archive.default_target(name)
     if path.exists():
-        raise UserError(f"cannot write {path}: it is there already; name another file, or remove it")
-    with known.folder.owned():  # prevents a resume meanwhile
+        raise UserError(f"cannot write {path}: the file exists already; name another file, or remove it")
+    with known.folder.owned():  # no manager can start during the save
         warnings = archive.save(known.folder, path, has_code=has_code)
     for warning in warnings:
         output.warning(warning)
@@ -66,13 +66,13 @@ def save(experiment_id: str, target: Path | None, has_code: bool) -> None:
 )
 @click.option("--path", "-p", "source", metavar="FILE", required=True, type=FILE)
 @click.option("--codeDir", "-c", "code_dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
-              help="The code folder. Code that was saved is unpacked there if it is empty.")  # fmt: skip
+              help="The code folder. If it is empty, the saved code is unpacked there.")  # fmt: skip
 @click.option("--logDir", "-l", "log_dir", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
-              help="Where the experiment's folder is made.  [default: ~/nni-experiments]")  # fmt: skip
+              help="Parent of the experiment's folder.  [default: ~/nni-experiments]")  # fmt: skip
 @click.option("--searchSpacePath", "-s", "space_path", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
               help="Also write the search space to this file.")  # fmt: skip
 @click.option("--storage", metavar="DIR", type=click.Path(path_type=Path, file_okay=False),
-              help="Where this machine has the shared storage (nniManagerNFSMountPath).")  # fmt: skip
+              help="Mount point of the shared storage on this machine (nniManagerNFSMountPath).")  # fmt: skip
 @click.option("--no-limits", "is_unlimited", is_flag=True,
               help="Also load a large archive, which may fill disk and memory. For trusted archives only.")  # fmt: skip
 def load(
@@ -108,13 +108,13 @@ def load(
     output.info(f"Loaded experiment {name} ({StoredDocuments(folder).status()['status']}) into {folder.path}")
     if not loaded.has_its_code:
         output.warning(
-            f"the archive's code was not unpacked, because there is code in {config.code_dir}: trials would run that code; name "
+            f"the archive's code was not unpacked, because {config.code_dir} is not empty: trials would run the code there; name "
             "an empty folder with --codeDir to unpack the archive's code"
         )
     if config.tuner.name == "CmaEs":
         output.warning(
-            "the state of CMA-ES was left out, because it could run code: the tuner learns from the results anew, and "
-            "may propose other trials"
+            "the state of CMA-ES was left out, because reading it could run code: the tuner relearns from the results, and may "
+            "suggest other trials"
         )
     # Escape control characters: a carriage return in a command would hide the text before it.
     code = escaped(str(config.code_dir))
@@ -127,7 +127,7 @@ def load(
             )
             runs.append(f"{name_of_class} of {place}")
             if own.code_dir is not None and not Path(own.code_dir).is_dir():
-                output.warning(f"there is no folder {place} here: put the code of {name_of_class} there")
+                output.warning(f"there is no folder {place}; put the code of {name_of_class} there")
     # Name the cluster of the archive, because it receives the user's login.
     where = "" if config.pai is None or config.pai.is_local else f", on OpenPAI {escaped(config.pai.host)}"
     output.info(

@@ -74,7 +74,7 @@ class _CountedStream(io.RawIOBase):
 
     def read(self, size: int = -1, /) -> bytes:
         if not 0 <= size <= _MAX_HEADER_BYTES:
-            raise ValueError(f"a header of {size} bytes, and {_MAX_HEADER_BYTES} is the most")
+            raise ValueError(f"a header has {size} bytes; the limit is {_MAX_HEADER_BYTES}")
         return self._packed.read(size)
 
     def seek(self, offset: int, whence: int = os.SEEK_SET, /) -> int:
@@ -102,7 +102,7 @@ def unpack(
         ArchiveTooLarge: the archive exceeds the limits.
         ValueError, tarfile.TarError, OSError, EOFError, zlib.error: the file is not an archive that `save` wrote.
     """
-    remedy = "if you trust whoever made it, load it with --no-limits"
+    remedy = "if you trust its author, load it with --no-limits"
 
     def too_large(what: str) -> ArchiveTooLarge:
         return ArchiveTooLarge(f"cannot load {shown or path}: it {what}; {remedy}")
@@ -133,7 +133,7 @@ def unpack(
                     _extract(archive, member, target, modes)
                 except OSError as error:
                     if error.errno in _OF_NAMES:
-                        raise ValueError(f"{member.name!r} cannot be made: {error.strerror}") from error
+                        raise ValueError(f"cannot create {member.name!r}: {error.strerror}") from error
                     raise
 
 
@@ -172,7 +172,7 @@ class NamedMembers:
             first in self._folders and (member.isdir() or (member.isreg() and rest))
         )
         if not is_named or posixpath.normpath(member.name) != member.name:
-            raise ValueError(f"{member.name!r} is not of an experiment")
+            raise ValueError(f"{member.name!r} does not belong to an experiment")
 
 
 def refuse_links_out(folder: Path) -> None:
@@ -181,7 +181,7 @@ def refuse_links_out(folder: Path) -> None:
     for above, folders, files in os.walk(folder):
         for path in (os.path.join(above, each) for each in (*folders, *files)):
             if os.path.islink(path) and os.path.commonpath((root, os.path.realpath(path))) != root:
-                raise ValueError(f"{os.path.relpath(path, folder)!r} of the code leads outside")
+                raise ValueError(f"{os.path.relpath(path, folder)!r} of the code is a link out of the folder")
 
 
 class CodeMembers:
@@ -199,13 +199,13 @@ class CodeMembers:
         ):
             raise ValueError(f"{member.name!r} of the code is neither file nor folder nor link")
         if _leads_out(member.name):
-            raise ValueError(f"{member.name!r} of the code lies outside")
+            raise ValueError(f"{member.name!r} of the code lies outside the folder")
         if member.issym():
             self._links.add(name)
             if posixpath.isabs(member.linkname) or _leads_out(
                 posixpath.join(posixpath.dirname(member.name), member.linkname)
             ):
-                raise ValueError(f"{member.name!r} of the code leads outside")
+                raise ValueError(f"{member.name!r} of the code is a link out of the folder")
 
 
 def _leads_out(path: str) -> bool:

@@ -19,7 +19,7 @@ from nni_manager.errors import UserError
 if TYPE_CHECKING:
     from nni_manager.config.document import Document, PathInFile
 
-# The manager accepts at most this much.
+# The largest request body that the manager accepts.
 _MAX_IMPORTED_BYTES = 4 * 1024 * 1024
 
 _file = click.option(
@@ -33,7 +33,7 @@ def _running(experiment_id: str | None, what: str) -> tuple[KnownExperiment, Man
     if client is None:
         name = known.experiment_id
         raise UserError(
-            f"cannot {what} experiment {name}: it does not run; `nnictl resume {name}` resumes it, then try again"
+            f"cannot {what} experiment {name}: it is not running; run `nnictl resume {name}`, then try again"
         )
     return known, client
 
@@ -41,9 +41,12 @@ def _running(experiment_id: str | None, what: str) -> tuple[KnownExperiment, Man
 def _refuse(document: Document, problems: Sequence[tuple[PathInFile, str]]) -> None:
     from nni_manager.config.diagnostics import ConfigInvalid
 
-    mistakes = [*document.diagnostics, *(document.diagnostic(place, message) for place, message in problems)]
-    if mistakes:
-        raise ConfigInvalid(mistakes)
+    diagnostics = [
+        *document.diagnostics,
+        *(document.diagnostic(place, message) for place, message in problems),
+    ]
+    if diagnostics:
+        raise ConfigInvalid(diagnostics)
 
 
 # ---- update
@@ -95,11 +98,11 @@ for _limit in (
     ("concurrency", "TRIAL_CONCURRENCY", "trialConcurrency", int, "4",
      "Set how many trials run at a time. Surplus trials run to their end."),
     ("trialnum", "MAX_TRIAL_NUM", "maxTrialNum", int, "100",
-     f"Set the number of trials after which none starts. {_RAISED}"),
+     f"Set the largest number of trials. {_RAISED}"),
     ("duration", "MAX_EXEC_DURATION", "maxExecDuration", str, "2h",
      f"Set the time, such as 90m, after which no trial starts. {_RAISED}"),
     ("trialduration", "MAX_TRIAL_DURATION", "maxTrialDuration", str, "30m",
-     "Stop each trial that runs for longer, such as 30m."),
+     "Set the longest duration of a trial, such as 30m."),
 ):  # fmt: skip
     _add_limit(*_limit)
 
@@ -115,10 +118,10 @@ def _put(experiment_id: str | None, update_type: str, key: str, value: Any) -> N
 
 @trial.command(epilog=example("nnictl trial retry --trial-id aB3dE", "nnictl trial retry GvTf2bVe -T aB3dE"))
 @experiment_argument
-@trial_option("A trial that is over and did not succeed.")
+@trial_option("A trial that has ended without success.")
 def retry(experiment_id: str | None, trial_id: str) -> None:
     """Start a new trial with the parameters of a failed or stopped one, even if the experiment is DONE."""
-    known, client = _running(experiment_id, "begin a trial of")
+    known, client = _running(experiment_id, "start a trial of")
     trial_id = known.trial_id(trial_id)
     started = client.post("/trial-jobs", trial_id, "retry")
     output.info(

@@ -8,7 +8,7 @@ from click.shell_completion import get_completion_class
 from nni_manager.cli.options import example
 from nni_manager.client import output
 
-# The environment variable that click reads for a program of this name.
+# click derives this environment variable from the program's name.
 _VARIABLE = "_NNICTL_COMPLETE"
 
 

@@ -14,6 +14,7 @@ from nni_manager.client import output
 from nni_manager.errors import UserError
 
 if TYPE_CHECKING:
+    from nni_manager.config.json_schema import Version
     from nni_manager.config.model import ExperimentSpec
 
 _SCHEMAS = {"v1": "NNI v1 schema", "v2": "NNI v2 schema"}
@@ -64,13 +65,9 @@ def check(file: Path, as_json: bool) -> int:
 
 def _verdict(file: Path, diagnostics: list[dict[str, Any]], warnings: list[str]) -> dict[str, Any]:
     is_valid = not diagnostics
-    former_names = {"isRight": is_valid, "mistakes": diagnostics}  # until 0.7; they go in 0.8
-    return {
-        "file": str(file),
-        "isValid": is_valid,
-        "diagnostics": diagnostics,
-        "warnings": warnings,
-    } | former_names
+    former_names = {"isRight": is_valid, "mistakes": diagnostics}  # used until 0.7; removed in 0.8
+    verdict = {"file": str(file), "isValid": is_valid, "diagnostics": diagnostics, "warnings": warnings}
+    return verdict | former_names
 
 
 def _summary(found: ExperimentSpec) -> dict[str, Any]:
@@ -92,7 +89,7 @@ def _summary(found: ExperimentSpec) -> dict[str, Any]:
     type=click.Choice(["v1", "v2"]),
     help="NNI's first schema (trainingServicePlatform) or its second (trainingService); both without it.",
 )
-def schema(version: str | None) -> None:
+def schema(version: Version | None) -> None:
     """Print the JSON schema of experiment files.
 
     An editor, such as VS Code with the YAML extension, completes and validates a file whose first line is
@@ -102,7 +99,7 @@ def schema(version: str | None) -> None:
     """
     from nni_manager.config.json_schema import json_schema
 
-    output.print_json(json_schema("v1" if version == "v1" else "v2" if version == "v2" else None))
+    output.print_json(json_schema(version))
 
 
 @config.command(
@@ -111,10 +108,8 @@ def schema(version: str | None) -> None:
     )
 )
 @click.argument("file", type=FILE)
-@click.option(
-    "--output", "-o", "to", type=FILE, metavar="FILE", help="Where to write it; without, to stdout."
-)
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--output", "-o", "to", type=FILE, metavar="FILE", help="Write to this file instead of stdout.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 def convert(file: Path, to: Path | None, force: bool) -> None:
     """Convert an experiment file from the NNI v1 schema to v2.
 
@@ -140,5 +135,5 @@ def _write(path: Path, text: str, force: bool) -> None:
             file.write(text)
     except FileExistsError as error:
         raise UserError(
-            f"cannot write {path}: it is there already; name another file, or replace it with --force"
+            f"cannot write {path}: the file exists already; name another file, or replace it with --force"
         ) from error

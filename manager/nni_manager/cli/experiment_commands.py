@@ -30,7 +30,7 @@ experiment = group(
 
 
 @experiment.command("list", epilog=example("nnictl experiment list", "nnictl experiment list --all --json"))
-@click.option("--all", "-a", "all_of_them", is_flag=True, help="Also those that do not run.")
+@click.option("--all", "-a", "all_of_them", is_flag=True, help="Also list experiments that are not running.")
 @json_option
 def list_experiments(all_of_them: bool, as_json: bool) -> None:
     """List the experiments of this user."""
@@ -102,7 +102,7 @@ def status(experiment_id: str | None) -> None:
     if not stored["isOver"]:
         name = known.experiment_id
         output.warning(
-            f"the manager of experiment {name} does not run, this is its last status; `nnictl resume {name}` resumes it"
+            f"the manager of experiment {name} is not running, and this is its last status; `nnictl resume {name}` resumes it"
         )
 
 
@@ -114,16 +114,18 @@ def status(experiment_id: str | None) -> None:
     )
 )
 @click.argument("experiment_id", metavar="[ID]", required=False, shell_complete=complete_experiment)
-@click.option("--all", "-a", "all_of_them", is_flag=True, help="All experiments that do not run.")
+@click.option("--all", "-a", "all_of_them", is_flag=True, help="Delete all experiments that are not running.")
 @click.option(
-    "--force", is_flag=True, help="Also an unreadable experiment, and one whose trials run without a manager."
+    "--force",
+    is_flag=True,
+    help="Also delete an unreadable experiment, or one whose trials run without a manager.",
 )
 @yes_option
 def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed: bool) -> int:
     """Delete an experiment and all its data, also on the shared storage. Your code is kept."""
     if (experiment_id is None) == (not all_of_them):
         raise UserError(
-            "cannot tell what to delete; give the ID of an experiment, or --all for all that do not run"
+            "cannot delete: exactly one of ID and --all is needed; give an ID, or --all for all experiments that are not running"
         )
     if force and experiment_id in Registry.of_user().spoilt():
         # The corrupt entry does not name the folder, so only the entry can be removed.
@@ -163,24 +165,24 @@ def _reason_to_keep(known: KnownExperiment, force: bool) -> str | None:
     """The reason why the experiment cannot be deleted, as a sentence; None if it can."""
     name = known.experiment_id
     if known.is_served:
-        how = "runs" if known.manager is not None else "is viewed"
-        return f"cannot delete experiment {name}: it {how}; `nnictl stop {name}` first"
+        how = "running" if known.manager is not None else "viewed"
+        return f"cannot delete experiment {name}: it is {how}; run `nnictl stop {name}` first"
     if force:
         return None
     from nni_manager.client.remains import processes_left, remains_of, why_unreadable
 
     if why := why_unreadable(known):
         if left := processes_left(known.folder):
-            return f"cannot delete experiment {name}: {left}, and nothing can be read of it ({why}); `nnictl stop {name}` first"
-        return f"cannot delete experiment {name}, of which nothing can be read ({why}); use --force"
+            return f"cannot delete experiment {name}: {left}, its files are unreadable ({why}); run `nnictl stop {name}` first"
+        return f"cannot delete experiment {name}: its files are unreadable ({why}); use --force"
     state = known.stored.status()
     if state["isOver"]:
         return None
     remains = remains_of(known.folder)
     if remains:
         return (
-            f"cannot delete experiment {name}: its manager died while it was {state['status']}, and {remains}; "
-            f"`nnictl resume {name}` and `nnictl stop {name}` first, or use --force"
+            f"cannot delete experiment {name}: its manager exited in state {state['status']}, and {remains}; "
+            f"run `nnictl resume {name}` and `nnictl stop {name}` first, or use --force"
         )
     return None
 
@@ -197,7 +199,7 @@ def _delete(known: KnownExperiment) -> str | None:
 
         if still := processes_left(known.folder):
             output.warning(
-                f"experiment {known.experiment_id} is deleted while {still}; end them with `kill -9`"
+                f"experiment {known.experiment_id} is deleted although {still}; end them with `kill -9`"
             )
         with contextlib.suppress(NniManagerError):  # without its configuration, its share is unknown
             if why := remove_from_share(known.stored.config(), known.folder.workspace):
@@ -206,8 +208,8 @@ def _delete(known: KnownExperiment) -> str | None:
     left = [path for path in (workspace, known.folder.path) if path.exists()]
     if left:
         return (
-            f"cannot delete all of experiment {known.experiment_id}: {' and '.join(map(str, left))} cannot be removed; see who "
-            "owns what is there, remove it as that user, and try again"
+            f"cannot delete all of experiment {known.experiment_id}: {' and '.join(map(str, left))} cannot be removed; check "
+            "who owns the files there, remove them as that user, and try again"
         )
     Registry.of_user().remove(known.experiment_id)
     output.info(f"Deleted experiment {known.experiment_id}")

@@ -32,10 +32,10 @@ Record = dict[str, Any]
 )
 @experiment_argument
 @click.option("--filename", "-f", "target", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-              help="Write it there, and not to stdout.")  # fmt: skip
+              help="Write to this file instead of stdout.")  # fmt: skip
 @click.option("--type", "-t", "kind", type=click.Choice(["json", "csv"]), default="json", show_default=True)
 @click.option(
-    "--intermediate", "-i", "has_intermediates", is_flag=True, help="Also the intermediate results."
+    "--intermediate", "-i", "has_intermediates", is_flag=True, help="Also export intermediate results."
 )
 def export(experiment_id: str | None, target: Path | None, kind: str, has_intermediates: bool) -> None:
     """Print parameters and final results of the trials."""
@@ -61,14 +61,14 @@ def records_of(reader: StoreReader, *, has_intermediates: bool) -> Iterator[Reco
 
     A result that is not JSON stays text. NaN and infinities are kept here; each format converts them.
     """
-    courses: dict[str, list[Any]] = {}
+    intermediates: dict[str, list[Any]] = {}
     if has_intermediates:
         for page in reader.metric_pages(False, 0, 2**62):
             for row in page:
-                courses.setdefault(row.trial_id, []).append(parsed(row.value))
+                intermediates.setdefault(row.trial_id, []).append(parsed(row.value))
     for trial_id, parameters, final in reader.results():
         record: Record = {"trialJobId": trial_id, "parameter": parameters, "value": parsed(final)}
-        yield record | ({"intermediate": courses.get(trial_id, [])} if has_intermediates else {})
+        yield record | ({"intermediate": intermediates.get(trial_id, [])} if has_intermediates else {})
 
 
 def to_json(records: Sequence[Record]) -> str:

@@ -76,7 +76,7 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
     name = known.experiment_id
     if known.manager_is_frozen():
         output.info(
-            f"The manager of experiment {name} is frozen ({known.folder.lease_holder()}): another manager takes over"
+            f"The manager of experiment {name} is frozen ({known.folder.lease_holder()}): a new manager takes over"
         )
     elif known.manager is not None:
         raise UserError(
@@ -127,7 +127,7 @@ def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> i
 def _after_start(known: KnownExperiment, foreground: bool) -> int:
     try:
         _print_banner(known, foreground)
-        return _stay(known) if foreground else 0
+        return _follow_to_end(known) if foreground else 0
     except KeyboardInterrupt:
         return _stop_after_interrupt(known) if foreground else INTERRUPTED
     except OSError as error:
@@ -154,7 +154,7 @@ def _print_banner(known: KnownExperiment, foreground: bool) -> None:
     print_commands()
 
 
-def _stay(known: KnownExperiment) -> int:
+def _follow_to_end(known: KnownExperiment) -> int:
     """Show the experiment until its end, then stop its manager; return the exit code."""
     from nni_manager.client import watch
     from nni_manager.client.manager_stop import stop_experiment
@@ -176,7 +176,9 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
     name = known.experiment_id
     try:
         if known.running_process() is not None:
-            output.info(f"Stopping experiment {name} (Ctrl-C once more does not wait for its trials to end)")
+            output.info(
+                f"Stopping experiment {name} (press Ctrl-C again to end without waiting for its trials)"
+            )
             stop_experiment(known, output.info)
         output.info(f"Stop experiment success. `nnictl resume {name}` resumes it.")
     except KeyboardInterrupt:
@@ -184,12 +186,12 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
         state = known.stored.status()["status"]
         if state in ("STOPPING", "STOPPED"):
             output.warning(
-                f"experiment {name} ends without its manager: every trial was asked to stop, and is killed after its "
-                f"grace period if it does not; `nnictl resume {name}` records how they ended, and resumes the experiment"
+                f"experiment {name} ends without its manager: every trial was asked to stop, and is killed if it still runs "
+                f"after its grace period; `nnictl resume {name}` records how they ended, and resumes the experiment"
             )
         else:
             output.warning(
-                f"experiment {name} is left as it is ({state}), and trials may still run: `nnictl resume {name}` "
+                f"experiment {name} keeps its state ({state}), and its trials may still run: `nnictl resume {name}` "
                 f"finds them, and `nnictl stop {name}` then stops them"
             )
     return INTERRUPTED
@@ -231,7 +233,7 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
 
 def _to_stop(given: str | None, all_of_them: bool, port: int | None) -> list[KnownExperiment]:
     if sum((given is not None, all_of_them, port is not None)) > 1:
-        raise UserError("cannot use more than one of ID, --all and --port; name experiments in one way")
+        raise UserError("cannot use more than one of ID, --all and --port; use one of them")
     running = [each for each in known_experiments() if each.is_served]
     if all_of_them:
         return running
@@ -290,7 +292,7 @@ def top(experiment_id: str | None, every_s: float) -> None:
     if known.manager is None:
         name = known.experiment_id
         raise UserError(
-            f"cannot watch experiment {name}: it does not run; `nnictl trial ls {name}` shows its trials"
+            f"cannot watch experiment {name}: it is not running; `nnictl trial ls {name}` shows its trials"
         )
     watch.follow(known, every_s)
 

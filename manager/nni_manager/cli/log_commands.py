@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from nni_manager.engine.shared_files import SharedFiles
     from nni_manager.engine.trial_logs import LogLocation
 
-# Too short to notice, and a poll costs only a few system calls.
+# Users do not notice this delay, and a poll needs only a few system calls.
 _FOLLOW_INTERVAL_S = 0.2
 _BLOCK_BYTES = 1 << 16
 
@@ -126,7 +126,7 @@ def _seek_last_lines(file: BinaryIO, count: int) -> None:
 @experiment_argument
 @trial_option("The trial. Without it, print the path of each trial's files.", required=False)
 @click.option("--stream", type=click.Choice(["stdout", "stderr", "trial.log"]), default="stdout",
-              show_default=True, help="trial.log is what the trial's keeper did.")  # fmt: skip
+              show_default=True, help="trial.log is the log of the trial's keeper.")  # fmt: skip
 @_head
 @click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N lines.")
 @click.option("--follow", "-f", is_flag=True, help="Also print new output, until the trial has ended.")
@@ -181,14 +181,14 @@ def _shared_files(known: KnownExperiment) -> Iterator[SharedFiles]:
     try:
         share = training_service_factory.share_of(config, known.folder.workspace, ClientRetryPolicy(tries=2))
     except NniManagerError as error:
-        output.warning(f"only what was collected is shown: {error}")
+        output.warning(f"only collected logs are shown: {error}")
     with contextlib.closing(share) if share is not None else contextlib.nullcontext():
         yield SharedFiles(known.folder.workspace, share)
 
 
 @dataclass(frozen=True, slots=True)
 class _TrialLog:
-    """One stream of the newest attempt of a trial that has it."""
+    """One log stream of the newest attempt that has this stream."""
 
     known: KnownExperiment
     shared: SharedFiles
@@ -196,7 +196,7 @@ class _TrialLog:
     stream: str
 
     def place(self) -> LogLocation | None:
-        """The location of the log; None: no attempt has it."""
+        """The location of the log; None: no attempt has this log."""
         from nni_manager.engine.trial_logs import log_location
         from trial_keeper.wire.messages import Stream
 

@@ -40,11 +40,11 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # keep nohup's setting
             signal.signal(number, _interrupt)
-    _let_streams_take_anything()
+    _make_streams_lenient()
     sys.exit(run(sys.argv[1:]))
 
 
-def _let_streams_take_anything() -> None:
+def _make_streams_lenient() -> None:
     # A closed stream, or one whose encoding lacks a character, must not raise a traceback.
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -77,7 +77,7 @@ def run(arguments: Sequence[str]) -> int:
         return INTERRUPTED
     except OSError as error:
         if output.is_hangup(error):
-            # The reader has gone (`nnictl trial ls | head -1`). Redirect stdout so that the flush at exit does not fail.
+            # The reader closed the pipe (`nnictl trial ls | head -1`). Redirect stdout, so that the flush at exit does not fail.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         output.error(
@@ -103,7 +103,7 @@ def usage_line(error: click.UsageError) -> str:
             what, near = f"cannot use option {error.option_name} of {path}", error.possibilities or ()
         case click.exceptions.MissingParameter() if error.param is not None:
             hint = error.param.get_error_hint(error.ctx) if error.ctx is not None else error.param.name
-            what = f"cannot do without {str(hint).replace(chr(39), '')}"
+            what = f"cannot run without {str(hint).replace(chr(39), '')}"
         case _:
             message = error.format_message().rstrip(".")
             _, found, own = message.partition(": cannot ")

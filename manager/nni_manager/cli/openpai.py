@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 openpai = group(
     "openpai",
-    "Jobs on OpenPAI, and an OpenPAI on this machine.",
+    "Run OpenPAI on this machine, and manage jobs on any OpenPAI cluster.",
     "nnictl openpai start",
     "nnictl openpai jobs",
 )
@@ -27,7 +27,7 @@ _state_dir = click.option(
     "--state-dir",
     type=FILE,
     metavar="DIR",
-    help="Where the service keeps its jobs and accounts.  [default: ~/.local/state/trial-keeper/openpai]",
+    help="Folder of the service's jobs and accounts.  [default: ~/.local/state/trial-keeper/openpai]",
 )
 
 
@@ -42,17 +42,17 @@ _state_dir = click.option(
 )
 @click.option(
     "--storage", "storages", metavar="[NAME=]DIR", multiple=True,
-    help="A folder that jobs find as storage NAME (confignfs-data), below /mnt. Several are possible.",
+    help="A folder that jobs find as storage NAME (confignfs-data), below /mnt. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--virtual-cluster", "virtual_clusters", metavar="NAME=CPUS,MB,GPUS", multiple=True,
-    help="What jobs of it may use together. Several are possible.  [default: default, with what this machine has]",
+    help="Resources that its jobs share. Repeatable.  [default: default, with all of this machine]",
 )  # fmt: skip
 @click.option(
-    "--sandbox", type=click.Choice(["process", "podman"]), help="What runs a task.  [default: process]"
+    "--sandbox", type=click.Choice(["process", "podman"]), help="How tasks run.  [default: process]"
 )
-@click.option("--notification-url", metavar="URL", help="Where changes of jobs are posted.")
-@click.option("--notification-file", metavar="FILE", help="Where changes of jobs are appended.")
+@click.option("--notification-url", metavar="URL", help="URL that receives changes of jobs.")
+@click.option("--notification-file", metavar="FILE", help="File to which changes of jobs are appended.")
 @_state_dir
 @json_option
 def start(
@@ -88,7 +88,9 @@ def start(
         _show(daemon.start(state, wanted), as_json, "Started OpenPAI on this machine")
         return
     if wanted != options:
-        output.warning("options have no effect: it runs already; `nnictl openpai stop-service` first")
+        output.warning(
+            "options have no effect: OpenPAI runs already; run `nnictl openpai stop-service` first"
+        )
     _show(found, as_json, "OpenPAI runs on this machine already")
 
 

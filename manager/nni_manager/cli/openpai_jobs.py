@@ -76,8 +76,8 @@ class Access:
         password = None if token else os.environ.get("OPENPAI_PASSWORD")
         if host is None or user is None or (token or password) is None:
             raise UserError(
-                "cannot tell which OpenPAI is meant, and as whom; give --config with an experiment file, or set OPENPAI_HOST, "
-                "OPENPAI_USER and OPENPAI_TOKEN (or give --host, --user and --token), or start one here: `nnictl openpai start`"
+                "cannot connect to OpenPAI: host, user or token is missing; give --config with an experiment file, or set "
+                "OPENPAI_HOST, OPENPAI_USER and OPENPAI_TOKEN (or give --host, --user and --token), or run `nnictl openpai start`"
             )
         return OpenPai(host, user, token=token, password=password, retry_policy=retry_policy)
 
@@ -93,11 +93,11 @@ def _on_a_cluster(command: Command) -> Command:
 
     made: Command = with_access
     for option in (
-        click.option("--token", metavar="TOKEN", help="Your token there; OPENPAI_TOKEN is better, which other users cannot see."),
-        click.option("--user", metavar="USER", help="Your account there, or OPENPAI_USER."),
-        click.option("--host", metavar="HOST", help="The cluster, or OPENPAI_HOST."),
+        click.option("--token", metavar="TOKEN", help="Your token. Prefer OPENPAI_TOKEN, which other users cannot see."),
+        click.option("--user", metavar="USER", help="Your account.  [default: OPENPAI_USER]"),
+        click.option("--host", metavar="HOST", help="The cluster.  [default: OPENPAI_HOST]"),
         click.option(
-            "--config", "-c", metavar="FILE", type=FILE, help="An experiment file that names them."
+            "--config", "-c", metavar="FILE", type=FILE, help="An experiment file with host, user and login."
         ),
     ):  # fmt: skip
         made = option(made)
@@ -114,9 +114,7 @@ _file = click.argument("file", metavar="FILE", type=FILE)
 @openpai.command(epilog=example("nnictl openpai submit job.yml --config config.yml"))
 @_on_a_cluster
 @_file
-@click.option(
-    "--tag", "tags", metavar="TAG", multiple=True, help="A tag for the job. Can be given several times."
-)
+@click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag for the job. Repeatable.")
 @json_option
 def submit(access: Access, file: Path, tags: Sequence[str], as_json: bool) -> None:
     """Submit a job file."""
@@ -170,9 +168,7 @@ def validate(file: Path, as_json: bool) -> int:
 def _refuse_commas(tags: Sequence[str]) -> None:
     for tag in tags:
         if "," in tag:
-            raise UserError(
-                f"cannot use --tag {tag}: no tag of OpenPAI holds a comma; give --tag several times"
-            )
+            raise UserError(f"cannot use --tag {tag}: tags of OpenPAI contain no comma; repeat --tag")
 
 
 def _checked(text: str, file: str) -> RenderedJob:
@@ -194,13 +190,15 @@ def _warnings(job: RenderedJob) -> list[str]:
     epilog=example("nnictl openpai jobs --state RUNNING,WAITING", "nnictl openpai jobs --keyword nni_exp"),
 )
 @_on_a_cluster
-@click.option("--state", "states", metavar="STATES", default="", help="Only these, with commas between them.")
-@click.option("--keyword", metavar="TEXT", default="", help="Only those whose name holds it.")
 @click.option(
-    "--tag", "tags", metavar="TAG", multiple=True, help="Only those with this tag, or one of several."
+    "--state", "states", metavar="STATES", default="", help="Only jobs in these states, separated by commas."
 )
-@click.option("--all-users", is_flag=True, help="Also those of other users.")
-@click.option("--head", type=click.IntRange(1), metavar="N", help="Only the newest N.")
+@click.option("--keyword", metavar="TEXT", default="", help="Only jobs whose name contains TEXT.")
+@click.option(
+    "--tag", "tags", metavar="TAG", multiple=True, help="Only jobs with this tag, or one of several."
+)
+@click.option("--all-users", is_flag=True, help="Also jobs of other users.")
+@click.option("--head", type=click.IntRange(1), metavar="N", help="Only the newest N jobs.")
 @json_option
 def list_jobs(
     access: Access,
@@ -291,7 +289,9 @@ def show(access: Access, job: str, as_json: bool) -> None:
 @openpai.command(epilog=example("nnictl openpai export train --config config.yml --output job.yml"))
 @_on_a_cluster
 @_job
-@click.option("--output", "-o", "target", metavar="FILE", type=FILE, help="Write it there.")
+@click.option(
+    "--output", "-o", "target", metavar="FILE", type=FILE, help="Write to this file instead of stdout."
+)
 def export(access: Access, job: str, target: Path | None) -> None:
     """Print a job as a job file. Its secrets are masked: fill in your own before you submit it again."""
     text = access.cluster().config(job)
@@ -299,7 +299,7 @@ def export(access: Access, job: str, target: Path | None) -> None:
         output.plain(text.rstrip("\n"))
         return
     if target.exists():
-        raise UserError(f"cannot write {target}: it is there already; name another file, or remove it")
+        raise UserError(f"cannot write {target}: the file exists already; name another file, or remove it")
     target.write_text(text)
     output.info(f"wrote {target}")
 
@@ -328,7 +328,7 @@ def stop(access: Access, jobs: Sequence[str]) -> None:
 )
 @_on_a_cluster
 @_job
-@click.option("--task", metavar="ROLE-N", help="Which task; the first one unless given.")
+@click.option("--task", metavar="ROLE-N", help="The task.  [default: the first one]")
 @click.option(
     "--stream",
     metavar="NAME",
@@ -409,10 +409,7 @@ def _tasks(detail: JobStatus) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _took(document: Any) -> str:
-    started, ended = (
-        document.get("launchedTime") or document.get("createdTime"),
-        document.get("completedTime"),
-    )
-    if started is None:
+    started_ms = document.get("launchedTime") or document.get("createdTime")
+    if started_ms is None:
         return ""
-    return output.duration((ended or time.time() * 1000) / 1000 - started / 1000)
+    return output.duration((document.get("completedTime") or time.time() * 1000) / 1000 - started_ms / 1000)

@@ -14,7 +14,7 @@ from nni_manager.errors import NniManagerError, UserError
 
 Command = Callable[..., Any]
 FILE = click.Path(path_type=Path)
-# A longer list of completions is not readable.
+# A longer list of completions is hard to read.
 _MAX_COMPLETIONS = 200
 
 
@@ -30,12 +30,12 @@ class Port(click.ParamType[Any]):
         if value == "auto":
             return None
         if not str(value).isdecimal() or not 1 <= int(value) <= HIGHEST_PORT:
-            self.fail(f"cannot use --port {value}: it is no number from 1 to {HIGHEST_PORT} and not auto")
+            self.fail(f"cannot use --port {value}: it is neither a number from 1 to {HIGHEST_PORT} nor auto")
         return int(value)
 
 
 host_option = click.option("--host", default="127.0.0.1", show_default=True, metavar="ADDRESS",
-                           help="Listen address of the HTTP API. Beyond this machine it uses HTTPS.")  # fmt: skip
+                           help="Listen address of the HTTP API. HTTPS is used unless ADDRESS is loopback.")  # fmt: skip
 
 
 def port_option(default: str, help_text: str | None = None) -> Callable[[Command], Command]:
@@ -86,7 +86,7 @@ json_anyway = click.option(
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
-yes_option = click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask.")
+yes_option = click.option("--yes", "-y", "is_agreed", is_flag=True, help="Do not ask for confirmation.")
 
 
 def config_option(help_text: str) -> Callable[[Command], Command]:

@@ -26,7 +26,7 @@ platform = group(
 def clean(config_path: Path, is_agreed: bool) -> int:
     """Remove leftovers of ended experiments from the shared storage.
 
-    That is: code, output and logs of trials of your experiments, once these have ended.
+    These are code, output and logs of the trials of your ended experiments.
 
     Results and collected logs stay in the experiments' own folders, so the experiments can still be viewed and resumed. Files
     of running experiments, and of experiments unknown to this user, are kept.
@@ -39,12 +39,12 @@ def clean(config_path: Path, is_agreed: bool) -> int:
     storage = storage_here(config)
     if storage is None and config.kubernetes is not None:
         raise UserError(
-            f"cannot clean up for {config_path.name}: its experiments are on a share that this machine does not have mounted; "
-            "`nnictl experiment delete ID` removes what one has there"
+            f"cannot clean up for {config_path.name}: the share of its experiments is not mounted on this machine; "
+            "`nnictl experiment delete ID` removes the files of one experiment"
         )
     if storage is None:
         output.info(
-            "Experiments on this machine leave everything in their own folders; `nnictl experiment delete ID` removes one"
+            "Local experiments keep all files in their own folders; `nnictl experiment delete ID` removes one"
         )
         return 0
     known = {each.experiment_id: each for each in known_experiments()}
@@ -54,12 +54,12 @@ def clean(config_path: Path, is_agreed: bool) -> int:
         if reason is None:
             cleanable.append(workspace)
         elif reason:
-            output.warning(f"{workspace.root} stays: {reason}")
+            output.warning(f"{workspace.root} is kept: {reason}")
     if not cleanable:
         output.info(f"There is nothing to clean in {storage}")
         return 0
     names = ", ".join(workspace.root.name for workspace in cleanable)
-    if not is_agreed and not confirm(f"Remove what trials of {names} left in {storage}?"):
+    if not is_agreed and not confirm(f"Remove the files that trials of {names} left in {storage}?"):
         output.info("Nothing was removed")
         return 1
     return max(map(_clean, cleanable))
@@ -78,16 +78,18 @@ def _reason_to_keep(known: KnownExperiment | None, workspace: Workspace) -> str 
     if not _left_in(workspace):
         return ""
     if known is None or known.folder.workspace.root.resolve() != workspace.root.resolve():
-        return "this user knows no such experiment here, and it may run elsewhere; if you are sure, remove the folder"
+        return "no experiment of this user on this machine owns it, but another user or machine may; if not, remove the folder"
     name = known.experiment_id
     if known.manager is not None:
-        return f"experiment {name} runs; `nnictl stop {name}` first"
+        return f"experiment {name} is running; run `nnictl stop {name}` first"
     try:
         is_over = known.stored.status()["isOver"]
     except NniManagerError as error:
         return str(error)
     return (
-        None if is_over else f"trials of experiment {name} may run; `nnictl resume {name}` and stop it first"
+        None
+        if is_over
+        else f"trials of experiment {name} may still run; run `nnictl resume {name}` and `nnictl stop {name}` first"
     )
 
 
@@ -106,7 +108,7 @@ def _clean(workspace: Workspace) -> int:
     stuck = [path for path in left if path.exists()]
     if stuck:
         output.error(
-            f"cannot remove all of {workspace.root}: {len(stuck)} of {len(left)} folders stay, such as {stuck[0]}; "
+            f"cannot remove all of {workspace.root}: {len(stuck)} of {len(left)} entries remain, such as {stuck[0]}; "
             "remove them as the user that containers run as"
         )
         return 1

@@ -43,7 +43,7 @@ tensorboard = group(
 )
 @experiment_argument
 @click.option("--trial-id", "-T", "trial_ids", metavar="TRIAL", multiple=True, shell_complete=complete_trial,
-              help="Only this trial; several are possible.  [default: all]")  # fmt: skip
+              help="Only this trial. Repeatable.  [default: all]")  # fmt: skip
 @port_option("6006")
 def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | None) -> None:
     """Start TensorBoard on this machine in the background, and print its address.

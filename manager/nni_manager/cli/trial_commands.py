@@ -51,8 +51,8 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
     for each in shown:
         if each["id"] in garbage:
             output.warning(
-                f"trial {each['id']}: {garbage[each['id']]} bytes of its metrics were no records and do not count; "
-                "see what else writes to $NNI_SYS_DIR/.nni/metrics, or was killed while it reported"
+                f"trial {each['id']}: {garbage[each['id']]} bytes of its metrics are not valid records and are ignored; "
+                "check what else writes to $NNI_SYS_DIR/.nni/metrics, or was killed during a report"
             )
         output.trial_warning(each)
 
@@ -78,8 +78,8 @@ def kill(experiment_id: str | None, trial_id: str) -> None:
     if client is None:
         name = known.experiment_id
         raise UserError(
-            f"cannot stop trial {trial_id}: experiment {name} does not run; "
-            f"if its trials still do, `nnictl resume {name}` finds them"
+            f"cannot stop trial {trial_id}: experiment {name} is not running; "
+            f"if its trials still run, `nnictl resume {name}` finds them"
         )
     client.delete("/trial-jobs", trial_id)
     output.info(f"Stopping trial {trial_id}; `nnictl trial ls {known.experiment_id}` shows when it has ended")

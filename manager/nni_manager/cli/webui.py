@@ -30,7 +30,7 @@ def url(experiment_id: str | None, as_json: bool) -> None:
     if server is None:
         name = known.experiment_id
         raise UserError(
-            f"cannot tell where experiment {name} is served: it does not run; `nnictl view {name}` serves what is stored of it"
+            f"cannot print the address of experiment {name}: it is not running; `nnictl view {name}` serves its stored data"
         )
     found = links_to(known.experiment_id, server)
     if as_json:

@@ -4,28 +4,28 @@ from nni_manager.errors import UserError
 
 
 class InvalidToken(UserError):
-    """cannot let this keeper in: its token does not belong to its job; start keepers by `nnictl create` or `resume` only"""
+    """cannot admit this keeper: its token is not valid for its job; start keepers only with `nnictl create` or `nnictl resume`"""
 
 
 class UnknownJob(UserError):
-    """cannot let this keeper in: its job is not one of this experiment; stop the job"""
+    """cannot admit this keeper: its job does not belong to this experiment; stop the job"""
 
 
 class VersionRefused(UserError):
-    """cannot work with this keeper: its version differs from the manager's in the first two numbers"""
+    """cannot admit this keeper: the first two numbers of its version differ from the manager's; use the manager's version"""
 
 
 class TooManyStreams(UserError):
-    """cannot let this keeper in: its job has more streams open than it has tasks; try again, and stop the job if that goes on"""
+    """cannot admit this keeper: its job has more open streams than tasks; try again, and stop the job if this error persists"""
 
 
 class KeeperTimeout(UserError):
-    """cannot wait longer for this keeper to go on with its stream; connect again"""
+    """cannot finish the keeper's request in time; connect again"""
 
 
 class NotAccepting(UserError):
-    """cannot let keepers in at present: the manager starts, or ends; connect again"""
+    """cannot admit keepers now: the manager is starting or stopping; connect again"""
 
 
 class ProtocolError(UserError):
-    """cannot understand this keeper; use the keeper that comes with the manager"""
+    """cannot process a message of this keeper: the message violates the protocol; use the keeper that comes with the manager"""

@@ -1,7 +1,7 @@
-"""The attempts of one trial: which of them counts, and how far each has got.
+"""The attempts of one trial: which of them counts, and the phase of each.
 
-Each task starts its own attempts. The attempt of a task with the latest start counts, independent of the order of registration,
-but never one that was declared lost. The number is for users: the attempts of a task count from 0 in order of registration.
+Each task starts its own attempts. The attempt of a task with the latest start counts, in whatever order attempts are registered.
+A lost attempt never counts. Numbers are for users: the attempts of a task are numbered from 0 in the order of registration.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from trial_keeper.wire.messages import AttemptKey, TrialEnded
 
 
 class AttemptPhase(Enum):
-    """How far an attempt has got, as reported to this manager. Only LOST is stored."""
+    """The phase of an attempt, as reported to this manager. Only LOST is stored."""
 
     REGISTERED = "registered"
     RUNNING = "running"
@@ -29,7 +29,7 @@ HAVE_BEGUN = HAVE_ENDED | UNDELIVERED
 
 
 class AttemptReport(Enum):
-    """What can happen to a registered attempt."""
+    """The events of a registered attempt."""
 
     STARTED = "started"
     ENDED = "ended"
@@ -45,7 +45,7 @@ CHANGES: dict[tuple[AttemptPhase, AttemptReport], AttemptPhase] = changes_by_eve
         # A command that could not be started reports only an end.
         _R.ENDED: {_P.ENDED: (_P.REGISTERED, _P.RUNNING)},
         _R.DELIVERED: {_P.DELIVERED: (_P.ENDED,)},
-        # Its reports count no more: the cluster runs the whole job again, or its keeper is gone and nobody waits for it.
+        # Earlier reports of the attempt do not count: the cluster runs the whole job again, or the keeper is gone.
         _R.DISCARDED: {_P.REGISTERED: (_P.RUNNING, _P.ENDED, _P.DELIVERED)},
         _R.LOST: {_P.LOST: (_P.REGISTERED, _P.RUNNING, _P.ENDED, _P.DELIVERED)},
     }
@@ -107,10 +107,7 @@ class Attempts:
 
     def find(self, key: AttemptKey) -> RegisteredAttempt | None:
         """The registered attempt; None if it is not registered."""
-        for each in self.registered:
-            if each.key == key:
-                return each
-        return None
+        return next((each for each in self.registered if each.key == key), None)
 
     def current(self, task: str) -> RegisteredAttempt | None:
         """The attempt of a task that counts; None if none does."""
@@ -132,12 +129,12 @@ class Attempts:
 
     @property
     def unsigned_ids(self) -> frozenset[str]:
-        """The ids of registered attempts of version 0.6, which signed nothing."""
+        """The ids of registered attempts of version 0.6, which did not sign attempts."""
         ids = (each.key.attempt_id for each in self.registered)
         return frozenset(filter(is_legacy_number, ids))
 
     def mark_lost(self, key: AttemptKey | None = None) -> list[RegisteredAttempt]:
-        """Declare one attempt lost, or every attempt (None). Returns those that were not already lost."""
+        """Declare the attempt `key` lost; None: every attempt. Returns the attempts that were not lost before."""
         lost = [each for each in self.registered if key in (None, each.key) and not each.is_lost]
         for each in lost:
             each.apply(AttemptReport.LOST)

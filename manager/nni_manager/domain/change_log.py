@@ -7,15 +7,8 @@ the changed trials, not to all trials.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from nni_manager.domain.events import (
-    AttemptEnded,
-    AttemptStarted,
-    Effect,
-    Event,
-    MetricsStored,
-    SaveTrial,
-    TaskReported,
-)
+from nni_manager.domain import events
+from nni_manager.domain.events import Effect, Event
 
 
 @dataclass(slots=True)
@@ -35,14 +28,12 @@ class ChangeLog:
     def note_changes(self, event: Event, effects: Iterable[Effect]) -> None:
         """Record which trials changed: in the store, or only in memory by a keeper's report."""
         match event:
-            case MetricsStored(key=key) | AttemptStarted(key=key) | TaskReported(key=key):
-                self.note(key.trial_id)
-            case AttemptEnded(ended=ended):
-                self.note(ended.key.trial_id)
-            case _:
-                pass
+            case events.MetricsStored() | events.AttemptStarted() | events.TaskReported():
+                self.note(event.key.trial_id)
+            case events.AttemptEnded():
+                self.note(event.ended.key.trial_id)
         for effect in effects:
-            if isinstance(effect, SaveTrial):
+            if isinstance(effect, events.SaveTrial):
                 self.note(effect.trial.trial_id)
 
     def of(self, trial_id: str) -> int:

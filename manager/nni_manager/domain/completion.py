@@ -43,8 +43,8 @@ class Completion:
         """The end that decides the trial; None while other tasks may still decide. `ends` are in the order of their reports.
 
         If all tasks have ended and no role's policy was met, the trial succeeds if any task did: the policy defines which
-        failures matter, and none of them occurred. A task that was stopped because the trial had ended counts as neither. So a
-        restarted manager that receives all ends again makes the same decision.
+        failures matter, and none of them occurred. A task that was stopped because the trial had ended has neither
+        failed nor succeeded, so a restarted manager that receives all ends again makes the same decision.
         """
         policies = {role.name: role for role in self.roles}
         failed: Counter[str] = Counter()

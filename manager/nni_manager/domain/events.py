@@ -75,7 +75,7 @@ class AttemptSeen(_OfAttempt):
 
 @dataclass(frozen=True, slots=True)
 class AttemptRejected:
-    """The workspace contains an apparent attempt of a trial without a signature of its job."""
+    """An apparent attempt in the workspace is rejected: the signature of its job is missing."""
 
     trial_id: str
     message: str
@@ -133,7 +133,7 @@ class KeeperIdle:
 
 
 class AttemptOrphaned(_OfAttempt):
-    """The connected keeper of this attempt's task does not have the attempt: an earlier keeper of the live job ended."""
+    """An earlier keeper of a live job ended: the keeper that is connected now does not have this attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,7 +245,7 @@ class LimitsChanged:
 
 @dataclass(frozen=True, slots=True)
 class SearchSpaceChanged:
-    """The tuner now suggests parameters of another search space, which may have more of them."""
+    """The tuner now uses another search space, which may contain parameters that it has not suggested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,12 +381,12 @@ class SaveUsage:
 
 
 class SubmitJob(_OnJob):
-    """Submit the job to the cluster once it is stored. `job.trial_id`: the trial it is made for, if any."""
+    """Submit the job to the cluster after the job is stored. `job.trial_id`: the trial that the job runs, or None."""
 
 
 @dataclass(frozen=True, slots=True)
 class DispatchTrial:
-    """Dispatch a trial to the keepers of a job once that is stored; if `task` is set, only to the keeper of that task."""
+    """Dispatch a stored trial to the keepers of a job. `task`: dispatch only to the keeper of this task; None: to all."""
 
     job: Job
     trial: Trial
@@ -414,7 +414,7 @@ class KillJob(_OnJob):
 
 
 class AbandonJob(_OnJob):
-    """Stop waiting for the end of a job: report it as terminated, and name what may remain of it."""
+    """Stop waiting for the end of a job: report the job as terminated, and name its possible remains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +430,7 @@ class CancelTrial:
 class CancelQueuedTrial:
     """Ask the keeper of a job to discard a prefetched trial that became terminal before it started.
 
-    A keeper that does not receive this starts the trial and is then asked to close it.
+    A keeper that does not receive this request starts the trial, and is then asked to close the attempt.
     """
 
     trial: Trial
@@ -438,7 +438,7 @@ class CancelQueuedTrial:
 
 
 class CloseAttempt(_OfAttempt):
-    """Once the trial is stored, notify the keeper that nothing of the attempt needs to be resent."""
+    """After the trial is stored, notify the keeper that no data of the attempt needs to be resent."""
 
 
 class DrainAttempt(_OfAttempt):
@@ -457,7 +457,7 @@ class DetachTrial:
 class Finish:
     """The experiment is terminal; no trial runs.
 
-    `is_recorded`: the end of each trial is stored. False: the experiment stopped while some could be neither read nor stored.
+    `is_recorded`: True if the end of each trial is stored; False if some ends could be neither read nor stored.
     """
 
     is_recorded: bool = True

@@ -26,7 +26,7 @@ from nni_manager.domain.transports import TransportTracker
 from nni_manager.domain.trial import Trial
 from nni_manager.domain.trial_lifecycle import TrialLifecycle
 
-# One refusal may concern a single job, e.g. a name that exists; three in a row concern the template or the account.
+# One refusal may concern a single job, e.g. a duplicate name. Three in a row concern the template or the account.
 MAX_REFUSALS_IN_A_ROW = 3
 
 
@@ -58,7 +58,7 @@ class ExperimentState(str, Enum):
 
 
 class ExperimentEvent(Enum):
-    """What can happen to an experiment as a whole."""
+    """The events of an experiment as a whole."""
 
     BEGUN = "begun"
     LIMIT_REACHED = "limit reached"
@@ -74,7 +74,7 @@ _E, _X = ExperimentState, ExperimentEvent
 _NO_MORE = (_E.NO_MORE_TRIAL, _E.TUNER_NO_MORE_TRIAL)
 CHANGES: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = changes_by_event(
     {
-        # A resume, unless it is new.
+        # In every state except INITIALIZED: a resume.
         _X.BEGUN: {_E.RUNNING: (_E.INITIALIZED, *_NO_MORE, _E.DONE, _E.ERROR, _E.STOPPING, _E.STOPPED)},
         _X.LIMIT_REACHED: {_E.NO_MORE_TRIAL: (_E.RUNNING,)},
         _X.TUNER_EXHAUSTED: {_E.TUNER_NO_MORE_TRIAL: (_E.RUNNING,)},
@@ -84,7 +84,7 @@ CHANGES: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = change
         # A limit was raised or the search space changed; the tuner may be exhausted again. A stopped or failed experiment
         # continues only after a resume.
         _X.MORE_WANTED: {_E.RUNNING: (*_NO_MORE, _E.DONE)},
-        # Absent in the states that start no trial.
+        # Not possible in the states that start no trial.
         _X.TRIAL_PROPOSED: {_E.RUNNING: (_E.DONE,)},
     }
 )
@@ -93,9 +93,9 @@ IGNORED: frozenset[tuple[ExperimentState, ExperimentEvent]] = pairs_by_event(
     {
         _X.BEGUN: (_E.RUNNING,),
         _X.LIMIT_REACHED: (_E.TUNER_NO_MORE_TRIAL,),
-        # While it stops: the answer to a question from before the stop.
+        # In STOPPING: the answer to a request that was sent before the stop.
         _X.TUNER_EXHAUSTED: (*_NO_MORE, _E.STOPPING, _E.ERROR),
-        # The first error is the one shown. DONE: the tuner rejected the last result; all results are stored.
+        # The first error is shown. In DONE, the tuner rejected the last result; all results are stored.
         _X.FAILED: (_E.STOPPING, _E.STOPPED, _E.ERROR, _E.DONE),
         _X.STOP_ASKED: (_E.STOPPING, _E.STOPPED, _E.ERROR, _E.DONE),
         _X.MORE_WANTED: (_E.INITIALIZED, _E.RUNNING, _E.STOPPING, _E.STOPPED, _E.ERROR),
@@ -166,7 +166,7 @@ class Experiment:
         self.refusals = 0
         """The permanent refusals since the cluster last accepted a job."""
         self._finished = False
-        self._gave_up = False
+        self._finished_unrecorded = False
         """True if the experiment finished although the ends of its last trials cannot be recorded."""
 
     # ---- queries
@@ -184,7 +184,7 @@ class Experiment:
     @property
     def is_finished(self) -> bool:
         """True after `Finish`: nothing more happens unless a user requests more."""
-        return self._finished or self._gave_up
+        return self._finished or self._finished_unrecorded
 
     @property
     def accepts_trials(self) -> bool:
@@ -290,7 +290,7 @@ class Experiment:
     def _begin(self, now_s: float) -> list[Effect]:
         self.error = ""
         self.refusals = 0
-        self._finished = self._gave_up = self.stops.is_stopping = False
+        self._finished = self._finished_unrecorded = self.stops.is_stopping = False
         return self.lifecycle.begin(now_s) + self._move(ExperimentEvent.BEGUN, now_s)
 
     def _stop_all(self, at_s: float, now_s: float) -> list[Effect]:
@@ -307,7 +307,7 @@ class Experiment:
         if event.is_refused and self.refusals >= MAX_REFUSALS_IN_A_ROW:
             # All jobs come from one template, so the cluster would refuse every other job as well.
             message = (
-                f"cannot submit jobs: the cluster has refused {self.refusals} in a row, the last with this message: "
+                f"cannot submit jobs: the cluster refused {self.refusals} jobs in a row, the last one with the message: "
                 f"{event.message}; fix the cause, then run `nnictl resume`"
             )
             effects += self._fail(message, now_s)
@@ -351,8 +351,8 @@ class Experiment:
             if self.state.is_over and not self._finished:
                 self._finished = True
                 effects.append(events.Finish())
-        elif self.scheduler.is_stalled and not self._gave_up:
-            self._gave_up = True
+        elif self.scheduler.is_stalled and not self._finished_unrecorded:
+            self._finished_unrecorded = True
             effects.append(events.Finish(is_recorded=False))
         return effects
 

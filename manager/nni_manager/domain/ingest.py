@@ -19,9 +19,9 @@ from nni_sdk.records import Decoded, Garbage, Record, decode
 from trial_keeper.wire.limits import QUOTA_BYTES, collected
 from trial_keeper.wire.messages import AttemptKey, Offsets, Stream
 
-# The most records in one write, so that many attempts share the store: 2 ms of its time, and about one chunk of a keeper.
+# The most records in one write: about one chunk of a keeper. Each write takes 2 ms, so many attempts can share the store.
 RECORDS_AT_ONCE = 600
-_UNFINISHED = "the record was never finished"
+_UNFINISHED = "the record is incomplete"
 
 
 class OffsetGap(ValueError):
@@ -55,8 +55,8 @@ class StreamWrite:
 class _StreamCursor:
     durable: int
     received: int
-    # A partial record: received, and not yet part of a write. It starts where the last write ended.
-    torn: bytearray = field(default_factory=bytearray)
+    # The received bytes of a partial record, which are not part of a write yet. They start where the last write ended.
+    partial: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(slots=True)
@@ -75,20 +75,20 @@ class AttemptIngest:
     @property
     def durable(self) -> Mapping[Stream, int]:
         """The durable offsets, which a keeper receives in Welcome."""
-        return {stream: inflow.durable for stream, inflow in self._cursors.items()}
+        return {stream: cursor.durable for stream, cursor in self._cursors.items()}
 
     @property
     def is_complete(self) -> bool:
         """True if the attempt has ended and all of it is durable, including received bytes beyond its final sizes."""
         return (
             self._final_sizes is not None
-            and all(self._inflow(stream).durable >= size for stream, size in self._final_sizes.items())
-            and all(inflow.durable >= inflow.received for inflow in self._cursors.values())
+            and all(self._cursor(stream).durable >= size for stream, size in self._final_sizes.items())
+            and all(cursor.durable >= cursor.received for cursor in self._cursors.values())
         )
 
     def received(self, stream: Stream) -> int:
         """The offset up to which bytes have arrived, durable or not."""
-        return self._inflow(stream).received
+        return self._cursor(stream).received
 
     def take(self, stream: Stream, offset: int, data: bytes) -> list[StreamWrite]:
         """Accept a chunk and return the writes for its new bytes. Bytes beyond the final size of an ended attempt are ignored.
@@ -96,48 +96,48 @@ class AttemptIngest:
         Raises:
             OffsetGap: bytes are missing before the chunk.
         """
-        inflow = self._inflow(stream)
-        if offset > inflow.received:
+        cursor = self._cursor(stream)
+        if offset > cursor.received:
             raise OffsetGap(
-                f"cannot take {stream.value} of {self.key} from offset {offset}: only {inflow.received} bytes are here; "
-                "connect again and go on from the offset in Welcome"
+                f"cannot accept {stream.value} of {self.key} from offset {offset}: only {cursor.received} bytes have arrived; "
+                "reconnect and continue from the offset in Welcome"
             )
         if self._final_sizes is not None and stream in self._final_sizes:
             data = data[: max(0, self._final_sizes[stream] - offset)]
-        if inflow.received >= QUOTA_BYTES[stream]:
+        if cursor.received >= QUOTA_BYTES[stream]:
             return []
-        new = data[inflow.received - offset : collected(stream, offset + len(data)) - offset]
+        new = data[cursor.received - offset : collected(stream, offset + len(data)) - offset]
         if not new:
             return []
-        inflow.received += len(new)
+        cursor.received += len(new)
         if stream is Stream.METRICS:
-            return self._take_metrics(inflow, new)
-        return [StreamWrite(self.key, stream, inflow.received - len(new), inflow.received, data=new)]
+            return self._take_metrics(cursor, new)
+        return [StreamWrite(self.key, stream, cursor.received - len(new), cursor.received, data=new)]
 
     def end(self, final_sizes: Offsets) -> list[StreamWrite]:
         """Record that the attempt has ended with these stream sizes, which the quotas may reduce."""
         self._final_sizes = {stream: collected(stream, size) for stream, size in final_sizes.items()}
-        inflow = self._inflow(Stream.METRICS)
-        return self._give_up_torn(inflow) if self._ends_with(inflow) else []
+        cursor = self._cursor(Stream.METRICS)
+        return self._store_partial(cursor) if self._ends_with(cursor) else []
 
     def committed(self, commit: StreamWrite) -> None:
         """Record that the store has made a write durable."""
-        self._inflow(commit.stream).durable = commit.new_offset
+        self._cursor(commit.stream).durable = commit.new_offset
 
-    def _take_metrics(self, inflow: _StreamCursor, new: bytes) -> list[StreamWrite]:
-        is_cut = inflow.received >= QUOTA_BYTES[Stream.METRICS]
-        inflow.torn += new
-        if b"\n" not in new and len(inflow.torn) < records.MAX_FRAME_BYTES:
-            commits = []  # no record can be complete; decoding each time would cost quadratic time
+    def _take_metrics(self, cursor: _StreamCursor, new: bytes) -> list[StreamWrite]:
+        is_truncated = cursor.received >= QUOTA_BYTES[Stream.METRICS]
+        cursor.partial += new
+        if b"\n" not in new and len(cursor.partial) < records.MAX_FRAME_BYTES:
+            commits = []  # no record is complete; decoding at every chunk would take quadratic time
         else:
-            whole = bytes(inflow.torn)
-            start = inflow.received - len(whole)
+            whole = bytes(cursor.partial)
+            start = cursor.received - len(whole)
             decoded = decode(whole, start)
-            del inflow.torn[: decoded.consumed]
+            del cursor.partial[: decoded.consumed]
             commits = list(self._pieces(decoded, start))
-        if is_cut or self._ends_with(inflow):
-            commits += self._give_up_torn(
-                inflow, "it lies where the metrics are cut" if is_cut else _UNFINISHED
+        if is_truncated or self._ends_with(cursor):
+            commits += self._store_partial(
+                cursor, "the metrics are truncated inside this record" if is_truncated else _UNFINISHED
             )
         return commits
 
@@ -157,18 +157,18 @@ class AttemptIngest:
                 )
             start = new_offset
 
-    def _ends_with(self, inflow: _StreamCursor) -> bool:
+    def _ends_with(self, cursor: _StreamCursor) -> bool:
         """True if the attempt has ended and all metrics up to its final size have arrived."""
-        return self._final_sizes is not None and inflow.received >= self._final_sizes.get(Stream.METRICS, 0)
+        return self._final_sizes is not None and cursor.received >= self._final_sizes.get(Stream.METRICS, 0)
 
-    def _give_up_torn(self, inflow: _StreamCursor, reason: str = _UNFINISHED) -> list[StreamWrite]:
-        """Store the partial record as corrupt: its writer was killed, or the disk was full, while it was written."""
-        if not inflow.torn:
+    def _store_partial(self, cursor: _StreamCursor, reason: str = _UNFINISHED) -> list[StreamWrite]:
+        """Store the partial record as corrupt: its writer was killed, or the disk was full, during the write."""
+        if not cursor.partial:
             return []
-        start = inflow.received - len(inflow.torn)
-        garbage = Garbage(start, len(inflow.torn), reason)
-        inflow.torn.clear()
-        return [StreamWrite(self.key, Stream.METRICS, start, inflow.received, garbage=(garbage,))]
+        start = cursor.received - len(cursor.partial)
+        garbage = Garbage(start, len(cursor.partial), reason)
+        cursor.partial.clear()
+        return [StreamWrite(self.key, Stream.METRICS, start, cursor.received, garbage=(garbage,))]
 
-    def _inflow(self, stream: Stream) -> _StreamCursor:
+    def _cursor(self, stream: Stream) -> _StreamCursor:
         return self._cursors.setdefault(stream, _StreamCursor(0, 0))

@@ -22,9 +22,9 @@ from nni_manager.domain.transports import TransportTracker
 from nni_manager.domain.trial import Trial, TrialState
 from trial_keeper.wire.reasons import ExitReason
 
-# (duration below, prefetched trials per job), by the duration of the last trial that succeeded. Longer trials gain nothing from
-# prefetching. Several short trials end while one is asked for, stored and dispatched. Of the shortest, so many are prefetched
-# that these steps run for several at once. If they take longer than expected, idle jobs get them by revoking.
+# (longest duration, prefetched trials per job), by the duration of the last trial that succeeded. Several short trials end while
+# one trial is requested, stored and dispatched, so more of them are prefetched. Longer trials gain nothing from prefetching. If
+# prefetched trials take longer than expected, they are revoked and dispatched to idle jobs.
 _PREFETCH_BY_DURATION_S = ((0.1, MAX_PREFETCH), (1.0, 3), (60.0, 1))
 
 
@@ -99,9 +99,7 @@ class JobScheduler:
             if trial.state.is_terminal and (had := self.jobs.live.get(trial.job_id)) is not None:
                 had.taken += 1
         if not self.reuses_jobs:
-            for (
-                job
-            ) in self.jobs.unassigned:  # without reuse, a job whose trial has ended has nothing left to do
+            for job in self.jobs.unassigned:  # its trial has ended
                 self.jobs.dismiss(job)
 
     # ---- keepers
@@ -212,7 +210,7 @@ class JobScheduler:
         return effects
 
     def free(self, trial: Trial, now_s: float) -> None:
-        """Take a terminal trial from its job."""
+        """Remove a terminal trial from its job."""
         self.note_stopped(trial, now_s)
         if self.reuses_jobs:
             self.jobs.free(trial.job_id, trial.trial_id)
@@ -242,7 +240,7 @@ class JobScheduler:
         return events.CancelTrial(trial, reason, ends_job)
 
     def note_stopped(self, trial: Trial, now_s: float) -> None:
-        """Update the stop of the job when no command of the trial runs any more: the keeper has received the stop.
+        """Update the job's stop stage after the last command of the trial has ended: the keeper has received the stop.
 
         If no command of the whole job runs and the experiment stops, the job has to end.
         """
@@ -254,7 +252,7 @@ class JobScheduler:
         if self.stops.is_stopping and not any(map(_may_run, others)):
             self.stops.apply(job.job_id, StopEvent.DRAIN_ASKED, now_s)
         elif not any(each.state is TrialState.STOPPING for each in others) and (
-            self.stops.stage(job.job_id) in (StopStage.TOLD, StopStage.ENDING)
+            self.stops.stage(job.job_id) in (StopStage.STOP_SENT, StopStage.ENDING)
         ):
             self.stops.forget(job.job_id)
 
@@ -270,7 +268,7 @@ class JobScheduler:
             match self.stops.stage(job.job_id):
                 case None:
                     self.stops.apply(job.job_id, StopEvent.DRAIN_ASKED, now_s)
-                case StopStage.TOLD:
+                case StopStage.STOP_SENT:
                     self.stops.stop_asked(job.job_id, now_s, ends_job=True)
                     effects.append(events.EndJob(job))
         return effects

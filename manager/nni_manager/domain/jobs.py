@@ -1,16 +1,17 @@
 """Keeps the jobs with their trials and the queue, for `job_scheduler`. States: table `TRANSITIONS`.
 
-Without reuse a job is made for one trial and leaves after it. A reused job gets the trial that has waited longest, once all its
-keepers are idle, and so on until it leaves. A busy job may get prefetched trials, which its keeper starts without the manager.
-Prefetching hides the dispatch latency of short trials. No operation iterates over all jobs, so an event costs the same with ten
-jobs or a thousand.
+Without reuse, a job runs one trial and ends. A reused job gets the trial that has waited longest, whenever all its keepers are
+idle. A busy job may get prefetched trials, which its keeper starts without the manager. Prefetching hides the dispatch latency
+of short trials. No operation iterates over all jobs, so an event costs the same with ten jobs or a thousand.
 
-Revoking undoes prefetching when a job would otherwise be idle: one trial for each idle job, always the last one of a job with
-the most queued trials. A keeper that has not started the trial returns it, and it is dispatched next. A keeper that has started
-it does not answer, because it reports the start anyway. Until the answer the trial stays with its job and is not revoked again
-on the same stream. An answer on another stream does not count. When the stream ends, the manager cannot know whether the revoke
-or its answer was lost, and discards the revoke. If the answer was lost, the keeper no longer has the trial. The trial is then
-revoked again (a keeper also returns a trial that it does not have), or dispatched again when the keeper is idle.
+Revoking undoes prefetching when a job would otherwise be idle. For each idle job, the last trial of a job with the most queued
+trials is revoked. A keeper that has not started the trial returns it, and the trial is dispatched next. A keeper that has started
+the trial reports the start, and sends no other answer. Until the answer, the trial stays with its job and is not revoked again on
+the same stream.
+
+The end of the stream discards the revoke: the manager cannot detect whether the revoke or the answer was lost. An answer on
+another stream does not count. If the answer was lost, the keeper no longer has the trial. The trial is then revoked again, or
+dispatched again when the keeper is idle. A keeper also returns a revoked trial that it does not have.
 """
 
 from collections import Counter, deque
@@ -33,7 +34,7 @@ class JobState(Enum):
 
 
 class JobEvent(Enum):
-    """What can happen to a job."""
+    """The events of a job."""
 
     KEEPERS_IDLE = "keepers idle"
     TRIAL_GIVEN = "trial given"
@@ -100,7 +101,7 @@ class Job:
         """The trials that are queued in the job behind another one, in order.
 
         The first of `trial_ids` is about to start and is left out. If a prefetched trial has already started, the keeper never
-        received the first or has returned it, so it is included.
+        received the first one or has returned it, so the first one is included.
         """
         behind = self.prefetched_ids if self.begun_ids.isdisjoint(self.prefetched_ids) else self.trial_ids
         return [trial_id for trial_id in behind if trial_id not in self.begun_ids]
@@ -143,7 +144,7 @@ class Jobs:
     _revocable: _BucketQueue = field(default_factory=lambda: _BucketQueue(MAX_PREFETCH))
     """Busy jobs with revocable trials, by the number of trials without a revoke in progress; the last number includes more."""
     _returnable: dict[str, int] = field(default_factory=dict)
-    """The number of trials each job may return, revoked or not; only jobs whose keepers support revoking."""
+    """The number of trials that each job may return, revoked or not; only of jobs whose keepers support revoking."""
     _returnable_count: int = 0
     _revoking_count: int = 0
     _counts: Counter[JobState] = field(default_factory=Counter)
@@ -228,9 +229,9 @@ class Jobs:
         self._update_revocable(job)
 
     def revoke(self, coming: int) -> list[tuple[Job, str]]:
-        """Start to revoke one trial for each idle job; returns the trials with their jobs.
+        """Start revoking one trial for each idle job; returns the trials with their jobs.
 
-        Idle jobs that the queued trials and the `coming` ones will occupy do not count.
+        `coming`: the number of trials that the tuner will suggest. Idle jobs for queued and coming trials do not count.
         """
         asked: list[tuple[Job, str]] = []
         wanted = len(self._idle) - coming - len(self.queue) - self._revoking_count
@@ -243,14 +244,14 @@ class Jobs:
         return asked
 
     def reclaim(self, job: Job, trial_id: str) -> None:
-        """Take a revoked trial back from its job and queue it first."""
+        """Remove a revoked trial from its job and queue the trial first."""
         job.taken -= 1
         self.free(job.job_id, trial_id)
         self.queue.appendleft(trial_id)
 
     @property
     def surplus(self) -> int:
-        """The surplus of jobs without a trial, if no more trials come: jobs beyond those that could take all revocable trials."""
+        """The number of unassigned jobs minus the number of revocable trials: the surplus jobs if no more trials come."""
         return self._counts[JobState.PENDING] + self._counts[JobState.IDLE] - self._returnable_count
 
     def _next_revocable(self) -> Job | None:
@@ -320,7 +321,7 @@ class Jobs:
 
     @property
     def unassigned(self) -> list[Job]:
-        """The unassigned jobs, idle ones last."""
+        """The jobs without a trial, idle ones last."""
         if not self._counts[JobState.PENDING] + self._counts[JobState.IDLE]:
             return []
         free = [job for job in self.live.values() if job.state in (JobState.PENDING, JobState.IDLE)]

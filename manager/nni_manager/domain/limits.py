@@ -7,8 +7,8 @@ from dataclasses import dataclass
 class Limits:
     """The limits of an experiment; all may change while it runs. None: no limit.
 
-    `max_trials` and `max_duration_s` end the asking, not the trials. `max_trial_duration_s`: how long one trial may run, from
-    the start of its attempt. `max_retries`: how often a trial that the cluster lost is started again.
+    `max_trials` and `max_duration_s` limit the start of trials; running trials continue. `max_trial_duration_s`: the longest
+    duration of one attempt. `max_retries`: how often a trial that the cluster lost is started again.
     """
 
     concurrency: int

@@ -23,7 +23,7 @@ _SIGNALLED = 128
 def message_summary(reason: str, message: str) -> str:
     """The most informative line of a trial's message; empty if there is none. `reason`: a value of `ExitReason`.
 
-    For a trial's output it is the line of its exception, or else the last line.
+    In a trial's output: the line of the exception, or the last line if there is no exception.
     """
     is_of_the_trial = reason not in _NOT_OF_THE_TRIAL
     if is_of_the_trial and (line := exception_line(message)):
@@ -45,6 +45,6 @@ def how_it_ended(reason: str, exit_code: int | None) -> str:
 
 
 def why_it_ended(reason: str, exit_code: int | None, message: str) -> str:
-    """The way a trial ended, with the most informative line of its message."""
+    """How a trial ended, with the most informative line of its message."""
     how, line = how_it_ended(reason, exit_code), message_summary(reason, message)
     return f"{how}: {line}" if line else how

@@ -10,7 +10,7 @@ MAX_SHOWN_CHARACTERS = 4096
 def reward(value: str, name: str = "default") -> float | None:
     """The number for the tuner: the metric itself, or a dict's item `name`. None if there is no such finite number.
 
-    `value`: the JSON text that the training code reported; it may contain NaN and infinities, which are no reward.
+    `value`: the JSON text that the training code reported; it may contain NaN and infinities, which are not valid rewards.
     """
     try:
         metric = json.loads(value)

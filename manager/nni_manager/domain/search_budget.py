@@ -1,7 +1,7 @@
-"""Decides how many trials the tuner is asked for, and when the asking ends: at a limit, or when the tuner is exhausted.
+"""Decides how many trials to request from the tuner, and when to stop: at a limit, or when the tuner is exhausted.
 
-Each free slot becomes a question. A question that the tuner was not ready to answer is deferred and asked again, with the same
-sequence id, when a trial ends or another question is answered. When neither can happen, the tuner is exhausted.
+Each free slot becomes a request. If the tuner is not ready, the request is deferred and sent again with the same sequence id,
+when a trial ends or another request is answered. When neither can happen, the tuner is exhausted.
 
 Times are monotonic.
 """
@@ -15,24 +15,24 @@ from nni_manager.domain.limits import Limits
 
 @dataclass(slots=True)
 class SearchBudget:
-    """The limits and what has been used of them. `active_s`: the seconds counted before `_counting_since_s`."""
+    """The limits of an experiment, and their use so far. `active_s`: the seconds counted before `_counting_since_s`."""
 
     limits: Limits
     active_s: float = 0.0
     asked: int = 0
-    """The questions that the tuner has not answered."""
+    """The number of requests that the tuner has not answered."""
     added: int = 0
-    """The trials, with those that a user proposed."""
+    """The number of trials, including those that a user proposed."""
     ended: int = 0
-    """The terminal trials."""
+    """The number of terminal trials."""
     _counting_since_s: float | None = None
     _next_sequence_id: int = 0
     _deferred: list[int] = field(default_factory=list)
-    """Sequence ids of questions that the tuner was not ready to answer."""
+    """Sequence ids of requests that the tuner was not ready to answer."""
     _is_blocked: bool = False
-    """True if asking now is useless: nothing has happened since the tuner was not ready."""
+    """True if a request now is useless: nothing has happened since the tuner was not ready."""
     _ended_when_asked: int = 0
-    """`ended` when the last question was asked: an answer may predate the end of a trial."""
+    """`ended` at the time of the last request: the answer may predate the end of a trial."""
 
     # ---- queries
 
@@ -48,11 +48,11 @@ class SearchBudget:
         return self._counting_since_s + self.limits.max_duration_s - self.active_s
 
     def is_spent(self, now_s: float) -> bool:
-        """True if a limit allows no more questions."""
+        """True if a limit allows no more requests."""
         return self._is_out_of_time(now_s) or self._trials_left <= 0
 
     def has_ended_asking(self, now_s: float) -> bool:
-        """True if a limit is reached for good: no open question can be dropped and make room for another."""
+        """True if a limit is reached permanently: no open request can be dropped and allow another one."""
         return self._is_out_of_time(now_s) or (self._trials_left <= 0 and not self.asked)
 
     def _is_out_of_time(self, now_s: float) -> bool:
@@ -71,7 +71,7 @@ class SearchBudget:
 
     @property
     def is_idle(self) -> bool:
-        """True if every trial is terminal and every question answered."""
+        """True if every trial is terminal and every request answered."""
         return self.unfinished == 0 and self.asked == 0
 
     @property
@@ -79,10 +79,10 @@ class SearchBudget:
         """True if the tuner was not ready and nothing can change that."""
         return self._is_blocked and self.is_idle
 
-    # ---- the questions
+    # ---- requests
 
     def ask(self, ahead: int) -> list[int]:
-        """The sequence ids to ask the tuner for now. `ahead`: the number of trials to prefetch besides `concurrency`."""
+        """The sequence ids of new requests to the tuner. `ahead`: the number of trials to prefetch besides `concurrency`."""
         if self._is_blocked:
             return []
         free = self.limits.concurrency + ahead - self.unfinished - self.asked
@@ -93,7 +93,7 @@ class SearchBudget:
         return [self._deferred.pop(0) if self._deferred else self._new_sequence_id() for _ in range(count)]
 
     def note_suggested(self) -> None:
-        """Record a trial that answers a question."""
+        """Record a trial that answers a request."""
         self.asked -= 1
         self.added += 1
         self._is_blocked = False
@@ -103,12 +103,12 @@ class SearchBudget:
         self.added += 1
         return self._new_sequence_id()
 
-    def note_unanswered(self, questions: int = 1) -> None:
-        """Record that the tuner dropped questions."""
-        self.asked -= questions
+    def note_unanswered(self, requests: int = 1) -> None:
+        """Record that the tuner dropped requests."""
+        self.asked -= requests
 
     def note_not_ready(self, sequence_id: int) -> None:
-        """Defer a question that the tuner was not ready to answer."""
+        """Defer a request that the tuner was not ready to answer."""
         self.asked -= 1
         insort(self._deferred, sequence_id)
         self._is_blocked = self._ended_when_asked == self.ended
@@ -119,7 +119,7 @@ class SearchBudget:
         self._is_blocked = False
 
     def unblock(self) -> None:
-        """Allow questions again."""
+        """Allow requests again."""
         self._is_blocked = False
 
     def restore(self, sequence_id: int, *, is_terminal: bool) -> None:
@@ -135,7 +135,7 @@ class SearchBudget:
     # ---- the time
 
     def count_time(self, now_s: float, *, counts: bool) -> None:
-        """Start or stop to count time against the limit; no change if it is counted, or not counted, already."""
+        """Start or stop counting time against the limit; no effect if counting is on, or off, already."""
         if counts and self._counting_since_s is None:
             self._counting_since_s = now_s
         elif not counts and self._counting_since_s is not None:

@@ -7,8 +7,8 @@ connects puts its task back on GRPC. Both transports share the durable offsets, 
 Polls are handed out one at a time, and each job has at most one in progress, so the caller limits concurrency. A job is polled
 every `POLL_INTERVAL_S`, or less often when many jobs are unconnected: at most `MAX_POLLS_PER_S` in total. Times are monotonic.
 
-A keeper that cannot reach its manager cannot report it, and its trial would wait forever without a message. So jobs whose keepers
-have never connected are kept in the order of submission. Only the one that has waited longest is checked.
+A keeper that cannot reach its manager cannot report this problem, and its trial would wait forever without a message. So jobs
+whose keepers have never connected are kept in the order of submission, and the first of them is checked.
 """
 
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ RECONNECT_GRACE_S = 5.0
 POLL_INTERVAL_S = 2.0
 # One poll is about ten file system calls. A thousand unconnected trials are each polled every 20 s.
 MAX_POLLS_PER_S = 50.0
-# Long enough for a container to start from a cached image, short enough for a user who watches the first trial.
+# A container starts from a cached image in less; a user who watches the first trial does not wait longer.
 MAX_SILENCE_S = 60.0
 
 
@@ -36,7 +36,7 @@ class Transport(str, Enum):
 
 
 class TransportEvent(Enum):
-    """What can happen to a task's transport."""
+    """The events of a task's transport."""
 
     CONNECTED = "connected"
     LOST = "lost"
@@ -112,7 +112,7 @@ class TransportTracker:
     # ---- events
 
     def track(self, job_id: str, now_s: float, *, expects_keeper: bool = True) -> None:
-        """Start to track a job that may exist; idempotent. `expects_keeper`: none of its keepers has ever connected."""
+        """Start tracking a job that may exist; idempotent. `expects_keeper`: none of its keepers has ever connected."""
         if job_id not in self._jobs:
             self._jobs[job_id] = _Job(now_s)
             self._schedule_poll(job_id, now_s + RECONNECT_GRACE_S)
@@ -120,12 +120,12 @@ class TransportTracker:
                 self._silent[job_id] = now_s
 
     def expect_no_keeper(self, job_id: str) -> None:
-        """Report no missing connection of a job: a keeper has connected, or need not connect any more."""
+        """Stop reporting the missing connection of a job: a keeper has connected, or need not connect."""
         self._silent.pop(job_id, None)
         self._unreachable.pop(job_id, None)
 
     def forget(self, job_id: str) -> None:
-        """Stop to track a job that has ended."""
+        """Stop tracking a job that has ended."""
         self.expect_no_keeper(job_id)
         self._jobs.pop(job_id, None)
 
@@ -216,25 +216,25 @@ class TransportTracker:
         return LastSeen(transport, min(contacts, default=None))
 
     def problem(self, now_s: float) -> str:
-        """A message for users; empty if no job has been silent for too long. It changes only if the silent job does."""
+        """A message for users; empty if no job has been silent for too long. The text changes only with the silent job."""
         addresses = " or ".join(self.addresses)
         job_id = _first_overdue(self._silent, now_s)
         if job_id is not None:
             without = (
-                ". A job that runs many trials (reuse) gets none without the network, and leaves after two minutes; where there "
-                "is no way, write reuse: false"
+                ". With reuse: true, jobs get trials only over the network, and end after two minutes without a trial; if the "
+                "network cannot be opened, set reuse: false"
                 if self.needs_network
                 else ""
             )
             return (
-                f"no keeper has connected for {MAX_SILENCE_S:g} s since job {job_id} was submitted; it was told {addresses}; "
-                f"see whether the cluster has started the job, then run `trial-keeper doctor` in its container{without}"
+                f"no keeper has connected within {MAX_SILENCE_S:g} s after job {job_id} was submitted; keepers use {addresses}; "
+                f"check whether the cluster has started the job, then run `trial-keeper doctor` in its container{without}"
             )
         if _first_overdue(self._unreachable, now_s) is not None:
             # One text for all jobs: a firewall that blocks one keeper blocks the others as well.
             return (
-                f"keepers do not reach {addresses}, so trials are followed over the shared storage, some seconds late; this does "
-                "no harm. To use the network, let containers connect to that address"
+                f"keepers cannot reach {addresses}; their reports are read from the shared storage, some seconds late, and none "
+                "is lost. To use the network, let containers connect to that address"
             )
         return ""
 
@@ -262,7 +262,7 @@ class TransportTracker:
 
 
 def _first_overdue(submitted_at_s: dict[str, float], now_s: float) -> str | None:
-    """The job that has waited longest, which is the first; None if it has not waited for too long."""
+    """The first job, which has waited longest; None if it has not waited for `MAX_SILENCE_S`."""
     longest = next(iter(submitted_at_s), None)
     is_overdue = longest is not None and now_s - submitted_at_s[longest] >= MAX_SILENCE_S
     return longest if is_overdue else None

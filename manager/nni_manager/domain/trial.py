@@ -68,28 +68,28 @@ _STOPPED = STOP_REASONS - {ExitReason.TRIAL_OVER} | {ExitReason.JOB_LOST}
 
 # Messages of trials that succeeded without a result for the tuner.
 NO_FINAL_RESULT = (
-    "it reported no final result; call nni_sdk.report_final_result() in the training code, with a number"
+    "no final result was reported; call nni_sdk.report_final_result() with a number in the training code"
 )
 NO_NUMBER_IN_FINAL_RESULT = (
-    "its final result has no finite number the tuner could use; report a number, "
+    "the final result has no finite number for the tuner; report a number, "
     'or a dict with a number under "default"'
 )
 METRICS_ARE_CUT = "its metrics are cut"
 """The prefix of the warning about truncated metrics."""
 NO_FINAL_RESULT_BEFORE_THE_CUT = (
-    "no final result is among the metrics that were collected, see the warning; report less, or less often"
+    "the collected metrics contain no final result, see the warning; report less, or less often"
 )
-NO_FINAL_RESULT_IN_CHANGED_FILE = "no final result is among the metrics that were collected, see the warning"
+NO_FINAL_RESULT_IN_CHANGED_FILE = "the collected metrics contain no final result, see the warning"
 
 
 class TrialEvent(Enum):
-    """What can happen to a trial."""
+    """The events of a trial."""
 
     STARTED = "started"
     STOP_ASKED = "stop asked"
     ENDED = "ended"
     CLOSED = "closed"
-    LOST = "lost to the cluster, to be begun again"
+    LOST = "lost by the cluster, to be retried"
 
 
 _W, _R, _S, _C = TrialState.WAITING, TrialState.RUNNING, TrialState.STOPPING, TrialState.CLOSING
@@ -97,7 +97,7 @@ _W, _R, _S, _C = TrialState.WAITING, TrialState.RUNNING, TrialState.STOPPING, Tr
 CHANGES: dict[tuple[TrialState, TrialEvent], TrialState | None] = {
     (_W, TrialEvent.STARTED): _R,
     (_W, TrialEvent.STOP_ASKED): _S,
-    (_W, TrialEvent.ENDED): _C,  # too short for a separate report of its start, or it never started
+    (_W, TrialEvent.ENDED): _C,  # it ended before its start was reported, or it never started
     (_R, TrialEvent.STOP_ASKED): _S,
     (_R, TrialEvent.ENDED): _C,
     (_S, TrialEvent.ENDED): _C,
@@ -110,7 +110,7 @@ IGNORED: frozenset[tuple[TrialState, TrialEvent]] = frozenset(
     {
         (_R, TrialEvent.STARTED),  # repeated after a lost connection, or a new attempt
         (_S, TrialEvent.STARTED),
-        (_S, TrialEvent.STOP_ASKED),  # the first reason stands
+        (_S, TrialEvent.STOP_ASKED),  # the first reason is kept
         (_C, TrialEvent.STOP_ASKED),  # the request came too late
         (_C, TrialEvent.ENDED),  # repeated after a lost connection
         (_W, TrialEvent.LOST),
@@ -183,7 +183,7 @@ class Trial:
             self.state = following
         elif self.reason is not None:
             if self._had_result_at_stop:
-                self.message = f"{self.reason.value}, after it had reported its final result"
+                self.message = f"{self.reason.value}, after the final result was reported"
                 self.reason = ExitReason.SUCCEEDED
             self.state = TERMINAL_STATE[self.reason]
             if self.is_without_result:
@@ -288,10 +288,7 @@ class Trial:
         if self.reporter in (None, key.task):
             self.reporter = key.task
             return ""
-        return (
-            f"task {key.task} reports metrics as well, and they do not count: {self.reporter} reported first; "
-            "let one task report"
-        )
+        return f"metrics of task {key.task} are ignored: task {self.reporter} reported first; report metrics in one task only"
 
     def ended_in(self, ended: TrialEnded) -> None:
         """Record the end of one task, which need not end the trial."""
@@ -329,7 +326,7 @@ class Trial:
         return self.peak_usage != before
 
     def _describe(self, key: AttemptKey) -> RegisteredAttempt:
-        """The attempt, which the fields describe from now on. A newer attempt than before resets them."""
+        """Return the attempt, and make it the one that the fields describe. A newer attempt than before resets the fields."""
         attempt = self.registered.find(key) or self.registered.add(key)
         if self._is_newer(key):
             if self.ended is not None:  # the cluster runs the whole job again
@@ -345,7 +342,7 @@ class Trial:
         return attempt
 
     def _reset(self) -> None:
-        """Forget what the attempt so far has reported."""
+        """Clear the values that the current attempt has reported."""
         self.final = self.final_offset = self.value = self.intermediate = self.reporter = None
         self.intermediate_count = 0
         self.peak_usage = self.latest_usage = self.started_at_s = self.start_received_at_s = None
@@ -398,7 +395,7 @@ class Trial:
         self.apply(TrialEvent.CLOSED)
 
     def release(self) -> None:
-        """Free what only an unfinished trial needs: an experiment keeps all of its trials in memory."""
+        """Free the fields that only an unfinished trial needs: an experiment keeps all of its trials in memory."""
         self.registered.registered.clear()
         self.attempts.clear()
         self.ended = self.start_received_at_s = None

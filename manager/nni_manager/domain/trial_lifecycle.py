@@ -36,13 +36,13 @@ from trial_keeper.wire.reasons import ExitReason
 # Failures that the training code did not cause; a retry may succeed.
 _FAULTS_OF_CLUSTER = (ExitReason.KEEPER_LOST, ExitReason.JOB_LOST)
 
-STOPPED_BEFORE_IT_BEGAN = "stopped before it began"
-_KEEPER_RESTARTED = "its keeper was started anew while the trial was being stopped"
+STOPPED_BEFORE_START = "stopped before it started"
+_KEEPER_RESTARTED = "its keeper restarted while the trial was being stopped"
 
 
 @dataclass(slots=True)
 class TrialLifecycle:
-    """All trials of the experiment, and what happens to them.
+    """All trials of the experiment, and the handlers of their events.
 
     `fail`: ends the experiment with a message, at a monotonic time.
     """
@@ -82,7 +82,7 @@ class TrialLifecycle:
         return trial.intermediate if self._is_cut_and_counts(trial) else None
 
     def _is_cut_and_counts(self, trial: Trial) -> bool:
-        # NNI also treats a trial that exceeded its time limit as early stopped.
+        # NNI also treats a trial that exceeded its time limit as stopped early.
         is_cut = trial.state in (TrialState.EARLY_STOPPED, TrialState.SYS_CANCELED)
         return is_cut and self.learns_from_early_stopped
 
@@ -99,7 +99,7 @@ class TrialLifecycle:
                 self.scheduler.jobs.queue.append(trial.trial_id)
 
     def begin(self, now_s: float) -> list[Effect]:
-        """Continue what an earlier manager has left unfinished."""
+        """Continue the unfinished trials of an earlier manager."""
         for trial in self.scheduler.trials_with_jobs:
             if trial.state is TrialState.STOPPING:  # the stop was requested from an earlier manager
                 self.scheduler.stops.stop_asked(trial.job_id, now_s, ends_job=True)
@@ -188,7 +188,7 @@ class TrialLifecycle:
         """Record that a task of a trial has started. `is_stopping`: the experiment stops."""
         trial, key = self.trials[event.key.trial_id], event.key
         if trial.state.is_terminal or trial.registered.is_lost(key):
-            return [events.CloseAttempt(key)]  # too late: the keeper ends the attempt
+            return [events.CloseAttempt(key)]  # the report is too late: the keeper ends the attempt
         if not trial.is_current(key) or trial.phase_of(key) in HAVE_BEGUN:
             return []
         self.scheduler.jobs.note_begun(trial.job_id, trial.trial_id)
@@ -300,11 +300,11 @@ class TrialLifecycle:
         return [*self._close_when_complete(trial, now_s), events.CloseAttempt(key)]
 
     def _close_when_complete(self, trial: Trial, now_s: float) -> list[Effect]:
-        """Close the trial unless other tasks of it still run."""
+        """Close the trial unless another of its tasks still runs."""
         return [] if trial.ended is None or trial.has_task_in(*UNDELIVERED) else self._close(trial, now_s)
 
     def note_orphaned(self, key: AttemptKey) -> list[Effect]:
-        """Read the rest of an attempt whose keeper has left from the shared storage."""
+        """Read the remaining data of an attempt from the shared storage, after its keeper has ended."""
         trial = self.trials[key.trial_id]
         is_of_job = self.scheduler.reuses_jobs and not trial.state.is_terminal
         return [events.DrainAttempt(key)] if is_of_job and trial.phase_of(key) in UNDELIVERED else []
@@ -344,10 +344,10 @@ class TrialLifecycle:
         """Queue a revoked trial that its keeper has returned."""
         job = self.scheduler.jobs.live.get(event.job_id)
         if job is None or event.trial_id not in job.revoking_ids:
-            return []  # the trial is terminal, or already assigned to another job
+            return []  # the trial is terminal, or assigned to another job already
         trial = self.trials[event.trial_id]
         if trial.stop_reason is not None:
-            return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_IT_BEGAN, event.at_s, now_s)
+            return self._lose(trial, trial.stop_reason, STOPPED_BEFORE_START, event.at_s, now_s)
         self.scheduler.jobs.reclaim(job, trial.trial_id)
         trial.job_id = ""
         return [events.SaveTrial(trial)]
@@ -358,9 +358,9 @@ class TrialLifecycle:
         """Return, retry or fail the trials of a job that has ended. `is_running`: the experiment still starts trials."""
         trials = self.scheduler.trials_of(job)
         may_retry = is_running and event.reason in _FAULTS_OF_CLUSTER
-        is_a_bad_sign = event.was_supervised and not (job.ever_connected or job.state is JobState.DRAINING)
-        if self.scheduler.reuses_jobs and not trials and is_a_bad_sign and self.scheduler.jobs.queue:
-            # The next job would fail in the same way. Failing one queued trial per dead job bounds the number of resubmissions.
+        is_suspicious = event.was_supervised and not (job.ever_connected or job.state is JobState.DRAINING)
+        if self.scheduler.reuses_jobs and not trials and is_suspicious and self.scheduler.jobs.queue:
+            # The next job would fail in the same way. One queued trial fails per dead job, which limits the resubmissions.
             trial = self.trials[self.scheduler.jobs.queue.popleft()]
             return self._lose_to_cluster(trial, event, now_s, may_retry=may_retry)
         suspect, effects = self._suspect(trials, event), list[Effect]()
@@ -383,7 +383,7 @@ class TrialLifecycle:
         is_untouched = trial.trial_id in event.untouched
         may_return = event.is_clean or (is_untouched and not (is_suspect and trial.was_returned))
         if self.scheduler.reuses_jobs and may_return and trial.state is TrialState.WAITING:
-            # The job left after its idle timeout, or crashed before it started the trial. A trial that was charged for two
+            # The job ended after its idle timeout, or crashed before it started the trial. A trial that was charged for two
             # crashes is not dispatched to a third job.
             trial.was_returned |= is_suspect
             trial.job_id = ""
@@ -404,7 +404,7 @@ class TrialLifecycle:
         number = trial.retries + 1
         with self._counted(trial):
             lost = trial.lost(
-                f"the cluster lost it ({event.reason.value}); begun again, {number} of {self.budget.limits.max_retries}"
+                f"the cluster lost it ({event.reason.value}); retry {number} of {self.budget.limits.max_retries}"
             )
         self.scheduler.jobs.queue.appendleft(trial.trial_id)
         return [events.SaveTrial(trial), *map(_save_attempt, lost), events.DetachTrial(trial, event.job_id)]
@@ -443,10 +443,10 @@ class TrialLifecycle:
         trial.stop_reason = reason
         if not trial.job_id:
             self.scheduler.jobs.queue.remove(trial_id)
-            return self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
+            return self._lose(trial, reason, STOPPED_BEFORE_START, at_s, now_s)
         job = self.scheduler.jobs.live.get(trial.job_id)
         if job is not None and trial_id in job.prefetched_ids and trial.started_at_s is None:
-            lost = self._lose(trial, reason, STOPPED_BEFORE_IT_BEGAN, at_s, now_s)
+            lost = self._lose(trial, reason, STOPPED_BEFORE_START, at_s, now_s)
             return [*lost, events.CancelQueuedTrial(trial, reason)]
         return [events.SaveTrial(trial), self.scheduler.cancel(trial, reason, now_s)]
 

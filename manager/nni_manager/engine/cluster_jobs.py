@@ -13,7 +13,7 @@ from nni_manager.backoff import delays_s
 from nni_manager.domain import events
 from nni_manager.domain.jobs import Job, JobState
 from nni_manager.domain.trial import Trial, TrialState
-from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_IT_BEGAN
+from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_START
 from nni_manager.engine.connected_keepers import ConnectedKeepers
 from nni_manager.engine.keeper_admission import KeeperAdmission
 from nni_manager.engine.keeper_ingest import KeeperIngest
@@ -110,7 +110,7 @@ class ClusterJobs:
         except asyncio.CancelledError:
             if self._is_wanted(job):
                 raise
-            self._report_terminated(job.job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
+            self._report_terminated(job.job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_START)
             return
         finally:
             self._submitting.pop(job.job_id, None)
@@ -272,7 +272,7 @@ class ClusterJobs:
         if submission is not None:
             submission.cancel()
         elif not await self._service.stop(job_id) and job_id not in self._recovering:
-            self._report_terminated(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_IT_BEGAN)
+            self._report_terminated(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_START)
 
     def escalate(self, effect: events.EndJob | events.KillJob | events.AbandonJob) -> None:
         """Take the next step against a job that missed a stop deadline."""

@@ -17,7 +17,7 @@ from nni_manager.store.torn_files import read_state
 from trial_keeper.wire.metadata import MANAGER_NAME
 from trial_keeper.wire.workspace import replace_file
 
-# Clients pin the certificate itself, so its dates mean nothing. The last one is RFC 5280's for "no expiration".
+# Clients pin the certificate itself, so its dates are not checked. The last one is RFC 5280's for "no expiration".
 _FROM = datetime(2000, 1, 1, tzinfo=timezone.utc)
 _TO = datetime(9999, 12, 31, 23, 59, 59, tzinfo=timezone.utc)
 
@@ -64,9 +64,9 @@ def _parts(content: bytes) -> tuple[bytes, str]:
     """
     key, begin, certificate = content.decode("ascii").partition("-----BEGIN CERTIFICATE-----")
     if not key.rstrip().endswith("-----END PRIVATE KEY-----"):
-        raise ValueError("its private key is not whole")
+        raise ValueError("its private key is incomplete")
     if not certificate.rstrip().endswith("-----END CERTIFICATE-----"):
-        raise ValueError("its certificate is not whole")
+        raise ValueError("its certificate is incomplete")
     return key.encode(), begin + certificate
 
 

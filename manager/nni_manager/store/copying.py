@@ -1,4 +1,4 @@
-"""Copies an experiment's database row by row into new tables of our own. Everything else in the file is ignored."""
+"""Copies an experiment's database row by row into a new database. Everything except the rows is ignored."""
 
 import json
 import sqlite3
@@ -22,7 +22,7 @@ def copy_store(
     """Create `target` with all rows of `source`, except the config and the secret.
 
     `metadata_of`: converts the tuner's metadata of a trial. `source` is untrusted: it is read, but nothing in it is executed,
-    and ids that could lead out of a folder are refused.
+    and ids that are no safe file names are refused.
 
     Raises:
         StoreUnusable: it is not the database of a terminal experiment.
@@ -30,7 +30,7 @@ def copy_store(
     with StoreReader(source) as reader:
         try:
             stored = reader.experiment()
-            _refuse_unless_over(reader)
+            _check_contents(reader)
         except (ValueError, TypeError, KeyError, ArithmeticError, sqlite3.Error, InternalError) as error:
             raise _not_ours(source, f"{error!r}") from error
         Store.create(target, target.parent, stored.experiment_id, config, secret, stored.created_at_s).close()
@@ -39,7 +39,7 @@ def copy_store(
             connection.execute("BEGIN")
             connection.execute("DELETE FROM experiment")
             for (table,) in connection.execute(
-                # The copy has a lease of its own.
+                # The copy has its own lease.
                 "SELECT name FROM sqlite_master WHERE type = 'table' AND name <> 'lease'"
             ).fetchall():
                 # Table names come from our own schema.
@@ -48,7 +48,7 @@ def copy_store(
                 times = [column for column in columns if column.endswith("_s")]
                 for row in reader.rows_of(table, columns):
                     values = dict(zip(columns, row, strict=True))
-                    _refuse_no_times({column: values[column] for column in times})
+                    _check_times({column: values[column] for column in times})
                     if table == "experiment":
                         values |= {"config": config, "secret": secret}
                     if table == "trial":
@@ -61,16 +61,16 @@ def copy_store(
             connection.close()
 
 
-def _refuse_no_times(times: dict[str, float | None]) -> None:
+def _check_times(times: dict[str, float | None]) -> None:
     for column, at_s in times.items():
         if at_s is not None and not abs(at_s) < _LATEST_S:
-            raise ValueError(f"{at_s} is no {column}")
+            raise ValueError(f"{column} has the invalid value {at_s}")
 
 
-def _refuse_unless_over(reader: StoreReader) -> None:
-    """Check what the schema does not: everything that becomes a path or a state."""
+def _check_contents(reader: StoreReader) -> None:
+    """Check the values that the schema does not check and that become a path or a state."""
     if not reader.experiment().state.is_over:
-        raise ValueError("the experiment is not over")
+        raise ValueError("the experiment has not ended")
     trials = reader.trials()
     names = {
         name for trial in trials for name in (trial.trial_id, trial.job_id or "_", trial.reporter or "_")
@@ -80,9 +80,9 @@ def _refuse_unless_over(reader: StoreReader) -> None:
         names |= {attempt.key.trial_id, attempt.key.attempt_id, attempt.key.task or "_"}
     for name in names | set(ended) | {task for _, task, _ in reader.streams()}:
         if not is_safe_name(name):
-            raise ValueError(f"{name!r} is no id")
+            raise ValueError(f"{name!r} is not a valid id")
     if live or not all(trial.state.is_terminal for trial in trials):
-        raise ValueError("a trial is not over")
+        raise ValueError("a trial has not ended")
     for result in reader.imported():
         json.loads(result.metric)
     if not {stream for _, _, stream in reader.streams()} <= {stream.value for stream in Stream}:
@@ -91,5 +91,5 @@ def _refuse_unless_over(reader: StoreReader) -> None:
 
 def _not_ours(source: Path, why: str) -> StoreUnusable:
     return StoreUnusable(
-        f"cannot use {source.name}: it is no database of an experiment that is over ({why}); save the experiment again"
+        f"cannot use {source.name}: it is not the database of an ended experiment ({why}); save the experiment again"
     )

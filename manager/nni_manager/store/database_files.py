@@ -1,4 +1,4 @@
-"""Detects torn files of a SQLite database. SQLite takes an empty database for a new one, and a truncated log for a short one.
+"""Detects torn files of a SQLite database. SQLite treats an empty database as a new one, and a truncated log as a short one.
 
 Commits of a killed writer are in the write-ahead log. The log's index, the `-shm` file, counts its frames. A frame is
 counted only after it is on the disk, so a log with fewer frames than the index counts has lost some.
@@ -63,7 +63,7 @@ OPEN_DATABASES = OpenDatabases()
 
 
 def find_damage(path: Path) -> str | None:
-    """A description of what is torn in a database's files; None if nothing is, or if only SQLite can detect it.
+    """A description of the damage to a torn database file; None: there is no damage, or only SQLite can detect it.
 
     This process must have no open connection to the database. SQLite opens it, for reading, only if it is shorter than its
     header states.
@@ -76,12 +76,12 @@ def find_damage(path: Path) -> str | None:
     if not size_bytes:
         return f"{path} is empty"
     if len(header) < _HEADER_BYTES and _MAGIC.startswith(header[: len(_MAGIC)]):
-        return f"{path} was cut to {size_bytes} bytes"
+        return f"{path} was truncated to {size_bytes} bytes"
     missing = _missing_frames(path)
     if missing is not None:
         return missing
     if header.startswith(_MAGIC):
-        page_bytes = _page_bytes(header[16:18])
+        page_bytes = _page_bytes(int.from_bytes(header[16:18], "big"))
         pages = int.from_bytes(header[28:32], "big")
         tries = 0
         while size_bytes < pages * page_bytes and tries < _TRIES:  # a writer may be in a checkpoint
@@ -89,13 +89,12 @@ def find_damage(path: Path) -> str | None:
             size_bytes, tries = _size_of(path), tries + 1
         # An interrupted checkpoint leaves such a file as well, but then the log has all the pages.
         if size_bytes < pages * page_bytes and not _reads_well(path):
-            return f"{path} was cut to {size_bytes} of {pages * page_bytes} bytes"
+            return f"{path} was truncated to {size_bytes} of {pages * page_bytes} bytes"
     return None
 
 
-def _page_bytes(field: bytes) -> int:
-    number = int.from_bytes(field, "big")
-    return 65536 if number == 1 else number
+def _page_bytes(field: int) -> int:
+    return 65536 if field == 1 else field
 
 
 def _missing_frames(path: Path) -> str | None:
@@ -110,7 +109,7 @@ def _missing_frames(path: Path) -> str | None:
             break
     else:
         return None
-    page_bytes = 65536 if page_field == 1 else page_field
+    page_bytes = _page_bytes(page_field)
     (backfilled,) = struct.unpack_from("=I", before, _BACKFILLED_AT)
     if not is_initialized or frames <= backfilled:
         return None  # the whole log is in the database
@@ -119,7 +118,7 @@ def _missing_frames(path: Path) -> str | None:
     expected_bytes = _WAL_HEADER_BYTES + frames * (page_bytes + _FRAME_HEADER_BYTES)
     if wal_bytes >= expected_bytes:
         return None
-    return f"{wal} was cut to {wal_bytes} of {expected_bytes} bytes"
+    return f"{wal} was truncated to {wal_bytes} of {expected_bytes} bytes"
 
 
 def _reads_well(path: Path) -> bool:

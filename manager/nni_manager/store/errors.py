@@ -18,21 +18,21 @@ _LOCKED = "database is locked"
 
 
 class StoreUnusable(UserError):
-    """cannot use the experiment's database; see what the message says of the disk"""
+    """cannot use the experiment's database; check the file and its disk"""
 
 
 class StoreBusy(RetryableError):
     """cannot use the experiment's database now; free some disk space or wait, then try again"""
 
 
-def _disk_full_message(path: Path, what: str) -> str:
+def disk_full_message(path: Path, what: str) -> str:
     """Message for a full disk: the operation, the sizes and the remedy."""
     used = free = 0
     with suppress(OSError):
         used, free = wal_bytes(path) + path.stat().st_size, shutil.disk_usage(path.parent).free
     return (
-        f"cannot store anything in {path}: {what}; it has {used / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free on its disk: "
-        "free some space there. Trials go on meanwhile, nothing is lost, and what they report is stored when there is room"
+        f"cannot write to {path}: {what}; the file has {used / 1e6:.0f} MB, and its disk has {free / 1e6:.0f} MB free: free some "
+        "disk space. Trials continue, and their reports are stored when there is space"
     )
 
 
@@ -54,9 +54,9 @@ def write_errors(path: Path) -> Iterator[None]:
         ) from error
     except sqlite3.OperationalError as error:
         if str(error) == FULL:
-            raise StoreBusy(_disk_full_message(path, str(error))) from error
+            raise StoreBusy(disk_full_message(path, str(error))) from error
         remedy = (
-            "let this user write it, and in its folder, again"
+            "give this user write permission for the file and its folder"
             if str(error) == _READ_ONLY
             else "free some space on its disk, or wait and try again"
         )
@@ -73,12 +73,12 @@ def read_errors(path: Path) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         if str(error) in (_READ_ONLY, _CANNOT_OPEN):
             raise StoreUnusable(
-                f"cannot read {path}: {error}; become a user who may write in its folder, where SQLite keeps what readers share, "
-                "or copy the folder and read the copy"
+                f"cannot read {path}: {error}; SQLite readers need write permission in the folder (for the -shm file): run as "
+                "a user who has it, or copy the folder and read the copy"
             ) from error
         remedy = (
-            "an older version of trial-keeper wrote it, and there is no room to read it in today's format: free some space where "
-            "temporary files go, or set TMPDIR to another place"
+            "an older version of trial-keeper wrote it, and there is no space for a migrated copy: free some space in the folder "
+            "of temporary files, or set TMPDIR to another folder"
             if str(error) == FULL
             else "wait and try again"
         )
@@ -103,8 +103,8 @@ def register_opening(path: Path) -> None:
     remedy = "restore the file from a copy, or start a new experiment"
     if damage.startswith(f"{path}-wal "):
         remedy = (
-            f"restore the file from a copy; or remove {path}-shm and resume without the transactions that are missing: what "
-            "known trials have reported is read again from the workspace"
+            f"restore the file from a copy; or remove {path}-shm and resume without the missing transactions: reports of "
+            "known trials are read again from the workspace"
         )
     raise StoreUnusable(f"cannot use the experiment's database: {damage}; {remedy}")
 

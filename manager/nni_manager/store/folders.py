@@ -26,20 +26,20 @@ from nni_manager.store.lease import (
 from nni_manager.store.owner_lock import OwnerLock
 from trial_keeper.wire.workspace import Workspace, replace_file
 
-# In such a folder any user may create files and folders, but remove only their own.
+# Any user may create files in such a folder, but remove only their own files.
 WORLD_WRITABLE_STICKY = 0o1777
 
 
 class ExperimentUnknown(UserError):
-    """cannot find the experiment; `nnictl experiment list --all` shows those there are"""
+    """cannot find the experiment; `nnictl experiment list --all` lists all experiments"""
 
 
 class ExperimentLocked(UserError):
-    """cannot own the experiment: another manager does; stop that one first"""
+    """cannot own the experiment: another manager owns it; stop that manager first"""
 
 
 class FolderUnreadable(UserError):
-    """cannot read what is known of the experiment; see to the file that the message names"""
+    """cannot read a file of the experiment; check the file that the message names"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class ManagerProcess:
     port: int
     version: str
     token: str = field(default="", repr=False)
-    """Token of its HTTP API. Empty if only its command line is known."""
+    """Token of its HTTP API; empty if only the command line of the process is known."""
     certificate_sha256: str | None = None
     """Fingerprint of the certificate for HTTPS; None: HTTP, on loopback."""
 
@@ -222,12 +222,12 @@ class ExperimentFolder:
             return None
         except OSError as error:
             raise FolderUnreadable(
-                f"cannot read {path}: {error.strerror}; give yourself the right to read it"
+                f"cannot read {path}: {error.strerror}; give this user read permission for it"
             ) from error
         except (ValueError, TypeError) as error:
             raise FolderUnreadable(
-                f"cannot read {path}: no manager wrote this; "
-                f"stop the manager of {self.experiment_id} and `nnictl resume {self.experiment_id}`"
+                f"cannot read {path}: it is not a process file of a manager; "
+                f"stop the manager of {self.experiment_id}, then run `nnictl resume {self.experiment_id}`"
             ) from error
 
     def running_process(self) -> ManagerProcess | None:
@@ -243,8 +243,8 @@ class ExperimentFolder:
             return self._read_process(path) if lock.is_owned() else None
         except OSError as error:
             raise FolderUnreadable(
-                f"cannot tell whether experiment {self.experiment_id} runs: {error.filename or lock.path}: "
-                f"{error.strerror}; give yourself the right to read it"
+                f"cannot determine whether experiment {self.experiment_id} runs: {error.filename or lock.path}: "
+                f"{error.strerror}; give this user read permission for it"
             ) from error
 
     def lease_holder(self) -> LeaseHolder | None:
@@ -269,7 +269,7 @@ class ExperimentFolder:
             return self.database.is_file()
         except OSError as error:
             raise FolderUnreadable(
-                f"cannot look into {self.path}: {error.strerror}; give yourself the right to read it"
+                f"cannot read {self.path}: {error.strerror}; give this user read permission for it"
             ) from error
 
     @contextlib.contextmanager
@@ -297,10 +297,10 @@ class ExperimentFolder:
             elsewhere = find_remote_holder(path)
             if elsewhere is not None:
                 raise ExperimentLocked(
-                    f"cannot own experiment {name}: manager {elsewhere} does, and goes on writing to {path}; "
-                    f"stop it there first with `nnictl stop {name}`"
+                    f"cannot own experiment {name}: manager {elsewhere} owns it and still writes to {path}; "
+                    f"stop it there with `nnictl stop {name}`"
                 )
-            # The file names the previous manager, whose pid and port may have been reused.
+            # The file names the previous manager; its pid and port may have been reused.
             self._process_json.unlink(missing_ok=True)
             lease = Lease(path, holder)
             try:
@@ -313,7 +313,7 @@ class ExperimentFolder:
         whom = f"manager {holder}" if holder else "another manager"
         port = f", port {process.port}" if process and holder and process.pid == holder.pid else ""
         return ExperimentLocked(
-            f"cannot own experiment {name}: {whom}{port} does; stop it first with `nnictl stop {name}`"
+            f"cannot own experiment {name}: {whom}{port} owns it; stop it first with `nnictl stop {name}`"
         )
 
     def _fence(self, successor: Path, holder: LeaseHolder) -> None:
@@ -356,12 +356,12 @@ class ExperimentFolder:
                 stack.enter_context(self._view_lock.owned())
             except BlockingIOError as error:
                 raise ExperimentLocked(
-                    f"cannot view experiment {name}: another process does; `nnictl experiment list` shows on which port, and "
+                    f"cannot view experiment {name}: another process serves it; `nnictl experiment list` shows its port, and "
                     f"`nnictl stop {name}` ends it"
                 ) from error
             except OSError as error:
                 raise FolderUnreadable(
-                    f"cannot write {self._view_lock.path}: {error.strerror}; give yourself the right to write there"
+                    f"cannot write {self._view_lock.path}: {error.strerror}; give this user write permission there"
                 ) from error
             self._view_json.unlink(missing_ok=True)  # as in `owned`
             try:

@@ -11,6 +11,7 @@ manager had queued cannot be committed (`Store.commit`).
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -21,25 +22,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from nni_manager.errors import UserError
+from nni_manager.store.owner_lock import opened
 from trial_keeper.processes import boot_id
 
 HEARTBEAT_INTERVAL_S = 3.0
-# Five heartbeats: a loaded disk may delay one, and shared storage shows it late.
+# Five heartbeats: a loaded disk may delay a heartbeat, and shared storage shows it late.
 LEASE_TTL_S = 15.0
 _POLL_INTERVAL_S = 0.5
-# One write of one size: a reader sees the old record or the new one.
+# Each write has this size, so a reader gets either the old record or the new one.
 _FILE_BYTES = 512
 
 
 class LeaseLost(UserError):
-    """cannot store anything more: another manager holds the experiment's lease; this one ends"""
+    """cannot store more: another manager holds the experiment's lease; this manager ends"""
 
     @classmethod
     def to(cls, holder: object, what: object) -> LeaseLost:
-        """The error of a manager that `holder` has replaced. `what`: the thing that it can no longer write."""
+        """The error of a manager that `holder` has replaced. `what`: the file that the manager can no longer write."""
         return cls(
             f"cannot write {what}: this manager did not renew its lease for {LEASE_TTL_S:.0f} s, and {holder} holds it now; "
-            "this one ends and stores nothing more, `nnictl experiment list` shows the other"
+            "this manager ends without storing more; `nnictl experiment list` shows the other one"
         )
 
 
@@ -185,7 +187,7 @@ class Lease:
             LeaseLost: another process holds the lease.
         """
         if time.monotonic() - self._renewed_s > LEASE_TTL_S:
-            self._renew()  # after a freeze the heartbeat thread may resume later than this one
+            self._renew()  # after a freeze, the heartbeat thread may resume later than the calling thread
         if self._lost is not None:
             raise self._lost
 
@@ -213,11 +215,8 @@ class Lease:
 
     def _put(self, content: bytes) -> None:
         """Write to the file, unless it names another process."""
-        try:
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CLOEXEC)
-        except OSError:
-            return  # the folder was deleted, or its storage is unavailable: the kernel's lock and the epoch still fence
-        try:
+        # If the folder was deleted, or its storage is unavailable, the kernel's lock and the epoch still fence.
+        with contextlib.suppress(OSError), opened(self._path, os.O_RDWR) as descriptor:
             found = LeaseRecord.from_bytes(os.pread(descriptor, _FILE_BYTES, 0))
             if found is not None and found.holder != self.holder:
                 self._lost = LeaseLost.to(found.holder, self._path.parent)
@@ -225,22 +224,10 @@ class Lease:
             # Write in place: the lock is on this file; a new file under its name would be unlocked.
             os.pwrite(descriptor, content.ljust(_FILE_BYTES), 0)
             os.fdatasync(descriptor)
-        except OSError:
-            return
-        finally:
-            os.close(descriptor)
 
 
 def write_record(path: Path, record: LeaseRecord) -> None:
     """Write the new holder, whatever the file contains. If the write fails, the kernel's lock and the epoch still fence."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    except OSError:
-        return
-    try:
+    with contextlib.suppress(OSError), opened(path, os.O_WRONLY) as descriptor:
         os.pwrite(descriptor, record.to_bytes(), 0)
         os.fdatasync(descriptor)
-    except OSError:
-        return
-    finally:
-        os.close(descriptor)

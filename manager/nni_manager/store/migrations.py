@@ -21,8 +21,8 @@ def version_of(path: Path, connection: sqlite3.Connection) -> int:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if not 1 <= version <= SCHEMA_VERSION:
         raise StoreUnusable(
-            f"cannot open {path}: it has format {version} and this version reads 1 to {SCHEMA_VERSION}; "
-            "use the version of trial-keeper that made it"
+            f"cannot open {path}: its schema version is {version}, and this trial-keeper reads 1 to {SCHEMA_VERSION}; "
+            "use the version of trial-keeper that wrote it"
         )
     return int(version)
 

@@ -9,8 +9,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# `is_owned` holds the lock for a moment, which must not prevent an owner from starting.
+# `is_owned` holds the lock for a moment; an owner that starts waits for that.
 _OWNED_TIMEOUT_S = 1.0
+
+
+@contextlib.contextmanager
+def opened(path: Path, flags: int) -> Iterator[int]:
+    """A descriptor of the file, closed after the block. A new file is private to its owner."""
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,7 @@ class OwnerLock:
             BlockingIOError: another process owns it.
         """
         deadline_s = time.monotonic() + _OWNED_TIMEOUT_S
-        with self._open(os.O_RDWR | os.O_CREAT) as descriptor:
+        with opened(self.path, os.O_RDWR | os.O_CREAT) as descriptor:
             while True:
                 try:
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -36,36 +46,31 @@ class OwnerLock:
                     if time.monotonic() > deadline_s:
                         raise
                     time.sleep(0.01)
-            if _is_replaced(descriptor, self.path):
-                raise BlockingIOError(
-                    errno.EWOULDBLOCK, "another process has just taken it over", str(self.path)
-                )
+            self._refuse_replaced(descriptor, self.path)
             yield
 
     @contextlib.contextmanager
     def taken_over(self, prepare: Callable[[Path], None]) -> Iterator[None]:
-        """Own the folder although another process holds its lock: a new lock file replaces the old, locked one.
+        """Own the folder although another process holds its lock: a new lock file replaces the locked one.
 
-        `prepare` receives the new file before it is renamed. It alone decides whether the other process is replaced, and raises
-        if
-        it is not.
+        `prepare` receives the new file before it is renamed. It decides whether the other process is replaced,
+        and raises if not.
 
         Raises:
             BlockingIOError: a third process is taking over the folder at this moment.
         """
         successor = self.path.with_name(f".{self.path.name}.next")
-        descriptor = os.open(successor, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with opened(successor, os.O_RDWR | os.O_CREAT) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if _is_replaced(descriptor, successor):
-                raise BlockingIOError(
-                    errno.EWOULDBLOCK, "another process has just taken it over", str(self.path)
-                )
+            self._refuse_replaced(descriptor, successor)
             prepare(successor)
             os.replace(successor, self.path)
             yield
-        finally:
-            os.close(descriptor)
+
+    def _refuse_replaced(self, descriptor: int, path: Path) -> None:
+        if _is_replaced(descriptor, path):
+            message = "another process has just replaced the lock file"
+            raise BlockingIOError(errno.EWOULDBLOCK, message, str(self.path))
 
     def is_owned(self) -> bool:
         """True if a process owns the folder now.
@@ -75,23 +80,15 @@ class OwnerLock:
         """
         try:
             # Read-only: the mount may be read-only for this process.
-            with self._open(os.O_RDONLY) as descriptor:
+            with opened(self.path, os.O_RDONLY) as descriptor:
                 try:
                     # Shared: concurrent checks must not take each other for an owner.
                     fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
                     return True
         except FileNotFoundError:
-            pass  # it was never owned, or is deleted
+            pass  # no process has owned the folder, or the folder is deleted
         return False
-
-    @contextlib.contextmanager
-    def _open(self, flags: int) -> Iterator[int]:
-        descriptor = os.open(self.path, flags | os.O_CLOEXEC, 0o600)
-        try:
-            yield descriptor
-        finally:
-            os.close(descriptor)
 
 
 def _is_replaced(descriptor: int, path: Path) -> bool:

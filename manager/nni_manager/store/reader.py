@@ -53,12 +53,12 @@ class StoreReader:
         except sqlite3.OperationalError as error:
             OPEN_DATABASES.remove(path)
             raise StoreUnusable(
-                f"cannot open {path}: {error}; `nnictl experiment list --all` shows what there is"
+                f"cannot open {path}: {error}; `nnictl experiment list --all` lists all experiments"
             ) from error
         try:
             with read_errors(path):
-                is_todays = version_of(path, self._file) == SCHEMA_VERSION
-                self._connection = self._file if is_todays else migrated_copy(path, self._file)
+                is_current = version_of(path, self._file) == SCHEMA_VERSION
+                self._connection = self._file if is_current else migrated_copy(path, self._file)
         except BaseException:
             self._file.close()
             OPEN_DATABASES.remove(path)
@@ -224,7 +224,7 @@ class StoreReader:
     ) -> Iterator[list[MetricRow]]:
         """Yield the same records in pages: a trial may have more than fits into memory.
 
-        No read transaction stays open between two pages, so a slow consumer blocks nobody.
+        No read transaction stays open between two pages, so a slow consumer does not block the writer.
         """
         after_offset = -1
         while True:

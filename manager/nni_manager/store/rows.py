@@ -46,7 +46,7 @@ class ExperimentRow:
 
 def json_of(document: object) -> str:
     """A document as the database stores it."""
-    # Most documents are empty, and each trial is stored five times.
+    # A fast path: most documents are empty, and each trial is stored five times.
     return json.dumps(document) if document else "{}"
 
 

@@ -1,6 +1,6 @@
 """Moves torn state files aside. A power cut or a full disk can leave half of a file, or an empty one.
 
-A torn file is renamed to `<name>.torn-<number>`. No program reads it again; it is kept for people.
+A torn file is renamed to `<name>.torn-<number>`. No program reads the renamed file; it is kept for inspection.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def set_aside(path: Path, why: object) -> Path:
         aside = path.with_name(f"{path.name}.torn-{number}")
         if not os.path.lexists(aside):
             os.replace(path, aside)
-            log.warning("%s is torn (%s): moved aside to %s, and made again", path, why, aside.name)
+            log.warning("%s is torn (%s): renamed it to %s, and created a new one", path, why, aside.name)
             return aside
     raise AssertionError  # itertools.count has no end
 

@@ -37,20 +37,20 @@ ROWS_TIMEOUT_S = 10.0
 _ROWS_AT_ONCE = 1_000
 # The cell pointer, the payload length, the header length, and one header byte for the only column.
 _MIN_BYTES_OF_ROW = 5
-# The current schema has 9 tables, with at most 21 columns.
+# The current schema has 9 tables with at most 21 columns each.
 _MAX_TABLES, _MAX_COLUMNS = 100, 100
 _STEPS_BETWEEN_CHECKS = 100_000
 _TYPES = ("INTEGER", "INT", "REAL", "TEXT", "BLOB")
 _NAME = re.compile("[a-z_]{1,64}")
 # SQLITE_LIMIT_LENGTH. Before Python 3.11 a longer field is refused only after it is read.
 _LIMIT_LENGTH = 0
-# A trial has two documents and a dozen other fields.
+# A trial has two documents and twelve small fields.
 _MAX_ROW = 4 * MAX_DOCUMENT
 _READ_PRAGMAS = ("user_version", "table_xinfo")
 
 
 class StoreTooLarge(UserError):
-    """cannot use the database: it holds more than is taken of an unknown one"""
+    """cannot use the database: it exceeds the limits for untrusted databases"""
 
 
 def copy_tables(source: Path, target: Path, *, is_bounded: bool = True) -> None:
@@ -67,7 +67,7 @@ def copy_tables(source: Path, target: Path, *, is_bounded: bool = True) -> None:
     try:
         writer = sqlite3.connect(target, isolation_level=None)
         try:
-            # The copy is read once and removed, so it need not survive a crash.
+            # The copy is temporary, so it need not survive a crash.
             writer.execute("PRAGMA journal_mode = OFF")
             writer.execute("PRAGMA synchronous = OFF")
             writer.execute("BEGIN")
@@ -81,11 +81,11 @@ def copy_tables(source: Path, target: Path, *, is_bounded: bool = True) -> None:
     except (sqlite3.Error, ValueError, OverflowError) as error:
         if str(error) == FULL:
             raise StoreBusy(
-                f"cannot make {target} of {source.name}: {error}; free some space there"
+                f"cannot copy {source.name} to {target}: {error}; free some disk space there"
             ) from error
         why = reader.interruption or escaped(str(error))
         raise StoreUnusable(
-            f"cannot use {source.name}: it is no database of an experiment ({why}); save the experiment again"
+            f"cannot use {source.name}: it is not the database of an experiment ({why}); save the experiment again"
         ) from error
     finally:
         reader.close()
@@ -157,7 +157,7 @@ class _TableReader:
         )
         names = [name for (name,) in found if isinstance(name, str) and _NAME.fullmatch(name)]
         if len(names) > _MAX_TABLES:
-            raise ValueError(f"it has {len(names)} tables, and {_MAX_TABLES} is the most")
+            raise ValueError(f"it has {len(names)} tables; the limit is {_MAX_TABLES}")
         tables = []
         for name in names:
             if name.startswith("sqlite_"):
@@ -204,7 +204,7 @@ class _TableReader:
                     self._check_long(table, table.columns[row.index(value)], value)
         self._unread_bytes -= size + _MIN_BYTES_OF_ROW
         if self._unread_bytes < 0:
-            raise ValueError("its tables hold more than the file has room for")
+            raise ValueError("its tables hold more bytes than the file")
         size += 8 * len(row)
         if table.name not in _STREAMED:
             self._bytes += size
@@ -216,15 +216,15 @@ class _TableReader:
         longest = MAX_DOCUMENT if column in _DOCUMENTS else MAX_FIELD
         if len(value) > longest:
             raise StoreTooLarge(
-                f"cannot use {self._name}: a {column} in its table {table.name} has {len(value)} characters, and {longest} is "
-                "the most that a manager writes; save the experiment again, with the version that ran it"
+                f"cannot use {self._name}: a {column} in its table {table.name} has {len(value)} characters; a manager "
+                f"writes at most {longest}; save the experiment again, with the version that ran it"
             )
         if isinstance(value, bytes) or value.lstrip()[:1] not in ("[", "{"):
             return
         depth, elements = shape_of_json(value)
         if depth > DEEPEST_JSON:
             raise ValueError(
-                f"a {column} in its table {table.name} is nested {depth} deep, and {DEEPEST_JSON} is the most"
+                f"a {column} in its table {table.name} is nested {depth} levels deep; the limit is {DEEPEST_JSON}"
             )
         if table.name not in _STREAMED:
             self._elements += elements
@@ -233,7 +233,7 @@ class _TableReader:
 
     def _too_large(self, what: str) -> StoreTooLarge:
         return StoreTooLarge(
-            f"cannot use {self._name}: it holds {what}; if you trust whoever made it, load it with --no-limits"
+            f"cannot use {self._name}: it holds {what}; if you trust its author, load it with --no-limits"
         )
 
     def _authorize(
@@ -242,14 +242,14 @@ class _TableReader:
         is_read = action == sqlite3.SQLITE_READ and first in self._readable and database == "main"
         is_pragma = action == sqlite3.SQLITE_PRAGMA and first in _READ_PRAGMAS
         is_like = action == sqlite3.SQLITE_FUNCTION and second == "like"
-        # `source` names the view or trigger that requests the access.
+        # `source` is the name of the view or trigger that requests the access.
         is_allowed = source is None and (action == sqlite3.SQLITE_SELECT or is_read or is_pragma or is_like)
         return sqlite3.SQLITE_OK if is_allowed else sqlite3.SQLITE_DENY
 
     def _is_late(self) -> bool:
         if time.monotonic() < self._deadline_s:
             return False
-        self.interruption = f"reading it gave nothing for {ROWS_TIMEOUT_S:.0f} s"
+        self.interruption = f"no row was read within {ROWS_TIMEOUT_S:.0f} s"
         return True
 
 

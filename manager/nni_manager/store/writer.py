@@ -21,7 +21,7 @@ from nni_manager.store.database_files import OPEN_DATABASES
 from nni_manager.store.errors import (
     StoreBusy,
     StoreUnusable,
-    _disk_full_message,
+    disk_full_message,
     register_opening,
     wal_bytes,
     write_errors,
@@ -53,9 +53,9 @@ _WAL_CHECKPOINT_INTERVAL_S = 2.0
 # A reader that never ends lets the WAL grow without limit. Warn long before the disk is full.
 _WAL_ALARM_BYTES = 1 << 30
 # More than the number of concurrent attempts.
-_NUMBERS_AT_HAND = 10_000
+_MAX_CACHED_NUMBERS = 10_000
 # A multi-row INSERT takes half of the time, and less beside a busy thread: Python hands over its lock once per statement. The
-# largest batch stays within 999 values, the limit of any SQLite; the smaller ones insert the remainder.
+# largest batch has fewer than 999 values, the limit of every SQLite. The smaller batches insert the remainder.
 ROWS_AT_ONCE = (195, 39, 8, 1)
 
 
@@ -89,9 +89,9 @@ class Store:
         self._lease = lease
         if not path.is_file():
             raise StoreUnusable(
-                f"cannot open {path}: there is no such file; `nnictl experiment list --all` shows what there is"
+                f"cannot open {path}: there is no such file; `nnictl experiment list --all` lists all experiments"
             )
-        self._next_fold_s = 0.0
+        self._next_checkpoint_s = 0.0
         self._numbers: dict[AttemptKey, int] = {}
         """Cached numbers of the attempts that were written recently."""
         self._is_closed = False
@@ -111,7 +111,7 @@ class Store:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """Commit what the block executes, or nothing of it."""
+        """Commit all statements of the block, or none."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -183,7 +183,7 @@ class Store:
         logs = [write for write in writes if isinstance(write, StreamWrite) and write.data]
         if logs:
             with write_errors(self._path):
-                self._check_epoch()  # a later rollback does not undo what is written to files
+                self._check_epoch()  # a later rollback does not undo writes to files
         sync_s = self._write_logs(logs)
         with write_errors(self._path):
             with self._transaction():
@@ -197,8 +197,8 @@ class Store:
     def _checkpoint_wal(self) -> str:
         """Truncate the write-ahead log if it has grown in spite of checkpoints; return a message if that fails, else empty."""
         now_s, size_bytes = time.monotonic(), wal_bytes(self._path)
-        if size_bytes >= MAX_LOG_BYTES and now_s >= self._next_fold_s:
-            self._next_fold_s = now_s + _WAL_CHECKPOINT_INTERVAL_S
+        if size_bytes >= MAX_LOG_BYTES and now_s >= self._next_checkpoint_s:
+            self._next_checkpoint_s = now_s + _WAL_CHECKPOINT_INTERVAL_S
             self._connection.execute(f"PRAGMA busy_timeout = {_WAL_CHECKPOINT_WAIT_MS}")
             # All data is durable already. A failure here recurs in the next transaction, or is retried.
             with suppress(sqlite3.OperationalError):
@@ -208,8 +208,8 @@ class Store:
         if size_bytes < _WAL_ALARM_BYTES:
             return ""
         return (
-            f"cannot shorten {self._path}-wal, which has {size_bytes / 1e6:.0f} MB: a process has been reading the database "
-            f"for too long; end it, `fuser {self._path}` names it"
+            f"cannot truncate {self._path}-wal ({size_bytes / 1e6:.0f} MB): a process has been reading the database for too "
+            f"long; end that process, which `fuser {self._path}` names"
         )
 
     def close(self) -> None:
@@ -287,11 +287,11 @@ class Store:
             row = self._execute("get_number", columns_of(key)).fetchone()
             if row is None:
                 raise InternalError(
-                    f"cannot store anything of attempt {key}: it is not registered; "
+                    f"cannot store data of attempt {key}: the attempt is not registered; "
                     "this is a bug of trial-keeper, please report it"
                 )
             number = self._numbers[key] = row[0]
-            if len(self._numbers) > _NUMBERS_AT_HAND:
+            if len(self._numbers) > _MAX_CACHED_NUMBERS:
                 del self._numbers[next(iter(self._numbers))]
         return number
 
@@ -308,7 +308,7 @@ class Store:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
                 try:
                     for piece in pieces:
-                        # Writes are positioned, so a retry overwrites what a failed commit has written.
+                        # Each write has its offset, so a retry overwrites the bytes of a failed commit.
                         _write_all_at(descriptor, piece.data + piece.postscript, piece.offset)
                     began_s = time.monotonic()
                     os.fdatasync(descriptor)
@@ -317,7 +317,7 @@ class Store:
                     os.close(descriptor)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise StoreBusy(_disk_full_message(self._path, f"{path}: {error.strerror}")) from error
+                    raise StoreBusy(disk_full_message(self._path, f"{path}: {error.strerror}")) from error
                 raise StoreBusy(
                     f"cannot write {path}: {error.strerror}; free some space on its disk"
                 ) from error
