@@ -556,7 +556,7 @@ def test_a_bug_has_a_code_of_its_own_and_leaves_no_trial(site):
     site.manager.send(Welcome(__version__))
     assert keeper.wait() == 110
     assert "Traceback" in keeper.stderr
-    assert "trial-keeper: cannot go on: The keeper has a bug." in keeper.stderr
+    assert "trial-keeper: cannot continue: The keeper has a bug." in keeper.stderr
     assert_gone(int(site.file(Stream.STDOUT)))
 
 

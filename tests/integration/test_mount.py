@@ -342,7 +342,7 @@ def test_a_signal_while_the_code_is_unpacked_ends_the_attempt_as_lost(site):
         assert keeper.wait() == 128 + signal.SIGTERM
     ended = ended_of(site)
     assert (ended.reason, ended.exit_code) == (ExitReason.JOB_LOST, 143)
-    assert ended.message == "stopped before its command began"
+    assert ended.message == "stopped before the command started"
 
 
 def packed(tmp_path, *members):
