@@ -246,8 +246,8 @@ def test_no_bytes_make_the_reader_raise(data):
 @pytest.mark.parametrize(
     ("payload", "reason"),
     [
-        ("{not json}", "broken"),
-        ('{"type": "FINAL"}', "no object with all keys"),
+        ("{not json}", "JSON is invalid"),
+        ('{"type": "FINAL"}', "not an object with all keys"),
         (json.dumps(metric(type="METRIC")), "unknown type"),
         (json.dumps(metric(type=["FINAL"])), "unknown type"),
         (json.dumps(metric(value=0.5)), "value is not text"),
@@ -259,8 +259,8 @@ def test_no_bytes_make_the_reader_raise(data):
         (json.dumps(metric(parameter_id=2**63)), "parameter_id is not a 64-bit integer"),
         (json.dumps(metric(parameter_id=None)), "neither integer nor text"),
         (json.dumps(metric()) + "{}", "more than one JSON value"),
-        ('{"a":' * 100_000, "broken"),
-        ('{"a":' + "9" * 5000 + "}", "broken"),
+        ('{"a":' * 100_000, "JSON is invalid"),
+        ('{"a":' + "9" * 5000 + "}", "JSON is invalid"),
     ],
 )
 def test_a_frame_that_is_no_metric_is_garbage_with_its_reason(payload, reason):
