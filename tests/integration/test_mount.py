@@ -222,7 +222,7 @@ def test_storage_where_another_user_may_not_write_as_when_root_is_squashed(stora
     assert keeper.wait() == 113
     line = one_line(keeper)
     assert (
-        f"cannot write in the workspace {attempts}: Permission denied for user 65534 of this container; "
+        f"cannot write to the workspace {attempts}: Permission denied for user 65534 of this container; "
         in line
     )
     assert f"run the container as user 0, who owns {attempts} (drwxr-xr-x), or in group 0" in line
@@ -260,7 +260,7 @@ def test_root_that_the_storage_takes_for_another_user_is_told_of_squashing(stora
     assert keeper.wait() == 113
     line = one_line(keeper)
     assert (
-        "Permission denied for user 0 of this container; export it with no_root_squash, run the container as"
+        "Permission denied for user 0 of this container; export the storage with no_root_squash, run the container as"
         in line
     )
 

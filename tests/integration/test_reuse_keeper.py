@@ -162,7 +162,7 @@ def test_what_a_trial_leaves_in_the_temporary_folder_is_in_its_log(site, tmp_pat
 def test_a_keeper_that_nobody_gives_a_trial_leaves(site):
     job = Job(site, idle_timeout_s=3.0)
     assert job.keeper.wait() == 0
-    assert "no trial has come for 3 s" in job.log
+    assert "no trial was received for 3 s" in job.log
 
 
 def test_a_keeper_that_has_run_as_many_trials_as_it_may_leaves(site):

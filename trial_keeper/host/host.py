@@ -30,7 +30,7 @@ from trial_keeper.host.attempt_files import (
 )
 from trial_keeper.host.cached_listing import CachedListing
 from trial_keeper.host.cgroups import MemoryCgroup
-from trial_keeper.host.file_watcher import SLOW_LOOK_S, FileWatcher
+from trial_keeper.host.file_watcher import SLOW_POLL_S, FileWatcher
 from trial_keeper.host.mount import with_code
 from trial_keeper.host.orphan_reaper import OrphanReaper
 from trial_keeper.host.output_forwarder import OutputForwarder
@@ -56,17 +56,17 @@ if TYPE_CHECKING:
     from trial_keeper.host.link import ManagerLink
 
 # Bounds the polls of a file that grows fast; a person who follows a log does not notice the delay.
-_METRICS_REST_S = 0.01
-_LOGS_REST_S = 0.1
+_METRICS_COOLDOWN_S = 0.01
+_LOGS_COOLDOWN_S = 0.1
 # Only while a stop is in progress: no signal reports the end of a group's last process.
-_GROUP_LOOK_S = 0.05
+_GROUP_POLL_S = 0.05
 # No file grows without a trial, and a new trial wakes the loop.
-_IDLE_LOOK_S = 3600.0
-_MANAGER_LOOK_S = 1.0
+_IDLE_POLL_S = 3600.0
+_MANAGER_POLL_S = 1.0
 # Membership of a control group changes rarely, and short trials start many times a second.
-_SHARED_MEMORY_LOOK_S = 1.0
+_SHARED_MEMORY_POLL_S = 1.0
 # The writer thread competes with this one for the interpreter, while a trial may be about to start.
-_LINES_REST_S = 0.1
+_LINES_COOLDOWN_S = 0.1
 _MESSAGE_BYTES = 4096
 # Exit statuses of a killed command, and of a shell whose command was killed.
 _KILLED = (-signal.SIGKILL, of_signal(signal.SIGKILL))
@@ -126,23 +126,23 @@ class Host:
         self._unrecorded: dict[AttemptKey, TrialEnded] = {}
         """Ends that could not be written to the workspace yet."""
         self._current: _Attempt | None = None
-        self._at_end: HostBaseline | None = None
+        self._end_baseline: HostBaseline | None = None
         """Set while the end of a trial is handled, during which the next one may start."""
         self._prewarmed: TrialDocument | None = None
         """The next trial's document, if it was prewarmed."""
         self._tmp = CachedListing(tempfile.gettempdir()) if settings.is_reused else None
         self._process: TrialProcess | None = None
-        self._news = FileWatcher()
+        self._watcher = FileWatcher()
         self._memory = MemoryCgroup.own()
         self._shared_memory = False
-        self._shared_memory_at_s = -_SHARED_MEMORY_LOOK_S
+        self._shared_memory_at_s = -_SHARED_MEMORY_POLL_S
         self._stderr = OutputForwarder(2)
         self._forwarders: dict[Stream, OutputForwarder] = {}
         """Of the trial's output, if it is copied to the keeper's own."""
         if settings.relay_output:
             self._forwarders = {Stream.STDOUT: OutputForwarder(1), Stream.STDERR: self._stderr}
         self._showing: asyncio.TimerHandle | None = None
-        self._shown_at_s = -_LINES_REST_S
+        self._shown_at_s = -_LINES_COOLDOWN_S
         """When its thread was last woken for lines, on the loop's clock."""
         self._warm: WarmStarts | None = None
         self._warm_marker: tuple[str, ...] = ()
@@ -195,7 +195,7 @@ class Host:
         deferred, self._waiting_for_loop = self._waiting_for_loop, []
         self._perform(deferred)
         self._watch_usage()
-        self._look_at_process()
+        self._poll_process()
         watchers = [loop.create_task(self._watch_files()), loop.create_task(self._watch_manager())]
         self._handle(events.TimerFired())
         try:
@@ -209,7 +209,7 @@ class Host:
             await asyncio.gather(*(loop.run_in_executor(None, each.finish) for each in forwarders))
             for attempt in list(self._attempts.values()):
                 self._release(attempt.key)
-            self._news.close()
+            self._watcher.close()
         if self._failure is not None:
             raise self._failure
         return self._exit_code or 0
@@ -246,11 +246,11 @@ class Host:
         self._handle(events.TimerFired())
 
     def _note_ended_child(self) -> None:
-        self._look_at_process()
+        self._poll_process()
         if self._process is not None and self._process.ends_silently:
-            self._news.poll_now()  # poll at a short interval from now on
+            self._watcher.poll_now()  # poll at a short interval from now on
 
-    def _look_at_process(self) -> None:
+    def _poll_process(self) -> None:
         process, attempt = self._process, self._current
         status = process.poll() if process is not None else None
         if process is None or attempt is None or status is None:
@@ -259,13 +259,13 @@ class Host:
         self._process = self._current = None
         if self._guard is not None:
             # The warm interpreter stays, and detects the keeper's death only once its modules are imported.
-            self._guard.watch(self._warm_marker, self._spared)
-        at_end = self._at_end = self._surroundings(process.seen)
+            self._guard.watch(self._warm_marker, self._exempt_sessions)
+        at_end = self._end_baseline = self._baseline(process.seen)
         in_tmp = at_end.in_tmp - attempt.found.in_tmp
         if leftovers or in_tmp:
             self._handle(events.CleanupFinished(attempt.key, leftovers, _listed(in_tmp)))
         attempt.tail.check(self._settings.streams)
-        self._tell_changes(attempt)
+        self._report_changes(attempt)
         self._handle(
             events.TrialExited(
                 attempt.key,
@@ -277,17 +277,17 @@ class Host:
                 out_of_memory=self._memory_shortage(attempt, at_end, status),
             )
         )
-        self._at_end = None
+        self._end_baseline = None
         # The next trial may run already: anything that could block comes after its start.
         if attempt.usage is not None:
             attempt.usage.stop()
         for stream in self._watched_streams:
-            self._news.remove(attempt.folder.stream(stream))
-        self._news.poll_now()
+            self._watcher.remove(attempt.folder.stream(stream))
+        self._watcher.poll_now()
         if self._current is None:
             self._opened_link().limit_log_rate(are_paced=False)
 
-    def _surroundings(self, pids: frozenset[int] = frozenset()) -> HostBaseline:
+    def _baseline(self, pids: frozenset[int] = frozenset()) -> HostBaseline:
         return HostBaseline(
             # The next trial of the job could find these entries.
             self._tmp.names() if self._tmp is not None else frozenset(),
@@ -330,7 +330,7 @@ class Host:
 
     async def _watch_files(self) -> None:
         while not self._done.is_set():
-            grew, longest_s, attempt = False, _IDLE_LOOK_S, self._current
+            grew, longest_s, attempt = False, _IDLE_POLL_S, self._current
             if attempt is not None:
                 sizes = attempt.tail.sizes(self._settings.streams)
                 grew = sizes != attempt.sizes
@@ -339,13 +339,13 @@ class Host:
                     self._handle(events.StreamsGrew(attempt.key, sizes))
                 # The group's last process need not be a child of this one, so its end comes without a signal.
                 is_silent = self._process is not None and self._process.ends_silently
-                longest_s = _GROUP_LOOK_S if is_silent else SLOW_LOOK_S
+                longest_s = _GROUP_POLL_S if is_silent else SLOW_POLL_S
             for forwarder in self._forwarders.values():
                 forwarder.look()
-            await self._news.wait(grew=grew, longest_s=longest_s)
-            self._look_at_process()
+            await self._watcher.wait(grew=grew, longest_s=longest_s)
+            self._poll_process()
 
-    def _tell_usage(self, usage: Usage) -> None:
+    def _report_usage(self, usage: Usage) -> None:
         is_current = self._current is not None and self._current.key == usage.key
         if self._keeper.link.is_up and is_current:
             self._opened_link().send(usage)
@@ -353,19 +353,19 @@ class Host:
     async def _watch_manager(self) -> None:
         seen = self._manager_stamp()
         while True:
-            await asyncio.sleep(_MANAGER_LOOK_S)
+            await asyncio.sleep(_MANAGER_POLL_S)
             # Retry: a full disk may have space again, and if the manager stays unreachable no other record of the end exists.
             with contextlib.suppress(OSError):
                 self._record_exits()
             if self._keeper.link.is_up:
                 continue
-            self._look_for_stop()
+            self._read_stop()
             stamp = self._manager_stamp()
             if stamp not in (None, seen):
                 self._handle(events.ManagerMoved())
             seen = stamp or seen
 
-    def _look_for_stop(self) -> None:
+    def _read_stop(self) -> None:
         """Read the stop request that the manager leaves in the workspace when it has no stream to the keeper."""
         attempt = self._current
         if attempt is None:
@@ -408,7 +408,7 @@ class Host:
                 case events.SignalTrial():
                     if self._process is not None:
                         self._process.signal(kill=effect.kill)
-                        self._news.poll_now()
+                        self._watcher.poll_now()
                 case events.RecordExit():
                     if effect.ended.key not in self._unclaimed:
                         self._unrecorded[effect.ended.key] = effect.ended
@@ -456,17 +456,17 @@ class Host:
 
     def _spawn(self, attempt: _Attempt) -> None:
         trial, folder = attempt.trial, attempt.folder
-        found = attempt.found = self._at_end or self._surroundings()
+        found = attempt.found = self._end_baseline or self._baseline()
         environ = self._environ_of(trial, folder)
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
         markers = (str(folder.path), *self._warm_marker)
         if self._guard is not None:
-            self._guard.watch(markers, self._spared)
+            self._guard.watch(markers, self._exempt_sessions)
         warm_pid: int | None = None
         if self._warm is not None:
             self._warm.prepare(trial.command)
             warm_pid = self._warm.start(trial, folder, environ)
-        exempt_sessions = self._spared
+        exempt_sessions = self._exempt_sessions
         began_s, began_at_s = time.monotonic(), time.time()
         try:
             if warm_pid is not None:
@@ -488,7 +488,7 @@ class Host:
         except KeeperError as error:
             self._handle(events.SpawnFailed(attempt.key, time.time(), error.exit_code, str(error)))
             return
-        attempt.shares_memory = self._shares_memory(_SHARED_MEMORY_LOOK_S)  # must not delay the start
+        attempt.shares_memory = self._shares_memory(_SHARED_MEMORY_POLL_S)  # must not delay the start
         self._current = attempt
         attempt.sampler = UsageSampler(
             attempt.key,
@@ -499,9 +499,9 @@ class Host:
         for stream, forwarder in self._forwarders.items():
             forwarder.follow(folder.stream(stream))
         for stream in self._watched_streams:
-            rest_s = _METRICS_REST_S if stream is Stream.METRICS else _LOGS_REST_S
-            self._news.add(folder.stream(stream), rest_s=rest_s)
-        self._news.poll_now()
+            cooldown_s = _METRICS_COOLDOWN_S if stream is Stream.METRICS else _LOGS_COOLDOWN_S
+            self._watcher.add(folder.stream(stream), cooldown_s=cooldown_s)
+        self._watcher.poll_now()
         if self._link is not None:
             self._link.limit_log_rate(are_paced=True)
         how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
@@ -512,7 +512,7 @@ class Host:
         self._watch_usage()
 
     @property
-    def _spared(self) -> tuple[int, ...]:
+    def _exempt_sessions(self) -> tuple[int, ...]:
         """Pids of the warm interpreter and its forks, which belong to no trial."""
         return self._warm.exempt_sessions if self._warm is not None else ()
 
@@ -526,7 +526,7 @@ class Host:
         attempt = self._current
         if self._link is None or attempt is None or attempt.sampler is None or attempt.usage is not None:
             return
-        attempt.usage = UsageWatch(attempt.sampler, self._tell_usage)
+        attempt.usage = UsageWatch(attempt.sampler, self._report_usage)
 
     def _record_exits(self) -> None:
         for ended in list(self._unrecorded.values()):
@@ -586,9 +586,9 @@ class Host:
                 f"cannot read {chunk.size_bytes} bytes of {chunk.stream.value} at {chunk.offset}: "
                 "the shared storage fails; check it"
             )
-        self._tell_changes(attempt)
+        self._report_changes(attempt)
 
-    def _tell_changes(self, attempt: _Attempt) -> None:
+    def _report_changes(self, attempt: _Attempt) -> None:
         while attempt.tail.changes:
             self._handle(events.StreamChanged(attempt.key, *attempt.tail.changes.popitem()))
 
@@ -604,7 +604,9 @@ class Host:
             self._stderr.look()
         elif self._showing is None:
             loop = asyncio.get_running_loop()
-            self._showing = loop.call_at(max(loop.time(), self._shown_at_s + _LINES_REST_S), self._show_lines)
+            self._showing = loop.call_at(
+                max(loop.time(), self._shown_at_s + _LINES_COOLDOWN_S), self._show_lines
+            )
         if effect.key is not None and attempt is not None:
             self._writing(partial(_append, attempt.folder, line))
 
