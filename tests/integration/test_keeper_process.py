@@ -368,7 +368,7 @@ def test_a_trial_needs_no_manager(silent_site):
     ended = exit_of(site)
     assert (ended.exit_code, ended.final_sizes) == (3, {Stream.METRICS: len(site.file())})
     assert time.time() >= ended.ended_at_s + 0.5
-    assert keeper.stderr.count("nobody listens at 127.0.0.1:9") == 1
+    assert keeper.stderr.count("no program listens at 127.0.0.1:9") == 1
 
 
 # ---- what keeps a keeper from its work

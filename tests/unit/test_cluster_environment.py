@@ -183,7 +183,9 @@ def test_an_identity_without_index_is_refused():
 
 
 def test_families_that_contradict_each_other_are_refused():
-    with pytest.raises(SettingsInvalid, match="OpenPAI's variables name 'worker' 1, FrameworkController's 'worker' 2"):
+    with pytest.raises(
+        SettingsInvalid, match="OpenPAI's variables name 'worker' 1, FrameworkController's 'worker' 2"
+    ):
         task_identity(recorded("openpai-two-roles-no-gang", FC_TASK_INDEX="2"))
 
 

@@ -123,7 +123,7 @@ def claim_attempt(
 ) -> tuple[AttemptKey, AttemptFolder]:
     """Create a new attempt of this task, with its signed directory and its parameters.
 
-    `attempt_id`: the manager's choice, or None to generate an id. Creating the directory is the claim: only one creation succeeds,
+    `attempt_id`: the manager's choice, or None to generate an id. Creating the directory is the claim, which succeeds once,
     also between two containers on NFS.
 
     Raises:

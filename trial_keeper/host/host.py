@@ -1,6 +1,6 @@
 """Executes the keeper's effects: the one event loop of a keeper process.
 
-It is one class despite its length: every effect needs the same loop, link, process and attempts. All decisions are in
+This module is one class despite its length: every effect needs the same loop, link, process and attempts. All decisions are in
 `core.keeper`.
 """
 
@@ -21,13 +21,7 @@ from trial_keeper.core.environment import trial_environ
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.errors import KeeperError
 from trial_keeper.exit_codes import of_signal
-from trial_keeper.host.attempt_files import (
-    Tail,
-    claim_attempt,
-    not_writable,
-    read_trial,
-    try_read_trial,
-)
+from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_trial, try_read_trial
 from trial_keeper.host.cached_listing import CachedListing
 from trial_keeper.host.cgroups import MemoryCgroup
 from trial_keeper.host.file_watcher import SLOW_POLL_S, FileWatcher
@@ -55,17 +49,17 @@ from trial_keeper.wire.workspace import (
 if TYPE_CHECKING:
     from trial_keeper.host.link import ManagerLink
 
-# Bounds the polls of a file that grows fast; a person who follows a log does not notice the delay.
+# These limit the polls of a file that grows fast; a person who follows a log does not notice the delay.
 _METRICS_COOLDOWN_S = 0.01
 _LOGS_COOLDOWN_S = 0.1
-# Only while a stop is in progress: no signal reports the end of a group's last process.
+# Used only while a stop is in progress: no signal reports the end of a group's last process.
 _GROUP_POLL_S = 0.05
 # No file grows without a trial, and a new trial wakes the loop.
 _IDLE_POLL_S = 3600.0
 _MANAGER_POLL_S = 1.0
 # Membership of a control group changes rarely, and short trials start many times a second.
 _SHARED_MEMORY_POLL_S = 1.0
-# The writer thread competes with this one for the interpreter, while a trial may be about to start.
+# The writer thread competes with the loop's thread for the interpreter, while a trial may be about to start.
 _LINES_COOLDOWN_S = 0.1
 _MESSAGE_BYTES = 4096
 # Exit statuses of a killed command, and of a shell whose command was killed.
@@ -76,7 +70,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class HostBaseline:
-    """The host's state before a trial, so not caused by it. The end of one trial is the baseline of the next."""
+    """The host's state before a trial. The state at the end of one trial is the baseline of the next."""
 
     in_tmp: frozenset[str]
     """The entries of the temporary folder."""
@@ -96,7 +90,7 @@ class _Attempt:
     sizes: Offsets = field(default_factory=dict)
     shares_memory: bool = False
     found: HostBaseline = HostBaseline(frozenset(), 0)
-    """The baseline at its start."""
+    """The baseline at the trial's start."""
     spawned_s: float = 0.0
     """On the monotonic clock."""
     sampler: UsageSampler | None = None
@@ -113,8 +107,8 @@ class Host:
     """
 
     def __init__(self, settings: KeeperSettings, workspace: Workspace, task: str) -> None:
-        # Before any thread runs. Process 1 needs none: its whole namespace ends with it.
-        self._guard = OrphanReaper() if os.getpid() != 1 else None
+        # Create the reaper before any thread runs. Process 1 needs none: the kernel ends its whole namespace with it.
+        self._reaper = OrphanReaper() if os.getpid() != 1 else None
         self._settings = settings
         self._environ = without_settings(os.environ)
         self._workspace = workspace
@@ -127,9 +121,9 @@ class Host:
         """Ends that could not be written to the workspace yet."""
         self._current: _Attempt | None = None
         self._end_baseline: HostBaseline | None = None
-        """Set while the end of a trial is handled, during which the next one may start."""
+        """Set while the end of a trial is handled; the next trial may start meanwhile."""
         self._prewarmed: TrialDocument | None = None
-        """The next trial's document, if it was prewarmed."""
+        """The document of the next trial, if that trial was prewarmed."""
         self._tmp = CachedListing(tempfile.gettempdir()) if settings.is_reused else None
         self._process: TrialProcess | None = None
         self._watcher = FileWatcher()
@@ -138,19 +132,19 @@ class Host:
         self._shared_memory_at_s = -_SHARED_MEMORY_POLL_S
         self._stderr = OutputForwarder(2)
         self._forwarders: dict[Stream, OutputForwarder] = {}
-        """Of the trial's output, if it is copied to the keeper's own."""
+        """The forwarders of the trial's output, if the keeper copies that output to its own."""
         if settings.relay_output:
             self._forwarders = {Stream.STDOUT: OutputForwarder(1), Stream.STDERR: self._stderr}
         self._showing: asyncio.TimerHandle | None = None
         self._shown_at_s = -_LINES_COOLDOWN_S
-        """When its thread was last woken for lines, on the loop's clock."""
+        """When the stderr thread was last woken for lines, on the loop's clock."""
         self._warm: WarmStarts | None = None
         self._warm_marker: tuple[str, ...] = ()
         if settings.warm_imports and settings.is_reused:
             # In /proc a fork shows the interpreter's environment, not the trial's.
             self._warm_marker = (workspace.warm_marker(settings.job_id),)
             environ = self._common_environ() | {MARKER: self._warm_marker[0]}
-            self._warm = WarmStarts(settings.warm_imports, environ, self._say, self._register)
+            self._warm = WarmStarts(settings.warm_imports, environ, self._log_line, self._register)
         self._link: ManagerLink | None = None
         self._waiting_for_loop: list[events.Effect] = []
         self._early_signals: list[int] = []
@@ -164,12 +158,12 @@ class Host:
             signal.signal(number, lambda received, _: self._early_signals.append(received))
 
     def begin(self, trial: TrialDocument, key: AttemptKey, folder: AttemptFolder) -> None:
-        """Start a prepared trial; the single one of a job without reuse before `run`."""
+        """Start a prepared trial. In a job without reuse, called before `run` for its single trial."""
         self._attempts[key] = _Attempt(key, trial, folder)
         self._handle(events.TrialAssigned(key))
 
     async def run(self) -> int:
-        """Run until the keeper decides to exit. Returns its exit code. On any exception no trial process is left."""
+        """Run until the keeper decides to exit, and return its exit code. Any exception ends the trial's processes too."""
         try:
             return await self._run()
         finally:
@@ -177,11 +171,11 @@ class Host:
                 self._process.signal(kill=True)
             if self._warm is not None:
                 self._warm.close()
-            if self._guard is not None:
-                self._guard.close()
+            if self._reaper is not None:
+                self._reaper.close()
 
     async def _run(self) -> int:
-        # Importing gRPC takes 80 ms, while the trial already runs.
+        # The import takes 80 ms; the trial runs already.
         from trial_keeper.host.link import ManagerLink
 
         loop = asyncio.get_running_loop()
@@ -220,10 +214,10 @@ class Host:
         try:
             self._perform(self._keeper.handle(event, time.monotonic()))
             if self._link is not None:
-                self._link.gather(may_gather=self._keeper.queue_is_deep)
+                self._link.set_coalescing(is_allowed=self._keeper.queue_is_deep)
             self._set_timer()
         except Exception as error:  # noqa: BLE001 - raised again by `run`
-            # The poster of the event could only drop it, which would leave a keeper that neither works nor ends.
+            # The event's source would only drop the exception, and the keeper would neither work nor end.
             self._failure = self._failure or error
             self._done.set()
 
@@ -257,9 +251,9 @@ class Host:
             return
         leftovers = process.leftovers()
         self._process = self._current = None
-        if self._guard is not None:
-            # The warm interpreter stays, and detects the keeper's death only once its modules are imported.
-            self._guard.watch(self._warm_marker, self._exempt_sessions)
+        if self._reaper is not None:
+            # The warm interpreter continues. It detects the keeper's death only after its imports.
+            self._reaper.watch(self._warm_marker, self._exempt_sessions)
         at_end = self._end_baseline = self._baseline(process.seen)
         in_tmp = at_end.in_tmp - attempt.found.in_tmp
         if leftovers or in_tmp:
@@ -278,7 +272,7 @@ class Host:
             )
         )
         self._end_baseline = None
-        # The next trial may run already: anything that could block comes after its start.
+        # The next trial may run already: calls that could block come after its start.
         if attempt.usage is not None:
             attempt.usage.stop()
         for stream in self._watched_streams:
@@ -289,7 +283,7 @@ class Host:
 
     def _baseline(self, pids: frozenset[int] = frozenset()) -> HostBaseline:
         return HostBaseline(
-            # The next trial of the job could find these entries.
+            # Only with reuse: the job's next trial could use these entries.
             self._tmp.names() if self._tmp is not None else frozenset(),
             self._memory.oom_kills() if self._memory is not None else 0,
             pids,
@@ -302,13 +296,13 @@ class Host:
         if memory is None or at_end.oom_kills == attempt.found.oom_kills:
             return None
         if status not in _KILLED and (attempt.shares_memory or self._shares_memory()):
-            return None  # the killed process may belong to another job, and this trial failed by itself
+            return None  # the killed process may belong to another job, so this trial's failure has another cause
         return events.OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
 
     def _shares_memory(self, longest_ago_s: float = 0.0) -> bool:
-        """True if other processes are counted in this keeper's control group, as on a laptop; a container has its own.
+        """True if this keeper's control group also contains other processes, as on a laptop. A container has its own group.
 
-        Returns the previous result if it is at most `longest_ago_s` old.
+        Returns the previous result if that is at most `longest_ago_s` old.
         """
         if self._memory is None or os.getpid() == 1:
             return False
@@ -317,9 +311,9 @@ class Host:
             return self._shared_memory
         before = self._memory.pids()
         known = {os.getpid(), *ancestors(), *descendants((os.getpid(),))}
-        if self._guard is not None:
-            known.add(self._guard.pid)
-        # A process that came or went meanwhile may be the trial's: a new shell forks its command.
+        if self._reaper is not None:
+            known.add(self._reaper.pid)
+        # A process that started or ended meanwhile may be the trial's: a new shell forks its command.
         others = before & (self._memory.pids() - known)
         self._shared_memory_at_s, self._shared_memory = now_s, bool(others)
         return self._shared_memory
@@ -337,11 +331,11 @@ class Host:
                 if grew:
                     attempt.sizes = sizes
                     self._handle(events.StreamsGrew(attempt.key, sizes))
-                # The group's last process need not be a child of this one, so its end comes without a signal.
+                # The group's last process need not be the keeper's child, so no signal reports its end.
                 is_silent = self._process is not None and self._process.ends_silently
                 longest_s = _GROUP_POLL_S if is_silent else SLOW_POLL_S
             for forwarder in self._forwarders.values():
-                forwarder.look()
+                forwarder.poll()
             await self._watcher.wait(grew=grew, longest_s=longest_s)
             self._poll_process()
 
@@ -354,7 +348,7 @@ class Host:
         seen = self._manager_stamp()
         while True:
             await asyncio.sleep(_MANAGER_POLL_S)
-            # Retry: a full disk may have space again, and if the manager stays unreachable no other record of the end exists.
+            # Retry: a full disk may have space again, and without a manager exit.json is the only record of the end.
             with contextlib.suppress(OSError):
                 self._record_exits()
             if self._keeper.link.is_up:
@@ -370,7 +364,7 @@ class Host:
         attempt = self._current
         if attempt is None:
             return
-        # Missing, not visible yet, or incomplete: the next poll retries.
+        # The file may be missing, not visible yet, or incomplete: the next poll retries.
         with contextlib.suppress(OSError, DocumentInvalid):
             stop = stop_from_bytes(self._workspace.trial(attempt.key.trial_id).stop_json.read_bytes())
             self._handle(stop)
@@ -396,7 +390,7 @@ class Host:
                     self._prepare(effect.trial_id, effect.attempt_id)
                 case events.PrewarmTrial():
                     if self._warm is not None:
-                        # The running trial and its messages come first.
+                        # Later: the running trial and its messages have priority.
                         asyncio.get_running_loop().call_soon(
                             self._prewarm_next, effect.trial_id, effect.attempt_id
                         )
@@ -443,7 +437,7 @@ class Host:
     def _prewarm_next(self, trial_id: str, attempt_id: str) -> None:
         """Prewarm the next trial's process as far as possible without its folder."""
         if self._current is not None and self._current.key.trial_id == trial_id:
-            return  # it has started already
+            return  # the trial has started already
         trial = self._prewarmed = try_read_trial(self._workspace, trial_id, self._settings.command)
         folder = self._workspace.attempt(AttemptKey(trial_id, attempt_id, self._task))
         # A trial that unpacks a code snapshot starts without prewarming.
@@ -460,8 +454,8 @@ class Host:
         environ = self._environ_of(trial, folder)
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
         markers = (str(folder.path), *self._warm_marker)
-        if self._guard is not None:
-            self._guard.watch(markers, self._exempt_sessions)
+        if self._reaper is not None:
+            self._reaper.watch(markers, self._exempt_sessions)
         warm_pid: int | None = None
         if self._warm is not None:
             self._warm.prepare(trial.command)
@@ -507,19 +501,19 @@ class Host:
         how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
         attempt.spawned_s = began_s
         self._handle(events.TrialSpawned(attempt.key, began_at_s, how))
-        # Opens the files, so that one that the trial replaces later is still tracked.
+        # This call opens the files, so that a file that the trial replaces later is still tracked.
         attempt.tail.sizes(self._settings.streams)
         self._watch_usage()
 
     @property
     def _exempt_sessions(self) -> tuple[int, ...]:
-        """Pids of the warm interpreter and its forks, which belong to no trial."""
+        """The sessions of the warm interpreter and its forks, which belong to no trial."""
         return self._warm.exempt_sessions if self._warm is not None else ()
 
     def _register(self, pid: int) -> None:
-        """Register the session with the orphan reaper; the process executes nothing before this returns."""
-        if self._guard is not None:
-            self._guard.register(pid)
+        """Register a process's session with the orphan reaper, before the process executes anything."""
+        if self._reaper is not None:
+            self._reaper.register(pid)
 
     def _watch_usage(self) -> None:
         """Start the usage watch, if the event loop and a sampler exist."""
@@ -574,7 +568,7 @@ class Host:
     def _send_chunk(self, effect: events.SendChunk) -> None:
         chunk, attempt = effect.chunk, self._attempts.get(effect.key)
         if attempt is None or not self._keeper.is_due(effect):
-            return  # an earlier chunk of the same round could not be read
+            return  # an earlier chunk of this round could not be read
         data = attempt.tail.read(chunk.stream, chunk.offset, chunk.size_bytes)
         if len(data) == chunk.size_bytes:
             self._opened_link().send(Chunk(effect.key, chunk.stream, chunk.offset, data))
@@ -584,7 +578,7 @@ class Host:
             # Later chunks would leave a gap: reconnect and restart from the manager's offset.
             self._opened_link().drop(
                 f"cannot read {chunk.size_bytes} bytes of {chunk.stream.value} at {chunk.offset}: "
-                "the shared storage fails; check it"
+                "the shared storage failed; check its server and the network to it"
             )
         self._report_changes(attempt)
 
@@ -592,16 +586,16 @@ class Host:
         while attempt.tail.changes:
             self._handle(events.StreamChanged(attempt.key, *attempt.tail.changes.popitem()))
 
-    def _say(self, text: str) -> None:
+    def _log_line(self, text: str) -> None:
         self._log(events.LogDecision(None, text))
 
     def _log(self, effect: events.LogDecision) -> None:
         attempt = self._current if effect.key is None else self._attempts.get(effect.key)
         whose = self._settings.job_id if attempt is None else attempt.key
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{whose}] {effect.text}\n"
-        self._stderr.hold(line)
+        self._stderr.buffer(line)
         if self._link is None:
-            self._stderr.look()
+            self._stderr.poll()
         elif self._showing is None:
             loop = asyncio.get_running_loop()
             self._showing = loop.call_at(
@@ -612,14 +606,14 @@ class Host:
 
     def _show_lines(self) -> None:
         self._showing, self._shown_at_s = None, asyncio.get_running_loop().time()
-        self._stderr.look()
+        self._stderr.poll()
 
     def _writing(self, write: Callable[[], None]) -> None:
-        """Run a write to the workspace. An error is logged to stderr, as the link still delivers what cannot be written."""
+        """Run a write to the workspace. An error is only logged to stderr, as the link still delivers the data."""
         try:
             write()
         except OSError as error:
-            self._stderr.say(f"trial-keeper: {not_writable(self._workspace.root, error)}\n")
+            self._stderr.write(f"trial-keeper: {not_writable(self._workspace.root, error)}\n")
 
 
 def _append(folder: AttemptFolder, line: str) -> None:
