@@ -1,7 +1,7 @@
 """A trial's processes: a command that leads its own session, and everything it starts.
 
-Theory of operation. A process that double forks, leaves its group, creates a session or closes its descriptors still has the
-keeper as an ancestor: the keeper adopts orphans, so everything that the trial started stays below the keeper. Processes that
+Theory of operation. The keeper adopts orphans. So everything that the trial started stays below the keeper, even a process that
+double forks, leaves its group, creates a session or closes its descriptors. Processes that
 another program started for the trial are found by their environment. Reading the environments of all processes of a machine is
 expensive, so pre-existing pids are skipped. Process 1 of a namespace has all processes below it. Cleanup kills round after
 round until two scans in a row find nothing. A process can fork while others die, but not after it was sent SIGKILL. A scan can
@@ -251,8 +251,8 @@ def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
 def end_marked(sys_dirs: Collection[str], sessions: Collection[int] = ()) -> int:
     """Kill the processes that attempts of a dead keeper have left on this machine, and wait for their end. Returns their number.
 
-    The processes are found by their environment, by these sessions or a session that such a process leads, the control group of
-    these sessions' leaders, and by ancestry. Processes of other users survive, unless they are in the control group.
+    The processes are found by their environment, by these sessions or a session that such a process leads, by the control group
+    of these sessions' leaders, and by ancestry. Processes of other users survive, unless they are in the control group.
     """
     groups = [group for session in sessions if (group := TrialCgroup.of(session)) is not None]
 
