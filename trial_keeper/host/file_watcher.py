@@ -1,7 +1,7 @@
 """Schedules the polls of growing files: inotify reports writes, and a slow poll finds the writes that inotify misses.
 
 Theory of operation. A trial's processes run on the keeper's own kernel, so inotify reports their writes even if the files are
-on NFS, FUSE or an overlay. But inotify does not report writes through a memory mapping, and may be unavailable: in a sandbox, or if
+on NFS, FUSE or an overlay. But inotify reports no writes through a memory mapping, and may be unavailable: in a sandbox, or if
 the user has exhausted `max_user_instances` or `max_user_watches`. So files are also polled every second, or several times a
 second without inotify.
 
