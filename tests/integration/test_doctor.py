@@ -175,7 +175,10 @@ def test_an_empty_folder_in_place_of_the_mount(site, examine, tmp_path):
     (tmp_path / "empty").mkdir()
     report = examine(workspace=str(tmp_path / "empty"))
     assert report.failed == ["manager", "mount"]
-    assert "empty is empty (a keeper ends with 101); mount the shared storage there" in report.words("mount")
+    assert (
+        "empty is empty (a keeper ends with 101); mount the manager's shared storage there"
+        in report.words("mount")
+    )
     assert "see that the mounted folder is the experiment's" in report.words("manager")
     assert [report.outcomes(check) for check in ("write", "clock")] == [["OK"]] * 2
 
@@ -222,7 +225,7 @@ def test_a_mount_of_another_user(site, examine, open_way, as_nobody):
     assert f"run the container as user 0, who owns {site.workspace.trials} (drwxr-xr-x)" in report.words(
         "write"
     )
-    assert "(a keeper ends with 106); let user 65534 of this container read there" in report.words("mount")
+    assert "(a keeper ends with 106); let user 65534 of this container read the path" in report.words("mount")
 
 
 # ---- manager.json

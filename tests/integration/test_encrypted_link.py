@@ -139,9 +139,7 @@ def test_a_manager_with_another_certificate_gets_nothing_until_the_right_one_is_
     encrypted.manager.certificate = right
     encrypted.manager.write_document()
     keeper = encrypted.start_keeper()
-    wait_until(
-        lambda: "lacks the certificate that manager.json names" in keeper.stderr, "the keeper says so"
-    )
+    wait_until(lambda: "lacks the certificate that manager.json names" in keeper.stderr, "the keeper says so")
     assert encrypted.manager.hellos == 0
     assert "cannot trust" in doctor(encrypted)
     assert encrypted.manager.hellos == 0

@@ -208,7 +208,7 @@ def test_storage_that_another_user_may_not_read(storage, open_way, as_nobody):
     keeper = storage.start_on_mount(prefix=as_nobody)
     assert keeper.wait() == 106
     line = one_line(keeper)
-    assert "Permission denied; let user 65534 of this container read there" in line
+    assert "Permission denied; let user 65534 of this container read the path" in line
     assert f"run the container as user 0, who owns {storage.mount} (drwx------)" in line
 
 

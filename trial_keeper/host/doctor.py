@@ -444,7 +444,7 @@ def _refusal(address: str, error: Exception) -> Finding:
         grpc.StatusCode.NOT_FOUND: "job",
     }
     if code in refusals:
-        return _of_text("grpc", Outcome.FAIL, f"{address} refused the {refusals[code]}: {details}")
+        return _of_text("grpc", Outcome.FAIL, f"the {refusals[code]} is refused by {address}: {details}")
     return _fail(
         "grpc",
         f"no Welcome from {address}: {code.name} {details}",
