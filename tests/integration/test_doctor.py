@@ -179,7 +179,7 @@ def test_an_empty_folder_in_place_of_the_mount(site, examine, tmp_path):
         "empty is empty (a keeper ends with 101); mount the manager's shared storage there"
         in report.words("mount")
     )
-    assert "see that the mounted folder is the experiment's" in report.words("manager")
+    assert "check that the mounted folder is the experiment's" in report.words("manager")
     assert [report.outcomes(check) for check in ("write", "clock")] == [["OK"]] * 2
 
 
