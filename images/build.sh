@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Builds an image: the wheels on this machine, the rest with podman or docker. Nothing in the build needs a network, except
-# for the base image if it is not here yet.
+# Builds an image: the wheels on this machine, the rest with podman or docker. The build needs no network, except to pull a
+# base image that is not on this machine yet.
 #
 # usage: images/build.sh keeper|manager TAG [BASE_IMAGE]
 #
-# BASE_IMAGE is python:3.11-slim unless given; for `keeper`, the image in which the training code runs. PYTHON is a Python
-# of the base image's version with pip, python3 unless set. EXTRAS, such as tuners, is what else the manager is to have.
+# BASE_IMAGE (default: python:3.11-slim) is, for `keeper`, the image in which the training code runs. PYTHON (default: python3)
+# is a Python of the base image's version, with pip. EXTRAS names further extras of the manager, such as tuners.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PYTHON=${PYTHON:-python3}
@@ -26,19 +26,19 @@ esac
 image=$1
 tag=$2
 base=${3:-python:3.11-slim}
-engine=$(command -v podman || command -v docker) || complain "cannot build images: there is no podman and no docker; install one"
+engine=$(command -v podman || command -v docker) || complain "cannot build images: neither podman nor docker is installed; install podman or docker"
 
-# A wheel of grpcio fits one version of Python on one kind of machine, which this name stands for.
+# A wheel of grpcio fits one version of Python on one kind of machine; SOABI identifies both.
 abi='import sysconfig; print(sysconfig.get_config_var("SOABI"))'
 ours=$("$PYTHON" -c "$abi")
 theirs=$("$engine" run --rm --network none --entrypoint python3 "$base" -c "$abi") ||
-  complain "cannot use base image $base: it cannot be run, or has no python3; name another, or install Python 3.10 or later there"
+  complain "cannot use base image $base: it does not run, or has no python3; use another image, or install Python 3.10 or later in it"
 [ "$ours" = "$theirs" ] ||
-  complain "cannot make wheels for $base: its Python is $theirs, $PYTHON is $ours; set PYTHON to one like the image's"
+  complain "cannot make wheels for $base: its Python is $theirs, but $PYTHON is $ours; set PYTHON to a Python of the image's version"
 
 context=$(mktemp -d)
 trap 'rm -rf "$context"' EXIT
-# In a copy: setuptools would leave a build/ folder here, and take old files from one.
+# Build in a copy: setuptools would create a build/ folder here, and reuse old files in it.
 mkdir "$context/source"
 cp -r pyproject.toml README.md LICENSE nni_sdk trial_keeper manager "$context/source"
 (cd "$context/source" && "$PYTHON" -m pip wheel --quiet --disable-pip-version-check --wheel-dir "$context/wheels" "$project" pip)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes FILE.tar, the root of an image that stands in for python:3.11-slim where no image registry can be reached: Debian 12
-# with its Python 3.11, bash and coreutils, from Debian's own packages. For tests; nobody should train on it.
+# Makes FILE.tar, the root of an image that replaces python:3.11-slim if no image registry can be reached: Debian 12 with its
+# Python 3.11, bash and coreutils, from Debian's own packages. For tests only, not for training.
 #
 # usage: images/test-base.sh FILE.tar       (as root, with mmdebstrap)
 set -euo pipefail
@@ -8,8 +8,8 @@ tar_file=${1:?usage: images/test-base.sh FILE.tar}
 root=$(mktemp -d "${TMPDIR:-/var/tmp}/trial-keeper-base.XXXXXX")
 trap 'rm -rf "$root"' EXIT
 
-# `extract` unpacks and configures nothing, which takes a third of the time. libstdc++6 is for grpcio, as in python:3.11-slim.
-# The links in /, which no package ships, must be there before the packages are.
+# `extract` unpacks packages without configuring them, in a third of the time. libstdc++6 is for grpcio, as in python:3.11-slim.
+# The links in /, which no package contains, must exist before the packages are unpacked.
 mmdebstrap --quiet --mode=root --variant=extract --format=directory \
   --setup-hook='for name in bin sbin lib lib64; do mkdir -p "$1/usr/$name"; ln -s "usr/$name" "$1/$name"; done' \
   --include=base-files,bash,coreutils,dash,grep,libc-bin,libstdc++6,python3,sed,util-linux \
@@ -18,7 +18,7 @@ mmdebstrap --quiet --mode=root --variant=extract --format=directory \
   --aptopt='Apt::Install-Recommends "false"' --aptopt='Acquire::Languages "none"' \
   bookworm "$root"
 
-# What the packages' own scripts would have done.
+# These steps replace the packages' own scripts.
 echo 'root:x:0:0:root:/root:/bin/bash' > "$root/etc/passwd"
 echo 'root:x:0:' > "$root/etc/group"
 ln -sf dash "$root/usr/bin/sh"

@@ -1,6 +1,6 @@
 """The API for training code: `import nni_sdk as nni` in a script that was written for NNI.
 
-Standard library only, and almost nothing of it at import: every trial pays for the SDK's import when it starts.
+Uses only the standard library, and imports almost nothing of it at start: the import delays every trial.
 """
 
 from nni_sdk.errors import SdkError

@@ -24,7 +24,7 @@ __all__ = [
 
 
 def parameter(key: str) -> "Any":
-    """Return this trial's value of the hyper-parameter `key`. Takes the trial's parameters first if needed, as NNI does.
+    """Return this trial's value of the hyper-parameter `key`. The first call loads the trial's parameters, as in NNI.
 
     Raises:
         ParameterAbsent: the parameters have no such key.
@@ -35,28 +35,28 @@ def parameter(key: str) -> "Any":
         parameters = get_next_parameter()
     if not isinstance(parameters, dict) or key not in parameters:
         raise ParameterAbsent(
-            f"cannot find a value of {key!r} for trial {get_trial_id()}: its parameters are {parameters!r}; this code was "
-            "generated from annotations, so give a value for each of them, or, outside an experiment, run the annotated code"
+            f"cannot find a value of {key!r} for trial {get_trial_id()}: its parameters are {parameters!r}; "
+            "add a value for each annotation, or, outside an experiment, run the annotated code itself"
         )
     return parameters[key]
 
 
 def takes(key: str, option: "str | float | bool | None") -> bool:
-    """True if this trial takes `option` of the choice `key`.
+    """True if this trial's value of the choice `key` is `option`.
 
     Raises: as `parameter`.
     """
     value = parameter(key)
-    # In Python True == 1, but they are two options.
+    # In Python True == 1, but these are two options.
     return bool(value == option) and isinstance(value, bool) == isinstance(option, bool)
 
 
 def no_option(key: str) -> "NoReturn":
-    """Report that this trial's value of `key` is none of its options.
+    """Raise an error: this trial's value of `key` is none of its options.
 
     Raises:
         ParameterAbsent: always.
     """
     raise ParameterAbsent(
-        f"cannot use {parameter(key)!r} as the value of {key!r}: the annotation has no such option; write one that it has"
+        f"cannot use {parameter(key)!r} as the value of {key!r}: the annotation has no such option; use one of its options"
     )

@@ -27,4 +27,4 @@ class Assessor(Recoverable):
         raise NotImplementedError("Assessor: assess_trial not implemented")
 
     def trial_end(self, trial_job_id: str, success: bool) -> None:
-        """A trial has ended."""
+        """Called when a trial has ended."""

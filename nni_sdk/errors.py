@@ -1,4 +1,4 @@
-"""Errors of the SDK, by who must act. Every message starts with "cannot"."""
+"""Errors of the SDK. Every message starts with "cannot"."""
 
 
 class SdkError(Exception):
@@ -6,15 +6,15 @@ class SdkError(Exception):
 
 
 class MetricInvalid(SdkError, TypeError):
-    """JSON cannot hold a part of the metric; the message names its place. The training code must convert it."""
+    """JSON cannot represent a part of the metric. The message names the part; the training code must convert it."""
 
 
 class MetricTooLong(SdkError, ValueError):
-    """The metric exceeds the size of one record; the training code must report less."""
+    """The metric exceeds the maximum size of a record; the training code must report less."""
 
 
 class MetricNotWritten(SdkError, OSError):
-    """The record could not be written to the metrics file: storage full, read-only or gone. `__cause__` is the system's error."""
+    """The record could not be written: the storage is full, read-only or gone. `__cause__` is the system's error."""
 
 
 class ParametersMissing(SdkError):
@@ -26,7 +26,7 @@ class EnvironmentIncomplete(SdkError):
 
 
 class ParameterUnknown(SdkError, ValueError):
-    """The tuner's parameters have a key that the training code's own do not have."""
+    """The tuner's parameters have a key that the training code's parameters lack."""
 
 
 class ParameterMistyped(SdkError, TypeError):
@@ -34,4 +34,4 @@ class ParameterMistyped(SdkError, TypeError):
 
 
 class ParameterAbsent(SdkError, LookupError):
-    """Code generated from annotations needs a value that this trial's parameters do not have."""
+    """Code generated from annotations needs a value that this trial's parameters lack."""

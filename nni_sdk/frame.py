@@ -1,7 +1,7 @@
 """One metric as bytes: the half of the record format that runs in the training process.
 
-A frame is `ME`, the byte length of all that follows as six digits, one JSON object, a newline. The newline counts. The JSON
-itself holds no newline, so a reader can find whole frames between partial ones (`nni_sdk.records`).
+A frame is `ME`, a byte length as six digits, one JSON object and a newline. The length counts the JSON and the newline. The JSON
+itself contains no newline, so a reader can find whole frames between partial ones (`nni_sdk.records`).
 
 This module has no top-level imports of its own: a number, the usual metric, never needs the json module.
 
@@ -14,10 +14,10 @@ TYPE_CHECKING = False  # importing typing costs more than the SDK; type checkers
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_PAYLOAD_BYTES = 999_999  # the maximum of six digits, and NNI's own limit
+MAX_PAYLOAD_BYTES = 999_999  # the largest number of six digits, and NNI's own limit
 
 _INFINITY = float("inf")
-_MAX_INT = 2**1024  # no float is larger; Python refuses to print ints of some thousand digits
+_MAX_INT = 2**1024  # no float is larger; Python raises when it prints ints of some thousand digits
 
 
 def encode(parameter_id: int | str, trial_job_id: str, type_: str, sequence: int, value: object) -> bytes:
@@ -26,7 +26,7 @@ def encode(parameter_id: int | str, trial_job_id: str, type_: str, sequence: int
     `type_` is `PERIODICAL` or `FINAL`. `value` is anything that `value_json` accepts. Pure ASCII.
 
     Raises:
-        MetricInvalid: JSON cannot hold the value.
+        MetricInvalid: JSON cannot represent the value.
         MetricTooLong: JSON and newline exceed `MAX_PAYLOAD_BYTES`.
     """
     return frame(frame_head(parameter_id, trial_job_id, type_), sequence, value_json(value))
@@ -34,7 +34,7 @@ def encode(parameter_id: int | str, trial_job_id: str, type_: str, sequence: int
 
 def frame_head(parameter_id: int | str, trial_job_id: str, type_: str) -> str:
     """Return the part of a frame's JSON that is the same for all metrics of one type in one trial."""
-    from json import dumps  # already loaded: a trial has read its parameter file before
+    from json import dumps  # already loaded to read the parameter file
 
     return (
         f'{{"parameter_id": {dumps(parameter_id)}, "trial_job_id": {dumps(trial_job_id)}, '
@@ -62,13 +62,13 @@ def frame(head: str, sequence: int, json: str) -> bytes:
 
 
 def value_json(value: object) -> str:
-    """Return the metric as a JSON document, ASCII, as Python's json writes it: NaN, Infinity and -Infinity stay.
+    """Return the metric as an ASCII JSON document, as Python's json writes it: with NaN, Infinity and -Infinity.
 
     Scalars and arrays of numpy, torch, jax and similar libraries are converted with their `tolist()` or `item()`, also inside
     dicts, lists and tuples. Dict keys follow json's rules: str, int, float, bool and None.
 
     Raises:
-        MetricInvalid: JSON cannot hold the value; the message names the place, such as `value["curve"][3]`.
+        MetricInvalid: JSON cannot represent the value; the message names the part, such as `value["curve"][3]`.
     """
     if isinstance(value, float):
         # float.__repr__ instead of repr: a numpy.float64 is a float whose repr is "np.float64(0.5)".
@@ -91,14 +91,14 @@ def _document(value: object) -> str:
         except RecursionError:
             fault = None
         if fault is None:
-            fault = "value contains itself, or is nested too deeply"
+            fault = "value contains itself or is nested too deeply"
         raise MetricInvalid(
-            f"cannot report this metric: {fault}; JSON holds numbers, strings, booleans, None, lists and dicts"
+            f"cannot report this metric: {fault}; use only numbers, strings, booleans, None, lists and dicts"
         ) from error
 
 
 def _unwrapped(value: "Any") -> object:
-    """Return the Python numbers of a scalar or an array of numpy, torch, jax, …, without importing these libraries."""
+    """Return a scalar or an array of numpy, torch, jax, … as Python numbers, without importing these libraries."""
     if not isinstance(value, type):
         for name in ("tolist", "item"):
             convert = getattr(value, name, None)
@@ -107,14 +107,14 @@ def _unwrapped(value: "Any") -> object:
             try:
                 plain: object = convert()
             except (TypeError, ValueError, RuntimeError):
-                continue  # torch refuses for a tensor without storage; the caller raises MetricInvalid
+                continue  # torch raises for a tensor without storage; the caller raises MetricInvalid
             if type(plain) is not type(value):  # numpy.longdouble.tolist() is a numpy.longdouble again
                 return plain
     raise TypeError(type(value).__qualname__)
 
 
 def _fault(value: object, place: str) -> str | None:
-    """Return the first part of `value` that JSON cannot hold, with its place; None if there is none."""
+    """Describe the first part of `value` that JSON cannot represent, with its place; None if there is none."""
     match value:
         case None | str() | float() | bool():
             return None

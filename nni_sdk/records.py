@@ -1,13 +1,13 @@
 """The metrics file as records: the half of the record format that runs in the manager.
 
 The input arrives in pieces and may be arbitrary: a writer may have been killed inside a record, the storage may have filled up,
-a user's program may have written to the file. So the reader works line by line. A frame's JSON holds no newline
+a user's program may have written to the file. So the reader works line by line. A frame's JSON contains no newline
 (`nni_sdk.frame`). Hence a whole frame always ends a line, and its declared length ends exactly at that line's newline. This
 guarantees:
 
-- Every whole frame is found once, whatever bytes stand before or after it, and however the bytes are split into pieces. The only
-  exception is a frame behind garbage whose own text holds 16 headers that fit, which only happens on purpose.
-- Everything else is skipped and reported as garbage; no input makes the reader raise.
+- Every whole frame is found once, whatever bytes surround it, and however the bytes are split into pieces. The only exception is
+  a frame after garbage whose own text contains 16 fitting headers, which no accident produces.
+- All other bytes are skipped and reported as garbage; no input makes the reader raise.
 
 Source: NNI v3.0 SDK; its json_tricks output and its older REQUEST_PARAMETER frames are read as well.
 """
@@ -29,11 +29,11 @@ HEADER_BYTES: Final = 8
 MAX_FRAME_BYTES: Final = HEADER_BYTES + MAX_PAYLOAD_BYTES
 
 _INT64: Final = 2**63
-# Two headers of a line rarely declare exactly the remaining length by chance. Each that does may cost as much as parsing the
-# whole line. An attacker can place one every nine bytes, and a megabyte of them took 40 s.
+# A header inside a line rarely declares exactly the remaining length by chance. Each header that does may cost as much as parsing
+# the whole line. An attacker can place one every nine bytes; a megabyte of such headers took 40 s.
 _MAX_CANDIDATES: Final = 16
-# A line with a frame as every SDK writes it, of a number or of text without escapes. It yields the same as parsing the JSON, in
-# two thirds of the time for one line, and in a third for many at once.
+# A frame as every SDK writes it: a number, or text without escapes. Matching gives the same result as parsing the JSON, in two
+# thirds of the time for one line, and in a third of the time for many lines at once.
 _PLAIN = re.compile(
     r'^ME([0-9]{6})\{"parameter_id": (0|[1-9][0-9]{0,17}), "trial_job_id": "([ !#-\[\]-~]*)", "type": "(PERIODICAL|FINAL)", '
     r'"sequence": (0|[1-9][0-9]{0,17}), "value": "([ !#-\[\]-~]*)"\}$',
@@ -41,7 +41,7 @@ _PLAIN = re.compile(
 )
 _match_plain = _PLAIN.fullmatch
 _HEADER = re.compile(r"ME([0-9]{6})\{")
-# json.loads without its wrapper, which takes longer than the parsing.
+# The wrapper json.loads takes longer than the parsing.
 _parse = json.JSONDecoder().raw_decode
 
 
@@ -49,8 +49,8 @@ class Record(NamedTuple):
     """One reported metric. A tuple, because creating a frozen dataclass takes longer than parsing its JSON.
 
     `offset` is the start of its frame in the file, and the only unique key of a record: `sequence` counts per process. `size` is
-    the whole frame's, so the next byte is at `offset + size`. `type` is PERIODICAL or FINAL. `value` is the JSON text as written,
-    unparsed; it may contain NaN or Infinity. All text can be encoded as UTF-8, all ints fit 64 bits.
+    the whole frame's, so the next byte is at `offset + size`. `type` is PERIODICAL or FINAL. `value` is the unparsed JSON text,
+    which may contain NaN or Infinity. All text can be encoded as UTF-8, all ints fit 64 bits.
     """
 
     offset: int
@@ -62,12 +62,12 @@ class Record(NamedTuple):
     size: int
 
 
-# Record's own constructor without its Python bytecode: half the time.
+# Record's own constructor executes Python bytecode, which doubles the time.
 _new_record: Callable[[Iterable[object]], Record] = partial(tuple.__new__, Record)
 
 
 class Garbage(NamedTuple):
-    """A corrupt span of the file, which holds no record, and the reason."""
+    """A span of the file without a record, and the reason."""
 
     offset: int
     length: int
@@ -76,7 +76,7 @@ class Garbage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """The result of `decode`. `consumed` counts bytes from the start of the piece; the rest belongs to the next piece."""
+    """The result of `decode`. The first `consumed` bytes of the piece are done; pass the rest again with the next piece."""
 
     records: list[Record]
     consumed: int
@@ -84,14 +84,14 @@ class Decoded:
 
 
 class _NoRecord(Exception):
-    """These bytes are no record; the message is the reason."""
+    """Bytes without a record; the message is the reason."""
 
 
 def decode(data: bytes, offset: int) -> Decoded:
     """Decode the records in one piece of a metrics file; `offset` is the piece's position in the file.
 
-    An incomplete last line is left unconsumed: pass it again, with the bytes that follow. If it is longer than any frame, its
-    start is garbage, so the caller never holds more than `MAX_FRAME_BYTES`. Adjacent garbage spans with the same reason are
+    An incomplete last line is left unconsumed: pass it again, with the bytes that follow. If the line is longer than any frame,
+    its start is garbage, so the caller never holds more than `MAX_FRAME_BYTES`. Adjacent garbage spans with the same reason are
     merged. Never raises.
     """
     garbage: list[Garbage] = []
@@ -103,11 +103,11 @@ def decode(data: bytes, offset: int) -> Decoded:
     records = _plain_records(text[:consumed], lines, offset)
     if records is None:
         records = _any_records(lines, offset, garbage)
-    # The newline is missing, so one byte less than a whole frame may still become one.
-    hopeless = len(unfinished) - (MAX_FRAME_BYTES - 1)
-    if hopeless > 0:
-        _skip(garbage, offset + consumed, hopeless, "no frame is as long as this line")
-        consumed += hopeless
+    # The newline is missing, so a frame of the maximum size may still lack one byte.
+    surplus = len(unfinished) - (MAX_FRAME_BYTES - 1)
+    if surplus > 0:
+        _skip(garbage, offset + consumed, surplus, "no frame is as long as this line")
+        consumed += surplus
     return Decoded(records, consumed, garbage)
 
 
@@ -127,7 +127,7 @@ def _plain_records(text: str, lines: list[str], offset: int) -> list[Record] | N
     if any(int(length) + HEADER_BYTES != size for length, size in set(zip(declared, sizes, strict=True))):
         return None
     columns = (
-        accumulate(sizes, initial=offset),  # one more than there are records: the end of the last one
+        accumulate(sizes, initial=offset),  # has one element more than the others: the end of the last record
         map(int, parameter_ids),
         trial_job_ids,
         types,
@@ -139,7 +139,7 @@ def _plain_records(text: str, lines: list[str], offset: int) -> list[Record] | N
 
 
 def _any_records(lines: list[str], offset: int, garbage: list[Garbage]) -> list[Record]:
-    """Decode the lines one by one; lines that are no record go to `garbage`."""
+    """Decode the lines one by one; lines without a record are added to `garbage`."""
     records: list[Record] = []
     for line in lines:
         size = len(line) + 1
@@ -162,7 +162,7 @@ def _any_records(lines: list[str], offset: int, garbage: list[Garbage]) -> list[
 
 
 def _salvage(line: str, offset: int, records: list[Record], garbage: list[Garbage]) -> None:
-    """Find the frame at the end of a line that is not exactly a frame, or record why there is none."""
+    """Find the frame at the end of a line that is more than a frame; without one, add the line to `garbage`."""
     reason = "no frame ends here"
     for start in _candidates(line):
         try:
@@ -171,7 +171,7 @@ def _salvage(line: str, offset: int, records: list[Record], garbage: list[Garbag
             reason = str(error)
             continue
         if start:
-            _skip(garbage, offset, start, "a torn frame, or no frame at all, before a whole one")
+            _skip(garbage, offset, start, "a partial frame or other bytes before a whole frame")
         if record is not None:
             records.append(record)
         return
@@ -179,8 +179,7 @@ def _salvage(line: str, offset: int, records: list[Record], garbage: list[Garbag
 
 
 def _candidates(line: str) -> Iterable[int]:
-    """Return the last few positions of headers that declare exactly the remaining length, so that none hides a frame behind
-    it."""
+    """Return the last few positions of headers that declare exactly the remaining length."""
     payload_end = len(line) + 1 - HEADER_BYTES
     fitting = (
         header.start() for header in _HEADER.finditer(line) if int(header[1]) == payload_end - header.start()
@@ -209,7 +208,7 @@ def _record(line: str, start: int, line_offset: int) -> Record | None:
     try:
         content, end = _parse(text, begin)
     except (ValueError, RecursionError):
-        raise _NoRecord("a frame whose JSON is broken") from None
+        raise _NoRecord("a frame whose JSON is invalid") from None
     if end != len(text) and text[end:].strip(" \t\r"):
         raise _NoRecord("a frame with more than one JSON value")
     try:
@@ -221,19 +220,19 @@ def _record(line: str, start: int, line_offset: int) -> Record | None:
         sequence = content["sequence"]
         value = content["value"]
     except (KeyError, TypeError):
-        raise _NoRecord("a frame whose JSON is no object with all keys of a metric") from None
+        raise _NoRecord("a frame whose JSON is not an object with all keys of a metric") from None
     if type_ not in ("PERIODICAL", "FINAL"):
         raise _NoRecord("a frame of unknown type")
-    # Inlined: as functions, these checks take as long as the parsing.
+    # Not in functions: the calls would take as long as the parsing.
     if type(sequence) is not int or not -_INT64 <= sequence < _INT64:
-        raise _NoRecord("a frame whose sequence is no 64-bit integer")
+        raise _NoRecord("a frame whose sequence is not a 64-bit integer")
     if type(trial_job_id) is not str or not (trial_job_id.isascii() or _is_utf8(trial_job_id)):
-        raise _NoRecord("a frame whose trial_job_id is no text")
+        raise _NoRecord("a frame whose trial_job_id is not text")
     if type(value) is not str or not (value.isascii() or _is_utf8(value)):
-        raise _NoRecord("a frame whose value is no text")
+        raise _NoRecord("a frame whose value is not text")
     if type(parameter_id) is int:
         if not -_INT64 <= parameter_id < _INT64:
-            raise _NoRecord("a frame whose parameter_id is no 64-bit integer")
+            raise _NoRecord("a frame whose parameter_id is not a 64-bit integer")
     elif type(parameter_id) is not str or not _is_utf8(parameter_id):
         raise _NoRecord("a frame whose parameter_id is neither integer nor text")
     return Record(

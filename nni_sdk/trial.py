@@ -1,17 +1,17 @@
 """The functions that training code calls: parameters in, metrics out.
 
 A report is one `write` to a file opened with `O_APPEND`: no thread, no socket, no buffer. Everything reported before a crash is
-in the file; the keeper beside the trial replicates it.
+in the file, which the keeper replicates.
 
 Many writers may report at once, and none ever splits another's record:
 
 - threads share one descriptor, and one counter whose `next` is atomic;
-- children of `fork` inherit both, and count on independently;
+- children of `fork` inherit both, and continue counting independently;
 - `spawn`ed processes and processes of other ranks open the same file and count from 0.
 
 So `sequence` orders the reports of one process, and only the offset in the file identifies a record.
 
-Only modules that the interpreter has already loaded are imported at the top; others are imported where they are used.
+Only modules that the interpreter has already loaded are imported at the top; others are imported at their first use.
 """
 
 import os
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 STANDALONE = "STANDALONE"
 """Experiment id and trial id of training code that runs outside any experiment."""
 
-# NNI's platform names for "no experiment": its standalone channel, and the one of its own unit tests.
-_NOBODY_LISTENS = ("", "standalone", "unittest")
+# NNI's platform names for "no experiment": standalone mode, and NNI's own unit tests.
+_STANDALONE_PLATFORMS = ("", "standalone", "unittest")
 
 _NOT_OPEN = -1
 
 
 class TrialContext:
-    """This process's view of its trial, or of no trial (`is_standalone`).
+    """The trial of this process, or no trial (`is_standalone`).
 
-    Reads and opens everything lazily, so a process that imports the SDK and then forks one child per trial may still set the
-    environment in each child.
+    Everything is read and opened on first use, so a process may import the SDK, fork one child per trial, and set the environment
+    in each child.
     """
 
     def __init__(self, environ: "Mapping[str, str]") -> None:
@@ -54,7 +54,7 @@ class TrialContext:
     @property
     def is_standalone(self) -> bool:
         """True if the process runs outside any experiment: results are only logged."""
-        return self._environ.get("NNI_PLATFORM", "") in _NOBODY_LISTENS
+        return self._environ.get("NNI_PLATFORM", "") in _STANDALONE_PLATFORMS
 
     @property
     def metrics_path(self) -> str:
@@ -102,7 +102,7 @@ class TrialContext:
         data = frame(self._final_head, 0, value)
         if self._final_was_reported:
             _log().warning(
-                "cannot count a second final result, %s: the first one stays; call report_final_result once",
+                "cannot replace the final result by %s: the manager counts the first; call report_final_result once",
                 value,
             )
         self._append(data)
@@ -126,15 +126,15 @@ class TrialContext:
         except ValueError as error:
             raise EnvironmentIncomplete(
                 f"cannot use NNI_TRIAL_SEQ_ID={text!r} as this trial's number; "
-                "leave the NNI_ variables as the keeper set them"
+                "do not change the NNI_ variables that the keeper set"
             ) from error
 
     def _variable(self, name: str) -> str:
         value = self._environ.get(name)
         if not value:
             raise EnvironmentIncomplete(
-                f"cannot take part in a trial: NNI_PLATFORM is set and {name} is not; "
-                "pass all NNI_ variables on to this process, or unset NNI_PLATFORM to run without an experiment"
+                f"cannot run as a trial: NNI_PLATFORM is set but {name} is not; "
+                "pass all NNI_ variables to this process, or unset NNI_PLATFORM to run without an experiment"
             )
         return value
 
@@ -148,13 +148,13 @@ class TrialContext:
                     content = json.load(file)
             except (OSError, ValueError, RecursionError) as error:
                 raise ParametersMissing(
-                    f"cannot read this trial's parameters from {path}: {error}; the keeper writes the file before it "
-                    "starts a trial, so check the storage, and that NNI_SYS_DIR was not changed"
+                    f"cannot read this trial's parameters from {path}: {error}; check the storage, and that nothing changed "
+                    "NNI_SYS_DIR (the keeper wrote the file before it started the trial)"
                 ) from error
             if not isinstance(content, dict) or not {"parameter_id", "parameters"} <= content.keys():
                 raise ParametersMissing(
-                    f"cannot use {path}: it is no JSON object with parameter_id and parameters; "
-                    "leave the file as the keeper wrote it"
+                    f"cannot use {path}: it is not a JSON object with parameter_id and parameters; "
+                    "do not change the file that the keeper wrote"
                 )
             self._loaded = content
         return self._loaded
@@ -191,17 +191,17 @@ class TrialContext:
                 self._append_after(None, data)
 
     def _append_after(self, error: OSError | None, data: bytes) -> None:
-        """Retry the write where that can help: after a short write, or if other code has closed the descriptor.
+        """Retry the write after a short write, or if other code has closed the descriptor.
 
-        Writes the whole record again instead of its rest: another process may have appended in between, and a reader skips a
-        partial record but cannot repair it.
+        Writes the whole record again, not its rest: another process may have appended in between. A reader skips the partial
+        record.
         """
         import errno
 
         if error is not None:
             if error.errno != errno.EBADF:
                 raise self._not_written(error) from error
-            # Code that daemonises itself closes all descriptors.
+            # A process that daemonises itself closes all descriptors.
             self._metrics_fd = self._opened_metrics()
         try:
             written = os.write(self._metrics_fd, data)
@@ -237,7 +237,7 @@ def get_next_parameter() -> "Any":
 
 
 def get_current_parameter(tag: str | None = None) -> "Any":
-    """Return the parameters of the last successful `get_next_parameter`, or their member `tag`; None before the first call.
+    """Return the parameters that `get_next_parameter` returned, or their member `tag`; None before its first call.
 
     Raises:
         KeyError: the parameters have no `tag`.
@@ -253,7 +253,7 @@ def report_intermediate_result(metric: object) -> None:
     `get_next_parameter`, from any thread and from any process of the trial. Outside an experiment the result is logged.
 
     Raises:
-        MetricInvalid: JSON cannot hold the metric. Nothing was written.
+        MetricInvalid: JSON cannot represent the metric. Nothing was written.
         MetricTooLong: the record would exceed 999,999 bytes. Nothing was written.
         MetricNotWritten: the storage rejected the record.
         ParametersMissing: the parameter file, which holds the parameter id, is absent or damaged.
@@ -265,7 +265,7 @@ def report_intermediate_result(metric: object) -> None:
 def report_final_result(metric: object) -> None:
     """Append the final result of this trial, a number or a dict with a number under `default`.
 
-    A second one is written as well, with a warning on stderr: the manager counts the first.
+    A second final result is written as well, with a warning on stderr: the manager counts the first.
 
     Raises: as `report_intermediate_result`.
     """
@@ -273,10 +273,10 @@ def report_final_result(metric: object) -> None:
 
 
 def get_experiment_id() -> str:
-    """Return the experiment's id; `STANDALONE` outside of one.
+    """Return the experiment's id; `STANDALONE` outside an experiment.
 
     Raises:
-        EnvironmentIncomplete: this is a trial and `NNI_EXP_ID` is missing.
+        EnvironmentIncomplete: the process is a trial and `NNI_EXP_ID` is missing.
     """
     return _trial.experiment_id()
 
@@ -285,7 +285,7 @@ def get_trial_id() -> str:
     """Return this trial's id; `STANDALONE` outside an experiment.
 
     Raises:
-        EnvironmentIncomplete: this is a trial and `NNI_TRIAL_JOB_ID` is missing.
+        EnvironmentIncomplete: the process is a trial and `NNI_TRIAL_JOB_ID` is missing.
     """
     return _trial.trial_id()
 
@@ -294,13 +294,13 @@ def get_sequence_id() -> int:
     """Return this trial's number in its experiment, from 0 in order of creation; 0 outside an experiment.
 
     Raises:
-        EnvironmentIncomplete: this is a trial and `NNI_TRIAL_SEQ_ID` is missing or no number.
+        EnvironmentIncomplete: the process is a trial and `NNI_TRIAL_SEQ_ID` is missing or not a number.
     """
     return _trial.sequence_id()
 
 
 def _log() -> "Logger":
-    """Return the SDK's logger, which always writes to stderr, whatever logging setup the training code has."""
+    """Return the SDK's logger. It writes to stderr, independent of the training code's logging setup."""
     import logging
 
     log = logging.getLogger("nni_sdk")

@@ -41,7 +41,7 @@ class Tuner(Recoverable):
         """Return the parameters of one trial, which later calls identify by `parameter_id`.
 
         Raises:
-            NoMoreTrialError: there are none, temporarily or permanently.
+            NoMoreTrialError: there are no parameters, temporarily or permanently.
         """
         raise NotImplementedError("Tuner: generate_parameters not implemented")
 
@@ -72,15 +72,17 @@ class Tuner(Recoverable):
         raise NotImplementedError("Tuner: receive_trial_result not implemented")
 
     def trial_end(self, parameter_id: int, success: bool, **kwargs: "Any") -> None:
-        """A trial has ended; called after `receive_trial_result`, if it had a result. `kwargs` has `trial_job_id`."""
+        """Called when a trial has ended, after any `receive_trial_result`. `kwargs` has `trial_job_id`."""
 
     def update_search_space(self, search_space: "dict[str, Any]") -> None:
-        """Set the search space, first of all calls. After a change a new object is used, which gets past results by
-        `import_data`."""
+        """Set the search space; called before all other methods.
+
+        After a change the manager creates a new tuner, and passes past results to its `import_data`.
+        """
         raise NotImplementedError("Tuner: update_search_space not implemented")
 
     def import_data(self, data: "list[dict[str, Any]]") -> None:
-        """Add prior results from elsewhere: each has `parameter` and `value`."""
+        """Add prior results of other experiments: each has `parameter` and `value`."""
 
 
 def is_no_more_trial(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""Helpers of NNI's module of the same name: for training code, and for custom tuners and assessors."""
+"""The functions and classes of `nni.utils` for training code, custom tuners and assessors."""
 
 from enum import Enum
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def merge_parameter(base_params: "Base", override_params: "dict[str, Any] | None") -> "Base":
-    """Override values of `base_params`, a dict or an `argparse.Namespace`, with the tuner's, and return it.
+    """Override values of `base_params`, a dict or an `argparse.Namespace`, with the tuner's, and return `base_params`.
 
-    All or nothing: an error leaves `base_params` unchanged. `None` as override changes nothing. A base value of None accepts any
-    type; every other only exactly its own, so an int does not replace a float.
+    An error leaves `base_params` unchanged. `None` as override changes nothing. A base value of None accepts any type; any other
+    base value accepts only its own type, so an int does not replace a float.
 
     Raises:
-        ParameterUnknown: the base has no such key; a ValueError too.
-        ParameterMistyped: the value's type is not that of the base; a TypeError too.
+        ParameterUnknown: the base has no such key. Also a ValueError.
+        ParameterMistyped: the value's type is not that of the base. Also a TypeError.
     Source: NNI v3.0, nni.utils.merge_parameter.
     """
     if override_params is None:
@@ -28,8 +28,8 @@ def merge_parameter(base_params: "Base", override_params: "dict[str, Any] | None
     for key, value in override_params.items():
         if key not in values:
             raise ParameterUnknown(
-                f"cannot override {key!r}: the base parameters have no such key, only {sorted(map(str, values))}; "
-                "add it there, or take it out of the search space"
+                f"cannot override {key!r}: the base parameters have only {sorted(map(str, values))}; "
+                f"add {key!r} to the base parameters, or remove it from the search space"
             )
         if values[key] is not None and type(values[key]) is not type(value):
             raise ParameterMistyped(

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Fails when a change of the protocol is not additive. It compares with the newest release; before the first one with
-# origin/main, or, on origin/main itself, with the last commit (the one before, when nothing is changed here).
+# Fails when a change of the protocol is not additive. Compares with the newest release; before the first release, with
+# origin/main; on origin/main itself, with the last commit, or with the commit before if proto/ has no uncommitted change.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH="$PWD/.venv/bin:$PATH"
@@ -13,7 +13,7 @@ skip() {
 [[ -e .git ]] || skip "this is not a git checkout"
 head=$(git rev-parse --verify --quiet HEAD) || skip "there is no commit yet"
 
-has_protocol() { # commit; and it is at hand, which it may not be in a shallow clone
+has_protocol() { # commit; false also if a shallow clone lacks the commit
     git rev-parse --verify --quiet "$1^{commit}" >/dev/null && [[ -n $(git ls-tree -r --name-only "$1" -- proto | grep '\.proto$') ]]
 }
 
@@ -30,8 +30,8 @@ for base in "${candidates[@]}"; do
         git archive "$base" proto | tar -x -C "$before"
         echo "buf breaking: comparing with $base"
         buf breaking proto --against "$before/proto" || {
-            echo "cannot accept this change of v1: a keeper or manager that is already installed would not understand it;" \
-                "add fields, messages and values only, or begin a v2" >&2
+            echo "cannot accept this change of v1: it is incompatible with installed keepers and managers;" \
+                "only add fields, messages and values, or start a v2" >&2
             exit 1
         }
         exit

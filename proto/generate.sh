@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Writes the Python of every .proto here beside its package (proto/trial_keeper/wire/v1 → trial_keeper/wire/v1).
-# With --check it writes nothing, and fails when the committed Python is not what the .proto files give.
+# With --check it writes nothing, and fails when the committed Python differs from the generated code.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-# protoc looks its plugins up there.
+# protoc finds its plugins through PATH.
 PATH="$PWD/.venv/bin:$PATH"
 
 generate() { # folder
@@ -24,11 +24,11 @@ while read -r file; do
     diff -u "$file" "$fresh/$file" || stale=1
 done < <({
     (cd "$fresh" && find . -type f)
-    # A file whose .proto is gone has to go too.
+    # Generated files whose .proto was removed count as stale.
     find ./trial_keeper/wire -name '*_pb2*.py*' -not -path '*/__pycache__/*'
 } | sort -u)
 if ((stale)); then
-    echo "cannot accept trial_keeper/wire: it is not what proto/ gives; run make proto and commit the result" >&2
+    echo "cannot accept trial_keeper/wire: it differs from the code that proto/ generates; run make proto and commit the result" >&2
     exit 1
 fi
 echo "generated code is up to date"

@@ -1,4 +1,4 @@
-"""`trial-keeper`: the first process of a task. A job starts it, and the environment configures it."""
+"""`trial-keeper`: the first process of a task. A job starts the keeper, and environment variables configure it."""
 
 import contextlib
 import os
@@ -19,40 +19,35 @@ from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.small_files import replace_file
 from trial_keeper.wire.versions import mismatch_message, versions_agree
-from trial_keeper.wire.workspace import (
-    AttemptFolder,
-    ManagerDocument,
-    Workspace,
-    exit_to_bytes,
-)
+from trial_keeper.wire.workspace import AttemptFolder, ManagerDocument, Workspace, exit_to_bytes
 
 GRACE_S = f"{PREFIX}GRACE_S"
 HELP = """\
 usage: trial-keeper [--grace-s N] [--help] [--version]
        trial-keeper doctor [--json]
 
-Runs the trial of one job and delivers its metrics and logs to the manager. It is the first process of a task: a job starts
-it, and the environment says what to do. You do not start it by hand; `nnictl create --config FILE` makes such jobs.
+Runs the trial of one job and delivers its metrics and logs to the manager. trial-keeper is the first process of a task. Do not
+start it by hand: the jobs that `nnictl create --config FILE` creates start it, and environment variables configure it.
 
-`trial-keeper doctor`, run inside a container of a job, looks at everything a keeper depends on there: its settings, the
-shared storage, the clock, the manager's version and address, the token, bash, GPUs. One line per check, with the remedy.
-It changes nothing, and does not disturb the trial that runs.
+`trial-keeper doctor`, run inside a container of a job, checks everything that a keeper depends on: its settings, the shared
+storage, the clock, the manager's version and address, the token, bash, GPUs. It prints one line per check, with the remedy.
+It changes nothing and does not disturb a running trial.
 
-A SIGTERM, SIGINT or SIGHUP to the keeper is passed on to the trial as SIGTERM. After a grace everything the trial has started
-is killed, at once when a second signal comes.
+On SIGTERM, SIGINT or SIGHUP the keeper sends SIGTERM to the trial. After the grace period, or on a second signal, the keeper
+kills everything that the trial has started.
 
 options:
-  --grace-s N  seconds from the polite signal to the kill, in place of TRIAL_KEEPER_GRACE_S (30 by default)
-  --help       this page
-  --version    the version; keeper and manager must agree in its first two numbers
-  --json       of doctor: a list of objects with check, outcome (OK, WARN, FAIL, SKIP), found and remedy
+  --grace-s N  seconds between SIGTERM and SIGKILL, in place of TRIAL_KEEPER_GRACE_S (30 by default)
+  --help       show this help
+  --version    show the version; keeper and manager must agree in its first two numbers
+  --json       for doctor: print a list of objects with check, outcome (OK, WARN, FAIL, SKIP), found and remedy
 
 environment:
-  TRIAL_KEEPER_*  the job's settings, written by the manager
-  PAI_*, FC_*     which task of which job this container is, written by the cluster
+  TRIAL_KEEPER_*  the job's settings, set by the manager
+  PAI_*, FC_*     the job and the task of this container, set by the cluster
 
-exit code: the trial's own, 128+n if signal n ended it, or 100-119 when the keeper itself could not do its work.
-doctor: 0 when nothing failed, 1 otherwise.
+exit code: the trial's own, 128+n if signal n ended it, or 100-119 when the keeper itself failed.
+doctor: 0 when no check failed, 1 otherwise.
 
 example:
   kubectl exec POD -- trial-keeper doctor
@@ -83,7 +78,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _open_standard_descriptors() -> None:
-    """Open descriptors 0 to 2 if closed; otherwise the keeper's own files would get these numbers."""
+    """Open those of the descriptors 0 to 2 that are closed; otherwise the keeper's own files would get these numbers."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -103,7 +98,7 @@ def _run_doctor(*, as_json: bool) -> int:
             doctor.examine(os.environ), lambda line: print(line, flush=True), as_json=as_json
         )
     except BrokenPipeError:
-        # The reader is gone; without this Python would report the broken pipe again on exit.
+        # The reader has closed the pipe; Python would report that again on exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
 
@@ -115,12 +110,10 @@ def _run_job(environ: Mapping[str, str]) -> int:
     except KeeperError as error:
         _complain(f"trial-keeper: {error}")
         return error.exit_code
-    except Exception:  # noqa: BLE001 - any other code would look like the trial's own
+    except Exception:  # noqa: BLE001 - Python's exit code 1 could be the trial's own
         import traceback
 
-        _complain(
-            f"{traceback.format_exc()}trial-keeper: cannot go on: {KeeperBug()} Report it, with these lines."
-        )
+        _complain(f"{traceback.format_exc()}trial-keeper: cannot continue: {KeeperBug()} Report these lines.")
         return KeeperBug.exit_code
 
 
@@ -128,7 +121,7 @@ def _run_trial(settings: KeeperSettings) -> int:
     from trial_keeper.host.attempt_files import claim_attempt, read_trial
     from trial_keeper.host.mount import check_writing, wait_for_mount, with_code, written_folder
 
-    # Process 1 of a container ignores them by default. The host installs its own handlers once the trial runs.
+    # Process 1 of a container ignores these signals by default. The host installs its own handlers once the trial runs.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end_by_signal)
     identity = task_identity(os.environ, settings.role)
@@ -157,7 +150,7 @@ def _run_trial(settings: KeeperSettings) -> int:
 
     host = Host(settings, workspace, identity.task)
     host.begin(trial, key, folder)
-    import asyncio  # only now: the trial runs already
+    import asyncio  # after the trial's start, which the import would delay
 
     return asyncio.run(host.run())
 
@@ -182,7 +175,7 @@ class _Stopped(SystemExit):
         self.exit_code = of_signal(number)
 
     def __str__(self) -> str:
-        return "stopped before its command began"
+        return "stopped before the command started"
 
 
 def _end_by_signal(number: int, _: object) -> None:
@@ -192,22 +185,22 @@ def _end_by_signal(number: int, _: object) -> None:
 def _record_failure(
     settings: KeeperSettings, key: AttemptKey, folder: AttemptFolder, error: KeeperError | _Stopped
 ) -> None:
-    """Write exit.json for the manager, which may not speak this keeper's protocol or see another exit code."""
+    """Write exit.json. It reaches a manager with another protocol version, or one that sees a different exit code."""
     from trial_keeper.core.attempt import never_started
 
     ended = never_started(
         key, settings.streams, error.exit_code, time.time(), str(error), ExitReason.JOB_LOST
     )
-    # On full storage only the exit code reports it.
+    # If the storage is full, only the exit code reports the failure.
     with contextlib.suppress(OSError):
         replace_file(folder.exit_json, exit_to_bytes(ended, settings.token))
 
 
 def _end_older_attempts(workspace: Workspace, key: AttemptKey) -> None:
-    """End the trial of a keeper that was killed together with its orphan reaper; it would run beside the new one."""
-    if os.getpid() == 1:  # the namespace is empty
+    """End the trial of a keeper that was killed together with its orphan reaper: two attempts must not run at once."""
+    if os.getpid() == 1:  # no other process exists in this container
         return
-    # Of two keepers that start at the same moment the newer one continues.
+    # If two keepers start at the same moment, the newer attempt continues.
     older = [
         str(workspace.attempt(each).path)
         for each in workspace.attempts_of(key.trial_id)
@@ -217,10 +210,9 @@ def _end_older_attempts(workspace: Workspace, key: AttemptKey) -> None:
         return
     from trial_keeper.host.process import end_marked
 
-    ended = end_marked(older)
-    if ended:
+    if ended := end_marked(older):
         _complain(
-            f"trial-keeper: ended {ended} processes that an earlier attempt of this trial had left here"
+            f"trial-keeper: killed {ended} processes that an earlier attempt of this trial left running"
         )
 
 
@@ -228,15 +220,15 @@ def check_version(settings: KeeperSettings, workspace: Workspace) -> None:
     """Compare this keeper with the manager that manager.json names.
 
     Raises:
-        VersionMismatch: they differ in the first two numbers.
-        WorkspaceMissing: there is no such document.
+        VersionMismatch: the versions differ in the first two numbers.
+        WorkspaceMissing: there is no valid manager.json.
     """
     from trial_keeper.host.attempt_files import read_shared
 
     try:
         manager = ManagerDocument.from_bytes(read_shared(workspace.manager_json))
     except DocumentInvalid as error:
-        raise WorkspaceMissing(f"{error}; let the manager write it again with `nnictl resume`") from error
+        raise WorkspaceMissing(f"{error}; run `nnictl resume` so that the manager writes it again") from error
     if settings.version_check and not versions_agree(manager.version, __version__):
         raise VersionMismatch(mismatch_message(manager.version, __version__))
 

@@ -1,16 +1,16 @@
 """The environment variables that a cluster sets in a container: `PAI_*`, `FC_*`, and those of a pod.
 
-Exactly one class reads each family. All may be absent (this machine), only `FC_*` may be there (FrameworkController without
-OpenPAI), both, or only a pod's (any other operator of Kubernetes). `task_identity` returns what the rest of the keeper
-needs: which task of which job this is, and which attempt.
+Exactly one class reads each family. On a plain machine all are absent. FrameworkController without OpenPAI sets only `FC_*`,
+OpenPAI sets both, and any other operator of Kubernetes only a pod's. `task_identity` returns what the rest of the keeper needs:
+the job, the task and the attempt of this container.
 
 There are two kinds of names. OpenPAI passes FrameworkController a *mangled* role name: lower-cased, with everything
-outside a–z and 0–9 removed. Variables of the REST server (`PAI_RESOURCE_*`, `PAI_TASK_ROLE_LIST`, …) have the name of the job
-file; variables set inside the container (`PAI_HOST_IP_*`, `PAI_PORT_LIST_*`, …) have the mangled one.
+outside a–z and 0–9 removed. Variables of the REST server (`PAI_RESOURCE_*`, `PAI_TASK_ROLE_LIST`, …) use the name of the job
+file; variables set inside the container (`PAI_HOST_IP_*`, `PAI_PORT_LIST_*`, …) use the mangled name.
 
 Gaps are normal: without gang allocation a task starts before the others have an address. A value that is present and
-malformed is an error, even one that the keeper does not use: whatever overwrites one variable may overwrite others. A wrong guess
-of the task could count a metric twice.
+malformed is an error, even if the keeper does not use it: what overwrites one variable may overwrite others. A wrong guess of
+the task could count a metric twice.
 
 Source: OpenPAI 1.8 rest-server and openpai-runtime; FrameworkController v1; Kubernetes, Job v1; kubeflow.org/v1.
 """
@@ -23,18 +23,18 @@ from dataclasses import dataclass
 
 from trial_keeper.errors import SettingsInvalid
 
-# A role becomes part of a folder's name on the shared storage. The first character rules out "..", hidden folders and
-# options; 200 leaves room for the index in the 255 bytes of a file name.
+# A role becomes part of a folder's name on the shared storage. The first character excludes "..", hidden folders and options.
+# The limit of 200 leaves space for the index in the 255 bytes of a file name.
 _FOLDER_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
-# Eighteen digits exceed any count here, and stay below Python's conversion limit.
+# Eighteen digits exceed any real count, and stay below Python's conversion limit.
 _NUMBER = r"[0-9]{1,18}"
 # From 1 to 65535.
 _PORT = r"0*(?:[1-9][0-9]{0,3}|[1-5][0-9]{4}|6[0-4][0-9]{3}|65[0-4][0-9]{2}|655[0-2][0-9]|6553[0-5])"
 _PORTS = rf"{_PORT}(?:,{_PORT})*"
 _COUNT = "a whole number from 0"
-_LEFT_TO_THE_CLUSTER = "let the cluster alone set PAI_* and FC_*, not the image or the job's commands"
+_REMEDY = "let only the cluster set PAI_* and FC_* variables, not the image or the job's commands"
 
-# Patterns of a variable's name and value, and what the value should be.
+# Patterns of a variable's name and value, and a description of the value.
 _JOB_FORMATS = (
     (
         "PAI_TASK_ROLE_INSTANCES",
@@ -44,7 +44,7 @@ _JOB_FORMATS = (
     # OpenPAI writes a semicolon after each label.
     ("PAI_CONTAINER_HOST_PORT_LIST", rf"(?:;|[^:;]+:{_PORTS}(?:;|$))*", "label:port,port; for each label"),
 )
-# For each role: %s is its name in the job file, %m the mangled one.
+# For each role: %s is its name in the job file, %m the mangled name.
 _ROLE_FORMATS = (
     ("PAI_TASK_ROLE_TASK_COUNT_%s", _NUMBER, _COUNT),
     ("PAI_RESOURCE_%s", rf"{_NUMBER}(?:,{_NUMBER}){{3}}", "gpu,cpu,memoryMB,shmMB in whole numbers"),
@@ -61,7 +61,7 @@ _ROLE_FORMATS = (
 
 @dataclass(frozen=True, slots=True)
 class PaiEnvironment:
-    """What the `PAI_*` variables of one container say about its task."""
+    """The task of a container, from its `PAI_*` variables."""
 
     job_name: str
     """`user~job`, the name in the REST API."""
@@ -93,12 +93,12 @@ class PaiEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class FrameworkControllerEnvironment:
-    """What the `FC_*` variables of one container say about its task."""
+    """The task of a container, from its `FC_*` variables."""
 
     framework: str
     """The Framework object's name; under OpenPAI the MD5 of `user~job`."""
     role: str
-    """This task's role, under the Framework's name for it (mangled, when OpenPAI made the Framework)."""
+    """This task's role, by its name in the Framework; mangled if OpenPAI created the Framework."""
     index: int
     framework_attempt: int
     """Counts from 0; the task attempts of a retried job restart at 0."""
@@ -129,7 +129,7 @@ class FrameworkControllerEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class PodEnvironment:
-    """A pod's own variables, under any operator. The manager sets its name with the downward API."""
+    """A pod's own variables, under any operator. The manager sets the pod's name with the downward API."""
 
     pod: str
     completion_index: int | None
@@ -152,22 +152,22 @@ class PodEnvironment:
         """The task's index in its role: the Indexed Job's completion index, or the number that ends a Kubeflow pod's name.
 
         Raises:
-            SettingsInvalid: neither is there.
+            SettingsInvalid: there is neither.
         """
         if self.completion_index is not None:
             return self.completion_index
         ending = self.pod.rpartition("-")[2]
         if not ending.isdecimal():
             raise SettingsInvalid(
-                f"cannot tell which task pod {_shown(self.pod)} is: its name does not end with a number, and "
-                "JOB_COMPLETION_INDEX is not set; start the job through nnictl"
+                f"cannot determine the task of pod {_shown(self.pod)}: its name does not end with a number, and "
+                "JOB_COMPLETION_INDEX is not set; start the job with nnictl"
             )
         return _whole_number({"POD_NAME": ending}, "POD_NAME")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """Which task of which job this container is, and which attempt at it."""
+    """The job, the task and the attempt of this container."""
 
     job: str | None
     """The job's name on the cluster; None outside any cluster."""
@@ -181,8 +181,8 @@ class TaskIdentity:
     def __post_init__(self) -> None:
         if not _FOLDER_NAME.fullmatch(self.role):
             raise SettingsInvalid(
-                f"cannot use task role {_shown(self.role)} as a folder name; rename it in the job with "
-                "letters, digits, '_', '.' and '-', at most 200, the first of them not '.' or '-'"
+                f"cannot use task role {_shown(self.role)} as a folder name; rename it in the job: at most 200 "
+                "letters, digits, '_', '.' and '-', not starting with '.' or '-'"
             )
 
     @property
@@ -194,8 +194,8 @@ class TaskIdentity:
 def task_identity(environ: Mapping[str, str], role: str | None = None) -> TaskIdentity:
     """The identity of this container; role "main", index 0, first attempt if there is no cluster.
 
-    OpenPAI's names have precedence, as they are those of the job file. The attempts are FrameworkController's, as OpenPAI does
-    not repeat them. In any other pod, `role` is the manager's setting.
+    OpenPAI's names have precedence: they are the job file's. The attempts are FrameworkController's, as OpenPAI has none of its
+    own. In any other pod, `role` is the manager's setting.
 
     Raises:
         SettingsInvalid: a variable is malformed, the two families contradict each other, or the role cannot
@@ -205,8 +205,8 @@ def task_identity(environ: Mapping[str, str], role: str | None = None) -> TaskId
     fc = FrameworkControllerEnvironment.from_environ(environ)
     if pai and fc and (mangled(pai.role), pai.index) != (mangled(fc.role), fc.index):
         raise SettingsInvalid(
-            f"cannot tell which task this is: OpenPAI says {_shown(pai.role)} {pai.index}, "
-            f"FrameworkController says {_shown(fc.role)} {fc.index}; {_LEFT_TO_THE_CLUSTER}"
+            f"cannot determine this container's task: OpenPAI's variables name {_shown(pai.role)} {pai.index}, "
+            f"FrameworkController's {_shown(fc.role)} {fc.index}; {_REMEDY}"
         )
     attempts = (fc.framework_attempt, fc.task_attempt) if fc else (0, 0)
     if pai:
@@ -228,7 +228,7 @@ def _check_roles(environ: Mapping[str, str], own_role: str) -> None:
     """Check the variables about the job's roles and tasks.
 
     Raises:
-        SettingsInvalid: one is malformed, or `own_role` is none of the job's roles.
+        SettingsInvalid: a variable is malformed, or `own_role` is none of the job's roles.
     """
     listed = _first_set(environ, "PAI_TASK_ROLE_LIST", "PAI_JOB_TASK_ROLE_LIST")
     names = environ[listed].split(",") if listed else [own_role]
@@ -264,14 +264,14 @@ def _first_set(environ: Mapping[str, str], *names: str) -> str | None:
 
 
 def _unreadable(name: str, value: str, expected: str) -> SettingsInvalid:
-    return SettingsInvalid(f"cannot read {name}: {_shown(value)} is not {expected}; {_LEFT_TO_THE_CLUSTER}")
+    return SettingsInvalid(f"cannot read {name}: {_shown(value)} is not {expected}; {_REMEDY}")
 
 
 def _incomplete(name: str) -> SettingsInvalid:
     family = name.partition("_")[0]
     return SettingsInvalid(
-        f"cannot read {name}: it is not set while others of {family}_* are; unset those outside a cluster, "
-        "or pass the container's whole environment on to the keeper"
+        f"cannot read {name}: it is not set, but other {family}_* variables are; unset them outside a cluster, "
+        "or pass the container's whole environment to the keeper"
     )
 
 

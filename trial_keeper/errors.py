@@ -1,7 +1,7 @@
-"""The keeper's errors, by who must act.
+"""The keeper's errors, grouped by who must act.
 
-Three kinds: `UserError` (the user has to change something), `RetryableError` (the same may work later) and `KeeperBug` (we have
-to fix it). Each error carries the keeper's exit code. The first line of the docstring is the default message.
+Three kinds: `UserError` (the user has to change something), `RetryableError` (a retry may succeed) and `KeeperBug` (the keeper
+has to be fixed). Each error has the keeper's exit code. The first line of the docstring is the default message.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class KeeperError(Exception):
 
 
 class UserError(KeeperError, exit_code=KeeperExit.SETTINGS):
-    """Somebody has to change the job, the image or the experiment file before this can work."""
+    """The user must change the job, the image or the experiment file."""
 
 
 class RetryableError(KeeperError, exit_code=KeeperExit.ENVIRONMENT):
-    """Something outside the keeper failed for the moment; the same job may work when run again."""
+    """Something outside the keeper failed temporarily; the same job may succeed when run again."""
 
 
 class KeeperBug(KeeperError, exit_code=KeeperExit.KEEPER_BUG):
@@ -38,23 +38,23 @@ class KeeperBug(KeeperError, exit_code=KeeperExit.KEEPER_BUG):
 
 
 class SettingsInvalid(UserError, exit_code=KeeperExit.SETTINGS):
-    """A variable the keeper reads is missing or malformed."""
+    """A variable that the keeper reads is missing or malformed."""
 
 
 class MountMissing(UserError, exit_code=KeeperExit.MOUNT_MISSING):
-    """The path where the shared storage should be does not exist."""
+    """The mount point of the shared storage does not exist."""
 
 
 class MountUnreadable(UserError, exit_code=KeeperExit.MOUNT_UNREADABLE):
-    """The shared storage is there and cannot be read."""
+    """The shared storage is mounted but cannot be read."""
 
 
 class WorkspaceMissing(UserError, exit_code=KeeperExit.WORKSPACE):
-    """The experiment's folder, or what the manager wrote there, is not on the storage."""
+    """The experiment's folder, or a file that the manager wrote in it, is not on the storage."""
 
 
 class WorkspaceNotWritable(UserError, exit_code=KeeperExit.WORKSPACE_WRITE):
-    """The shared storage takes nothing."""
+    """The shared storage cannot be written."""
 
 
 class MountReadOnly(WorkspaceNotWritable, exit_code=KeeperExit.MOUNT_READ_ONLY):
@@ -82,4 +82,4 @@ class CommandNotStarted(UserError, exit_code=KeeperExit.COMMAND):
 
 
 class WarmStartRefused(UserError, exit_code=KeeperExit.COMMAND):
-    """A trial cannot be a fork of a warm interpreter; it is started plainly instead."""
+    """A trial cannot start as a fork of the warm interpreter; it gets a plain start instead."""

@@ -1,10 +1,10 @@
-"""Reads /proc, and ends processes. Keeper, manager and the supervisors of containers use it; standard library only.
+"""Reads /proc, and ends processes. Keeper, manager and the supervisors of containers use this module; standard library only.
 
-Theory of operation. A pid alone may have been reused; with the start time and the boot it identifies a process. The processes to
-end are found by their environment, by ancestry and by session. Orphans of a dead keeper are adopted elsewhere, so processes are
-stopped before any of them is killed: a stopped process forks no more, and everything it has forked is below it. Once all are
-found and have stopped, they are killed. This repeats until two scans in a row find nothing. A scan can miss a process that forks,
-executes or is adopted at that moment.
+Theory of operation. A pid may be reused; pid, start time and boot together identify a process. The processes to end are found by
+their environment, by ancestry and by session. Orphans of a dead keeper are adopted elsewhere, so all processes are stopped before
+any is killed: a stopped process cannot fork, and its descendants are below it. Once all are found and have stopped, they are
+killed. The cycle repeats until two scans in a row find nothing. A scan can miss a process that forks, executes or is adopted at
+that moment.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class ProcessStat(NamedTuple):
-    """/proc/PID/stat of one process. `cpu_s` includes the time of its children that it waited for."""
+    """/proc/PID/stat of one process. `cpu_s` includes the time of waited-for children."""
 
     state: str
     parent: int
@@ -57,10 +57,10 @@ class ProcessStat(NamedTuple):
         """Parse /proc/PID/stat.
 
         Raises:
-            ValueError: the content is no such file's.
+            ValueError: the content has too few fields.
         Source: proc_pid_stat(5).
         """
-        # The name is in brackets and may contain anything, brackets and spaces too.
+        # The name is in brackets and may contain any character, also brackets and spaces.
         fields = content[content.rindex(b")") + 1 :].split()
         if len(fields) < 22:
             raise ValueError(f"cannot read {content!r} as the stat of a process: it is too short")
@@ -126,14 +126,14 @@ def is_dead(pid: int) -> bool:
 
 
 def session_of(pid: int) -> int | None:
-    """The pid of its session's leader, which may be gone; None if the process is gone."""
+    """The pid of the session's leader, which may be gone; None if the process is gone."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         return os.getsid(pid)
     return None
 
 
 def environ_of(pid: int) -> dict[str, str]:
-    """The environment with which the process was started; empty if it is gone, or another user's."""
+    """The environment with which the process was started; empty if the process is gone, or another user's."""
     with contextlib.suppress(OSError):
         entries = os.fsdecode(read_all(f"/proc/{pid}/environ")).split("\0")
         return {name: value for name, _, value in (entry.partition("=") for entry in entries) if name}
@@ -162,7 +162,7 @@ def children(pid: int) -> list[int]:
             found += map(int, read_all(f"/proc/{pid}/task/{thread}/children").split())
     except OSError:
         if not os.path.exists("/proc/thread-self/children"):
-            # A kernel without the children files, which take a hundredth of this time.
+            # The slow way for a kernel without the children files, which take a hundredth of the time.
             return [each for each in all_pids() if (stat := ProcessStat.of(each)) and stat.parent == pid]
     return found  # the process, or one of its threads, may be gone
 
@@ -208,9 +208,9 @@ def families(pids: Iterable[int], sessions: Collection[int] = ()) -> set[int]:
 def adopt_orphans() -> None:
     """Become the parent of orphaned descendants, as the first process of a container is by default.
 
-    If the kernel refuses, orphans go elsewhere.
+    If the kernel does not support this, orphans get another parent.
     """
-    import ctypes  # here, since it costs 2 ms that only few programs have to spend
+    import ctypes  # not at the top: the import takes 2 ms, and few programs need it
 
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
@@ -308,10 +308,10 @@ def end_below(pid: int) -> None:
 
 
 def _wait_for_stops(pids: Iterable[int], deadline_s: float) -> None:
-    """Wait until all of them, which were sent SIGSTOP, have stopped or ended, or until the deadline.
+    """Wait until all of these processes, which were sent SIGSTOP, have stopped or ended, or until the deadline.
 
-    A process that was about to fork on a busy machine forks first. A parent in vfork waits uninterruptibly for its child, which
-    the next scan finds.
+    A process that was about to fork on a busy machine forks first. A parent in vfork waits uninterruptibly for its child; the
+    next scan finds that child.
     """
     for pid in pids:
         while state_of(pid) in "RS" and time.monotonic() < deadline_s:

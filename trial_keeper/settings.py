@@ -22,9 +22,9 @@ class KeeperSettings:
     experiment_id: str
     job_id: str
     workspace: str
-    """The experiment's folder as this container sees it."""
+    """The path of the experiment's folder in this container."""
     token: str = field(repr=False)
-    """Authenticates this keeper as `job_id`'s to the manager. A secret: never logged, never passed on to the trial."""
+    """The secret that authenticates the keeper of `job_id` to the manager. Never logged, never passed to the trial."""
     trial_id: str | None = None
     """The trial to run; None if the manager dispatches trials to the job one after another (reuse)."""
     collect_logs: bool = False
@@ -39,19 +39,19 @@ class KeeperSettings:
     grace_s: float = 30.0
     """Time between SIGTERM and SIGKILL. Kubernetes' own default."""
     linger_s: float = 30.0
-    """How long a keeper whose trial has ended waits for progress of the delivery to the manager; at most 5 s if it has never
-    connected. The files stay in the workspace in any case."""
+    """How long a keeper waits after its trial's end for progress of the delivery to the manager. A keeper that never connected
+    waits 5 s at most. The files stay in the workspace in any case."""
     idle_timeout_s: float = 600.0
-    """How long a reused job's keeper waits for the next trial before it leaves. NNI's default: a cluster's idle GPUs are free
+    """How long a reused job's keeper waits for the next trial before it drains. NNI's default: a cluster's idle GPUs are free
     again within ten minutes of a manager's death."""
     max_trials: int = 0
-    """A reused job's keeper leaves after this many trials; 0: no limit."""
+    """A reused job's keeper drains after this many trials; 0: no limit."""
     warm_imports: tuple[str, ...] = ()
     """Modules that a reused job's keeper preloads in its fork server."""
     command: str | None = None
     """This task's command in place of the trial's: tasks of one job may run different commands."""
     role: str | None = None
-    """This task's role, on clusters that do not set it themselves."""
+    """This task's role, on clusters that do not set the role themselves."""
 
     @property
     def is_reused(self) -> bool:
@@ -80,8 +80,8 @@ class KeeperSettings:
         values, problems = read_settings(environ)
         if problems:
             raise SettingsInvalid(
-                f"cannot read the keeper's settings: {'; '.join(problems)}; a keeper is started by a job, "
-                "so create an experiment with `nnictl create --config FILE`"
+                f"cannot read the keeper's settings: {'; '.join(problems)}; do not start a keeper by hand: "
+                "create an experiment with `nnictl create --config FILE`"
             )
         return cls(**values)  # type: ignore[arg-type]
 
@@ -137,20 +137,20 @@ def _read_seconds(text: str) -> float:
     except ValueError as error:
         raise ValueError("not a number of seconds") from error
     if not 0 <= seconds < float("inf"):
-        raise ValueError("not a number of seconds from 0 on")
+        raise ValueError("not a number of seconds of at least 0")
     return seconds
 
 
 def _read_count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
-        raise ValueError("not a whole number from 0 on")
+        raise ValueError("not a whole number of at least 0")
     return int(text)
 
 
 def _read_names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if not all(names):
-        raise ValueError("not names with commas between them")
+        raise ValueError("not a list of names with commas between them")
     return names
 
 

@@ -154,7 +154,7 @@ def test_an_image_without_a_keeper_ends_its_trial_with_the_way_out(home, nnictl,
     (trial,) = trials(nnictl, experiment_id)
     assert (trial["status"], trial["reason"]) == ("FAILED", "could not start")
     assert (
-        "its keeper ended with exit code 115: there is no trial-keeper in the container; add it"
+        "its keeper ended with exit code 115: there is no trial-keeper in the container; build an image"
         in trial["message"]
     )
 

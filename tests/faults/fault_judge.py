@@ -281,7 +281,7 @@ def state_that_is_false(trial: Trial, ledger: Ledger, harm: Harm) -> list[str]:
         case ExitReason.KEEPER_LOST if harm.storage_failed and harm.manager_was_away and not ledger.has_ended:
             return (
                 []
-                if "cannot write in the workspace" in trial.message
+                if "cannot write to the workspace" in trial.message
                 else [f"{told}, and that is all it says"]
             )
         case ExitReason.NONZERO_EXIT if ledger.gave_up:

@@ -106,7 +106,7 @@ def test_a_keeper_that_ended_while_no_manager_lived_is_lost_with_its_last_words(
     os.kill(pid, signal.SIGKILL)
     (log,) = experiment.folder.jobs.glob("*.log")
     with log.open("a") as file:
-        file.write("trial-keeper: cannot write in the workspace /there: full; free some space there\n")
+        file.write("trial-keeper: cannot write to the workspace /there: full; free some space there\n")
 
     experiment.start()
     experiment.wait_for_status("DONE")

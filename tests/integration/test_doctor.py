@@ -82,7 +82,7 @@ def test_a_healthy_container_is_told_so_in_one_line_per_check(site):
     done = run_doctor(site.environ | site.settings().to_environ())
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
-    assert lines[-1] == "nothing failed"
+    assert lines[-1] == "no check failed"
     assert [line.split()[1] for line in lines[:-1]] == [
         "settings", "bash", "mount", "write", "space", "clock", "manager", "version", "name", "tcp", "tls", "grpc", "gpu",
     ]  # fmt: skip
@@ -90,7 +90,7 @@ def test_a_healthy_container_is_told_so_in_one_line_per_check(site):
     assert f"experiment {EXPERIMENT}, job {TRIAL}" in lines[0]
     assert site.settings().token not in done.stdout
     assert " ms" in lines[9]
-    assert f"manager {__version__} at {site.manager.address} lets job {TRIAL} in" in lines[11]
+    assert f"manager {__version__} at {site.manager.address} accepted job {TRIAL} in" in lines[11]
 
 
 def test_it_says_hello_as_a_probe_and_leaves_nothing_behind(site, examine):
@@ -160,7 +160,7 @@ def test_with_the_mount_alone_it_looks_at_the_mount_and_the_network(site, examin
 def test_a_mount_that_is_not_there(site, examine, tmp_path):
     report = examine(workspace=str(tmp_path / "nowhere" / EXPERIMENT))
     assert report.failed == ["manager", "mount", "write"]
-    assert f"the last folder on the way is {tmp_path}" in report.words("mount")
+    assert f"the path exists only up to {tmp_path}" in report.words("mount")
     assert report.outcomes("tcp") == ["SKIP"]
 
 
@@ -175,8 +175,11 @@ def test_an_empty_folder_in_place_of_the_mount(site, examine, tmp_path):
     (tmp_path / "empty").mkdir()
     report = examine(workspace=str(tmp_path / "empty"))
     assert report.failed == ["manager", "mount"]
-    assert "empty is empty (a keeper ends with 101); mount the shared storage there" in report.words("mount")
-    assert "see that the mounted folder is the experiment's" in report.words("manager")
+    assert (
+        "empty is empty (a keeper ends with 101); mount the manager's shared storage there"
+        in report.words("mount")
+    )
+    assert "check that the mounted folder is the experiment's" in report.words("manager")
     assert [report.outcomes(check) for check in ("write", "clock")] == [["OK"]] * 2
 
 
@@ -222,7 +225,7 @@ def test_a_mount_of_another_user(site, examine, open_way, as_nobody):
     assert f"run the container as user 0, who owns {site.workspace.trials} (drwxr-xr-x)" in report.words(
         "write"
     )
-    assert "(a keeper ends with 106); let user 65534 of this container read there" in report.words("mount")
+    assert "(a keeper ends with 106); let user 65534 of this container read the path" in report.words("mount")
 
 
 # ---- manager.json
@@ -239,7 +242,7 @@ def test_a_manager_document_that_is_damaged(site, examine, content):
 def test_the_workspace_of_another_experiment(site, examine):
     report = examine(experiment_id="OTHEREXP")
     assert report.failed == ["manager"]
-    assert f"is of experiment {EXPERIMENT}, this job of OTHEREXP" in report.words("manager")
+    assert f"belongs to experiment {EXPERIMENT}, but this job to OTHEREXP" in report.words("manager")
 
 
 def test_a_manager_of_another_version(site, examine):
@@ -258,7 +261,7 @@ def test_nobody_listens(site, examine):
     site.manager.die()
     report = examine()
     assert report.failed == ["grpc", "tcp"]
-    assert "refuses: the machine is there and nobody listens" in report.words("tcp")
+    assert "refuses connections: the machine responds" in report.words("tcp")
     assert "UNAVAILABLE" in report.words("grpc")
 
 
@@ -338,7 +341,7 @@ def test_packets_that_vanish_are_told_from_a_refusal_in_bounded_time(site, exami
         report = examine()
         took_s = time.monotonic() - began_s
     assert report.failed == ["grpc", "tcp"]
-    assert "does not answer within 4.5 s; let firewalls" in report.words("tcp")
+    assert "does not respond within 4.5 s; open this port" in report.words("tcp")
     assert took_s < 15
 
 

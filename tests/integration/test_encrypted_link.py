@@ -139,11 +139,9 @@ def test_a_manager_with_another_certificate_gets_nothing_until_the_right_one_is_
     encrypted.manager.certificate = right
     encrypted.manager.write_document()
     keeper = encrypted.start_keeper()
-    wait_until(
-        lambda: "has not the certificate that manager.json names" in keeper.stderr, "the keeper says so"
-    )
+    wait_until(lambda: "lacks the certificate that manager.json names" in keeper.stderr, "the keeper says so")
     assert encrypted.manager.hellos == 0
-    assert "so it is not trusted" in doctor(encrypted)
+    assert "cannot trust" in doctor(encrypted)
     assert encrypted.manager.hellos == 0
 
     encrypted.manager.close()
@@ -161,7 +159,7 @@ def test_a_manager_without_tls_gets_nothing_where_a_certificate_is_named(encrypt
     encrypted.manager.certificate = right
     encrypted.manager.write_document()
     keeper = encrypted.start_keeper(linger_s=0.0)
-    wait_until(lambda: "does not speak TLS" in keeper.stderr, "the keeper says so")
+    wait_until(lambda: "does not use TLS" in keeper.stderr, "the keeper says so")
     found = doctor(encrypted)
     assert "FAIL  tls" in found
     assert "FAIL  grpc" in found

@@ -304,7 +304,7 @@ def test_a_second_trial_is_more_than_this_keeper_can_take(site):
     keeper = site.start_keeper(linger_s=0.5)
     site.manager.wait_for(site.manager.stored, "something is committed")
     site.manager.send(RunTrial("trial2", attempt_id(0)))
-    wait_until(lambda: "trial trial2 is not begun: this job is leaving" in keeper.stderr, "it says so")
+    wait_until(lambda: "trial trial2 is not started: this job is draining" in keeper.stderr, "it says so")
     site.open_gate("gate")
     assert keeper.wait() == 0
     assert len(decode(site.file(), 0).records) == RECORDS
@@ -330,7 +330,7 @@ def test_a_manager_may_send_a_keeper_away(site):
     site.manager.send(Shutdown("the experiment is over"))
     assert keeper.wait() == 128 + signal.SIGTERM
     assert exit_of(site).reason is ExitReason.JOB_LOST
-    assert "the manager asks to leave: the experiment is over" in keeper.stderr
+    assert "the manager sent Shutdown: the experiment is over" in keeper.stderr
 
 
 def test_a_trial_that_the_manager_has_given_up_is_stopped_when_it_returns(site):
@@ -421,14 +421,14 @@ def test_a_stream_that_a_running_trial_cuts_ends_and_the_others_go_on(cutting_si
     site, keeper = cutting_site(size, goes_on=True)
     site.manager.wait_for_bytes(b', "value": "99"')
     site.manager.commit_again()
-    site.manager.wait_for_bytes(b"somebody cut the file of stdout", Stream.KEEPER)
+    site.manager.wait_for_bytes(b"the stdout file was truncated", Stream.KEEPER)
     site.open_gate("noticed")
     assert keeper.wait() == 0
     assert site.manager.stored() == site.file()
     assert len(site.manager.store.records[KEY]) == 202
     assert site.manager.stored(Stream.STDOUT) == b"y" * max(size, LOG_WINDOW_BYTES)
     assert site.manager.stored(Stream.KEEPER) == site.file(Stream.KEEPER)
-    assert keeper.stderr.count("somebody cut") == 1
+    assert keeper.stderr.count("the stdout file was truncated") == 1
     assert site.manager.hellos == 1
     assert exit_of(site) == site.manager.all_of(TrialEnded)[-1]
 
@@ -456,7 +456,7 @@ def test_a_trial_that_removes_its_own_folder_ends_and_is_told(site):
     keeper = site.start_keeper(collect_logs=True)
     assert keeper.wait() == 9
     assert [ended.exit_code for ended in site.manager.all_of(TrialEnded)][-1:] == [9]
-    assert "cannot write in the workspace" in keeper.stderr
+    assert "cannot write to the workspace" in keeper.stderr
     with contextlib.suppress(FileNotFoundError):
         assert list(site.attempt().path.iterdir()) == []
 

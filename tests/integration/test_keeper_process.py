@@ -368,7 +368,7 @@ def test_a_trial_needs_no_manager(silent_site):
     ended = exit_of(site)
     assert (ended.exit_code, ended.final_sizes) == (3, {Stream.METRICS: len(site.file())})
     assert time.time() >= ended.ended_at_s + 0.5
-    assert keeper.stderr.count("nobody listens at 127.0.0.1:9") == 1
+    assert keeper.stderr.count("no program listens at 127.0.0.1:9") == 1
 
 
 # ---- what keeps a keeper from its work
@@ -423,7 +423,7 @@ def test_a_workspace_in_which_no_folder_can_be_made_is_an_error(site):
     keeper = site.start_keeper()
     assert keeper.wait() == 102
     assert re.match(
-        r"trial-keeper: cannot write in the workspace \S+: Not a directory; check .*\n$", keeper.stderr
+        r"trial-keeper: cannot write to the workspace \S+: Not a directory; check .*\n$", keeper.stderr
     )
     assert not (site.code / "ran").exists()
 
@@ -463,7 +463,7 @@ def test_a_workspace_that_takes_no_more_is_an_error_with_its_remedy(
     script = mount.format(site.workspace.root) + ' && exec "$@"'
     keeper = site.start_keeper(options={"prefix": (*private_mounts, script, "sh")})
     assert keeper.wait() == code
-    assert keeper.stderr == f"trial-keeper: cannot write in the workspace {site.workspace.root}: {remedy}\n"
+    assert keeper.stderr == f"trial-keeper: cannot write to the workspace {site.workspace.root}: {remedy}\n"
     assert not (site.code / "ran").exists()
 
 
@@ -473,7 +473,7 @@ def test_an_end_that_the_workspace_does_not_take_is_written_once_it_does(silent_
     site.add_trial('mkdir "$NNI_SYS_DIR/.exit.json.new"; exit 3')
     keeper = site.start_keeper()
     wait_until(lambda: "the command ended" in keeper.stderr, "the command has ended")
-    assert f"cannot write in the workspace {site.workspace.root}" in keeper.stderr
+    assert f"cannot write to the workspace {site.workspace.root}" in keeper.stderr
     assert not site.attempt().exit_json.exists()
     (site.attempt().path / ".exit.json.new").rmdir()
     wait_until(site.has_ended, "the end is recorded")
@@ -492,7 +492,7 @@ def test_a_disk_that_fills_up_during_a_trial_ends_the_trial_and_not_the_keeper(s
     assert keeper.wait() == 1
     (ended,) = site.manager.all_of(TrialEnded)
     assert (ended.reason, ended.exit_code) == (ExitReason.NONZERO_EXIT, 1)
-    assert f"cannot write in the workspace {root}: No space left on device; free some space" in keeper.stderr
+    assert f"cannot write to the workspace {root}: No space left on device; free some space" in keeper.stderr
 
 
 @pytest.mark.parametrize(("code_dir", "path"), [("{}/nowhere", None), ("{}/file", None), ("{}", "/nowhere")])
@@ -556,7 +556,7 @@ def test_a_bug_has_a_code_of_its_own_and_leaves_no_trial(site):
     site.manager.send(Welcome(__version__))
     assert keeper.wait() == 110
     assert "Traceback" in keeper.stderr
-    assert "trial-keeper: cannot go on: The keeper has a bug." in keeper.stderr
+    assert "trial-keeper: cannot continue: The keeper has a bug." in keeper.stderr
     assert_gone(int(site.file(Stream.STDOUT)))
 
 

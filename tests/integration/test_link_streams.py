@@ -264,7 +264,7 @@ async def a_gathering_link(folder):
     async with a_link_to(servicer, folder) as (link, events):
         link.open(HELLO)
         assert isinstance(await events.get(), LinkOpened)
-        link.gather(may_gather=True)
+        link.set_coalescing(is_allowed=True)
         yield link, servicer
 
 
@@ -285,7 +285,7 @@ def test_what_nobody_waits_for_is_gathered_until_somebody_does(tmp_path, for_eve
             for message in (LOG, metric(1), metric(2)):
                 link.send(message)
                 await asyncio.sleep(0)
-            link.gather(may_gather=False)
+            link.set_coalescing(is_allowed=False)
             await until(servicer, 3)
             assert servicer.requests == [[HELLO], [metric(1), metric(2)], [LOG]]
             link.send(metric(3))  # and nothing waits from then on

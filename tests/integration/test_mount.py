@@ -80,7 +80,7 @@ def one_line(keeper):
 def test_a_path_that_is_missing_is_told_with_the_last_folder_that_is_there(storage):
     keeper = storage.start_on_mount(mount=storage.mount / "no" / "data")
     assert keeper.wait() == 105
-    assert f"the last folder on the way is {storage.mount}; mount" in one_line(keeper)
+    assert f"the path exists only up to {storage.mount}); mount" in one_line(keeper)
 
 
 def test_a_folder_where_nothing_is_mounted(storage):
@@ -94,21 +94,21 @@ def test_the_wrong_storage(storage):
         (storage.mount / f"EXPT{number}").mkdir()
     keeper = storage.start_on_mount()
     assert keeper.wait() == 101
-    assert "holds only EXPT0, EXPT1, EXPT2, EXPT3, EXPT4, ...; mount" in one_line(keeper)
+    assert "contains only EXPT0, EXPT1, EXPT2, EXPT3, EXPT4, ...; unless" in one_line(keeper)
 
 
 def test_a_folder_of_the_experiment_that_no_manager_wrote(storage):
     (storage.mount / EXPERIMENT).mkdir()
     keeper = storage.start_on_mount()
     assert keeper.wait() == 101
-    assert "it holds no manager.json; let the manager write it" in one_line(keeper)
+    assert "manager.json; run `nnictl resume` so that the manager writes it" in one_line(keeper)
 
 
 def test_a_mount_that_comes_while_the_keeper_waits_is_entered(storage):
     storage.add_trial("echo ran")
     keeper = storage.start_on_mount(wait_s=60.0)
     said = wait_until(
-        lambda: re.search(r"waiting for the shared storage, for (\d+) s yet: (.*)", keeper.stderr),
+        lambda: re.search(r"waiting up to (\d+) s more for the shared storage: (.*)", keeper.stderr),
         "the keeper says what it waits for",
     )
     assert 50 <= int(said[1]) <= 55
@@ -157,7 +157,7 @@ def test_storage_that_does_not_answer_is_given_up_in_time(storage, mounting):
     keeper = storage.start_on_mount(prefix=mounting(serve))
     assert keeper.wait() == 106
     assert time.monotonic() - began_at_s < 15
-    assert "the shared storage does not answer; check its server" in one_line(keeper)
+    assert "the shared storage does not respond; check its server" in one_line(keeper)
 
 
 def test_a_signal_ends_a_keeper_that_waits(storage):
@@ -208,7 +208,7 @@ def test_storage_that_another_user_may_not_read(storage, open_way, as_nobody):
     keeper = storage.start_on_mount(prefix=as_nobody)
     assert keeper.wait() == 106
     line = one_line(keeper)
-    assert "Permission denied; let user 65534 of this container read there" in line
+    assert "Permission denied; let user 65534 of this container read the path" in line
     assert f"run the container as user 0, who owns {storage.mount} (drwx------)" in line
 
 
@@ -222,7 +222,7 @@ def test_storage_where_another_user_may_not_write_as_when_root_is_squashed(stora
     assert keeper.wait() == 113
     line = one_line(keeper)
     assert (
-        f"cannot write in the workspace {attempts}: Permission denied for user 65534 of this container; "
+        f"cannot write to the workspace {attempts}: Permission denied for user 65534 of this container; "
         in line
     )
     assert f"run the container as user 0, who owns {attempts} (drwxr-xr-x), or in group 0" in line
@@ -260,7 +260,7 @@ def test_root_that_the_storage_takes_for_another_user_is_told_of_squashing(stora
     assert keeper.wait() == 113
     line = one_line(keeper)
     assert (
-        "Permission denied for user 0 of this container; export it with no_root_squash, run the container as"
+        "Permission denied for user 0 of this container; export the storage with no_root_squash, run the container as"
         in line
     )
 
@@ -342,7 +342,7 @@ def test_a_signal_while_the_code_is_unpacked_ends_the_attempt_as_lost(site):
         assert keeper.wait() == 128 + signal.SIGTERM
     ended = ended_of(site)
     assert (ended.reason, ended.exit_code) == (ExitReason.JOB_LOST, 143)
-    assert ended.message == "stopped before its command began"
+    assert ended.message == "stopped before the command started"
 
 
 def packed(tmp_path, *members):

@@ -424,7 +424,7 @@ def test_a_second_signal_ends_the_grace(programs, pair):
     wait_until(lambda: b"stopping" in programs.file(Stream.KEEPER), "the first signal is noted")
     keeper.signal(pair[1])
     assert finish(programs, keeper) == (128 + KILL, ExitReason.JOB_LOST)
-    assert b"signalled again" in programs.file(Stream.KEEPER)
+    assert b"received a second signal" in programs.file(Stream.KEEPER)
 
 
 def test_the_grace_of_the_command_line_comes_before_that_of_the_settings(programs):
@@ -515,7 +515,7 @@ def test_a_trial_that_fills_the_memory_is_told_what_to_do(programs, memory_limit
     first, *rest = ended.message.splitlines()
     assert first == (
         "the container's memory limit of 200 MiB was reached, and the kernel killed a process of the trial; "
-        "ask for more memory in the experiment file or use a smaller batch"
+        "request more memory in the experiment file or use a smaller batch"
     )
     assert rest[0] == "before"
 
@@ -601,7 +601,7 @@ def test_a_job_that_runs_many_trials_leaves_when_it_cannot_clear_one_away(open_s
     (left,) = stragglers()
     left.kill()
     left.wait()
-    assert f"cannot end process {left.pid} (sleep 1000)" in keeper.stderr
+    assert f"cannot kill process {left.pid} (sleep 1000)" in keeper.stderr
     assert len(site.manager.all_of(Idle)) == 1
     assert [ended.exit_code for ended in site.manager.all_of(TrialEnded)] == [4]
 
@@ -616,7 +616,7 @@ def test_a_process_that_cannot_be_ended_is_named_and_keeps_no_trial_from_its_end
     try:
         assert left.cmdline() == ["sleep", "1000"]
         assert left.uids().real == 0
-        assert f"cannot end process {left.pid} (sleep 1000)" in keeper.stderr
+        assert f"cannot kill process {left.pid} (sleep 1000)" in keeper.stderr
     finally:
         left.kill()
         left.wait()

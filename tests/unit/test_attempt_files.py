@@ -85,7 +85,7 @@ def test_a_trial_is_read_from_its_document(workspace):
 
 def test_a_trial_document_that_is_none_is_the_workspaces_fault(workspace):
     workspace.trial("trial1").trial_json.write_bytes(b"{}")
-    with pytest.raises(WorkspaceMissing, match=r"cannot read trial\.json: .* was not written by a manager"):
+    with pytest.raises(WorkspaceMissing, match=r"cannot read trial\.json: .*use a keeper of the version"):
         read_trial(workspace, "trial1")
 
 
@@ -177,7 +177,7 @@ def test_parameters_that_are_not_there_claim_nothing(workspace, quick_storage):
 def test_a_file_in_the_place_of_the_attempts_is_an_error_with_a_remedy(workspace):
     workspace.trial("trial1").attempts.touch()
     with pytest.raises(
-        WorkspaceNotWritable, match=r"cannot write in the workspace .*; check the storage's server"
+        WorkspaceNotWritable, match=r"cannot write to the workspace .*; check the storage's server"
     ):
         claim_attempt(workspace, SETTINGS, "trial1", "main-0")
 
@@ -197,14 +197,14 @@ def test_each_way_of_not_being_writable_has_its_kind_and_its_remedy(tmp_path, nu
     tmp_path.chmod(0o700)
     error = not_writable(tmp_path, OSError(number, os.strerror(number)))
     assert type(error) is kind
-    assert str(error).startswith(f"cannot write in the workspace {tmp_path}: {os.strerror(number)}")
+    assert str(error).startswith(f"cannot write to the workspace {tmp_path}: {os.strerror(number)}")
     assert str(error).count("; ") == 1
     assert remedy in str(error)
 
 
 def test_root_that_may_not_write_is_told_of_squashing(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert "export it with no_root_squash" in str(not_writable(tmp_path, PermissionError(1, "no")))
+    assert "export the storage with no_root_squash" in str(not_writable(tmp_path, PermissionError(1, "no")))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert "squash" not in str(not_writable(tmp_path, PermissionError(1, "no")))
 

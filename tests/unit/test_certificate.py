@@ -87,15 +87,15 @@ def test_nobody_else_is_trusted(tmp_path: Path, certificate: Certificate, servin
     address = serving(other)
     found = verify_certificate(address, certificate.certificate_pem, 10)
     assert found is not None
-    assert f"{address} has not the certificate that manager.json names" in found
+    assert f"{address}: it lacks the certificate that manager.json names" in found
 
 
 def test_who_speaks_no_tls_is_not_trusted(certificate: Certificate, serving) -> None:
-    assert "does not speak TLS" in str(verify_certificate(serving(None), certificate.certificate_pem, 10))
+    assert "does not use TLS" in str(verify_certificate(serving(None), certificate.certificate_pem, 10))
 
 
 def test_a_certificate_that_is_none_is_told_as_what_it_is() -> None:
-    assert "cannot be read" in str(verify_certificate("127.0.0.1:9", "nonsense", 10))
+    assert "cannot read the certificate" in str(verify_certificate("127.0.0.1:9", "nonsense", 10))
 
 
 def test_where_nobody_listens_nothing_is_said_of_trust(certificate: Certificate) -> None:

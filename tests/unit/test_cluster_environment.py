@@ -172,7 +172,7 @@ def test_a_malformed_value_is_named_with_its_variable(name: str, value: str):
 )
 def test_half_an_identity_is_refused(name: str):
     environ = recorded("openpai-two-roles-no-gang", PAI_FRAMEWORK_NAME=None, **{name: None})
-    with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: it is not set while others of"):
+    with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: it is not set, but other"):
         task_identity(environ)
 
 
@@ -183,7 +183,9 @@ def test_an_identity_without_index_is_refused():
 
 
 def test_families_that_contradict_each_other_are_refused():
-    with pytest.raises(SettingsInvalid, match="OpenPAI says 'worker' 1, FrameworkController says 'worker' 2"):
+    with pytest.raises(
+        SettingsInvalid, match="OpenPAI's variables name 'worker' 1, FrameworkController's 'worker' 2"
+    ):
         task_identity(recorded("openpai-two-roles-no-gang", FC_TASK_INDEX="2"))
 
 
@@ -215,7 +217,7 @@ def test_a_pod_of_another_operator_has_its_role_from_the_manager_and_its_number_
 
 def test_a_pod_whose_number_nobody_tells_is_refused():
     with pytest.raises(
-        SettingsInvalid, match=r"^cannot tell which task pod 'job-x7k2p' is: .*through nnictl"
+        SettingsInvalid, match=r"^cannot determine the task of pod 'job-x7k2p': .*with nnictl"
     ):
         task_identity({"POD_NAME": "job-x7k2p"}, "worker")
     assert task_identity({"POD_NAME": "job-x7k2p"}).task == "main-0", "nobody asked for it"

@@ -223,7 +223,7 @@ def test_a_failure_while_memory_ran_out_is_for_want_of_memory(
     assert (end.exit_code, end.reason) == (told, ExitReason.OUT_OF_MEMORY)
     assert end.message == (
         "the container's memory limit of 512 MiB was reached, and the kernel killed a process of the trial; "
-        "ask for more memory in the experiment file or use a smaller batch\nloading"
+        "request more memory in the experiment file or use a smaller batch\nloading"
     )
 
 
@@ -256,8 +256,8 @@ def test_without_a_limit_it_is_the_machine_that_was_full(
 def test_what_cannot_be_ended_is_named_in_the_log(play: Play) -> None:
     play.running().at(1, CleanupFinished(KEY, ("71 (sleep 9)", "72 (python x.py)")))
     assert play.log[-2:] == [
-        "cannot end process 71 (sleep 9); end it as its own user",
-        "cannot end process 72 (python x.py); end it as its own user",
+        "cannot kill process 71 (sleep 9); kill it as its own user",
+        "cannot kill process 72 (python x.py); kill it as its own user",
     ]
 
 
@@ -569,7 +569,7 @@ def test_hours_without_a_manager_cost_a_running_trial_nothing(play: Play) -> Non
 def test_leave_ends_the_trial_and_then_the_keeper(play: Play) -> None:
     play.running()
     assert play.at(1, Shutdown("the experiment is over")) == [SignalTrial(KEY, kill=False)]
-    assert "the manager asks to leave: the experiment is over" in play.log
+    assert "the manager sent Shutdown: the experiment is over" in play.log
     effects = play.at(2, exited(None, 15))
     assert end_in(effects).reason is ExitReason.JOB_LOST
     assert effects[-1] == ExitKeeper(143)
@@ -592,7 +592,7 @@ def test_a_stream_that_was_cut_ends_there_and_the_link_stays(play: Play) -> None
     assert play.at(2, StreamTruncated(KEY, Stream.METRICS, 0, 30)) == [
         SendChunk(KEY, ChunkToSend(Stream.METRICS, 0, 30))
     ]
-    assert "somebody cut the file of metrics to 30 bytes" in play.log[-1]
+    assert "the metrics file was truncated to 30 bytes" in play.log[-1]
     assert play.at(3, grew(200)) == []
     end = ended(ExitReason.SUCCEEDED, 0, 30, "", FileChange.TRUNCATED)
     assert end_in(play.at(4, exited(0, size=200))) == end
@@ -911,5 +911,5 @@ def test_a_stream_beyond_its_limit_is_told_once(play, monkeypatch, is_seen_while
         for size in (12, 13, 14):
             play.at(1, StreamsGrew(KEY, {Stream.METRICS: size}))
     play.at(2, exited(size=20))
-    told = [text for text in play.log if "metrics has reached the 12 bytes that are collected" in text]
+    told = [text for text in play.log if "metrics has reached its quota of 12 bytes" in text]
     assert len(told) == 1

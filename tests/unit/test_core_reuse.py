@@ -184,7 +184,7 @@ def test_a_trial_that_waits_its_turn_is_given_back_and_never_begun(play: Play) -
     for trial_id in ("second", "third", "fourth"):
         play.at(1, RunTrial(trial_id, attempt_id(0)))
     assert play.at(1, RevokeTrial("fourth")) == [Send(TrialRevoked("fourth"))]
-    assert play.log[-1] == "trial fourth is given back, for a job that has none"
+    assert play.log[-1] == "trial fourth is revoked, for an idle job"
     assert play.at(1, RevokeTrial("second")) == [
         Send(TrialRevoked("second")),
         PrewarmTrial("third", attempt_id(0)),
@@ -246,7 +246,7 @@ def test_idle_for_too_long_it_leaves(play: Play) -> None:
     assert play.keeper.next_deadline_s == 600
     assert play.at(599, TimerFired()) == []
     assert play.at(600, TimerFired()) == [ExitKeeper(0)]
-    assert "no trial has come for 600 s" in play.log[-1]
+    assert "no trial was received for 600 s" in play.log[-1]
 
 
 def test_a_job_that_reaches_no_manager_does_not_hold_its_place_for_as_long() -> None:
@@ -255,7 +255,7 @@ def test_a_job_that_reaches_no_manager_does_not_hold_its_place_for_as_long() -> 
         assert play.at(now_s, TimerFired()) == [OpenLink(())]
         play.at(now_s, LinkLost("nobody there"))
     assert ExitKeeper(KeeperExit.MANAGER_UNREACHABLE) in play.at(120, TimerFired())
-    assert "no manager could be reached" in play.log[-1]
+    assert "the manager could not be reached" in play.log[-1]
 
 
 def test_the_time_is_counted_from_the_last_trials_end_also_without_a_manager(play: Play) -> None:

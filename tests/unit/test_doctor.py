@@ -67,7 +67,7 @@ def test_a_check_that_hangs_is_given_up():
     finally:
         released.set()
     assert finding.outcome is Outcome.FAIL
-    assert finding.found == "no answer within 0.05 s"
+    assert finding.found == "no result within 0.05 s"
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_the_exit_code_says_whether_anything_failed(as_json):
                 {"check": "bash", "outcome": outcome.value, "found": "é", "remedy": "r"}
             ]
         else:
-            assert said[-1] == ("1 of 1 checks failed" if code else "nothing failed")
+            assert said[-1] == ("1 of 1 checks failed" if code else "no check failed")
 
 
 # ---- single checks

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from trial_keeper.host.file_watcher import MAX_POLL_S, MIN_POLL_S, SLOW_LOOK_S, FileWatcher
+from trial_keeper.host.file_watcher import MAX_POLL_S, MIN_POLL_S, SLOW_POLL_S, FileWatcher
 
 # Far beyond the slow look: a wait that returns by its own time is told from one that was woken.
 NEVER_S = 60.0
@@ -28,8 +28,8 @@ def file(tmp_path):
 @pytest.fixture
 def news(file):
     news = FileWatcher()
-    news.add(file, rest_s=REST_S)
-    assert news.comes_from_the_kernel
+    news.add(file, cooldown_s=REST_S)
+    assert news.uses_inotify
     yield news
     news.close()
 
@@ -45,8 +45,8 @@ def deaf_news(file, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ctypes, "CDLL", lambda *_, **__: NoInotify())
         news = FileWatcher()
-    news.add(file, rest_s=REST_S)
-    assert not news.comes_from_the_kernel
+    news.add(file, cooldown_s=REST_S)
+    assert not news.uses_inotify
     yield news
     news.close()
 
@@ -100,7 +100,7 @@ def test_one_write_is_told_once(news, file, wait):
 def test_any_of_many_files_is_told_until_it_is_removed(news, file, tmp_path, wait):
     other = tmp_path / "stdout"
     other.touch()
-    news.add(other, rest_s=REST_S)
+    news.add(other, cooldown_s=REST_S)
     append(other)
     wait(news)
     news.remove(other)
@@ -140,7 +140,7 @@ def test_a_flood_of_writes_is_a_look_every_few_milliseconds(news, file, loop):
 def test_a_file_that_is_flooded_does_not_hold_up_the_news_of_another(news, file, tmp_path, loop):
     flooded = tmp_path / "stdout"
     flooded.touch()
-    news.add(flooded, rest_s=NEVER_S)
+    news.add(flooded, cooldown_s=NEVER_S)
 
     async def waiting():
         append(flooded)
@@ -165,13 +165,13 @@ def test_the_kernel_is_asked_for_one_write_at_a_time(news, file):
 def test_a_file_that_was_removed_leaves_the_news_of_others(news, file, tmp_path, wait):
     other = tmp_path / "stdout"
     other.touch()
-    news.add(other, rest_s=REST_S)
+    news.add(other, cooldown_s=REST_S)
     append(other)
     other.unlink()
     wait(news)
     append(file)
     wait(news)
-    assert news.comes_from_the_kernel
+    assert news.uses_inotify
 
 
 def test_what_the_kernel_does_not_see_waits_for_the_slow_look(news, file, wait):
@@ -179,7 +179,7 @@ def test_what_the_kernel_does_not_see_waits_for_the_slow_look(news, file, wait):
     wait(news)
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 4096) as mapped:
         mapped[0:4] = b"seen"
-        assert 0.5 * SLOW_LOOK_S <= wait(news, longest_s=SLOW_LOOK_S) <= 10
+        assert 0.5 * SLOW_POLL_S <= wait(news, longest_s=SLOW_POLL_S) <= 10
 
 
 def test_a_wait_can_be_asked_to_return(news, loop):
@@ -222,15 +222,15 @@ def test_without_inotify_the_files_are_polled_more_and_more_seldom(deaf_news, lo
 
 
 def test_a_file_that_cannot_be_watched_makes_all_of_them_polled(news, tmp_path, wait):
-    news.add(tmp_path / "missing", rest_s=REST_S)
-    assert not news.comes_from_the_kernel
+    news.add(tmp_path / "missing", cooldown_s=REST_S)
+    assert not news.uses_inotify
     assert wait(news) < NEVER_S
 
 
 def test_nothing_stays_open(file):
     before = set(os.listdir("/proc/self/fd"))
     news = FileWatcher()
-    news.add(file, rest_s=REST_S)
+    news.add(file, cooldown_s=REST_S)
     news.close()
     news.close()
     assert set(os.listdir("/proc/self/fd")) == before

@@ -52,10 +52,10 @@ def end_of(relay):
 def test_what_is_appended_comes_out_while_it_grows_and_at_the_end(pipe, source):
     relay = following(pipe[1], source)
     append(source, b"first")
-    relay.look()
+    relay.poll()
     assert read_exactly(pipe[0], 5) == b"first"
     append(source, b" second")
-    relay.look()
+    relay.poll()
     assert read_exactly(pipe[0], 7) == b" second"
     append(source, b" last")
     end_of(relay)
@@ -78,10 +78,10 @@ def test_more_than_a_pipe_holds_comes_out_whole(pipe, source):
 
 def test_lines_come_out_in_order_without_any_file(pipe):
     relay = OutputForwarder(pipe[1])
-    relay.say("one\n")
+    relay.write("one\n")
     assert read_exactly(pipe[0], 4) == b"one\n"
     for number in range(100):
-        relay.say(f"{number}\n")
+        relay.write(f"{number}\n")
     end_of(relay)
     wanted = b"".join(b"%d\n" % number for number in range(100))
     assert read_exactly(pipe[0], len(wanted)) == wanted
@@ -89,7 +89,7 @@ def test_lines_come_out_in_order_without_any_file(pipe):
 
 def test_text_that_is_no_utf8_is_said_all_the_same(pipe):
     relay = OutputForwarder(pipe[1])
-    relay.say("\udcff é\n")
+    relay.write("\udcff é\n")
     end_of(relay)
     assert read_exactly(pipe[0], 5) == "? é\n".encode()
 
@@ -98,7 +98,7 @@ def test_a_reader_that_does_not_read_stops_nobody(pipe, source, monkeypatch):
     monkeypatch.setattr(relay_module, "_MAX_DRAIN_S", 0.05)
     append(source, b"x" * 1_000_000)
     relay = following(pipe[1], source)
-    said = threading.Thread(target=lambda: [relay.say("line\n") for _ in range(100_000)])
+    said = threading.Thread(target=lambda: [relay.write("line\n") for _ in range(100_000)])
     said.start()
     said.join(20)
     assert not said.is_alive()
@@ -117,7 +117,7 @@ def test_a_reader_that_is_gone_ends_the_relay_without_a_word(pipe, source):
     relay = following(pipe[1], source)
     relay._thread.join(20)
     assert not relay._thread.is_alive()
-    relay.say("nor this\n")
+    relay.write("nor this\n")
     end_of(relay)
 
 
@@ -136,7 +136,7 @@ def test_a_relay_that_nobody_reads_holds_no_file(pipe, source):
     relay = following(pipe[1], source)
     os.close(pipe[0])
     pipe[0] = None
-    relay.say("into the void\n")
+    relay.write("into the void\n")
     relay._thread.join(10)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
@@ -154,27 +154,27 @@ def test_lines_that_nobody_reads_are_left_out_and_counted(pipe, monkeypatch):
     relay = OutputForwarder(pipe[1])
     line = "x" * 99 + "\n"
     for _ in range(5000):
-        relay.say(line)
+        relay.write(line)
     assert relay._lines_bytes == 10_000
-    assert relay._left_out == 4900
+    assert relay._dropped == 4900
     read = threading.Event()
     seen = bytearray()
 
     def drain():
         while data := os.read(pipe[0], 65_536):
             seen.extend(data)
-            if b"left out" in seen:
+            if b"were dropped" in seen:
                 read.set()
 
     reader = threading.Thread(target=drain)
     reader.start()
     while not read.wait(0.01):
-        relay.say("and so on\n")
+        relay.write("and so on\n")
     end_of(relay)
     os.close(pipe[1])
     pipe[1] = None
     reader.join()
-    assert b"lines were left out here: nobody read them\nand so on\n" in seen
+    assert b"lines were dropped here: the reader had stalled\nand so on\n" in seen
 
 
 def test_files_that_nobody_reads_do_not_stay_open_without_end(pipe, source, monkeypatch):

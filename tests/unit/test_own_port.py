@@ -64,7 +64,7 @@ def test_who_listens_beside_ours_at_another_address_bars_nobodys_way():
 def test_where_nobody_listens_any_more_nobody_is_spoken_to():
     with a_listener("127.0.0.1") as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(ConnectionRefusedError, match=f"nobody listens at 127.0.0.1:{port}"):
+    with pytest.raises(ConnectionRefusedError, match=f"no program listens at 127.0.0.1:{port}"):
         verify_listener_uid("127.0.0.1", port)
 
 

@@ -219,7 +219,7 @@ def test_a_second_final_result_is_written_and_warned_about(environ):
         "import nni_sdk as nni; nni.report_final_result(1); nni.report_final_result(2)", environ
     )
     assert result.returncode == 0
-    assert result.stderr.count("cannot count a second final result, 2: the first one stays") == 1
+    assert result.stderr.count("cannot replace the final result by 2: the manager counts the first") == 1
     assert [(r.type, r.value) for r in records(TrialContext(environ))] == [("FINAL", "1"), ("FINAL", "2")]
 
 
@@ -352,7 +352,7 @@ def test_a_number_is_written_as_json_writes_it(number):
 )
 def test_what_json_cannot_hold_is_named_with_its_place(value, place):
     with pytest.raises(
-        MetricInvalid, match=f"^cannot report this metric: {place}.*; JSON holds numbers"
+        MetricInvalid, match=f"^cannot report this metric: {place}.*; use only numbers"
     ) as error:
         value_json(value)
     assert isinstance(error.value, TypeError)
@@ -369,7 +369,7 @@ def test_an_int_python_itself_does_not_print_is_refused():
 def test_a_value_that_holds_itself_is_refused():
     loop: list[object] = []
     loop.append(loop)
-    with pytest.raises(MetricInvalid, match="contains itself, or is nested too deeply"):
+    with pytest.raises(MetricInvalid, match="contains itself or is nested too deeply"):
         value_json(loop)
 
 

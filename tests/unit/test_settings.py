@@ -72,9 +72,9 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
         ("COLLECT_LOGS", "True", "not true or false"),
         ("COLLECT_LOGS", "", "not true or false"),
         ("GRACE_S", "soon", "not a number of seconds"),
-        ("GRACE_S", "-1", "from 0 on"),
-        ("LINGER_S", "nan", "from 0 on"),
-        ("LINGER_S", "inf", "from 0 on"),
+        ("GRACE_S", "-1", "of at least 0"),
+        ("LINGER_S", "nan", "of at least 0"),
+        ("LINGER_S", "inf", "of at least 0"),
         ("TRIAL_ID", "", "empty"),
     ],
 )

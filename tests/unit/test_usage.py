@@ -88,17 +88,17 @@ def test_a_sparse_file_takes_only_what_it_holds(tmp_path):
 def test_a_look_costs_less_than_a_five_hundredth_of_a_core(tmp_path):
     sampler = UsageSampler(KEY, tmp_path, None)
     began_s = time.thread_time()
-    sampler.look()
+    sampler.sample()
     took_s = time.thread_time() - began_s
-    assert sampler.rest_s >= INTERVAL_S
-    assert took_s < 0.002 * sampler.rest_s
+    assert sampler.delay_s >= INTERVAL_S
+    assert took_s < 0.002 * sampler.delay_s
 
 
 def test_a_folder_of_many_files_is_walked_more_seldom(tmp_path):
     for number in range(2000):
         (tmp_path / str(number)).touch()
     sampler = UsageSampler(KEY, tmp_path, None)
-    first = sampler.look().disk_bytes
+    first = sampler.sample().disk_bytes
     (tmp_path / "big").write_bytes(bytes(10**6))
-    assert sampler.look().disk_bytes == first
-    assert sampler.rest_s >= INTERVAL_S, "the processes are looked at as before"
+    assert sampler.sample().disk_bytes == first
+    assert sampler.delay_s >= INTERVAL_S, "the processes are looked at as before"

@@ -256,9 +256,7 @@ def test_an_end_that_nobody_could_store_or_show_is_none(change: dict[str, object
 
 @pytest.mark.parametrize("reason", sorted(set(ExitReason) - STOP_REASONS))
 def test_no_stop_json_says_how_a_command_ended(reason: ExitReason) -> None:
-    with pytest.raises(
-        DocumentInvalid, match=r"cannot read stop\.json: .*nobody stops a trial with the reason"
-    ):
+    with pytest.raises(DocumentInvalid, match=r"cannot read stop\.json: .*is not a reason to stop a trial"):
         stop_from_bytes(stop_to_bytes(StopTrial("abcde", reason)))
 
 

@@ -16,8 +16,8 @@ class AttemptState(Enum):
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
-    ENDED = "ended"  # its command is gone; the manager may not have everything yet
-    CLOSED = "closed"  # the manager has acknowledged everything
+    ENDED = "ended"  # the command has ended; the manager may still lack some of its data
+    CLOSED = "closed"  # the manager has acknowledged all data
 
 
 class AttemptEvent(Enum):
@@ -31,7 +31,7 @@ class AttemptEvent(Enum):
 
 CHANGES: dict[tuple[AttemptState, AttemptEvent], AttemptState] = {
     (AttemptState.STARTING, AttemptEvent.SPAWNED): AttemptState.RUNNING,
-    (AttemptState.STARTING, AttemptEvent.EXITED): AttemptState.ENDED,  # it could not be started
+    (AttemptState.STARTING, AttemptEvent.EXITED): AttemptState.ENDED,  # the command could not be started
     (AttemptState.RUNNING, AttemptEvent.STOP_ASKED): AttemptState.STOPPING,
     (AttemptState.RUNNING, AttemptEvent.EXITED): AttemptState.ENDED,
     (AttemptState.STOPPING, AttemptEvent.EXITED): AttemptState.ENDED,
@@ -63,9 +63,9 @@ class Attempt:
     kill_at_s: float | None = None
     """When the grace period ends, on the keeper's own clock; None if no kill is due."""
     metrics_size_at_stop: int | None = None
-    """Bytes of metrics that were written before the stop; None if it was not stopped."""
+    """Bytes of metrics that were written before the stop; None without a stop."""
     warnings: dict[Stream, str] = field(default_factory=dict)
-    """Changes to its files. The first report about a stream is kept."""
+    """Changes to the attempt's files. Of each stream the first report is kept."""
     over_quota: set[Stream] = field(default_factory=set)
     """The streams whose quota was reported as reached."""
     ended: TrialEnded | None = None

@@ -1,4 +1,4 @@
-"""The keeper's inputs (events, past participles) and its actions (effects, imperatives)."""
+"""The keeper's inputs (events, named by past participles) and outputs (effects, named by imperatives)."""
 
 from dataclasses import dataclass
 
@@ -23,14 +23,14 @@ from trial_keeper.wire.messages import (
 
 @dataclass(frozen=True, slots=True)
 class TrialAssigned:
-    """A trial is to run as this attempt; its folder is ready."""
+    """A trial was assigned to this keeper, to run as this attempt; its folder is ready."""
 
     key: AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSpawned:
-    """The command runs. `at_s` is in seconds since the epoch; `how` (the kind of start) is for the log."""
+    """The command runs, since `at_s` (seconds since the epoch). `how` describes the kind of start, for the log."""
 
     key: AttemptKey
     at_s: float
@@ -51,7 +51,7 @@ class SpawnFailed:
 class PreparationFailed:
     """A trial could not be prepared: its files are missing, or its folder cannot be created.
 
-    `key` is the attempt that it would have been.
+    `key` is the attempt that was to run.
     """
 
     key: AttemptKey
@@ -65,7 +65,7 @@ class OutOfMemory:
     """The kernel killed a process of the container for lack of memory while a trial ran. None means unknown."""
 
     limit_bytes: int | None = None
-    """The container's limit; None if it has none of its own."""
+    """The container's own limit, if it has one."""
     peak_bytes: int | None = None
     """The container's highest usage ever."""
 
@@ -78,7 +78,7 @@ class OutOfMemory:
                 found += f" (this container has used up to {_mib(self.peak_bytes)} of it)"
         return (
             f"{found}, and the kernel killed a process of the trial; "
-            "ask for more memory in the experiment file or use a smaller batch"
+            "request more memory in the experiment file or use a smaller batch"
         )
 
 
@@ -90,8 +90,8 @@ def _mib(size_bytes: int) -> str:
 class CleanupFinished:
     """The remains of a trial, reported just before its end.
 
-    `leftovers` are processes that the keeper cannot kill, one line each. `in_tmp` names entries of the temporary folder that
-    appeared during the trial and still exist.
+    `leftovers` are processes that the keeper cannot kill, one line each. `in_tmp` lists entries of the temporary folder that were
+    created during the trial and still exist.
     """
 
     key: AttemptKey
@@ -101,10 +101,10 @@ class CleanupFinished:
 
 @dataclass(frozen=True, slots=True)
 class TrialExited:
-    """The command ended and everything it started is gone, except what `CleanupFinished` reported.
+    """The command and everything it started have ended, except what `CleanupFinished` reported.
 
     `ran_s` is on the monotonic clock: the wall clock may have been set meanwhile. `exit_code` is 0–255, or None if `signal`
-    ended it. `sizes` of the streams are taken after the end; `stderr_tail` is text.
+    ended the command. `sizes` of the streams are measured after the end; `stderr_tail` is text.
     """
 
     key: AttemptKey
@@ -145,7 +145,7 @@ class StreamChanged:
 
 @dataclass(frozen=True, slots=True)
 class MetricsMeasured:
-    """The answer to `MeasureMetrics`: the size of the metrics file, in bytes."""
+    """The result of `MeasureMetrics`: the size of the metrics file, in bytes."""
 
     key: AttemptKey
     size: int
@@ -234,7 +234,7 @@ class PrewarmTrial:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAttempt:
-    """Close the attempt's files: nothing more of them is sent."""
+    """Close the attempt's files: they are no longer sent."""
 
     key: AttemptKey
 
@@ -264,7 +264,7 @@ class SignalTrial:
 
 @dataclass(frozen=True, slots=True)
 class OpenLink:
-    """Connect to the manager that manager.json names and say Hello with these attempts."""
+    """Connect to the manager that manager.json names, and send Hello with these attempts."""
 
     attempts: tuple[AttemptKey, ...]
 
@@ -293,7 +293,7 @@ class RecordExit:
 
 @dataclass(frozen=True, slots=True)
 class LogDecision:
-    """Write one line to the keeper's log, and to the attempt's while it runs."""
+    """Write one line to the keeper's log, and to the log of the attempt `key` while it runs."""
 
     key: AttemptKey | None
     text: str

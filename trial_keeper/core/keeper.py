@@ -1,19 +1,19 @@
 """The keeper: one job's trials and the one link to the manager. Events in, effects out.
 
 Theory of operation. The keeper starts a trial's command as soon as it receives the trial, and replicates the attempt's files
-whenever a manager is reachable. It writes an end to exit.json before it reports it, so the end is recorded even without a
-connection. Where no network leads to a manager, the manager reads the same files from the shared storage, and leaves its stop
-request there; the keeper handles both the same way.
+whenever a manager is reachable. The keeper writes an end to exit.json before it reports the end, so a record exists even without
+a connection. If no network connects keeper and manager, the manager reads the same files from the shared storage, and writes its
+stop request there.
 
 A job without reuse receives one trial when it starts. With reuse the keeper reports that it is idle, and may receive the next
-trial while the last bytes of the previous one are still in transit. It keeps ended attempts until the manager has acknowledged
-that everything about them is recorded. A prefetched trial waits in the keeper's queue, is prewarmed, and starts as soon as the
-previous one ends. A queued trial can be revoked for an idle job; a keeper that acknowledges the revoke never starts it.
+trial while the last bytes of the previous trial are in transit. The keeper keeps ended attempts until the manager has
+acknowledged all their data. A prefetched trial waits in the keeper's queue, is prewarmed, and starts as soon as the previous
+trial ends. A queued trial can be revoked for an idle job; a keeper that acknowledges the revoke never starts the trial.
 
-The keeper drains when it has nothing left to do: its single trial has ended, or it has run the maximum number of trials. It also
-drains when the manager sent `Shutdown`, a signal arrived, or a trial could not be cleaned up, and when it was idle or without any
-manager for too long. It exits when the manager has everything, or after `linger_s` without progress: the workspace then has the
-complete record. A keeper that never connected lingers for a shorter time.
+The keeper drains when its single trial has ended, or when it has run the maximum number of trials. It also drains on `Shutdown`,
+on a signal, after a trial that could not be cleaned up, and after too long a time without a trial or without any manager. The
+keeper exits when the manager has everything, or after `linger_s` without progress: the workspace then has the complete record.
+A keeper that never connected lingers for a shorter time.
 
 All times named `now_s` are on the host's monotonic clock; `at_s` inside events are seconds since the epoch.
 """
@@ -33,12 +33,12 @@ from trial_keeper.wire.limits import QUOTA_BYTES
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
-# Enough for the connection attempts to a manager that is starting. Behind a firewall every trial's container lingers this long.
+# Enough to connect to a manager that is starting. Behind a firewall every trial's container lingers this long.
 LINGER_NEVER_CONNECTED_S = 5.0
 # Covers a manager's restart; a job behind a firewall would otherwise hold its GPUs for nothing.
 MAX_UNREACHABLE_S = 120.0
-# While the last of these runs, the manager receives the reports and dispatches more trials. The manager prefetches this many
-# only when trials are very short.
+# While the last of these trials runs, the manager receives the reports and dispatches more. The manager prefetches as many only
+# if trials are very short.
 PLENTY = 4
 
 
@@ -56,8 +56,8 @@ class Keeper:
         """Prefetched trials by id, in dispatch order."""
         self._served = 0
         self._was_linked = False
-        self._is_leaving = not settings.is_reused
-        self._is_draining = False
+        self._is_draining = not settings.is_reused
+        self._received_shutdown = False
         self._was_signalled = False
         self._lingers_until_s = 0.0
         self._idle_since_s = now_s
@@ -68,29 +68,29 @@ class Keeper:
     def queue_is_deep(self) -> bool:
         """True when the local queue is deep enough that messages may be batched without idling.
 
-        Messages that the manager waits for, such as the ack of a revoke, are sent at once all the same.
+        Messages that the manager waits for, such as the ack of a revoke, are still sent at once.
         """
         return len(self._queue) >= PLENTY
 
     @property
     def next_deadline_s(self) -> float | None:
-        """When `TimePassed` is due next, on the host's clock; None if only events matter."""
+        """When `TimerFired` is due next, on the host's clock; None if no timer is needed."""
         retry_at_s = self.link.retry_at_s if self.link.state is LinkState.WAITING else None
         if self.current is not None:
             own_s = self.current.kill_at_s
         else:
-            own_s = self._lingers_until_s if self._is_leaving else self._idle_until_s
+            own_s = self._lingers_until_s if self._is_draining else self._idle_until_s
         return min((each for each in (retry_at_s, own_s) if each is not None), default=None)
 
     def handle(self, event: events.Event, now_s: float) -> list[Effect]:
-        """Return the effects of an event. After an `Exit` effect it returns none."""
+        """Return the effects of an event; none after `ExitKeeper`."""
         if self._exit_code is not None:
             return []
         effects = self._handle(event, now_s)
         effects += self._kill_when_grace_is_over(now_s)
         effects += self._open_link_when_due(now_s)
         effects += self._chunks()
-        effects += self._leave_when_idle_too_long(now_s)
+        effects += self._drain_when_idle_too_long(now_s)
         effects += self._exit_when_done(now_s)
         return effects
 
@@ -110,13 +110,13 @@ class Keeper:
             case m.RunTrial():
                 return self._prepare(event)
             case m.RevokeTrial():
-                return self._return(event.trial_id)
+                return self._revoke(event.trial_id)
             case events.TrialAssigned():
-                return self._begin(event.key)
+                return self._start_attempt(event.key)
             case events.PreparationFailed():
-                self._begin(event.key)
-                # The cause is the container's, so the next trial would fail too.
-                why = "its trial could not be prepared, and the next one would meet the same"
+                self._start_attempt(event.key)
+                # The cause is in the container, so the next trial would fail too.
+                why = "the trial could not be prepared, and the next trial would fail the same way"
                 return [*self._taint(why, now_s), *self._note_end(self._never_ran(event), now_s)]
             case events.TrialSpawned():
                 return self._note_start(event)
@@ -130,14 +130,14 @@ class Keeper:
             case m.StopTrial():
                 if event.trial_id in self._queue:
                     del self._queue[event.trial_id]
-                    return self._prewarm_next()  # no report: the manager records its end
+                    return self._prewarm_next()  # no report: the manager records the end
                 is_ours = self.current is not None and self.current.key.trial_id == event.trial_id
-                # For an unknown trial report idle: the manager may believe that this keeper runs it.
+                # Report idle for an unknown trial: the manager's record may still assign that trial to this keeper.
                 return self._stop(event.reason, now_s) if is_ours else self._report_idle()
             case events.SignalReceived():
-                # A signal to the keeper itself ends the job: it comes from the cluster, or from the manager through it, which
-                # then has its own reason on record.
-                self._start_leaving(now_s)
+                # A signal to the keeper ends the job. It comes from the cluster, sometimes on a request of the manager, which has
+                # then recorded its own reason.
+                self._start_draining(now_s)
                 return [*self._stop(ExitReason.JOB_LOST, now_s), *self._note_signal()]
             case events.LinkOpened():
                 return self._note_link(event, now_s)
@@ -149,9 +149,9 @@ class Keeper:
                 self.link.apply(LinkEvent.MANAGER_MOVED, now_s)
                 return []
             case m.Shutdown():
-                self._is_draining = True
-                self._start_leaving(now_s)
-                text = f"the manager asks to leave: {event.reason}"
+                self._received_shutdown = True
+                self._start_draining(now_s)
+                text = f"the manager sent Shutdown: {event.reason}"
                 return [LogDecision(None, text), *self._stop(ExitReason.JOB_LOST, now_s)]
             case events.TimerFired():
                 return []
@@ -160,42 +160,42 @@ class Keeper:
 
     def _prepare(self, run: m.RunTrial) -> list[Effect]:
         trial_id = run.trial_id
-        if trial_id in self._queue or self._has_begun(trial_id):
-            return []  # a resend: the manager could not know that the first one arrived
-        if self._is_leaving:
+        if trial_id in self._queue or self._has_started(trial_id):
+            return []  # a resend: the manager has no proof that the first message arrived
+        if self._is_draining:
             # The manager detects this job's end and dispatches the trial to another one.
-            return [LogDecision(None, f"trial {trial_id} is not begun: this job is leaving")]
+            return [LogDecision(None, f"trial {trial_id} is not started: this job is draining")]
         if self.current is not None:
             self._queue[trial_id] = run
             return self._prewarm_next() if len(self._queue) == 1 else []
         return [events.PrepareTrial(trial_id, run.attempt_id)]
 
-    def _has_begun(self, trial_id: str) -> bool:
+    def _has_started(self, trial_id: str) -> bool:
         return any(key.trial_id == trial_id for key in self.attempts)
 
-    def _return(self, trial_id: str) -> list[Effect]:
+    def _revoke(self, trial_id: str) -> list[Effect]:
         """Acknowledge a revoke. A trial that never arrived, or whose acknowledgement was lost, is acknowledged as well."""
-        if self._has_begun(trial_id):
+        if self._has_started(trial_id):
             return []  # the manager receives its start anyway
         effects: list[Effect] = [Send(m.TrialRevoked(trial_id))]
         if trial_id in self._queue:
             was_next = next(iter(self._queue)) == trial_id
             del self._queue[trial_id]
-            effects.append(LogDecision(None, f"trial {trial_id} is given back, for a job that has none"))
+            effects.append(LogDecision(None, f"trial {trial_id} is revoked, for an idle job"))
             effects += self._prewarm_next() if was_next else []
         return effects
 
     def _prewarm_next(self) -> list[Effect]:
         return [events.PrewarmTrial(run.trial_id, run.attempt_id) for run in islice(self._queue.values(), 1)]
 
-    def _begin_next(self) -> list[Effect]:
+    def _start_next(self) -> list[Effect]:
         """Start the next queued trial, or report that the keeper is idle."""
         if not self._queue:
             return self._report_idle()
         run = self._queue.pop(next(iter(self._queue)))
         return [events.PrepareTrial(run.trial_id, run.attempt_id)]
 
-    def _begin(self, key: AttemptKey) -> list[Effect]:
+    def _start_attempt(self, key: AttemptKey) -> list[Effect]:
         attempt = self.current = self.attempts[key] = Attempt(key, self.settings.streams)
         self._served += 1
         if self.link.is_up:
@@ -217,19 +217,19 @@ class Keeper:
         return [Send(message)] if self.link.is_up and message is not None else []
 
     def _report_idle(self) -> list[Effect]:
-        return self._report(m.Idle() if self.current is None and not self._is_leaving else None)
+        return self._report(m.Idle() if self.current is None and not self._is_draining else None)
 
     def _never_ran(self, event: events.SpawnFailed | events.PreparationFailed) -> TrialEnded:
         return never_started(event.key, self.settings.streams, event.exit_code, event.at_s, event.message)
 
     def _note_leftovers(self, event: events.CleanupFinished, now_s: float) -> list[Effect]:
         effects: list[Effect] = [
-            LogDecision(event.key, f"cannot end process {leftover}; end it as its own user")
+            LogDecision(event.key, f"cannot kill process {leftover}; kill it as its own user")
             for leftover in event.leftovers
         ]
         if event.in_tmp:
             effects.append(
-                LogDecision(event.key, f"appeared in the temporary folder and is still there: {event.in_tmp}")
+                LogDecision(event.key, f"the trial left files in the temporary folder: {event.in_tmp}")
             )
         return effects + (self._taint(KeeperExit.TAINTED.meaning, now_s) if event.leftovers else [])
 
@@ -275,12 +275,10 @@ class Keeper:
             LogDecision(None, f"the command ended: {ended.reason.value}, exit code {ended.exit_code}"),
             *self._report(attempt.ended),
         ]
-        if self.settings.max_trials and self._served >= self.settings.max_trials and not self._is_leaving:
-            self._start_leaving(now_s)
-            effects.append(
-                LogDecision(None, f"leaving after {self._served} trials, as many as a job may run")
-            )
-        return effects + self._begin_next()
+        if self.settings.max_trials and self._served >= self.settings.max_trials and not self._is_draining:
+            self._start_draining(now_s)
+            effects.append(LogDecision(None, f"draining after {self._served} trials, the maximum of a job"))
+        return effects + self._start_next()
 
     def _stop(self, reason: ExitReason, now_s: float) -> list[Effect]:
         attempt = self.current
@@ -300,24 +298,24 @@ class Keeper:
 
     def _note_size_at_stop(self, event: events.MetricsMeasured) -> list[Effect]:
         attempt = self._running(event.key)
-        # A size that was seen counts as written even if the file is shorter by now.
+        # A size that was measured before counts as written even if the file is shorter now.
         attempt.metrics_size_at_stop = max(event.size, attempt.replication.size_of(Stream.METRICS))
         return []
 
     def _note_signal(self) -> list[Effect]:
-        """Kill at once on a second signal."""
+        """Kill the trial at once on a second signal."""
         was_signalled, self._was_signalled = self._was_signalled, True
         attempt = self.current
         if not was_signalled or attempt is None or attempt.kill_at_s is None:
             return []
-        return self._kill(attempt, "signalled again: killing it at once")
+        return self._kill(attempt, "received a second signal: killing the trial at once")
 
     def _kill_when_grace_is_over(self, now_s: float) -> list[Effect]:
         attempt = self.current
         if attempt is None or attempt.kill_at_s is None or now_s < attempt.kill_at_s:
             return []
         return self._kill(
-            attempt, f"still there {self.settings.grace_s:g} s after the polite signal: killing it"
+            attempt, f"the trial still runs {self.settings.grace_s:g} s after SIGTERM: killing it"
         )
 
     def _kill(self, attempt: Attempt, text: str) -> list[Effect]:
@@ -347,7 +345,7 @@ class Keeper:
         return self._amend(attempt, text)
 
     def _amend(self, attempt: Attempt, text: str) -> list[Effect]:
-        """Log a change to the attempt's files; record and report the end again if it was before."""
+        """Log a change to the attempt's files. If the attempt has ended, record and report its end again."""
         if attempt.ended is None:
             return [LogDecision(attempt.key, text)]
         attempt.ended = replace(
@@ -369,14 +367,14 @@ class Keeper:
         return [
             LogDecision(
                 key,
-                f"{stream.value} has reached the {QUOTA_BYTES[stream]} bytes that are collected of it; "
-                "what follows stays in its file and is not sent",
+                f"{stream.value} has reached its quota of {QUOTA_BYTES[stream]} bytes; "
+                "later bytes stay in the file and are not sent",
             )
             for stream in new
         ]
 
     def is_due(self, effect: events.SendChunk) -> bool:
-        """True if the chunk is still to be sent, after the outcome of earlier chunks of the same round."""
+        """True if the chunk is still to be sent after the earlier chunks of the same round."""
         attempt = self.attempts.get(effect.key)
         return attempt is not None and attempt.replication.is_due(effect.chunk)
 
@@ -384,15 +382,15 @@ class Keeper:
         attempt = self.attempts[event.key]
         end = attempt.replication.cut(event.stream, event.offset, event.size)
         text = (
-            f"somebody cut the file of {event.stream.value} to {event.size} bytes: what follows byte {end} of it is not "
-            "delivered, the other streams go on; let the command append to its files only"
+            f"the {event.stream.value} file was truncated to {event.size} bytes: bytes after {end} are not delivered, "
+            "other streams continue; let the command only append to its files"
         )
         attempt.warnings.setdefault(event.stream, file_warning(event.stream, FileChange.TRUNCATED))
         return self._amend(attempt, text)
 
     def _close(self, attempt: Attempt, now_s: float) -> list[Effect]:
         if attempt.ended is None:
-            # Still running, although the manager has abandoned it: its results are no longer wanted.
+            # The attempt still runs, but the manager has abandoned it and needs no results.
             return self._stop(ExitReason.JOB_LOST, now_s)
         attempt.apply(AttemptEvent.CLOSED)
         del self.attempts[attempt.key]
@@ -438,8 +436,8 @@ class Keeper:
 
     def _note_progress(self, now_s: float) -> None:
         linger_s = self.settings.linger_s
-        self._lingers_until_s = now_s + (
-            linger_s if self._was_linked else min(linger_s, LINGER_NEVER_CONNECTED_S)
+        self._lingers_until_s = now_s + min(
+            linger_s, linger_s if self._was_linked else LINGER_NEVER_CONNECTED_S
         )
 
     def _note_link_down(
@@ -449,52 +447,51 @@ class Keeper:
         for attempt in self.attempts.values():
             attempt.replication.link_went_down()
         if change is LinkEvent.REFUSED and self.current is None:
-            self._idle_since_s = now_s  # another manager may come and accept this job
+            self._idle_since_s = now_s  # another manager may accept this job
         # One log line per outage, however many attempts it lasts; each refusal is logged.
         is_new = self.link.state is LinkState.REFUSED or self.link.failures == 1
         return [LogDecision(None, f"{what}: {event.cause}")] if is_new else []
 
     # ---- the end
 
-    def _start_leaving(self, now_s: float) -> None:
-        if not self._is_leaving:
-            self._is_leaving = True
-            self._queue.clear()  # the manager reassigns them to another job
+    def _start_draining(self, now_s: float) -> None:
+        if not self._is_draining:
+            self._is_draining = True
+            self._queue.clear()  # the manager assigns these trials to another job
             self._note_progress(now_s)
 
-    def _leave(self, code: int, why: str, now_s: float) -> list[Effect]:
-        self._start_leaving(now_s)
+    def _drain(self, code: int, why: str, now_s: float) -> list[Effect]:
+        self._start_draining(now_s)
         self._own_code = code
-        return [LogDecision(None, f"leaving: {why}")]
+        return [LogDecision(None, f"draining: {why}")]
 
     def _taint(self, why: str, now_s: float) -> list[Effect]:
-        return self._leave(KeeperExit.TAINTED, why, now_s) if self.settings.is_reused else []
+        return self._drain(KeeperExit.TAINTED, why, now_s) if self.settings.is_reused else []
 
     @property
     def _idle_until_s(self) -> float:
-        settings = self.settings
+        timeout_s = self.settings.idle_timeout_s
         if self.link.state is LinkState.REFUSED:
-            return self._idle_since_s + settings.linger_s
-        is_unreached = not self._was_linked
-        return self._idle_since_s + (
-            min(settings.idle_timeout_s, MAX_UNREACHABLE_S) if is_unreached else settings.idle_timeout_s
-        )
+            timeout_s = self.settings.linger_s
+        elif not self._was_linked:
+            timeout_s = min(timeout_s, MAX_UNREACHABLE_S)
+        return self._idle_since_s + timeout_s
 
-    def _leave_when_idle_too_long(self, now_s: float) -> list[Effect]:
-        if self.current is not None or self._is_leaving or now_s < self._idle_until_s:
+    def _drain_when_idle_too_long(self, now_s: float) -> list[Effect]:
+        if self.current is not None or self._is_draining or now_s < self._idle_until_s:
             return []
         if self.link.state is LinkState.REFUSED:
-            return self._leave(KeeperExit.REFUSED, "the manager gives this job no trials", now_s)
+            return self._drain(KeeperExit.REFUSED, "the manager refuses this job", now_s)
         if not self._was_linked:
             code = KeeperExit.MANAGER_UNREACHABLE
-            return self._leave(code, code.meaning, now_s)
-        why = f"no trial has come for {self.settings.idle_timeout_s:g} s"
-        return self._leave(self._own_code, why, now_s)
+            return self._drain(code, code.meaning, now_s)
+        why = f"no trial was received for {self.settings.idle_timeout_s:g} s"
+        return self._drain(self._own_code, why, now_s)
 
     def _exit_when_done(self, now_s: float) -> list[Effect]:
-        if self.current is not None or not self._is_leaving or not (self._served or self.settings.is_reused):
+        if self.current is not None or not self._is_draining or not (self._served or self.settings.is_reused):
             return []
-        if self.attempts and not self._is_draining and now_s < self._lingers_until_s:
+        if self.attempts and not self._received_shutdown and now_s < self._lingers_until_s:
             return []
         self._exit_code = self._own_code
         return [events.ExitKeeper(self._exit_code)]

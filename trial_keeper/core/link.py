@@ -1,16 +1,16 @@
-"""When to connect to the manager: back-off after failures, and at once when the manager moves.
+"""The times of connection attempts: with back-off after failures, and at once when the manager moves.
 
-All keepers lose a manager that dies at the same moment. To spread their reconnects, each keeper shortens its delays by its own
+All keepers of a manager lose it at the same moment. To spread their reconnects, each keeper shortens its delays by its own
 jitter.
 """
 
 from enum import Enum
 from zlib import crc32
 
-# For a restarting manager, the first retry is too fast for a person to notice.
+# Too short for a person to notice when a manager restarts.
 FIRST_RETRY_S = 0.2
-# One minute keeps 1,000 keepers below 25 reconnects a second on a manager that is up but unhealthy. A manager that restarts
-# elsewhere is detected through manager.json long before.
+# One minute keeps 1,000 keepers below 25 reconnects a second on an unhealthy manager. manager.json reveals one that restarts
+# elsewhere much earlier.
 MAX_RETRY_S = 60.0
 # The maximum fraction by which the jitter shortens a delay.
 _SPREAD = 0.5
@@ -40,7 +40,7 @@ CHANGES: dict[tuple[LinkState, LinkEvent], LinkState] = {
     (LinkState.CONNECTING, LinkEvent.OPENED): LinkState.UP,
     (LinkState.CONNECTING, LinkEvent.LOST): LinkState.WAITING,
     (LinkState.CONNECTING, LinkEvent.REFUSED): LinkState.REFUSED,
-    (LinkState.CONNECTING, LinkEvent.MANAGER_MOVED): LinkState.WAITING,  # it may be trying the old address
+    (LinkState.CONNECTING, LinkEvent.MANAGER_MOVED): LinkState.WAITING,  # the attempt may use the old address
     (LinkState.UP, LinkEvent.LOST): LinkState.WAITING,
     (LinkState.UP, LinkEvent.REFUSED): LinkState.REFUSED,
     (LinkState.REFUSED, LinkEvent.MANAGER_MOVED): LinkState.WAITING,  # another manager may accept this keeper
@@ -48,7 +48,7 @@ CHANGES: dict[tuple[LinkState, LinkEvent], LinkState] = {
 # Events that leave the state as it is.
 IGNORED: frozenset[tuple[LinkState, LinkEvent]] = frozenset(
     {
-        (LinkState.WAITING, LinkEvent.MANAGER_MOVED),  # due at once
+        (LinkState.WAITING, LinkEvent.MANAGER_MOVED),  # the next attempt is then due at once
         (LinkState.UP, LinkEvent.MANAGER_MOVED),
     }
 )
@@ -65,7 +65,7 @@ def jitter(job_id: str) -> float:
 class Link:
     """The link's state and the time of the next attempt to connect (on the keeper's own clock, seconds).
 
-    `share` is from 0, for a keeper with the longest delays, to 1.
+    `share` is the keeper's jitter: from 0, for the longest delays, to 1.
     """
 
     def __init__(self, share: float = 0.0) -> None:
@@ -90,7 +90,7 @@ class Link:
             case LinkEvent.LOST:
                 longest_s = min(FIRST_RETRY_S * 2**self.failures, MAX_RETRY_S)
                 self.retry_at_s = now_s + longest_s * (1 - _SPREAD * self._share)
-                # 2**9 times the first delay exceeds the longest one; the count needs no more.
+                # 2**9 times the first delay exceeds the longest delay, so the count stops there.
                 self.failures = min(self.failures + 1, 9)
             case LinkEvent.MANAGER_MOVED:
                 self.failures = 0

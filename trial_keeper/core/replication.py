@@ -4,19 +4,19 @@ Theory of operation. A stream is a file that only grows. Each stream has three n
 
     size     bytes known to be in the file
     sent     bytes handed to the link since it came up
-    durable  bytes that the manager has acknowledged to survive its own death
+    durable  bytes that the manager has acknowledged as durable: they survive the manager's death
 
-The keeper stores none of them on disk. When a link comes up the manager's Welcome has its durable offsets, and sent = durable =
-that; when the link goes down nothing changes. So a chunk may be sent twice, and the manager drops what it already has. A chunk
-can never be skipped, because only the manager's acks advance `durable`.
+The keeper stores none of these numbers on disk. When a link comes up, the manager's Welcome sets both sent and durable to its
+durable offsets; when the link goes down nothing changes. So a chunk may be sent twice, and the manager drops the bytes that it
+already has. No chunk is ever skipped, because only the manager's acks advance `durable`.
 
-The distance between sent and durable is bounded per stream (the window), so neither side ever holds more than that in
-memory, however long the manager is away: the bytes wait in the file.
+The distance between sent and durable is bounded per stream (the window), so neither side ever holds more than a window in
+memory. However long the manager is unreachable, the bytes wait in the file.
 
-Each stream has a quota (`trial_keeper.wire.limits`); bytes beyond it stay in the file and are never sent.
+Each stream has a quota (`trial_keeper.wire.limits`); bytes beyond the quota stay in the file and are never sent.
 
-A file may be truncated all the same. This is detected when due bytes cannot be read because the file is shorter. The lost bytes
-cannot be sent, so the stream ends there permanently, and bytes that are appended later do not count.
+A truncated file is detected when due bytes cannot be read because the file is shorter. The lost bytes cannot be sent, so the
+stream ends there permanently, and bytes that are appended later do not count.
 """
 
 from collections.abc import Iterable
@@ -25,14 +25,14 @@ from dataclasses import dataclass
 from trial_keeper.wire.limits import QUOTA_BYTES, collected
 from trial_keeper.wire.messages import Offsets, Stream
 
-# A metric waits for at most one of these chunks on its way into the link: 20 ms at 100 Mbit/s. Smaller ones would cost half as
-# much CPU again: most of the cost is per message, whatever its size.
+# A metric waits for at most one of these chunks on its way into the link: 20 ms at 100 Mbit/s. Smaller chunks would cost half as
+# much CPU again: most of the cost is per message.
 LOG_CHUNK_BYTES = 256 * 1024
 METRICS_CHUNK_BYTES = 256 * 1024
-# With an ack after 10 ms each window carries 100 MB/s; for logs only while no trial runs, as the link throttles them otherwise.
-# Bytes that arrive during a disk sync are synced together next: half of this window reduces the log rate to two thirds.
+# With an ack after 10 ms each window carries 100 MB/s; logs reach this rate only between trials, as the link throttles them
+# otherwise. Bytes that arrive during a disk sync wait for the next sync, so half of this window gives two thirds of the log rate.
 LOG_WINDOW_BYTES = 1024 * 1024
-# A metric record is durable only as a whole, so the window must hold the longest one (999,999 bytes and its frame).
+# A metric record is durable only as a whole, so the window must hold the longest record (999,999 bytes and its frame).
 METRICS_WINDOW_BYTES = 1024 * 1024
 
 
@@ -51,7 +51,7 @@ class _Progress:
     sent: int = 0
     durable: int = 0
     end: int | None = None
-    """Bytes from here on do not count: the attempt has ended, or the file was truncated."""
+    """Bytes after this offset do not count: the attempt has ended, or the file was truncated."""
 
     def counted(self, size: int) -> int:
         return size if self.end is None else min(size, self.end)
@@ -97,14 +97,16 @@ class Replication:
     def ended(self, final_sizes: Offsets) -> None:
         """End the attempt: bytes after these sizes do not count."""
         for stream, progress in self._progress.items():
-            # Smaller than before if the file was truncated.
+            # The size shrinks if the file was truncated.
             progress.size = progress.end = progress.counted(final_sizes[stream])
 
     def cut(self, stream: Stream, offset: int, size: int) -> int:
-        """End a truncated stream: the chunk at `offset` is unreadable, as the file has only `size` bytes. Returns the stream's
-        end."""
+        """End a truncated stream: the chunk at `offset` is unreadable, as the file has only `size` bytes.
+
+        Returns the stream's end.
+        """
         progress = self._progress[stream]
-        # Everything before the chunk is in transit. If the link loses it, the next read finds the new end.
+        # All bytes before the chunk are in transit. If the link loses them, the next read finds the new end.
         progress.end = progress.counted(max(offset, size))
         progress.size = min(progress.size, progress.end)
         progress.sent = min(progress.sent, offset)
@@ -113,7 +115,7 @@ class Replication:
     def final_sizes(self, sizes: Offsets) -> dict[Stream, int]:
         """Return how many bytes of each stream count if the files have these sizes at the end of the attempt.
 
-        Bytes that the manager has, or that are in transit, count even if the file has lost them since.
+        Bytes that the manager has, or that are in transit, count even if the file no longer has them.
         """
         return {
             stream: progress.counted(
@@ -123,17 +125,17 @@ class Replication:
         }
 
     def is_due(self, chunk: ChunkToSend) -> bool:
-        """True if a chunk may still be read and sent: the link is up, and its stream does not end before."""
+        """True if a chunk may still be read and sent: the link is up, and the stream does not end before the chunk does."""
         return self._link_is_up and chunk.offset + chunk.size_bytes <= self._progress[chunk.stream].size
 
     def link_came_up(self, durable: Offsets) -> None:
-        """Reset to the manager's durable offsets. A stream that is missing there starts at 0."""
+        """Reset to the manager's durable offsets. A stream that is missing in `durable` starts at 0."""
         self._link_is_up = True
         for stream, progress in self._progress.items():
             progress.sent = progress.durable = durable.get(stream, 0)
 
     def link_went_down(self) -> None:
-        """Record the loss of the link. Bytes without an ack may or may not have arrived; the next Welcome reports it."""
+        """Record the loss of the link. The next Welcome reports whether bytes without an ack have arrived."""
         self._link_is_up = False
 
     def confirmed(self, durable: Offsets) -> None:
@@ -145,7 +147,7 @@ class Replication:
                 progress.sent = max(progress.sent, offset)
 
     def next_chunks(self) -> list[ChunkToSend]:
-        """Return all chunks that may be sent now, in sending order. They count as sent from here on."""
+        """Return all chunks that may be sent now, in sending order, and count them as sent."""
         if not self._link_is_up:
             return []
         chunks: list[ChunkToSend] = []

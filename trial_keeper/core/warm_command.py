@@ -1,12 +1,12 @@
-"""Recognises commands that a warm interpreter can run: `python script.py arguments`, and nothing that needs a shell."""
+"""Recognises commands that a warm interpreter can run: `python script.py arguments`, without any use of a shell."""
 
 import re
 from dataclasses import dataclass
 from functools import lru_cache
 
 _PYTHON = re.compile(r"(?:[A-Za-z0-9_@%+:,./-]*/)?python(?:3(?:\.[0-9]+)?)?")
-# Characters without a special meaning to bash anywhere in a word. `=` has one in the first word, which is the interpreter's;
-# `~` is excluded because bash replaces it in some places.
+# Characters without a special meaning to bash anywhere in a word. `=` is special only in the first word, the interpreter's, which
+# has its own pattern. `~` is excluded because bash replaces it in some places.
 _PLAIN = r"[A-Za-z0-9_@%+=:,./-]"
 _WORDS = re.compile(rf"""(?:{_PLAIN}|[ \t]|'[^'\0]*'|"[^"$`\\\0]*\")*""")
 
@@ -26,13 +26,13 @@ class WarmCommand:
 def warm_command(command: str) -> WarmCommand | None:
     """Parse the command as a warm start; None if it needs a shell or its own interpreter.
 
-    Supports quotes whose content bash would take literally. Does not support variables, wildcards, redirections, several
-    commands, assignments before the command, and options of the interpreter other than `-u`.
+    Supports quotes whose content bash does not expand. Does not support variables, wildcards, redirections, several commands,
+    assignments before the command, and options of the interpreter other than `-u`.
     """
     text = command.strip(" \t\n")
     if not _WORDS.fullmatch(text):
         return None
-    import shlex  # here, since few keepers need it
+    import shlex  # not at the top: few keepers need shlex
 
     python, *rest = shlex.split(text) or [""]
     if not _PYTHON.fullmatch(python):

@@ -1,4 +1,4 @@
-"""The keeper's side of an attempt's folder: claimed once, and read while it grows."""
+"""The keeper's access to an attempt's folder: claims the folder once, and reads its files while they grow."""
 
 import contextlib
 import errno
@@ -33,16 +33,16 @@ from trial_keeper.wire.workspace import (
     Workspace,
 )
 
-# An NFS client may report "no such file" this long after another has created it; twice the measured 3 s.
+# An NFS client may report "no such file" for this long after another client has created the file; twice the measured 3 s.
 SHARED_STORAGE_LAG_S = 6.0
 _RETRY_DELAY_S = 0.2
-# Two records rarely end in as many equal bytes: each has its own sequence number.
+# Two records rarely end in 64 equal bytes: each record has its own sequence number.
 _COMPARED_BYTES = 64
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
 _NOT_WRITABLE: dict[int | None, tuple[type[WorkspaceNotWritable], str]] = {
     errno.EROFS: (MountReadOnly, "mount it read-write"),
     errno.ENOSPC: (MountFull, "free some space there"),
-    errno.EDQUOT: (MountFull, "free some space there or ask for more quota"),
+    errno.EDQUOT: (MountFull, "free some space there or request more quota"),
 }
 
 Found = TypeVar("Found")
@@ -52,30 +52,30 @@ def read_shared(path: Path) -> bytes:
     """Read a file that the manager wrote before it started this job.
 
     Raises:
-        WorkspaceMissing: it is not there, even after the lag of shared storage.
-        MountUnreadable: it cannot be read.
+        WorkspaceMissing: the file does not exist, even after the lag of shared storage.
+        MountUnreadable: the file cannot be read.
     """
-    return _once_shown(path, lambda: read_all(path))
+    return _retried(path, lambda: read_all(path))
 
 
 def open_shared(path: Path) -> BinaryIO:
-    """Open a file for reading that the manager wrote before it started this job.
+    """Open for reading a file that the manager wrote before it started this job.
 
     Raises:
         WorkspaceMissing, MountUnreadable: as for `read_shared`.
     """
-    return _once_shown(path, lambda: path.open("rb"))
+    return _retried(path, lambda: path.open("rb"))
 
 
-def _once_shown(path: Path, look: Callable[[], Found]) -> Found:
+def _retried(path: Path, access: Callable[[], Found]) -> Found:
     deadline_s = time.monotonic() + SHARED_STORAGE_LAG_S
     while True:
         try:
-            return look()
+            return access()
         except FileNotFoundError as error:
             if time.monotonic() > deadline_s:
                 raise WorkspaceMissing(
-                    f"cannot find {path}: the experiment's folder is not mounted here, or the experiment was deleted; "
+                    f"cannot find {path}: the experiment's folder is not mounted, or the experiment was deleted; "
                     "check the mount of the shared storage in this container"
                 ) from error
             time.sleep(_RETRY_DELAY_S)
@@ -84,11 +84,11 @@ def _once_shown(path: Path, look: Callable[[], Found]) -> Found:
 
 
 def read_trial(workspace: Workspace, trial_id: str, own_command: str | None = None) -> TrialDocument:
-    """Read this job's trial. A command of this task replaces the trial's command.
+    """Read this job's trial. `own_command`: the command of this task, which replaces the trial's.
 
     Raises:
-        WorkspaceMissing: its document is missing or invalid.
-        MountUnreadable: it cannot be read.
+        WorkspaceMissing: trial.json is missing or invalid.
+        MountUnreadable: trial.json cannot be read.
         SettingsInvalid: no trial can have this id.
     """
     try:
@@ -98,13 +98,15 @@ def read_trial(workspace: Workspace, trial_id: str, own_command: str | None = No
     try:
         return _read_trial(read_shared(path), own_command)
     except DocumentInvalid as error:
-        raise WorkspaceMissing(f"{error}; {path} was not written by a manager of this version") from error
+        raise WorkspaceMissing(
+            f"{error}; use a keeper of the version of the manager that wrote {path}"
+        ) from error
 
 
 def try_read_trial(
     workspace: Workspace, trial_id: str, own_command: str | None = None
 ) -> TrialDocument | None:
-    """Like `read_trial`, without waiting; None if the storage does not show a valid document now."""
+    """Read this job's trial without waiting; None if the storage shows no valid document yet."""
     try:
         return _read_trial(read_all(workspace.trial(trial_id).trial_json), own_command)
     except (OSError, ValueError):  # a DocumentInvalid is a ValueError
@@ -121,12 +123,12 @@ def claim_attempt(
 ) -> tuple[AttemptKey, AttemptFolder]:
     """Create a new attempt of this task, with its signed directory and its parameters.
 
-    `attempt_id`: the manager's choice, or None to generate one here. Creating the directory is the claim: it succeeds only once,
+    `attempt_id`: the manager's choice, or None to generate an id. Creating the directory is the claim, which succeeds once,
     also between two containers on NFS.
 
     Raises:
         WorkspaceNotWritable: the storage is read-only, full, or belongs to another user.
-        WorkspaceMissing, MountUnreadable: the parameters are not there, or cannot be read.
+        WorkspaceMissing, MountUnreadable: the parameters are missing, or cannot be read.
     """
     parameters = read_shared(workspace.trial(trial_id).parameter_cfg)
     try:
@@ -141,7 +143,7 @@ def claim_attempt(
                     os.mkdir(around)
                 except FileNotFoundError:
                     os.makedirs(around)
-            # Other users may write there too: a symbolic link is not accepted as a parent.
+            # Other users may write to the folder too, so a symbolic link is not accepted as a parent.
             if stat.S_ISDIR(os.lstat(around).st_mode):
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(path)
@@ -162,7 +164,7 @@ def claim_attempt(
 
 
 def _latest_attempt(workspace: Workspace, settings: KeeperSettings, trial_id: str, task: str) -> str | None:
-    """Return an attempt of this task with a later start than now, after a clock was set back; None if there is none."""
+    """Return an attempt of this task that starts later than now, because a clock was set back; None if there is none."""
     now_ms = time.time() * 1000
     try:
         keys = workspace.attempts_of(trial_id)
@@ -186,22 +188,22 @@ def _made(path: Path) -> int:
 def not_readable(path: Path, error: OSError) -> MountUnreadable:
     """Build the error for shared storage that is mounted and cannot be read."""
     if error.errno in _FORBIDDEN:
-        remedy = f"let user {os.geteuid()} of this container read there, {_as_its_owner(path)}"
+        remedy = f"let user {os.geteuid()} of this container read the path, or {_as_its_owner(path)}"
     else:
         remedy = "check the storage's server and the network to it"
     return MountUnreadable(f"cannot read {path}: {error.strerror}; {remedy}")
 
 
 def not_writable(path: Path, error: OSError) -> WorkspaceNotWritable:
-    """Build the error for a workspace that cannot be written. `path` is a folder there."""
-    beginning = f"cannot write in the workspace {path}: {error.strerror}"
+    """Build the error for a workspace that cannot be written. `path` is a folder in it."""
+    beginning = f"cannot write to the workspace {path}: {error.strerror}"
     if error.errno in _NOT_WRITABLE:
         kind, remedy = _NOT_WRITABLE[error.errno]
         return kind(f"{beginning}; {remedy}")
     if error.errno in _FORBIDDEN:
         user = os.geteuid()
-        # Root may write anywhere, except where the server maps it to another user.
-        squash = "export it with no_root_squash, " if user == 0 else ""
+        # Root may write anywhere, except if the server maps root to another user.
+        squash = "export the storage with no_root_squash, " if user == 0 else ""
         return MountForbidden(
             f"{beginning} for user {user} of this container; {squash}{_as_its_owner(path)}, or chmod it for all"
         )
@@ -216,17 +218,17 @@ def _as_its_owner(path: Path) -> str:
             mode = stat.filemode(status.st_mode)
             return (
                 f"run the container as user {status.st_uid}, who owns {known} ({mode}), or in group {status.st_gid} "
-                "if that may (runAsUser, fsGroup)"
+                "if that group has access (runAsUser, fsGroup)"
             )
     return "run the container as the owner of the folder (runAsUser, fsGroup)"
 
 
 class Tail:
-    """The growing files of one attempt. Polled, because shared storage sends no notifications.
+    """The growing files of one attempt. They are polled, because shared storage sends no notifications.
 
-    A transient storage failure, a removed file, or a link in its place looks like a file that does not grow. A truncated file is
-    recognised by its size. `changes` names the files that were replaced or rewritten; a rewrite is detected when the last bytes
-    that were read have changed.
+    A file appears not to grow if the storage fails temporarily, or if the file was removed or replaced by a link. A truncation
+    is detected by the size. `changes` has the files that were replaced or rewritten; a rewrite is detected if the last bytes that
+    were read have changed.
     """
 
     def __init__(self, folder: AttemptFolder, streams: tuple[Stream, ...]) -> None:
@@ -235,7 +237,7 @@ class Tail:
         self._descriptors: dict[Stream, int] = {}
         self._sizes = dict.fromkeys(streams, 0)
         self._read: dict[Stream, tuple[int, bytes]] = {}
-        """Per stream, the end of the last read, and the bytes before it."""
+        """Per stream, the end of the last read, and the bytes before that end."""
         self.changes: dict[Stream, FileChange] = {}
 
     def sizes(self, streams: Iterable[Stream] | None = None) -> dict[Stream, int]:
@@ -247,7 +249,7 @@ class Tail:
         return {stream: self._sizes[stream] for stream in polled}
 
     def read(self, stream: Stream, offset: int, size_bytes: int) -> bytes:
-        """Read bytes of a stream; returns fewer only if the file was truncated, or cannot be read now."""
+        """Read bytes of a stream. Returns fewer bytes only if the file was truncated, or cannot be read now."""
         data = self._pread(stream, offset, size_bytes)
         if data:
             self._compare(stream, offset)
@@ -255,7 +257,7 @@ class Tail:
         return data
 
     def check(self, streams: Iterable[Stream]) -> None:
-        """Detect files that were replaced, or rewritten since they were last read."""
+        """Detect files that were replaced, or rewritten since the last read."""
         for stream in streams:
             if stream in self._read:
                 self._compare(stream, self._read[stream][0])
@@ -266,17 +268,17 @@ class Tail:
     def _is_in_place(self, stream: Stream) -> bool:
         """True if the open file is still the one at the stream's path."""
         if (descriptor := self._descriptors.get(stream)) is None:
-            return True  # it was never read, so nothing was missed
+            return True  # the file was never read, so no byte was missed
         opened = os.fstat(descriptor)
         try:
             named = os.lstat(self._paths[stream])
         except FileNotFoundError:
             return False
-        # A copy of the same size has lost nothing, and some FUSE file systems change the inode number of an open file.
+        # A copy of the same size has lost no byte, and some FUSE file systems change the inode number of an open file.
         return os.path.samestat(opened, named) or opened.st_size == named.st_size
 
     def _compare(self, stream: Stream, offset: int) -> None:
-        """Check that the last bytes that were read are unchanged, if that read ended at `offset`."""
+        """Check that the last bytes that were read are unchanged, if the last read ended at `offset`."""
         end, known = self._read.get(stream, (0, b""))
         if end != offset:
             return
@@ -293,7 +295,7 @@ class Tail:
             return b""
 
     def truncated_size(self, stream: Stream, promised: int) -> int | None:
-        """Return the size of a file with fewer than the `promised` bytes; None if it has them, or cannot be read now."""
+        """Return the size of a file with fewer than the `promised` bytes; None if it has more, or cannot be read now."""
         size = self._size_now(stream)
         return size if size is not None and size < promised else None
 
@@ -325,7 +327,7 @@ class Tail:
         return descriptor
 
     def _let_go(self, stream: Stream) -> None:
-        """Close the descriptor, so that the next poll opens a new one: a stale one of NFS never recovers."""
+        """Close the descriptor, so that the next poll opens the file again: a stale descriptor on NFS never recovers."""
         descriptor = self._descriptors.pop(stream, None)
         if descriptor is not None:
             with contextlib.suppress(OSError):

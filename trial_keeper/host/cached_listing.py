@@ -4,18 +4,18 @@ import contextlib
 import os
 import time
 
-# No file system has coarser timestamps; after a change this old, a later one has another timestamp.
+# No file system has coarser timestamps, so a change after this time gets a different timestamp.
 _SETTLED_NS = 2_500_000_000
 
 
 class CachedListing:
-    """The names in a folder. While the folder has not changed for some seconds it is not listed again."""
+    """The names in a folder. A folder is not listed again while it has not changed for some seconds."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._names: frozenset[str] = frozenset()
         self._stamp: tuple[int, int, int] | None = None
-        """The folder's stamp when it was listed; None if it could miss a later change."""
+        """The folder's stamp when it was listed; None if the stamp could hide a later change."""
 
     def names(self) -> frozenset[str]:
         """Return the current names; empty if the folder cannot be read."""

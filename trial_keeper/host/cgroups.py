@@ -1,7 +1,7 @@
-"""The keeper's own control group: its memory and OOM kills; and one for the trial where groups can be created.
+"""The keeper's own control group, for its memory and OOM kills, and a trial's group where the keeper may create groups.
 
-In a container with a cgroup namespace /proc/self/cgroup contains `/`; in one without it contains the path on the machine, but
-the mount shows the container's group, or only groups below it. Hence both places are searched.
+In a container with a cgroup namespace, /proc/self/cgroup contains `/`. Without a namespace it contains the path on the machine,
+but the mount shows the container's group, or only groups below that. Hence both places are searched.
 
 Source: cgroups(7), proc_pid_mountinfo(5), the kernel's cgroup-v1/memory.rst and cgroup-v2.rst.
 """
@@ -30,8 +30,10 @@ class MemoryCgroup:
 
     @classmethod
     def own(cls, root: Path = ROOT) -> "MemoryCgroup | None":
-        """This process's group; None if the kernel accounts for no memory or shows no group. `root` contains `proc` and the
-        mounts."""
+        """This process's group; None if the kernel accounts for no memory or shows no group.
+
+        `root` contains `proc` and the mounts.
+        """
         for version, controller in ((1, "memory"), (2, "")):
             folder = _own_folder(controller, root)
             if folder is not None and (folder / _COUNTER[version]).is_file():
@@ -39,7 +41,7 @@ class MemoryCgroup:
         return None
 
     def oom_kills(self) -> int:
-        """The number of processes that the kernel has killed here for lack of memory."""
+        """The number of processes of this group that the kernel has killed for lack of memory."""
         for line in _read(self.folder / _COUNTER[self.version]).splitlines():
             name, _, value = line.partition(" ")
             if name == "oom_kill" and value.isdecimal():
@@ -62,7 +64,7 @@ class MemoryCgroup:
         return min(limits, default=None)
 
     def peak_bytes(self) -> int | None:
-        """The highest usage ever; on v2 available since Linux 5.19."""
+        """The highest memory usage ever; on v2 available since Linux 5.19."""
         text = _read(self.folder / ("memory.max_usage_in_bytes", "memory.peak")[self.version - 1]).strip()
         return int(text) if text.isdecimal() else None
 
@@ -73,9 +75,9 @@ _COUNTER = {1: "memory.oom_control", 2: "memory.events"}
 class TrialCgroup:
     """A control group with a trial's processes only, so that the kernel can kill all of them in one step.
 
-    It complements the scan of processes: no process can leave it with a fork, and it kills processes of other users, which the
-    keeper may not signal. Available where the keeper may create groups below its own (cgroup v2, Linux 5.14); in most containers
-    they are read-only. Moving a process takes the kernel 7 ms, during which the trial runs but cannot fork.
+    The group complements the scan of processes: no process can leave it with a fork, and killing it also kills processes of other
+    users, which the keeper may not signal. It requires cgroup v2, Linux 5.14 and write access to the keeper's own group, which
+    most containers lack. Moving a process takes the kernel 7 ms, during which the trial runs but cannot fork.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -85,7 +87,7 @@ class TrialCgroup:
     def around(cls, pid: int, root: Path = ROOT) -> "TrialCgroup | None":
         """Move a process into its own new group; None if that is not possible."""
         own = _own_folder("", root)
-        # The machine's root group has no cgroup.kill.
+        # cgroup.kill is missing in the machine's root group.
         if own is None or not os.access(own / "cgroup.kill", os.W_OK):
             return None
         group = cls(own / f"trial-{pid}")  # `of` finds it by this name
@@ -105,12 +107,12 @@ class TrialCgroup:
         return cls(folder) if folder is not None and folder.is_dir() else None
 
     def kill(self) -> None:
-        """Send SIGKILL to all its processes."""
+        """Send SIGKILL to all processes of the group."""
         with contextlib.suppress(OSError):
             (self._folder / "cgroup.kill").write_text("1")
 
     def pids(self) -> list[int]:
-        """The processes in it, without zombies."""
+        """The processes of the group, without zombies."""
         return [int(pid) for pid in _read(self._folder / "cgroup.procs").split()]
 
     def remove(self) -> None:
@@ -121,8 +123,10 @@ class TrialCgroup:
 
 @cache
 def _own_folder(controller: str, root: Path) -> Path | None:
-    """The visible folder of this process's group, of a v1 controller or of v2 for "". Cached: a keeper never changes its
-    group."""
+    """The visible folder of this process's group, of a v1 controller or of v2 for "".
+
+    Cached: a keeper never changes its group.
+    """
     path = _own_path(controller, _read(root / "proc/self/cgroup"))
     mounts = list(_mounts(controller, _read(root / "proc/self/mountinfo")))
     if path is None or not mounts:
@@ -154,7 +158,7 @@ def _own_path(controller: str, text: str) -> str | None:
 
 
 def _mounts(controller: str, text: str) -> Iterator[tuple[str, str]]:
-    """For each mount of the hierarchy: the group at its root, and its mount point."""
+    """Yield the group at the root and the mount point of each mount of the hierarchy."""
     for line in text.splitlines():
         mount, _, source = line.partition(" - ")
         match mount.split(), source.split():

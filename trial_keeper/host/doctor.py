@@ -1,7 +1,7 @@
 """`trial-keeper doctor`: checks everything that a keeper depends on in this container.
 
-The checks are independent: each runs in a thread with a time limit, so neither storage that hangs nor a network that drops
-packets hides the other findings. A check is skipped if it needs something that another check has already reported as failed.
+The checks are independent: each runs in a thread with a time limit, so storage that hangs or a network that drops packets does
+not hide the other findings. A check is skipped if it needs something that another check has already reported as failed.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from pathlib import Path
 from trial_keeper import __version__
 from trial_keeper.errors import KeeperError
 from trial_keeper.host.gpus import Gpus, GpusUnseen, NvmlMissing
-from trial_keeper.host.mount import check_writing, look_at, written_folder
+from trial_keeper.host.mount import check_mounted, check_writing, written_folder
 from trial_keeper.settings import SettingValue, read_settings
 from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
 from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
@@ -32,16 +32,16 @@ from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.versions import mismatch_message, versions_agree
 from trial_keeper.wire.workspace import ManagerDocument, Workspace
 
-# Below the check's own limit, so that on a busy machine too the step reports which part failed.
+# Below the check's own limit, so that the step reports the failure, also on a busy machine.
 MAX_STEP_S = 4.5
 MAX_CHECK_S = 8.0
-# A larger skew only makes the times of a trial look wrong.
+# A larger skew only makes the displayed times of a trial wrong.
 MAX_SKEW_S = 5.0
 _MIB, _GIB = 2**20, 2**30
 
 
 class Outcome(str, Enum):
-    """The result of a check. WARN stops no trial."""
+    """The result of a check. A trial can run in spite of WARN."""
 
     OK = "OK"
     WARN = "WARN"
@@ -49,13 +49,13 @@ class Outcome(str, Enum):
     SKIP = "SKIP"
 
 
-# Bytes and inodes. Below the first a metric may not fit; below the second a trial's own files soon will not.
+# Minimum bytes and inodes. Below the first pair a metric may not fit; below the second a trial's own files may not.
 _LEAST_FREE = ((Outcome.FAIL, 2**24, 100), (Outcome.WARN, 2**30, 10_000))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check, as one line. `remedy` is empty if nothing has to be done."""
+    """The result of one check, as one line. `remedy` is empty if no action is needed."""
 
     check: str
     outcome: Outcome
@@ -71,23 +71,23 @@ Check = Callable[[], Finding]
 NetworkCheck = Callable[[str, Mapping[str, SettingValue]], Finding]
 
 
-def report(examined: Iterable[Finding], say: Callable[[str], None], *, as_json: bool) -> int:
-    """Print the findings, one line each as they come, or one JSON document. Returns 1 if a check failed, else 0."""
+def report(examined: Iterable[Finding], write: Callable[[str], None], *, as_json: bool) -> int:
+    """Write the findings: one line each as soon as it is known, or one JSON document. Returns 1 if a check failed, else 0."""
     findings = []
     for finding in examined:
         findings.append(finding)
         if not as_json:
-            say(str(finding))
+            write(str(finding))
     failed = sum(finding.outcome is Outcome.FAIL for finding in findings)
     if as_json:
-        say(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False, indent=1))
+        write(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False, indent=1))
     else:
-        say(f"{failed} of {len(findings)} checks failed" if failed else "nothing failed")
+        write(f"{failed} of {len(findings)} checks failed" if failed else "no check failed")
     return 1 if failed else 0
 
 
 def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield all findings, in the order in which a keeper needs what they check."""
+    """Yield all findings, in the order in which a keeper needs the checked things."""
     values, problems = read_settings(environ)
     yield check_settings(values, problems)
     yield bounded("bash", check_bash)
@@ -95,7 +95,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
     root = values.get("workspace")
     if root is None:
         for name in ("mount", "write", "space", "clock", "manager"):
-            yield Finding(name, Outcome.SKIP, "no TRIAL_KEEPER_WORKSPACE says where it is")
+            yield Finding(name, Outcome.SKIP, "TRIAL_KEEPER_WORKSPACE is not set")
     else:
         workspace = Workspace(Path(str(root)))
         mount = Path(str(values.get("mount") or root))
@@ -107,7 +107,7 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
         yield bounded("manager", lambda: check_manager_document(workspace, values, read.append))
     if not read:
         for name in ("version", "name", "tcp", "tls", "grpc"):
-            yield Finding(name, Outcome.SKIP, "no manager.json says which manager")
+            yield Finding(name, Outcome.SKIP, "no manager.json names the manager")
     else:
         ((document, manager_uid),) = read
         yield check_version(document.version, is_asked=values.get("version_check", True) is True)
@@ -130,15 +130,15 @@ def bounded(name: str, check: Check, limit_s: float = MAX_CHECK_S) -> Finding:
         try:
             found.put(check())
         except Exception as error:  # noqa: BLE001 - one broken check must not hide the others
-            found.put(_fail(name, f"the check itself broke: {error!r}", "report it as a bug of trial-keeper"))
+            found.put(_fail(name, f"the check itself failed: {error!r}", "report this bug of trial-keeper"))
 
-    # A daemon thread: one that hangs must not block the exit.
+    # A daemon thread: a check that hangs must not block the exit.
     threading.Thread(target=run, name=f"doctor {name}", daemon=True).start()
     try:
         return found.get(timeout=limit_s)
     except queue.Empty:
         return _fail(
-            name, f"no answer within {limit_s:g} s", "see whether the shared storage or the network hangs"
+            name, f"no result within {limit_s:g} s", "check whether the shared storage or the network hangs"
         )
 
 
@@ -151,7 +151,7 @@ def check_settings(values: Mapping[str, SettingValue], problems: Iterable[str]) 
         return _fail(
             "settings",
             wrong,
-            "run the doctor where the job's own environment is, as `kubectl exec` does; docs/doctor.md says how elsewhere",
+            "run the doctor in the job's own environment, for example with `kubectl exec`; see docs/doctor.md",
         )
     return _ok(
         "settings",
@@ -191,16 +191,16 @@ def check_gpus() -> Finding:
 
 
 def check_mount(mount: Path, workspace: Workspace) -> Finding:
-    """Check that the shared storage has the experiment's folder and is readable, as a keeper checks it itself."""
+    """Check that the shared storage has the experiment's folder and is readable, with the keeper's own check."""
     try:
-        look_at(mount, workspace)
+        check_mounted(mount, workspace)
     except KeeperError as error:
         return _of_keeper_error("mount", error)
     return _ok("mount", f"{workspace.root} is there, on {_file_system(workspace.root)}")
 
 
 def check_write(folder: Path) -> Finding:
-    """Check that this user can create and remove files there, and report which user owns them."""
+    """Check that this user can create and remove files in the folder, and report the owner of such files."""
     try:
         owner = check_writing(folder).st_uid
         folder_owner = folder.stat().st_uid
@@ -211,10 +211,10 @@ def check_write(folder: Path) -> Finding:
         return Finding(
             "write",
             Outcome.WARN,
-            f"files that user {own} makes there belong to user {owner}: the storage maps users",
+            f"files that user {own} creates on the storage belong to user {owner}: the server maps users",
             f"if a trial cannot read its own files, run the container as user {owner} or export without squashing",
         )
-    return _ok("write", f"user {own} makes and removes files; the folder belongs to user {folder_owner}")
+    return _ok("write", f"user {own} can create and remove files; the folder belongs to user {folder_owner}")
 
 
 def check_space(root: Path) -> Finding:
@@ -231,35 +231,38 @@ def check_space(root: Path) -> Finding:
         found += f", {inodes} inodes free"
     for outcome, least_bytes, least_inodes in _LEAST_FREE:
         if free < least_bytes or (inodes is not None and inodes < least_inodes):
-            return Finding("space", outcome, found, "remove what is not needed there, or ask for more quota")
+            return Finding("space", outcome, found, "remove files that are not needed, or request more quota")
     return _ok("space", found)
 
 
 def check_clock(root: Path) -> Finding:
-    """Measure this clock's skew from the shared storage's clock, with a file that was just written."""
+    """Measure this clock's skew from the shared storage's clock, with a new file."""
     before_s = time.time()
     try:
         written_s = check_writing(root).st_mtime
     except KeeperError as error:
-        return Finding("clock", Outcome.SKIP, f"no file can be written to compare with: {_cause(error)}")
+        return Finding("clock", Outcome.SKIP, f"cannot write a file to compare the clocks: {_cause(error)}")
     return clock_finding(before_s, written_s, time.time())
 
 
 def clock_finding(before_s: float, written_s: float, after_s: float) -> Finding:
-    """The finding for a file with time `written_s`, written between two readings of this container's clock."""
+    """The finding for a file with the time `written_s`, written between two readings of this container's clock."""
     skew_s = max(written_s - after_s, 0.0) - max(before_s - written_s, 0.0)
     which = "ahead of" if skew_s < 0 else "behind"
     found = f"{abs(skew_s):.1f} s {which} the shared storage's"
     if abs(skew_s) > MAX_SKEW_S:
         return Finding(
-            "clock", Outcome.WARN, found, "let both machines keep time by NTP; times of trials look wrong"
+            "clock",
+            Outcome.WARN,
+            found,
+            "synchronise both machines with NTP; until then the times of trials are wrong",
         )
     return _ok("clock", found)
 
 
 def _file_system(path: Path) -> str:
     """Return the type and source of the file system that holds the path."""
-    import psutil  # here, since only this check needs its 15 ms
+    import psutil  # not at the top: the import takes 15 ms, and only this check needs it
 
     real = path.resolve()
     with contextlib.suppress(OSError, ValueError):  # no /proc, or no mount
@@ -280,7 +283,7 @@ def check_manager_document(
 ) -> Finding:
     """Check that manager.json names the address of this experiment's manager. `keep` receives it with its owner's uid."""
     path = workspace.manager_json
-    remedy = "let the manager write it again with `nnictl resume`"
+    remedy = "run `nnictl resume` so that the manager writes it again"
     try:
         document = ManagerDocument.from_bytes(path.read_bytes())
         keep((document, path.stat().st_uid))
@@ -288,7 +291,7 @@ def check_manager_document(
         return _fail(
             "manager",
             f"there is no {path}",
-            "see that the mounted folder is the experiment's; otherwise " + remedy,
+            "check that the mounted folder is the experiment's; if so, " + remedy,
         )
     except OSError as error:
         return _fail("manager", f"cannot read {path}: {error.strerror}", f"let user {os.geteuid()} read it")
@@ -301,14 +304,14 @@ def check_manager_document(
     if document.experiment_id != wanted:
         return _fail(
             "manager",
-            f"{path} is of experiment {document.experiment_id}, this job of {wanted}",
+            f"{path} belongs to experiment {document.experiment_id}, but this job to {wanted}",
             "mount the experiment's own folder",
         )
     return _ok("manager", found)
 
 
 def check_version(manager: str, *, is_asked: bool) -> Finding:
-    """Apply the version rule, as a keeper does before it runs anything."""
+    """Apply the version rule, as a keeper does before it starts a trial."""
     found = f"keeper {__version__}, manager {manager}"
     if versions_agree(manager, __version__):
         return _ok("version", found)
@@ -328,7 +331,7 @@ def check_name(address: str, _: Mapping[str, SettingValue]) -> Finding:
         return _fail(
             "name",
             f"cannot resolve {host}: {error.strerror if isinstance(error, OSError) else error}",
-            "fix DNS in this container, or give the manager an address that is known here",
+            "fix DNS in this container, or configure an address of the manager that this container can resolve",
         )
     if numbers == [host]:
         return Finding("name", Outcome.SKIP, f"{host} needs no name resolution")
@@ -340,43 +343,45 @@ def check_tcp(address: str, _: Mapping[str, SettingValue]) -> Finding:
     began_s = time.monotonic()
     try:
         with socket.create_connection(host_and_port(address), timeout=MAX_STEP_S):
-            return _ok("tcp", f"{address} answers in {1000 * (time.monotonic() - began_s):.1f} ms")
+            return _ok("tcp", f"connected to {address} in {1000 * (time.monotonic() - began_s):.1f} ms")
     except ConnectionRefusedError:
         return _fail(
             "tcp",
-            f"{address} refuses: the machine is there and nobody listens",
-            "see whether the manager runs (`nnictl resume` brings it back) and listens for other machines",
+            f"{address} refuses connections: the machine responds, but no program listens on the port",
+            "check that the manager runs (`nnictl resume` starts it again) and listens on an address for other machines",
         )
     except TimeoutError:
         return _fail(
             "tcp",
-            f"{address} does not answer within {MAX_STEP_S:g} s",
-            "let firewalls and network policies pass this port between container and manager",
+            f"{address} does not respond within {MAX_STEP_S:g} s",
+            "open this port between container and manager in firewalls and network policies",
         )
     except OSError as error:
         return _fail(
             "tcp",
             f"cannot reach {address}: {error.strerror or error}",
-            "see `name` above, and the network's routes",
+            "check the result of `name` above, and the network's routes",
         )
 
 
 def check_tls(certificate: str | None, address: str, _: Mapping[str, SettingValue]) -> Finding:
     """Check that the listener has the certificate that manager.json names."""
     if certificate is None:
-        return Finding("tls", Outcome.SKIP, "manager.json names no certificate: nothing is encrypted")
+        return Finding(
+            "tls", Outcome.SKIP, "manager.json names no certificate: the connection is not encrypted"
+        )
     from trial_keeper.host.trust import verify_certificate
 
     try:
         problem = verify_certificate(address, certificate, MAX_STEP_S)
     except OSError:
-        return Finding("tls", Outcome.SKIP, f"nobody to ask at {address}")
+        return Finding("tls", Outcome.SKIP, f"no server responds at {address}")
     if problem is None:
         return _ok("tls", f"{address} has the certificate that manager.json names")
     return _fail(
         "tls",
         problem,
-        "see what listens there, or stands in between; `nnictl resume` writes manager.json again",
+        "check which program listens there, and proxies on the way; `nnictl resume` writes manager.json again",
     )
 
 
@@ -386,8 +391,8 @@ def check_service(
     """Check that the manager accepts this job's keeper. The session of the running keeper is not affected."""
     missing = [name for name in ("experiment_id", "job_id", "token") if name not in values]
     if missing:
-        return Finding("grpc", Outcome.SKIP, f"cannot say Hello without {', '.join(missing)}")
-    import grpc  # here, since only this check needs the 80 ms of its import
+        return Finding("grpc", Outcome.SKIP, f"cannot send Hello without {', '.join(missing)}")
+    import grpc  # not at the top: the import takes 80 ms, and only this check needs it
 
     from trial_keeper.host.link import open_channel
     from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
@@ -403,7 +408,7 @@ def check_service(
                 verify_listener_uid(*host_and_port(address), [manager_uid])
             except UntrustedListener as error:
                 return _fail(
-                    "grpc", str(error), "`nnictl resume` brings the manager back, at a port of its own"
+                    "grpc", str(error), "run `nnictl resume`, which starts the manager on a port of its own"
                 )
     job_id, token = str(values["job_id"]), str(values["token"])
     hello = Hello(__version__, str(values["experiment_id"]), job_id, "doctor", is_probe=True)
@@ -422,9 +427,9 @@ def check_service(
         except (StopIteration, MessageInvalid):
             answer = None
     if not isinstance(answer, Welcome):
-        return _fail("grpc", f"{address} does not speak as a manager does", "see which program listens there")
+        return _fail("grpc", f"{address} is not a manager", "check which program listens there")
     took_ms = 1000 * (time.monotonic() - began_s)
-    return _ok("grpc", f"manager {answer.version} at {address} lets job {job_id} in, after {took_ms:.0f} ms")
+    return _ok("grpc", f"manager {answer.version} at {address} accepted job {job_id} in {took_ms:.0f} ms")
 
 
 def _refusal(address: str, error: Exception) -> Finding:
@@ -443,7 +448,7 @@ def _refusal(address: str, error: Exception) -> Finding:
     return _fail(
         "grpc",
         f"no Welcome from {address}: {code.name} {details}",
-        "see `tcp` above; if that is OK, something else listens there, or a proxy stands in between",
+        "check `tcp` above; if that is OK, another program listens there, or a proxy interferes",
     )
 
 
@@ -453,7 +458,7 @@ def at_each(
     addresses: Iterable[str],
     values: Mapping[str, SettingValue],
 ) -> list[Finding]:
-    """Run the check at each address. A keeper tries them in turn, so one that works is enough: others only WARN."""
+    """Run the check at each address. A keeper tries all addresses in turn, so if one works, failures at others only WARN."""
     findings = [bounded(name, lambda address=address: check(address, values)) for address in addresses]  # type: ignore[misc]
     one_serves = any(finding.outcome is Outcome.OK for finding in findings)
     return [
@@ -483,7 +488,7 @@ def _cause(error: KeeperError) -> str:
 
 
 def _of_text(check: str, outcome: Outcome, text: str) -> Finding:
-    """Split one of our own messages, which end with the remedy, into a finding."""
+    """Split one of the keeper's messages, which end with the remedy, into a finding."""
     found, _, remedy = text.partition("; ")
     return Finding(check, outcome, found, remedy)
 

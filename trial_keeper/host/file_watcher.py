@@ -1,13 +1,13 @@
-"""Schedules the polls of growing files: inotify reports writes, and a slow poll covers those that it misses.
+"""Schedules the polls of growing files: inotify reports writes, and a slow poll finds the writes that inotify misses.
 
 Theory of operation. A trial's processes run on the keeper's own kernel, so inotify reports their writes even if the files are
-on NFS, FUSE or an overlay. It does not report writes through a memory mapping, and it may be unavailable: in a sandbox, or if
+on NFS, FUSE or an overlay. But inotify reports no writes through a memory mapping, and may be unavailable: in a sandbox, or if
 the user has exhausted `max_user_instances` or `max_user_watches`. So files are also polled every second, or several times a
 second without inotify.
 
-A trial may write 200,000 times a second, and reporting each write would slow it down by half (0.75 µs on top of 1.5 µs).
-So each watch reports one write only (IN_ONESHOT); then the file is polled and watched again. If it was written to soon after,
-it is throttled before the next poll and watch. So a bulk writer causes one poll every `rest_s`, an occasional write is reported
+A trial may write 200,000 times a second, and reporting each write would slow the trial down by half (0.75 µs on top of 1.5 µs).
+So each watch reports one write only (IN_ONESHOT); then the file is polled and watched again. A file that is written to again soon
+is throttled before the next poll and watch. So a bulk writer causes one poll every `cooldown_s`, an occasional write is reported
 at once, and a bulk writer of one file does not delay the reports of another.
 
 Source: inotify(7).
@@ -22,12 +22,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# The latency of writes that inotify does not report; the polls cost 0.03 % of a core.
-SLOW_LOOK_S = 1.0
-# Without inotify: polls soon after a change, and at growing intervals without one, at 0.7 % of a core.
+# The latency of writes that inotify does not report. These polls cost 0.03 % of a core.
+SLOW_POLL_S = 1.0
+# Without inotify: the interval is short after a change and grows until the next. These polls cost 0.7 % of a core.
 MIN_POLL_S = 0.01
 MAX_POLL_S = 0.05
-_SLOWING = 1.3
+_SLOWDOWN = 1.3
 # linux/inotify.h
 _IN_MODIFY = 0x2
 _IN_IGNORED = 0x8000
@@ -39,7 +39,7 @@ _READ_BYTES = 4096
 @dataclass(slots=True)
 class _Watched:
     path: Path
-    rest_s: float
+    cooldown_s: float
     watched_since_s: float
 
 
@@ -49,58 +49,58 @@ class FileWatcher:
     def __init__(self) -> None:
         """Open inotify; without it `wait` becomes a timed poll."""
         self._watched: dict[int, _Watched] = {}
-        # Files with a reported write and no new watch yet, with the time when that is due.
-        self._resting: list[tuple[float, _Watched]] = []
+        # Files with a reported write and no new watch yet, with the time when the watch is due.
+        self._throttled: list[tuple[float, _Watched]] = []
         self._poll_s = MIN_POLL_S
         self._woken = asyncio.Event()
-        self._look_is_asked = False
+        self._poll_is_due = False
         self._libc = ctypes.CDLL(None, use_errno=True)
         descriptor: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._descriptor = descriptor if descriptor >= 0 else None
 
     @property
-    def comes_from_the_kernel(self) -> bool:
+    def uses_inotify(self) -> bool:
         """True if inotify reports the writes; otherwise the files are polled."""
         return self._descriptor is not None
 
-    def add(self, path: Path, *, rest_s: float) -> None:
-        """Watch this existing file from now on: writes in quick succession are reported only every `rest_s`."""
-        if not self._watch(_Watched(path, rest_s, 0.0)):
-            # A single unwatched file requires polling, and one poll covers all files.
+    def add(self, path: Path, *, cooldown_s: float) -> None:
+        """Watch this existing file from now on: writes in quick succession are reported only every `cooldown_s`."""
+        if not self._watch(_Watched(path, cooldown_s, 0.0)):
+            # One unwatched file requires polling, and each poll covers all files.
             self.close()
 
     def remove(self, path: Path) -> None:
         """Stop watching this file."""
-        self._resting = [entry for entry in self._resting if entry[1].path != path]
+        self._throttled = [entry for entry in self._throttled if entry[1].path != path]
         for watch in [watch for watch, watched in self._watched.items() if watched.path == path]:
             self._libc.inotify_rm_watch(self._descriptor, watch)
             del self._watched[watch]
 
     def poll_now(self) -> None:
-        """Let `wait` return: another event requires a poll."""
-        self._look_is_asked = True
+        """Make `wait` return, because another event requires a poll."""
+        self._poll_is_due = True
         self._woken.set()
 
-    async def wait(self, *, grew: bool, longest_s: float = SLOW_LOOK_S) -> None:
+    async def wait(self, *, grew: bool, longest_s: float = SLOW_POLL_S) -> None:
         """Return when the files are to be polled. `grew`: true if the last poll found new bytes.
 
-        The next call reports writes that come after this one returned, so nothing is missed between a poll and the next wait.
+        The next call reports writes after this call's return, so no write is missed between a poll and the next wait.
         """
         if self._descriptor is None:
-            self._poll_s = MIN_POLL_S if grew else min(self._poll_s * _SLOWING, MAX_POLL_S)
+            self._poll_s = MIN_POLL_S if grew else min(self._poll_s * _SLOWDOWN, MAX_POLL_S)
             longest_s = min(longest_s, self._poll_s)
         deadline_s = time.monotonic() + longest_s
-        while not self._look_is_asked and not self._watch_again() and time.monotonic() < deadline_s:
-            wakes_at_s = min([deadline_s, *(due_s for due_s, _ in self._resting)])
+        while not self._poll_is_due and not self._watch_again() and time.monotonic() < deadline_s:
+            wakes_at_s = min([deadline_s, *(due_s for due_s, _ in self._throttled)])
             await self._sleep(wakes_at_s - time.monotonic())
-        self._look_is_asked = False
+        self._poll_is_due = False
 
     def close(self) -> None:
-        """Close inotify; from here on `wait` is a timed poll."""
+        """Close inotify; afterwards `wait` is a timed poll."""
         self._watched.clear()
-        self._resting.clear()
+        self._throttled.clear()
         if self._descriptor is not None:
-            self._stop_listening()
+            self._remove_reader()
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -116,19 +116,19 @@ class FileWatcher:
         return bool(watch >= 0)
 
     def _watch_again(self) -> bool:
-        """Watch the files again whose throttle has expired, before they are polled. True if there were any."""
+        """Watch files again whose throttle has expired, before they are polled. True if there were any."""
         now_s = time.monotonic()
         for watched in self._written():
-            self._resting.append((max(now_s, watched.watched_since_s + watched.rest_s), watched))
-        due = [watched for due_s, watched in self._resting if due_s <= now_s]
-        self._resting = [entry for entry in self._resting if entry[0] > now_s]
+            self._throttled.append((max(now_s, watched.watched_since_s + watched.cooldown_s), watched))
+        due = [watched for due_s, watched in self._throttled if due_s <= now_s]
+        self._throttled = [entry for entry in self._throttled if entry[0] > now_s]
         for watched in due:
-            # Fails for a file that the trial has removed, which the slow poll covers.
+            # Fails for a file that the trial has removed; the slow poll handles that.
             self._watch(watched)
         return bool(due)
 
     def _written(self) -> list[_Watched]:
-        """Return the files that were written to since their watch was set, which has now ended."""
+        """Return the files that were written to since their watch was set. These watches have ended."""
         events = b""
         if self._descriptor is not None:
             with contextlib.suppress(BlockingIOError):
@@ -137,25 +137,25 @@ class FileWatcher:
         return [self._watched.pop(watch) for watch in ended if watch in self._watched]
 
     async def _sleep(self, longest_s: float) -> None:
-        """Sleep until inotify has events, or `poll_now` wakes it."""
+        """Sleep until inotify has events, or until `poll_now` is called."""
         loop = asyncio.get_running_loop()
         self._woken.clear()
         if self._descriptor is not None:
-            loop.add_reader(self._descriptor, self._hear)
+            loop.add_reader(self._descriptor, self._on_readable)
         # Not `wait_for`, which creates a task each time.
         waker = loop.call_later(max(longest_s, 0.0), self._woken.set)
         try:
             await self._woken.wait()
         finally:
             waker.cancel()
-            self._stop_listening()
+            self._remove_reader()
 
-    def _hear(self) -> None:
-        # The event is still unread, so the reader would fire again and again.
-        self._stop_listening()
+    def _on_readable(self) -> None:
+        # The event stays unread for now, so the reader would fire again and again.
+        self._remove_reader()
         self._woken.set()
 
-    def _stop_listening(self) -> None:
+    def _remove_reader(self) -> None:
         if self._descriptor is not None:
             # Without a running loop there is no reader.
             with contextlib.suppress(RuntimeError):

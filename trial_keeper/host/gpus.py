@@ -15,7 +15,7 @@ class GpusUnseen(UserError):
 
 
 class NvmlMissing(GpusUnseen):
-    """There is a driver, and nothing installed that asks it."""
+    """The driver is installed, but the library that queries it is not."""
 
 
 class Gpus:
@@ -25,22 +25,22 @@ class Gpus:
         """Load the driver's library and list the GPUs.
 
         Raises:
-            GpusUnseen: no driver in this container, or it does not work.
+            GpusUnseen: this container has no driver, or the driver does not work.
             NvmlMissing: nvidia-ml-py is not installed.
         """
         try:
-            # Before the import, whose 40 ms and some MB a machine without GPUs saves.
+            # Before the import: a machine without GPUs saves its 40 ms and some MB.
             ctypes.CDLL(_DRIVER_LIBRARY)
         except OSError as error:
             raise GpusUnseen(
-                f"cannot ask for GPUs: {_DRIVER_LIBRARY} is not here; "
+                f"cannot list GPUs: there is no {_DRIVER_LIBRARY} in this container; "
                 "start the container with NVIDIA's container runtime if the machine has GPUs"
             ) from error
         try:
             import pynvml  # of nvidia-ml-py, an optional extra
         except ImportError as error:
             raise NvmlMissing(
-                "cannot ask for GPUs: nvidia-ml-py is not installed; pip install 'trial-keeper[gpu]' where the keeper is"
+                "cannot list GPUs: nvidia-ml-py is not installed; run pip install 'trial-keeper[gpu]' in the keeper's environment"
             ) from error
         self._nvml: Any = pynvml
         try:
@@ -51,7 +51,7 @@ class Gpus:
             ]
         except self._nvml.NVMLError as error:
             raise GpusUnseen(
-                f"cannot ask for GPUs: the driver says {str(error)!r}; "
+                f"cannot list GPUs: the driver reports {str(error)!r}; "
                 "check that nvidia-smi works in this container and on its machine"
             ) from error
 
@@ -65,11 +65,11 @@ class Gpus:
             try:
                 names.append(str(self._nvml.nvmlDeviceGetName(handle)))
             except self._nvml.NVMLError as error:
-                names.append(f"a GPU that says {str(error)!r}")
+                names.append(f"a GPU with the error {str(error)!r}")
         return names
 
     def usage(self, indices: tuple[int, ...] | None) -> tuple[GpuUsage, ...]:
-        """Return the current usage of these GPUs; None: all. A GPU that does not answer is omitted."""
+        """Return the current usage of these GPUs, or of all for None. A GPU that does not respond is omitted."""
         usages = []
         for index, handle in enumerate(self._handles):
             if indices is not None and index not in indices:

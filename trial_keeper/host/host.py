@@ -1,6 +1,6 @@
 """Executes the keeper's effects: the one event loop of a keeper process.
 
-It is one class despite its length: every effect needs the same loop, link, process and attempts. All decisions are in
+This module is one class despite its length: every effect needs the same loop, link, process and attempts. All decisions are in
 `core.keeper`.
 """
 
@@ -21,16 +21,10 @@ from trial_keeper.core.environment import trial_environ
 from trial_keeper.core.keeper import Keeper
 from trial_keeper.errors import KeeperError
 from trial_keeper.exit_codes import of_signal
-from trial_keeper.host.attempt_files import (
-    Tail,
-    claim_attempt,
-    not_writable,
-    read_trial,
-    try_read_trial,
-)
+from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_trial, try_read_trial
 from trial_keeper.host.cached_listing import CachedListing
 from trial_keeper.host.cgroups import MemoryCgroup
-from trial_keeper.host.file_watcher import SLOW_LOOK_S, FileWatcher
+from trial_keeper.host.file_watcher import SLOW_POLL_S, FileWatcher
 from trial_keeper.host.mount import with_code
 from trial_keeper.host.orphan_reaper import OrphanReaper
 from trial_keeper.host.output_forwarder import OutputForwarder
@@ -55,18 +49,18 @@ from trial_keeper.wire.workspace import (
 if TYPE_CHECKING:
     from trial_keeper.host.link import ManagerLink
 
-# Bounds the polls of a file that grows fast; a person who follows a log does not notice the delay.
-_METRICS_REST_S = 0.01
-_LOGS_REST_S = 0.1
-# Only while a stop is in progress: no signal reports the end of a group's last process.
-_GROUP_LOOK_S = 0.05
+# These limit the polls of a file that grows fast; a person who follows a log does not notice the delay.
+_METRICS_COOLDOWN_S = 0.01
+_LOGS_COOLDOWN_S = 0.1
+# Used only while a stop is in progress: no signal reports the end of a group's last process.
+_GROUP_POLL_S = 0.05
 # No file grows without a trial, and a new trial wakes the loop.
-_IDLE_LOOK_S = 3600.0
-_MANAGER_LOOK_S = 1.0
+_IDLE_POLL_S = 3600.0
+_MANAGER_POLL_S = 1.0
 # Membership of a control group changes rarely, and short trials start many times a second.
-_SHARED_MEMORY_LOOK_S = 1.0
-# The writer thread competes with this one for the interpreter, while a trial may be about to start.
-_LINES_REST_S = 0.1
+_SHARED_MEMORY_POLL_S = 1.0
+# The writer thread competes with the loop's thread for the interpreter, while a trial may be about to start.
+_LINES_COOLDOWN_S = 0.1
 _MESSAGE_BYTES = 4096
 # Exit statuses of a killed command, and of a shell whose command was killed.
 _KILLED = (-signal.SIGKILL, of_signal(signal.SIGKILL))
@@ -76,7 +70,7 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 @dataclass(frozen=True, slots=True)
 class HostBaseline:
-    """The host's state before a trial, so not caused by it. The end of one trial is the baseline of the next."""
+    """The host's state before a trial. The state at the end of one trial is the baseline of the next."""
 
     in_tmp: frozenset[str]
     """The entries of the temporary folder."""
@@ -96,7 +90,7 @@ class _Attempt:
     sizes: Offsets = field(default_factory=dict)
     shares_memory: bool = False
     found: HostBaseline = HostBaseline(frozenset(), 0)
-    """The baseline at its start."""
+    """The baseline at the trial's start."""
     spawned_s: float = 0.0
     """On the monotonic clock."""
     sampler: UsageSampler | None = None
@@ -113,8 +107,8 @@ class Host:
     """
 
     def __init__(self, settings: KeeperSettings, workspace: Workspace, task: str) -> None:
-        # Before any thread runs. Process 1 needs none: its whole namespace ends with it.
-        self._guard = OrphanReaper() if os.getpid() != 1 else None
+        # Create the reaper before any thread runs. Process 1 needs none: the kernel ends its whole namespace with it.
+        self._reaper = OrphanReaper() if os.getpid() != 1 else None
         self._settings = settings
         self._environ = without_settings(os.environ)
         self._workspace = workspace
@@ -126,31 +120,31 @@ class Host:
         self._unrecorded: dict[AttemptKey, TrialEnded] = {}
         """Ends that could not be written to the workspace yet."""
         self._current: _Attempt | None = None
-        self._at_end: HostBaseline | None = None
-        """Set while the end of a trial is handled, during which the next one may start."""
+        self._end_baseline: HostBaseline | None = None
+        """Set while the end of a trial is handled; the next trial may start meanwhile."""
         self._prewarmed: TrialDocument | None = None
-        """The next trial's document, if it was prewarmed."""
+        """The document of the next trial, if that trial was prewarmed."""
         self._tmp = CachedListing(tempfile.gettempdir()) if settings.is_reused else None
         self._process: TrialProcess | None = None
-        self._news = FileWatcher()
+        self._watcher = FileWatcher()
         self._memory = MemoryCgroup.own()
         self._shared_memory = False
-        self._shared_memory_at_s = -_SHARED_MEMORY_LOOK_S
+        self._shared_memory_at_s = -_SHARED_MEMORY_POLL_S
         self._stderr = OutputForwarder(2)
         self._forwarders: dict[Stream, OutputForwarder] = {}
-        """Of the trial's output, if it is copied to the keeper's own."""
+        """The forwarders of the trial's output, if the keeper copies that output to its own."""
         if settings.relay_output:
             self._forwarders = {Stream.STDOUT: OutputForwarder(1), Stream.STDERR: self._stderr}
         self._showing: asyncio.TimerHandle | None = None
-        self._shown_at_s = -_LINES_REST_S
-        """When its thread was last woken for lines, on the loop's clock."""
+        self._shown_at_s = -_LINES_COOLDOWN_S
+        """When the stderr thread was last woken for lines, on the loop's clock."""
         self._warm: WarmStarts | None = None
         self._warm_marker: tuple[str, ...] = ()
         if settings.warm_imports and settings.is_reused:
             # In /proc a fork shows the interpreter's environment, not the trial's.
             self._warm_marker = (workspace.warm_marker(settings.job_id),)
             environ = self._common_environ() | {MARKER: self._warm_marker[0]}
-            self._warm = WarmStarts(settings.warm_imports, environ, self._say, self._register)
+            self._warm = WarmStarts(settings.warm_imports, environ, self._log_line, self._register)
         self._link: ManagerLink | None = None
         self._waiting_for_loop: list[events.Effect] = []
         self._early_signals: list[int] = []
@@ -164,12 +158,12 @@ class Host:
             signal.signal(number, lambda received, _: self._early_signals.append(received))
 
     def begin(self, trial: TrialDocument, key: AttemptKey, folder: AttemptFolder) -> None:
-        """Start a prepared trial; the single one of a job without reuse before `run`."""
+        """Start a prepared trial. In a job without reuse, called before `run` for its single trial."""
         self._attempts[key] = _Attempt(key, trial, folder)
         self._handle(events.TrialAssigned(key))
 
     async def run(self) -> int:
-        """Run until the keeper decides to exit. Returns its exit code. On any exception no trial process is left."""
+        """Run until the keeper decides to exit, and return its exit code. Any exception ends the trial's processes too."""
         try:
             return await self._run()
         finally:
@@ -177,11 +171,11 @@ class Host:
                 self._process.signal(kill=True)
             if self._warm is not None:
                 self._warm.close()
-            if self._guard is not None:
-                self._guard.close()
+            if self._reaper is not None:
+                self._reaper.close()
 
     async def _run(self) -> int:
-        # Importing gRPC takes 80 ms, while the trial already runs.
+        # The import takes 80 ms; the trial runs already.
         from trial_keeper.host.link import ManagerLink
 
         loop = asyncio.get_running_loop()
@@ -195,7 +189,7 @@ class Host:
         deferred, self._waiting_for_loop = self._waiting_for_loop, []
         self._perform(deferred)
         self._watch_usage()
-        self._look_at_process()
+        self._poll_process()
         watchers = [loop.create_task(self._watch_files()), loop.create_task(self._watch_manager())]
         self._handle(events.TimerFired())
         try:
@@ -209,7 +203,7 @@ class Host:
             await asyncio.gather(*(loop.run_in_executor(None, each.finish) for each in forwarders))
             for attempt in list(self._attempts.values()):
                 self._release(attempt.key)
-            self._news.close()
+            self._watcher.close()
         if self._failure is not None:
             raise self._failure
         return self._exit_code or 0
@@ -220,10 +214,10 @@ class Host:
         try:
             self._perform(self._keeper.handle(event, time.monotonic()))
             if self._link is not None:
-                self._link.gather(may_gather=self._keeper.queue_is_deep)
+                self._link.set_coalescing(is_allowed=self._keeper.queue_is_deep)
             self._set_timer()
         except Exception as error:  # noqa: BLE001 - raised again by `run`
-            # The poster of the event could only drop it, which would leave a keeper that neither works nor ends.
+            # The event's source would only drop the exception, and the keeper would neither work nor end.
             self._failure = self._failure or error
             self._done.set()
 
@@ -246,26 +240,26 @@ class Host:
         self._handle(events.TimerFired())
 
     def _note_ended_child(self) -> None:
-        self._look_at_process()
+        self._poll_process()
         if self._process is not None and self._process.ends_silently:
-            self._news.poll_now()  # poll at a short interval from now on
+            self._watcher.poll_now()  # poll at a short interval from now on
 
-    def _look_at_process(self) -> None:
+    def _poll_process(self) -> None:
         process, attempt = self._process, self._current
         status = process.poll() if process is not None else None
         if process is None or attempt is None or status is None:
             return
         leftovers = process.leftovers()
         self._process = self._current = None
-        if self._guard is not None:
-            # The warm interpreter stays, and detects the keeper's death only once its modules are imported.
-            self._guard.watch(self._warm_marker, self._spared)
-        at_end = self._at_end = self._surroundings(process.seen)
+        if self._reaper is not None:
+            # The warm interpreter continues. It detects the keeper's death only after its imports.
+            self._reaper.watch(self._warm_marker, self._exempt_sessions)
+        at_end = self._end_baseline = self._baseline(process.seen)
         in_tmp = at_end.in_tmp - attempt.found.in_tmp
         if leftovers or in_tmp:
             self._handle(events.CleanupFinished(attempt.key, leftovers, _listed(in_tmp)))
         attempt.tail.check(self._settings.streams)
-        self._tell_changes(attempt)
+        self._report_changes(attempt)
         self._handle(
             events.TrialExited(
                 attempt.key,
@@ -277,19 +271,19 @@ class Host:
                 out_of_memory=self._memory_shortage(attempt, at_end, status),
             )
         )
-        self._at_end = None
-        # The next trial may run already: anything that could block comes after its start.
+        self._end_baseline = None
+        # The next trial may run already: calls that could block come after its start.
         if attempt.usage is not None:
             attempt.usage.stop()
         for stream in self._watched_streams:
-            self._news.remove(attempt.folder.stream(stream))
-        self._news.poll_now()
+            self._watcher.remove(attempt.folder.stream(stream))
+        self._watcher.poll_now()
         if self._current is None:
             self._opened_link().limit_log_rate(are_paced=False)
 
-    def _surroundings(self, pids: frozenset[int] = frozenset()) -> HostBaseline:
+    def _baseline(self, pids: frozenset[int] = frozenset()) -> HostBaseline:
         return HostBaseline(
-            # The next trial of the job could find these entries.
+            # Only with reuse: the job's next trial could use these entries.
             self._tmp.names() if self._tmp is not None else frozenset(),
             self._memory.oom_kills() if self._memory is not None else 0,
             pids,
@@ -302,13 +296,13 @@ class Host:
         if memory is None or at_end.oom_kills == attempt.found.oom_kills:
             return None
         if status not in _KILLED and (attempt.shares_memory or self._shares_memory()):
-            return None  # the killed process may belong to another job, and this trial failed by itself
+            return None  # the killed process may belong to another job, so this trial's failure has another cause
         return events.OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
 
     def _shares_memory(self, longest_ago_s: float = 0.0) -> bool:
-        """True if other processes are counted in this keeper's control group, as on a laptop; a container has its own.
+        """True if this keeper's control group also contains other processes, as on a laptop. A container has its own group.
 
-        Returns the previous result if it is at most `longest_ago_s` old.
+        Returns the previous result if that is at most `longest_ago_s` old.
         """
         if self._memory is None or os.getpid() == 1:
             return False
@@ -317,9 +311,9 @@ class Host:
             return self._shared_memory
         before = self._memory.pids()
         known = {os.getpid(), *ancestors(), *descendants((os.getpid(),))}
-        if self._guard is not None:
-            known.add(self._guard.pid)
-        # A process that came or went meanwhile may be the trial's: a new shell forks its command.
+        if self._reaper is not None:
+            known.add(self._reaper.pid)
+        # A process that started or ended meanwhile may be the trial's: a new shell forks its command.
         others = before & (self._memory.pids() - known)
         self._shared_memory_at_s, self._shared_memory = now_s, bool(others)
         return self._shared_memory
@@ -330,22 +324,22 @@ class Host:
 
     async def _watch_files(self) -> None:
         while not self._done.is_set():
-            grew, longest_s, attempt = False, _IDLE_LOOK_S, self._current
+            grew, longest_s, attempt = False, _IDLE_POLL_S, self._current
             if attempt is not None:
                 sizes = attempt.tail.sizes(self._settings.streams)
                 grew = sizes != attempt.sizes
                 if grew:
                     attempt.sizes = sizes
                     self._handle(events.StreamsGrew(attempt.key, sizes))
-                # The group's last process need not be a child of this one, so its end comes without a signal.
+                # The group's last process need not be the keeper's child, so no signal reports its end.
                 is_silent = self._process is not None and self._process.ends_silently
-                longest_s = _GROUP_LOOK_S if is_silent else SLOW_LOOK_S
+                longest_s = _GROUP_POLL_S if is_silent else SLOW_POLL_S
             for forwarder in self._forwarders.values():
-                forwarder.look()
-            await self._news.wait(grew=grew, longest_s=longest_s)
-            self._look_at_process()
+                forwarder.poll()
+            await self._watcher.wait(grew=grew, longest_s=longest_s)
+            self._poll_process()
 
-    def _tell_usage(self, usage: Usage) -> None:
+    def _report_usage(self, usage: Usage) -> None:
         is_current = self._current is not None and self._current.key == usage.key
         if self._keeper.link.is_up and is_current:
             self._opened_link().send(usage)
@@ -353,24 +347,24 @@ class Host:
     async def _watch_manager(self) -> None:
         seen = self._manager_stamp()
         while True:
-            await asyncio.sleep(_MANAGER_LOOK_S)
-            # Retry: a full disk may have space again, and if the manager stays unreachable no other record of the end exists.
+            await asyncio.sleep(_MANAGER_POLL_S)
+            # Retry: a full disk may have space again, and without a manager exit.json is the only record of the end.
             with contextlib.suppress(OSError):
                 self._record_exits()
             if self._keeper.link.is_up:
                 continue
-            self._look_for_stop()
+            self._read_stop()
             stamp = self._manager_stamp()
             if stamp not in (None, seen):
                 self._handle(events.ManagerMoved())
             seen = stamp or seen
 
-    def _look_for_stop(self) -> None:
+    def _read_stop(self) -> None:
         """Read the stop request that the manager leaves in the workspace when it has no stream to the keeper."""
         attempt = self._current
         if attempt is None:
             return
-        # Missing, not visible yet, or incomplete: the next poll retries.
+        # The file may be missing, not visible yet, or incomplete: the next poll retries.
         with contextlib.suppress(OSError, DocumentInvalid):
             stop = stop_from_bytes(self._workspace.trial(attempt.key.trial_id).stop_json.read_bytes())
             self._handle(stop)
@@ -396,7 +390,7 @@ class Host:
                     self._prepare(effect.trial_id, effect.attempt_id)
                 case events.PrewarmTrial():
                     if self._warm is not None:
-                        # The running trial and its messages come first.
+                        # Later: the running trial and its messages have priority.
                         asyncio.get_running_loop().call_soon(
                             self._prewarm_next, effect.trial_id, effect.attempt_id
                         )
@@ -408,7 +402,7 @@ class Host:
                 case events.SignalTrial():
                     if self._process is not None:
                         self._process.signal(kill=effect.kill)
-                        self._news.poll_now()
+                        self._watcher.poll_now()
                 case events.RecordExit():
                     if effect.ended.key not in self._unclaimed:
                         self._unrecorded[effect.ended.key] = effect.ended
@@ -443,7 +437,7 @@ class Host:
     def _prewarm_next(self, trial_id: str, attempt_id: str) -> None:
         """Prewarm the next trial's process as far as possible without its folder."""
         if self._current is not None and self._current.key.trial_id == trial_id:
-            return  # it has started already
+            return  # the trial has started already
         trial = self._prewarmed = try_read_trial(self._workspace, trial_id, self._settings.command)
         folder = self._workspace.attempt(AttemptKey(trial_id, attempt_id, self._task))
         # A trial that unpacks a code snapshot starts without prewarming.
@@ -456,17 +450,17 @@ class Host:
 
     def _spawn(self, attempt: _Attempt) -> None:
         trial, folder = attempt.trial, attempt.folder
-        found = attempt.found = self._at_end or self._surroundings()
+        found = attempt.found = self._end_baseline or self._baseline()
         environ = self._environ_of(trial, folder)
         stdout, stderr = folder.stream(Stream.STDOUT), folder.stream(Stream.STDERR)
         markers = (str(folder.path), *self._warm_marker)
-        if self._guard is not None:
-            self._guard.watch(markers, self._spared)
+        if self._reaper is not None:
+            self._reaper.watch(markers, self._exempt_sessions)
         warm_pid: int | None = None
         if self._warm is not None:
             self._warm.prepare(trial.command)
             warm_pid = self._warm.start(trial, folder, environ)
-        exempt_sessions = self._spared
+        exempt_sessions = self._exempt_sessions
         began_s, began_at_s = time.monotonic(), time.time()
         try:
             if warm_pid is not None:
@@ -488,7 +482,7 @@ class Host:
         except KeeperError as error:
             self._handle(events.SpawnFailed(attempt.key, time.time(), error.exit_code, str(error)))
             return
-        attempt.shares_memory = self._shares_memory(_SHARED_MEMORY_LOOK_S)  # must not delay the start
+        attempt.shares_memory = self._shares_memory(_SHARED_MEMORY_POLL_S)  # must not delay the start
         self._current = attempt
         attempt.sampler = UsageSampler(
             attempt.key,
@@ -499,34 +493,34 @@ class Host:
         for stream, forwarder in self._forwarders.items():
             forwarder.follow(folder.stream(stream))
         for stream in self._watched_streams:
-            rest_s = _METRICS_REST_S if stream is Stream.METRICS else _LOGS_REST_S
-            self._news.add(folder.stream(stream), rest_s=rest_s)
-        self._news.poll_now()
+            cooldown_s = _METRICS_COOLDOWN_S if stream is Stream.METRICS else _LOGS_COOLDOWN_S
+            self._watcher.add(folder.stream(stream), cooldown_s=cooldown_s)
+        self._watcher.poll_now()
         if self._link is not None:
             self._link.limit_log_rate(are_paced=True)
         how = "the command runs" if warm_pid is None else "the command runs, as a fork of a warm interpreter"
         attempt.spawned_s = began_s
         self._handle(events.TrialSpawned(attempt.key, began_at_s, how))
-        # Opens the files, so that one that the trial replaces later is still tracked.
+        # This call opens the files, so that a file that the trial replaces later is still tracked.
         attempt.tail.sizes(self._settings.streams)
         self._watch_usage()
 
     @property
-    def _spared(self) -> tuple[int, ...]:
-        """Pids of the warm interpreter and its forks, which belong to no trial."""
+    def _exempt_sessions(self) -> tuple[int, ...]:
+        """The sessions of the warm interpreter and its forks, which belong to no trial."""
         return self._warm.exempt_sessions if self._warm is not None else ()
 
     def _register(self, pid: int) -> None:
-        """Register the session with the orphan reaper; the process executes nothing before this returns."""
-        if self._guard is not None:
-            self._guard.register(pid)
+        """Register a process's session with the orphan reaper, before the process executes anything."""
+        if self._reaper is not None:
+            self._reaper.register(pid)
 
     def _watch_usage(self) -> None:
         """Start the usage watch, if the event loop and a sampler exist."""
         attempt = self._current
         if self._link is None or attempt is None or attempt.sampler is None or attempt.usage is not None:
             return
-        attempt.usage = UsageWatch(attempt.sampler, self._tell_usage)
+        attempt.usage = UsageWatch(attempt.sampler, self._report_usage)
 
     def _record_exits(self) -> None:
         for ended in list(self._unrecorded.values()):
@@ -574,7 +568,7 @@ class Host:
     def _send_chunk(self, effect: events.SendChunk) -> None:
         chunk, attempt = effect.chunk, self._attempts.get(effect.key)
         if attempt is None or not self._keeper.is_due(effect):
-            return  # an earlier chunk of the same round could not be read
+            return  # an earlier chunk of this round could not be read
         data = attempt.tail.read(chunk.stream, chunk.offset, chunk.size_bytes)
         if len(data) == chunk.size_bytes:
             self._opened_link().send(Chunk(effect.key, chunk.stream, chunk.offset, data))
@@ -584,40 +578,42 @@ class Host:
             # Later chunks would leave a gap: reconnect and restart from the manager's offset.
             self._opened_link().drop(
                 f"cannot read {chunk.size_bytes} bytes of {chunk.stream.value} at {chunk.offset}: "
-                "the shared storage fails; check it"
+                "the shared storage failed; check its server and the network to it"
             )
-        self._tell_changes(attempt)
+        self._report_changes(attempt)
 
-    def _tell_changes(self, attempt: _Attempt) -> None:
+    def _report_changes(self, attempt: _Attempt) -> None:
         while attempt.tail.changes:
             self._handle(events.StreamChanged(attempt.key, *attempt.tail.changes.popitem()))
 
-    def _say(self, text: str) -> None:
+    def _log_line(self, text: str) -> None:
         self._log(events.LogDecision(None, text))
 
     def _log(self, effect: events.LogDecision) -> None:
         attempt = self._current if effect.key is None else self._attempts.get(effect.key)
         whose = self._settings.job_id if attempt is None else attempt.key
         line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{whose}] {effect.text}\n"
-        self._stderr.hold(line)
+        self._stderr.buffer(line)
         if self._link is None:
-            self._stderr.look()
+            self._stderr.poll()
         elif self._showing is None:
             loop = asyncio.get_running_loop()
-            self._showing = loop.call_at(max(loop.time(), self._shown_at_s + _LINES_REST_S), self._show_lines)
+            self._showing = loop.call_at(
+                max(loop.time(), self._shown_at_s + _LINES_COOLDOWN_S), self._show_lines
+            )
         if effect.key is not None and attempt is not None:
             self._writing(partial(_append, attempt.folder, line))
 
     def _show_lines(self) -> None:
         self._showing, self._shown_at_s = None, asyncio.get_running_loop().time()
-        self._stderr.look()
+        self._stderr.poll()
 
     def _writing(self, write: Callable[[], None]) -> None:
-        """Run a write to the workspace. An error is logged to stderr, as the link still delivers what cannot be written."""
+        """Run a write to the workspace. An error is only logged to stderr, as the link still delivers the data."""
         try:
             write()
         except OSError as error:
-            self._stderr.say(f"trial-keeper: {not_writable(self._workspace.root, error)}\n")
+            self._stderr.write(f"trial-keeper: {not_writable(self._workspace.root, error)}\n")
 
 
 def _append(folder: AttemptFolder, line: str) -> None:

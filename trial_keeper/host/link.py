@@ -30,8 +30,8 @@ _Result = TypeVar("_Result")
 # gRPC's own timeout for an unresponsive address is 20 s.
 CONNECT_TIMEOUT_S = 10.0
 CHANNEL_OPTIONS = [
-    # Detects a dead peer within 20 s. The ping timeout is also needed: if a middlebox still accepts the bytes, gRPC waits over
-    # a minute for a ping's answer. Ten seconds, because a ping queues behind a window of data, also on a link of 2 Mbit/s.
+    # Detect a dead peer within 20 s. The ping timeout is also needed: if a middlebox still accepts the bytes, gRPC waits over
+    # a minute for a ping's reply. It is ten seconds, because a ping queues behind a window of data, also on a link of 2 Mbit/s.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 10_000),
@@ -40,11 +40,11 @@ CHANNEL_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
 ]
-# While a trial runs. 1 MB of logs costs keeper and manager 20 ms of CPU. If both share two cores, sending all that a trial can
-# write (1 GB/s) would halve its rate; this rate costs it nothing. It is 60,000 lines a second, more than anyone reads.
+# The limit while a trial runs, about 60,000 lines a second. 1 MB of logs costs keeper and manager 20 ms of CPU. If both share two
+# cores with a trial that writes at full speed (1 GB/s), sending all of it would halve the trial's rate; this limit costs nothing.
 # Source: tests/benchmarks/bench_stdout.py.
 LOG_BYTES_PER_S = 5e6
-# Few large bursts need half the CPU of many small ones, and a log of moderate rate is never throttled.
+# Few large bursts need half the CPU of many small ones. A log of moderate rate is never throttled.
 LOG_BURST_BYTES = 512 * 1024
 # Statuses that a retry with the same manager cannot fix.
 _REFUSALS = (
@@ -55,21 +55,19 @@ _REFUSALS = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.UNIMPLEMENTED,
 )
-
-
-# One message of the stream: a single chunk, and well below a server's limit. The manager holds one of each keeper while its disk
-# hangs, so with 1,000 keepers larger ones would be most of its memory.
+# The limits of one stream message: a single chunk fits, and gRPC's own limit is far. While its disk hangs, the manager holds one
+# message of each keeper, so with 1,000 keepers larger messages would occupy most of its memory.
 MESSAGES_AT_ONCE = 64
 BYTES_AT_ONCE = 256 * 1024
-# Messages are coalesced for this long, from one message of the stream to the next, while the queue is deep. Otherwise each very
-# short trial would cost keeper and manager several stream messages.
+# The minimum time between two stream messages while the queue is deep. Without coalescing, each very short trial would cost
+# keeper and manager several stream messages.
 COALESCE_S = 0.03
-# Of metrics: a writer of this much in a moment has more, and is limited by its window.
+# A chunk of metrics of this size comes from a bulk writer, whose window already limits its rate.
 _MUCH_BYTES = 16 * 1024
 
 
 def _is_urgent(message: KeeperMessage) -> bool:
-    """True if the message, which is no log, flushes the coalesced ones: it is large, or another job is idle."""
+    """True if the message flushes the coalesced messages: it is large, or another job is idle. Never called for logs."""
     return isinstance(message, TrialRevoked) or _size_of(message) >= _MUCH_BYTES
 
 
@@ -78,13 +76,14 @@ def _size_of(message: KeeperMessage) -> int:
 
 
 class _SendQueue:
-    """Send queue of one stream, in two lanes: messages and metrics, then logs. Order inside a lane is kept.
+    """The send queue of one stream, in two lanes: messages and metrics first, then logs. Order inside a lane is kept.
 
-    So the end of an attempt may overtake its last log chunks; the manager waits for the sizes in it. The log lane has a rate
-    limit while logs are paced: after a burst of `LOG_BURST_BYTES` it pauses until the average is down to `LOG_BYTES_PER_S`.
+    So the end of an attempt may overtake its last log chunks; the end has the final sizes, for which the manager waits. The log
+    lane has a rate limit while logs are paced: after a burst of `LOG_BURST_BYTES` it pauses until the average is down to
+    `LOG_BYTES_PER_S`.
 
-    While coalescing is allowed, messages of the stream are at least `COALESCE_S` apart, and each takes everything queued,
-    logs last. A message after a longer pause is not delayed, and neither is a large amount or an urgent message.
+    While coalescing is allowed, stream messages are at least `COALESCE_S` apart, and each contains everything queued, logs last.
+    A message after a longer pause, a large amount and an urgent message are not delayed.
     """
 
     def __init__(self, logs_are_paced: Callable[[], bool]) -> None:
@@ -92,19 +91,19 @@ class _SendQueue:
         self._urgent: deque[KeeperMessage] = deque()
         self._logs: deque[Chunk] = deque()
         self._wakeup = asyncio.Event()
-        self._may_gather = False
+        self._may_coalesce = False
         self._flush = asyncio.Event()
-        self._pressing = 0
+        self._urgent_count = 0
         """Number of messages in the urgent lane that must be sent at once."""
         self._taken_at_s = -math.inf
         self._burst_began_s = 0.0
         self._burst_bytes = 0
 
     def put(self, message: KeeperMessage) -> None:
-        """Queue a message. The replication windows bound the queue.
+        """Queue a message. The queue is bounded, even if the manager reads nothing for a day.
 
-        All other messages occur once per link or attempt. Of an attempt's usage only the newest is kept, so a manager that reads
-        nothing for a day causes no growth.
+        The replication windows bound the chunks, and of an attempt's usage only the newest is kept. All other messages occur once
+        per link or attempt.
         """
         if isinstance(message, Usage):
             self._urgent = deque(
@@ -114,21 +113,21 @@ class _SendQueue:
             self._logs.append(message)
         else:
             self._urgent.append(message)
-            self._pressing += _is_urgent(message)
+            self._urgent_count += _is_urgent(message)
         self._wakeup.set()
         if not self._may_wait:
             self._flush.set()
 
-    def gather(self, *, may_gather: bool) -> None:
+    def set_coalescing(self, *, is_allowed: bool) -> None:
         """Allow or forbid delaying messages to coalesce them, from now on."""
-        self._may_gather = may_gather
+        self._may_coalesce = is_allowed
         if not self._may_wait:
             self._flush.set()
 
     @property
     def _may_wait(self) -> bool:
         is_much = len(self._urgent) + len(self._logs) >= MESSAGES_AT_ONCE
-        return self._may_gather and not self._pressing and not is_much
+        return self._may_coalesce and not self._urgent_count and not is_much
 
     def begin_burst(self) -> None:
         """Restart the log rate limit after it was switched on or off: earlier bytes do not count."""
@@ -140,12 +139,12 @@ class _SendQueue:
         while self._next() is None:
             self._wakeup.clear()
             with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-                await asyncio.wait_for(self._wakeup.wait(), self._rest_s() if self._logs else None)
-        await self._gathered()
+                await asyncio.wait_for(self._wakeup.wait(), self._pause_s() if self._logs else None)
+        await self._wait_for_interval()
         self._taken_at_s = time.monotonic()
         return self._pop()
 
-    async def _gathered(self) -> None:
+    async def _wait_for_interval(self) -> None:
         """Return once the next message of the stream may be sent."""
         left_s = self._taken_at_s + COALESCE_S - time.monotonic()
         if self._may_wait and left_s > 0:
@@ -154,9 +153,9 @@ class _SendQueue:
                 await asyncio.wait_for(self._flush.wait(), left_s)
 
     def take_more(self, taken_bytes: int) -> list[KeeperMessage]:
-        """Return what fits into one stream message beside `taken_bytes`: other urgent messages, and logs while coalescing."""
+        """Return the messages that fit into one stream message beside `taken_bytes`; logs only while coalescing."""
         more: list[KeeperMessage] = []
-        while (self._urgent or self._may_gather) and 1 + len(more) < MESSAGES_AT_ONCE:
+        while (self._urgent or self._may_coalesce) and 1 + len(more) < MESSAGES_AT_ONCE:
             if (following := self._next()) is None:
                 break
             taken_bytes += _size_of(following)
@@ -168,16 +167,16 @@ class _SendQueue:
     def _next(self) -> KeeperMessage | None:
         if self._urgent:
             return self._urgent[0]
-        return self._logs[0] if self._logs and self._rest_s() <= 0 else None
+        return self._logs[0] if self._logs and self._pause_s() <= 0 else None
 
     def _pop(self) -> KeeperMessage:
         if not self._urgent:
             return self._take_log()
         message = self._urgent.popleft()
-        self._pressing -= _is_urgent(message)
+        self._urgent_count -= _is_urgent(message)
         return message
 
-    def _rest_s(self) -> float:
+    def _pause_s(self) -> float:
         if self._burst_bytes < LOG_BURST_BYTES or not self._logs_are_paced():
             return 0.0
         return self._burst_began_s + self._burst_bytes / LOG_BYTES_PER_S - time.monotonic()
@@ -192,7 +191,7 @@ class _SendQueue:
 
 
 class ManagerLink:
-    """One stream at a time. Everything that happens on it is posted as an event, in order."""
+    """The stream to the manager, one at a time. Posts the stream's events in order."""
 
     def __init__(self, workspace: Workspace, settings: KeeperSettings, post: Callable[[Event], None]) -> None:
         self._workspace = workspace
@@ -204,25 +203,25 @@ class ManagerLink:
         self._tries = 0
 
     def limit_log_rate(self, *, are_paced: bool) -> None:
-        """Switch the rate limit of logs: on while a trial runs, as sending them costs it CPU; off for full speed."""
+        """Switch the rate limit of logs: on while a trial runs, as sending logs takes CPU time from the trial; else off."""
         self._logs_are_paced = are_paced
         self._outgoing.begin_burst()
 
-    def gather(self, *, may_gather: bool) -> None:
+    def set_coalescing(self, *, is_allowed: bool) -> None:
         """Allow delaying messages to coalesce them, from now on, if the manager waits for none of them."""
-        self._outgoing.gather(may_gather=may_gather)
+        self._outgoing.set_coalescing(is_allowed=is_allowed)
 
     def open(self, hello: Hello) -> None:
         """Connect in the background; cancels a connection attempt in progress."""
         if self._task is not None:
             self._task.cancel()
-        # A stream keeps its original queue: one that is closing must neither take its successor's messages nor post events.
+        # Each stream has its own queue: a closing stream must neither send its successor's messages nor post events.
         self._outgoing = self._new_outgoing()
         self._outgoing.put(hello)
         self._task = asyncio.get_running_loop().create_task(self._run(self._outgoing))
 
     def send(self, message: KeeperMessage) -> None:
-        """Queue a message: behind others of its kind, and logs behind all others."""
+        """Queue a message after the others of its lane; see `_SendQueue`."""
         self._outgoing.put(message)
 
     def drop(self, cause: str) -> None:
@@ -253,7 +252,7 @@ class ManagerLink:
         """Exchange messages until the stream ends. Returns the cause."""
         try:
             document = ManagerDocument.from_bytes(self._workspace.manager_json.read_bytes())
-            # In a container the keeper's user may differ from the manager's, who owns the document.
+            # The document's owner is the manager's user, which may differ from the keeper's in a container.
             manager_uid = self._workspace.manager_json.stat().st_uid
         except (OSError, DocumentInvalid) as error:
             return LinkLost(f"cannot read {self._workspace.manager_json}: {error}")
@@ -265,13 +264,13 @@ class ManagerLink:
                 if document.certificate is None:
                     # Without a certificate only the uid shows that the manager still owns this port.
                     verify_listener_uid(*host_and_port(address), [manager_uid])
-                await self._talk(channel, outgoing)
+                await self._exchange(channel, outgoing)
             except TimeoutError:
-                return LinkLost(f"no answer from {address} within {CONNECT_TIMEOUT_S:g} s")
+                return LinkLost(f"{address} does not respond within {CONNECT_TIMEOUT_S:g} s")
             except UntrustedListener as error:
                 return LinkLost(str(error))
             except ConnectionRefusedError:
-                return LinkLost(f"nobody listens at {address}")
+                return LinkLost(f"no program listens at {address}")
             except OSError as error:
                 return LinkLost(str(error))
             except grpc.aio.AioRpcError as error:
@@ -281,10 +280,10 @@ class ManagerLink:
                 return LinkRefused(str(error))
             return LinkLost(f"{address} closed the stream")
 
-    async def _talk(self, channel: grpc.aio.Channel, outgoing: _SendQueue) -> None:
+    async def _exchange(self, channel: grpc.aio.Channel, outgoing: _SendQueue) -> None:
         metadata = ((JOB_KEY, self._settings.job_id), (TOKEN_KEY, self._settings.token))
         call = KeeperServiceStub(channel).Connect(_requests(outgoing), metadata=metadata)
-        # An address without a listener fails at once; one that drops packets takes the full timeout.
+        # An address without a listener fails at once; a firewall that drops packets causes the full timeout.
         response = await within(CONNECT_TIMEOUT_S, call.read())
         while isinstance(response, pb.ConnectResponse):
             for message in manager_messages_from_pb(response):
@@ -293,10 +292,10 @@ class ManagerLink:
 
 
 async def within(timeout_s: float, work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Return the result of `work`, if it finishes in time.
+    """Return the result of `work`, if that finishes in time.
 
-    Unlike asyncio.wait_for before Python 3.12, it does not lose a cancellation in the tick in which `work` ends. A cancelled
-    stream would otherwise open beside its successor, and closing the link would wait for it forever.
+    asyncio.wait_for before Python 3.12 may lose a cancellation in the tick in which `work` ends. A cancelled stream would then
+    open beside its successor, and closing the link would wait for that stream forever.
 
     Raises:
         TimeoutError: `work` did not finish in time.
@@ -332,14 +331,14 @@ async def _connected(channel: grpc.aio.Channel, address: str, certificate: str |
     """Wait until the channel is connected. A failure raises, because the keeper schedules the retries, not gRPC.
 
     Raises:
-        ConnectionError: there is no listener, or it is not the manager.
+        ConnectionError: there is no listener, or the listener is not the manager.
     """
     if certificate is not None:
-        # gRPC verifies it too, but reports no cause.
+        # gRPC verifies the certificate too, but reports no cause.
         problem = await asyncio.to_thread(verify_certificate, address, certificate, CONNECT_TIMEOUT_S / 2)
         if problem is not None:
             raise ConnectionError(problem)
     while (state := channel.get_state(try_to_connect=True)) is not grpc.ChannelConnectivity.READY:
         if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
-            raise ConnectionError(f"nobody listens at {address}")
+            raise ConnectionError(f"no program listens at {address}")
         await channel.wait_for_state_change(state)

@@ -1,4 +1,4 @@
-"""Preparation of the shared storage: wait for it, check it, test writing, and unpack the training code."""
+"""Prepares the shared storage: waits for the mount, checks it, tests writing, and unpacks the training code."""
 
 import gzip
 import os
@@ -17,12 +17,12 @@ from trial_keeper.errors import CodeDamaged, MountMissing, MountUnreadable, Work
 from trial_keeper.host.attempt_files import not_readable, not_writable, open_shared
 from trial_keeper.wire.workspace import AttemptFolder, TrialDocument, Workspace, is_safe_name
 
-# Mounted storage is available by then; a longer wait is logged.
-_SAYS_AFTER_S = 5.0
+# Healthy storage is available within this time; a longer wait is logged.
+_LOG_AFTER_S = 5.0
 _RETRY_DELAY_S = 0.2
-# The minimum wait lets the storage answer once.
-_ONE_LOOK_S = 1.0
-_MAY_COME = (MountMissing, MountUnreadable, WorkspaceMissing)
+# The storage needs this time to respond to one check.
+_MIN_WAIT_S = 1.0
+_TEMPORARY = (MountMissing, MountUnreadable, WorkspaceMissing)
 _PROBE_BYTES = 4096
 _READ_BYTES = 2**20
 _NAMES_SHOWN = 5
@@ -31,68 +31,67 @@ _NAMES_SHOWN = 5
 # ---- the mount
 
 
-def wait_for_mount(mount: Path, workspace: Workspace, wait_s: float, say: Callable[[str], None]) -> None:
+def wait_for_mount(mount: Path, workspace: Workspace, wait_s: float, log: Callable[[str], None]) -> None:
     """Return once the experiment's folder exists and is readable.
 
-    Polls in a separate thread, because a call on storage with an unreachable server hangs. `say` receives the current problem
+    Polls in a separate thread, because a call on storage with an unreachable server hangs. `log` receives the current problem
     after 5 s, and then at growing intervals.
 
     Raises:
-        MountMissing, MountUnreadable, WorkspaceMissing: it did not within `wait_s`.
+        MountMissing, MountUnreadable, WorkspaceMissing: the folder was not readable within `wait_s`.
     """
-    looks: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-    given_up = threading.Event()
+    results: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    stopped = threading.Event()
 
-    def look() -> None:
-        while not given_up.is_set():
+    def poll() -> None:
+        while not stopped.is_set():
             try:
-                look_at(mount, workspace)
+                check_mounted(mount, workspace)
             except Exception as error:  # noqa: BLE001 - raised by the waiting thread
-                looks.put(error)
+                results.put(error)
             else:
-                looks.put(None)
+                results.put(None)
                 return
-            given_up.wait(_RETRY_DELAY_S)
+            stopped.wait(_RETRY_DELAY_S)
 
     began_at_s = time.monotonic()
-    deadline_s = began_at_s + max(wait_s, _ONE_LOOK_S)
-    says_after_s = _SAYS_AFTER_S
+    deadline_s = began_at_s + max(wait_s, _MIN_WAIT_S)
+    log_after_s = _LOG_AFTER_S
     problem: Exception = MountUnreadable(
-        f"cannot read {mount}: the shared storage does not answer; check its server and the network to it"
+        f"cannot read {mount}: the shared storage does not respond; check its server and the network to it"
     )
-    # A daemon thread: one that hangs must not block the exit.
-    looker = threading.Thread(target=look, name="mount", daemon=True)
-    looker.start()
+    # A daemon thread: a poll that hangs must not block the exit.
+    thread = threading.Thread(target=poll, name="mount", daemon=True)
+    thread.start()
     try:
         while (now_s := time.monotonic()) < deadline_s:
-            says_at_s = began_at_s + says_after_s
-            if now_s >= says_at_s:
-                left_s = deadline_s - now_s
-                say(f"waiting for the shared storage, for {left_s:.0f} s yet: {problem}")
-                says_after_s *= 2
+            log_at_s = began_at_s + log_after_s
+            if now_s >= log_at_s:
+                log(f"waiting up to {deadline_s - now_s:.0f} s more for the shared storage: {problem}")
+                log_after_s *= 2
                 continue
             try:
-                seen = looks.get(timeout=min(says_at_s, deadline_s) - now_s)
+                result = results.get(timeout=min(log_at_s, deadline_s) - now_s)
             except queue.Empty:
                 continue
-            if seen is None:
-                looker.join()  # no other thread may run when the keeper forks
+            if result is None:
+                thread.join()  # no other thread may run when the keeper forks
                 return
-            if not isinstance(seen, _MAY_COME):
-                raise seen
-            problem = seen
+            if not isinstance(result, _TEMPORARY):
+                raise result
+            problem = result
         raise problem
     finally:
-        given_up.set()
+        stopped.set()
 
 
-def look_at(mount: Path, workspace: Workspace) -> None:
+def check_mounted(mount: Path, workspace: Workspace) -> None:
     """Check once that the experiment's folder exists, and that its manager.json is readable.
 
     Raises:
         MountMissing: there is no such path.
         WorkspaceMissing: the path exists, but the experiment's folder does not.
-        MountUnreadable: this user may not read it, or the storage fails.
+        MountUnreadable: this user may not read the folder, or the storage fails.
     """
     try:
         os.stat(mount)
@@ -101,8 +100,8 @@ def look_at(mount: Path, workspace: Workspace) -> None:
         there = next((folder for folder in (mount, *mount.parents) if os.path.isdir(folder)), Path("/"))
         if there != mount:
             raise MountMissing(
-                f"cannot enter {mount}: {error.strerror}, the last folder on the way is {there}; mount the shared storage in "
-                "this container at that path, which on OpenPAI containerNFSMountPath names"
+                f"cannot enter {mount}: {error.strerror} (the path exists only up to {there}); mount the shared storage "
+                f"at {mount} in this container, or correct the path (on OpenPAI containerNFSMountPath)"
             ) from error
         raise WorkspaceMissing(_why_missing(mount, workspace)) from error
     except OSError as error:
@@ -117,23 +116,23 @@ def _why_missing(mount: Path, workspace: Workspace) -> str:
     beginning = f"cannot find the experiment's folder {workspace.root}"
     if not names:
         return (
-            f"{beginning}: {mount} is empty; mount the shared storage there, the one that the manager has, on OpenPAI at "
-            "nniManagerNFSMountPath"
+            f"{beginning}: {mount} is empty; mount the manager's shared storage there (on OpenPAI the one that the manager has "
+            "at nniManagerNFSMountPath)"
         )
     if workspace.root.name in names:
         return (
-            f"{beginning}: it holds no {workspace.manager_json.name}; let the manager write it with `nnictl resume`, "
-            "or see why the storage does not show it"
+            f"cannot find {workspace.manager_json}; run `nnictl resume` so that the manager writes it, "
+            "or check why the storage does not show it"
         )
     shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
     return (
-        f"{beginning}: {mount} holds only {shown}; mount the storage that the manager has, on OpenPAI at nniManagerNFSMountPath, "
-        "unless the experiment was deleted"
+        f"{beginning}: {mount} contains only {shown}; unless the experiment was deleted, mount the manager's storage (on OpenPAI "
+        "the one that the manager has at nniManagerNFSMountPath)"
     )
 
 
 def written_folder(workspace: Workspace, trial_id: str | None) -> Path:
-    """The nearest existing parent of the first folder that a trial's keeper creates. `trial_id` None: of any trial's."""
+    """The nearest existing parent of the first folder that a trial's keeper creates. `trial_id` None: any trial."""
     folders = [workspace.trials]
     if trial_id is not None and is_safe_name(trial_id):
         trial = workspace.trial(trial_id)
@@ -142,17 +141,17 @@ def written_folder(workspace: Workspace, trial_id: str | None) -> Path:
 
 
 def check_writing(folder: Path) -> os.stat_result:
-    """Write a file there, synced to the storage, and remove it. Returns its status as the storage reported it.
+    """Write a file in the folder, sync it to the storage, and remove it. Returns the file's status as the storage reported it.
 
     Raises:
-        WorkspaceNotWritable: it cannot be written; a subclass names the cause.
+        WorkspaceNotWritable: the file cannot be written; a subclass names the cause.
     """
     path = folder / f".keeper-{uuid.uuid4().hex}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             os.write(descriptor, bytes(_PROBE_BYTES))
-            # A full or failing server reports it at fsync at the latest.
+            # A full or failing server reports the problem at fsync at the latest.
             os.fsync(descriptor)
             return path.stat()
         finally:
@@ -166,11 +165,11 @@ def check_writing(folder: Path) -> os.stat_result:
 
 
 def with_code(workspace: Workspace, trial: TrialDocument, folder: AttemptFolder) -> TrialDocument:
-    """Return the trial with its code folder: its own copy of the snapshot, or the folder it names.
+    """Return the trial with its code folder: a new copy of the snapshot, or the folder that the trial names.
 
     Raises:
-        CodeDamaged: the snapshot is incomplete, or not one of ours.
-        WorkspaceMissing, MountUnreadable: it is not there, or cannot be read.
+        CodeDamaged: the snapshot is incomplete, or was not packed by a manager.
+        WorkspaceMissing, MountUnreadable: the snapshot is missing, or cannot be read.
         WorkspaceNotWritable: there is no space for the copy.
     """
     if trial.code_snapshot is None:
@@ -197,12 +196,12 @@ def unpack_code(snapshot: Path, folder: Path) -> None:
                     fileobj=content, mode="r|", encoding="utf-8", errors="surrogateescape"
                 ) as archive:
                     _extract(archive, folder)
-                # Read on to the end of the file, where the checksum is.
+                # The checksum is at the end of the file.
                 while content.read(_READ_BYTES):
                     pass
         except (gzip.BadGzipFile, zlib.error, tarfile.TarError, EOFError, ValueError) as error:
             raise CodeDamaged(
-                f"cannot unpack {snapshot}: {error or 'it is not whole'}; remove it, and pack it again with `nnictl resume`"
+                f"cannot unpack {snapshot}: {error or 'it is incomplete'}; remove it, and run `nnictl resume` to pack it again"
             ) from error
         except OSError as error:
             raise not_writable(folder, error) from error
@@ -213,15 +212,17 @@ def _extract(archive: tarfile.TarFile, folder: Path) -> None:
     for member in archive:
         path = PurePosixPath(member.name)
         if not (member.isreg() or member.isdir() or member.issym()):
-            raise tarfile.ExtractError(f"{member.name!r} is neither file nor folder nor link")
+            raise tarfile.ExtractError(f"{member.name!r} is not a file, folder or link")
         if not links.isdisjoint(path.parents) or _leads_out(member.name):
-            raise tarfile.ExtractError(f"{member.name!r} lies outside")
+            raise tarfile.ExtractError(f"{member.name!r} is outside the code folder")
         if member.issym():
             links.add(path)
             if posixpath.isabs(member.linkname) or _leads_out(
                 posixpath.join(posixpath.dirname(member.name), member.linkname)
             ):
-                raise tarfile.ExtractError(f"{member.name!r} leads outside, to {member.linkname!r}")
+                raise tarfile.ExtractError(
+                    f"{member.name!r} links outside the code folder, to {member.linkname!r}"
+                )
         if hasattr(tarfile, "data_filter"):
             archive.extract(member, folder, filter="data")
         else:  # Python 3.10 before 3.10.12, and 3.11 before 3.11.4

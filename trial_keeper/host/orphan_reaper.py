@@ -1,10 +1,10 @@
-"""Ends the trial of a keeper that was killed, where no container ends with it.
+"""Ends the trial of a killed keeper, if no container does.
 
 The kernel's parent-death signal reaches only the command's first process and none of its children, and setting it requires
-another program's start or a slow fork before each trial. Instead a second process detects the keeper's death at once, whatever
-caused it: EOF on the pipe between them. Its instructions are in shared memory, so that it sleeps until then: a keeper may run
-hundreds of short trials a minute. The shared memory outlives the keeper, so a process that is registered there may execute at
-once, without waiting for an answer of the reaper.
+another program's start or a slow fork before each trial. Instead a second process detects any death of the keeper at once: EOF
+on the pipe between them. The reaper's instructions are in shared memory, so that it sleeps until then: a keeper may run hundreds
+of short trials a minute. The shared memory outlives the keeper, so a process that is registered in it may execute at once,
+without waiting for the reaper.
 """
 
 import contextlib
@@ -22,10 +22,10 @@ _LENGTH_BYTES = 4
 
 
 class OrphanReaper:
-    """A process beside the keeper that waits for the keeper's death. It is no child of the keeper, so it belongs to no trial.
+    """A process beside the keeper that waits for the keeper's death. It is not the keeper's child, so it belongs to no trial.
 
-    Create it before `processes.adopt_orphans` and before any thread runs. The last instruction wins; while nothing is watched,
-    the reaper ignores the keeper's end.
+    Create it before `processes.adopt_orphans` and before any thread runs. Only the last instruction counts. While nothing is
+    watched, the reaper ignores the keeper's end.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class OrphanReaper:
                 os.write(pid_writer, str(pid).encode())
                 code = 0
             finally:
-                # In no case may this fork continue as a second keeper.
+                # This fork must never continue as a second keeper.
                 os._exit(code)
         os.close(read_end)
         os.close(pid_writer)
@@ -53,7 +53,7 @@ class OrphanReaper:
             self.pid = int(file.read() or b"0")
 
     def watch(self, markers: Iterable[str], sessions: Collection[int] = ()) -> None:
-        """Set what the keeper's death ends: the processes with these markers, those in these sessions, and nothing else."""
+        """Set the processes to kill after the keeper's death: those with these markers and those in these sessions."""
         self._markers, self._sessions = tuple(markers), tuple(sessions)
         self._write("\n".join((" ".join(map(str, self._sessions)), *self._markers)))
 
@@ -85,10 +85,10 @@ def _last_instruction(slots: mmap.mmap) -> str:
 def _run_reaper(read_end: int, slots: mmap.mmap) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # meant for the keeper
+        signal.signal(number, signal.SIG_IGN)  # only the keeper handles these
     if read_end != 0:
         os.dup2(read_end, 0)
-    # A reader of the keeper's output waits for the last process that has it open.
+    # A reader of the keeper's output waits for the last process that has that pipe open.
     nothing = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 1)
     os.dup2(nothing, 2)

@@ -1,15 +1,15 @@
 """A trial's processes: a command that leads its own session, and everything it starts.
 
-Theory of operation. A process that double forks, leaves its group, creates a session or closes its descriptors still keeps
-its ancestors: this process adopts orphans, so everything that the trial started stays below it. Processes that another one
-started on the trial's behalf are found by their environment. Reading the environments of all processes of a machine is
+Theory of operation. The keeper adopts orphans. So everything that the trial started stays below the keeper, even a process that
+double forks, leaves its group, creates a session or closes its descriptors. Processes that
+another program started for the trial are found by their environment. Reading the environments of all processes of a machine is
 expensive, so pre-existing pids are skipped. Process 1 of a namespace has all processes below it. Cleanup kills round after
 round until two scans in a row find nothing. A process can fork while others die, but not after it was sent SIGKILL. A scan can
 miss a process that forks, executes or is adopted at that moment.
 
 A trial is registered before it executes: a shell blocks on a pipe, its stdin, until `register` has returned, and only then
-executes bash with the command. So the cleanup after a killed keeper has the pid and the session of everything that ever runs,
-including what BASH_ENV starts. EOF on the pipe signals the keeper's death, and the shell exits.
+executes bash with the command. So the cleanup after a killed keeper knows the pid and the session of every process, also of those
+that BASH_ENV starts. EOF on the pipe signals the keeper's death, and the shell exits.
 """
 
 import contextlib
@@ -43,21 +43,21 @@ from trial_keeper.wire.small_files import read_all, write_all
 from trial_keeper.wire.workspace import MARKER
 
 _MAX_SHOWN = 200
-# Most killed processes end within a millisecond. This bounds how long the keeper's loop blocks.
+# The maximum time for which the keeper's loop blocks. Most killed processes end within a millisecond.
 _SHORT_S = 0.05
 # sh sources no file at start. TMOUT would end the wait.
 # With -e and pipefail a failure inside a pipe or before the last line fails the trial.
 _START_GATE = 'TMOUT= read -r _ && exec "$0" -e -o pipefail -c "$1" </dev/null'
-# Half of all memory: the trial is killed before the keeper, but before other programs of a laptop only if it is really large.
+# Equals half of all memory: the kernel kills the trial before the keeper, but before other programs only if the trial is large.
 _OOM_SCORE_RAISE = 500
 _HIGHEST_OOM_SCORE = 1000
 
 
 class TrialProcess:
-    """A child of this process that leads a session, with everything it started. One at a time.
+    """A child of this process that leads a session, with everything it started. Only one may exist at a time.
 
     All children of this process count as the trial's and are reaped, except those in `exempt_sessions`. An exempt child leads a
-    session too; that whole session and its descendants are left alone, and its owner waits for it.
+    session too. That whole session and its descendants are left alone, and the child's owner waits for it.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class TrialProcess:
         exempt_sessions: Collection[int],
         preexisting_pids: frozenset[int],
     ) -> None:
-        """For `started` and `of`. `preexisting_pids` existed before the trial."""
+        """Use `started` or `of` instead. `preexisting_pids` existed before the trial."""
         self.seen: frozenset[int] = frozenset()
-        """After its end: all processes at that time, which predate any later trial. Empty if not scanned."""
+        """All processes at the trial's end, which predate any later trial. Empty if not scanned."""
         self.pid = pid
         self._sys_dir = sys_dir
         self._exempt_sessions = frozenset(exempt_sessions)
@@ -96,9 +96,9 @@ class TrialProcess:
     ) -> "TrialProcess":
         """Start bash with a command; stdout and stderr are appended to files.
 
-        The files are the child's own descriptors: it never waits for its keeper and never gets SIGPIPE. `preexisting_pids`: the
-        processes that exist now, if known. `register` is called with the pid, which is also the session id, before the command
-        executes.
+        The child has its own descriptors of the files, so it never waits for the keeper and never gets SIGPIPE.
+        `preexisting_pids`: the processes that exist now, if known. `register` is called with the pid, which is also the session
+        id, before the command executes.
 
         Raises:
             CommandNotStarted: there is no bash, the code folder cannot be entered, or the system rejects the command.
@@ -130,18 +130,18 @@ class TrialProcess:
     ) -> "TrialProcess":
         """Wrap a child that runs already, such as a fork of a warm interpreter.
 
-        `sys_dir` is its attempt's folder. Its own environment in /proc need not show it, but those of its child processes do.
-        `preexisting_pids`: the processes that existed at its start, if known.
+        `sys_dir` is the attempt's folder. /proc need not show that folder in the child's own environment, but shows it in those
+        of its children. `preexisting_pids`: the processes that existed at its start, if known.
         """
         _raise_oom_score(str(pid))
         return cls(pid, sys_dir, exempt_sessions, preexisting_pids or all_pids())
 
     def poll(self) -> int | None:
-        """Return None while it runs; afterwards its exit code, or -n for signal n.
+        """Return None while the trial runs; afterwards its exit code, or -n for signal n.
 
-        After the end, no process that it started is left to write into its files, except `leftovers`. A trial that was asked to
-        stop runs until its whole group is gone: a shell dies of SIGTERM at once, while its children may still save their work.
-        Orphans are reaped on the way. Poll repeatedly even if no child has ended since: the last process need not be a child.
+        After the end no process of the trial can write to the files, except `leftovers`. A trial that is being stopped runs until
+        its whole group is gone: a shell dies of SIGTERM at once, while its children may still save their work. `poll` also reaps
+        orphans. Poll repeatedly even if no child has ended since: the last process need not be a child.
         """
         self._reap()
         if self._status is None or (self._waits_for_group and signal_group(self.pid, 0)):
@@ -158,12 +158,12 @@ class TrialProcess:
         return self._waits_for_group or (self._status is not None and not self._is_over)
 
     def signal(self, *, kill: bool) -> None:
-        """Send SIGTERM to every process of its group, or SIGKILL to everything it started, also outside the group."""
+        """Send SIGTERM to every process of the trial's group, or SIGKILL to all its processes, also outside the group."""
         self._waits_for_group = not kill
         if self._status is None:
             self._signal_group(signal.SIGKILL if kill else signal.SIGTERM)
             if not kill:
-                # A stopped process must run to use its grace period.
+                # A process that is stopped could not use its grace period.
                 self._signal_group(signal.SIGCONT)
         if kill and not self._is_over:
             self._end_everything()
@@ -187,7 +187,7 @@ class TrialProcess:
     def _reap(self) -> None:
         for pid in _ended_children(self._exempt_sessions):
             if pid == self.pid and not self._waits_for_group:
-                # Now, while the dead leader still reserves the group id, which can be reused later.
+                # Signal the group before the wait: afterwards the group id can be reused.
                 self._signal_group(signal.SIGKILL)
             _, status = os.waitpid(pid, 0)
             if pid == self.pid:
@@ -198,7 +198,7 @@ class TrialProcess:
     # ---- everything
 
     def _end_everything(self) -> bool:
-        """Kill all of it, and wait briefly. True if done: nothing is left, or nothing more can be done."""
+        """Kill all processes of the trial, and wait briefly. True if none is left, or if the deadline has passed."""
         now_s = time.monotonic()
         self._deadline_s = self._deadline_s or now_s + MAX_DEATH_S
         killed: set[int] = set()
@@ -213,7 +213,7 @@ class TrialProcess:
             empty_scans = 0 if dying else empty_scans + 1
             if empty_scans == EMPTY_SCANS:
                 return True
-            # Find what was forked just before its parent died first; only then wait for the ends.
+            # First find processes that were forked just before their parents died; only then wait for the ends.
             is_new = not killed.issuperset(dying)
             killed.update(dying)
             if not is_new:
@@ -251,8 +251,8 @@ def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
 def end_marked(sys_dirs: Collection[str], sessions: Collection[int] = ()) -> int:
     """Kill the processes that attempts of a dead keeper have left on this machine, and wait for their end. Returns their number.
 
-    They are found by their environment, by these sessions or one that such a process leads, by the control group of these
-    sessions' leaders, and by ancestry. Processes of other users stay, unless they are in the control group.
+    The processes are found by their environment, by these sessions or a session that such a process leads, by the control group
+    of these sessions' leaders, and by ancestry. Processes of other users survive, unless they are in the control group.
     """
     groups = [group for session in sessions if (group := TrialCgroup.of(session)) is not None]
 
@@ -269,7 +269,7 @@ def end_marked(sys_dirs: Collection[str], sessions: Collection[int] = ()) -> int
 
 
 def _ended_children(exempt_sessions: frozenset[int]) -> Iterator[int]:
-    """Yield children that ended and were not waited for. The caller waits for each before it asks for the next."""
+    """Yield children that ended and were not waited for. The caller must wait for each child before the next step."""
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, options)) is not None:
@@ -278,7 +278,7 @@ def _ended_children(exempt_sessions: frozenset[int]) -> Iterator[int]:
             yield ended.si_pid
         else:
             return
-        # The exempt child hides those that ended after it, until its owner has waited for it.
+        # Until its owner has waited for it, an exempt child hides the children that ended later.
         for pid in children(os.getpid()):
             if pid not in exempt_sessions and os.waitid(os.P_PID, pid, options) is not None:
                 yield pid
@@ -299,7 +299,7 @@ def _command_line(pid: int) -> str:
 def _raised_oom_score() -> Iterator[None]:
     """Raise this process's OOM score, so that the kernel kills processes started meanwhile before their keeper.
 
-    The children inherit it. Setting it after their start would miss grandchildren.
+    The children inherit the score. Setting it after their start would miss grandchildren.
     """
     own = _raise_oom_score("self")
     try:
@@ -310,7 +310,7 @@ def _raised_oom_score() -> Iterator[None]:
 
 
 def _raise_oom_score(process: str) -> int | None:
-    """Set a score that is higher than this process's own. Returns its own, or None if there is none."""
+    """Set a score that is higher than this process's own. Returns this process's own score, or None without one."""
     try:
         own = int(read_all("/proc/self/oom_score_adj"))
     except OSError:
@@ -338,7 +338,7 @@ def _popen(
     """Start the trial's shell, which waits for a line from `gate`."""
     if not os.path.isdir(code_dir):
         raise CommandNotStarted(
-            f"cannot enter the code folder {code_dir}: there is no such folder here; check codeDir in the experiment file"
+            f"cannot enter the code folder {code_dir}: it does not exist in this container; check codeDir in the experiment file"
         )
     shown = repr(command if len(command) <= _MAX_SHOWN else command[:_MAX_SHOWN] + "...")
     with open(stdout, "ab") as out, open(stderr, "ab") as err:
@@ -355,9 +355,9 @@ def _popen(
         except OSError as error:
             raise CommandNotStarted(
                 f"cannot start bash for the command {shown} in {code_dir}: {error.strerror}; "
-                "use an image that has bash, a code folder that this user may enter, and a command below 128 KiB"
+                "use an image with bash, a code folder that this user may enter, and a command below 128 KiB"
             ) from error
         except ValueError as error:
             raise CommandNotStarted(
-                f"cannot start the command {shown}: {error}; use printable text"
+                f"cannot start the command {shown}: {error}; use only printable characters"
             ) from error

@@ -8,7 +8,7 @@ import grpc
 from trial_keeper.wire.listener_uid import host_and_port
 from trial_keeper.wire.metadata import MANAGER_NAME
 
-# The certificate names this instead of the address, which may change. Source: grpc_types.h.
+# The certificate has this name instead of the address, which may change. Source: grpc_types.h.
 TLS_OPTIONS = [("grpc.ssl_target_name_override", MANAGER_NAME)]
 
 
@@ -21,19 +21,19 @@ def verify_certificate(address: str, certificate: str, timeout_s: float) -> str 
     """Verify the server at HOST:PORT. Returns the problem as text; None if it owns the certificate.
 
     Raises:
-        OSError: nothing answers.
+        OSError: no server responds.
     """
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=certificate)
         context.set_alpn_protocols(["h2"])
     except (ssl.SSLError, ValueError) as error:
-        return f"manager.json names a certificate that cannot be read: {error}"
+        return f"cannot read the certificate in manager.json: {error}"
     with socket.create_connection(host_and_port(address), timeout=timeout_s) as connection:
         try:
             with context.wrap_socket(connection, server_hostname=MANAGER_NAME):
                 return None
         except ssl.SSLCertVerificationError as error:
-            return f"{address} has not the certificate that manager.json names ({error.verify_message}), so it is not trusted"
+            return f"cannot trust {address}: it lacks the certificate that manager.json names ({error.verify_message})"
         except ssl.SSLError:
-            return f"{address} does not speak TLS, and manager.json names a certificate, so it is not trusted"
+            return f"cannot trust {address}: it does not use TLS, although manager.json names a certificate"

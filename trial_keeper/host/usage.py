@@ -1,7 +1,7 @@
 """A trial's resource usage, sampled every few seconds in a separate thread, so that slow storage delays nothing else.
 
-No CPU time is lost between two samples: a process's time moves to its parent when it is waited for, and finally to the keeper.
-So the sum over all descendants and the keeper's own time of waited-for children only grows.
+No CPU time is lost between two samples: when a process is waited for, its time moves to its parent, and finally to the keeper.
+So the sum of the descendants' times and of the keeper's time of waited-for children only grows.
 """
 
 import asyncio
@@ -19,9 +19,9 @@ from trial_keeper.wire.messages import AttemptKey, GpuUsage, Usage
 INTERVAL_S = 5.0
 # Early enough to cover short trials, late enough not to delay their start.
 FIRST_AFTER_S = 1.0
-# Scanning many processes, or a folder of very many files, is slowed down so that all of it stays below 0.2 % of a core.
-_REST_PER_CPU_TIME = 1000
-_REST_PER_WALK = 2000
+# The delay after a sample grows with the cost of the sample, so that all scans stay below 0.2 % of a core.
+_DELAY_PER_CPU_TIME = 1000
+_DELAY_PER_WALK = 2000
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -49,37 +49,37 @@ class UsageSampler:
         gpu_indices: tuple[int, ...] | None,
         exempt_sessions: Collection[int] = (),
     ) -> None:
-        """Create it at the trial's start, before the trial has started any process.
+        """Create the sampler at the trial's start, before the trial has started any process.
 
-        `exempt_sessions` are exempt sessions: they belong to no trial.
+        `exempt_sessions` belong to no trial.
         """
         self._key = key
         self._folder = folder
         self._exempt_sessions = exempt_sessions
         self._gpu_indices = gpu_indices
         self._gpus: Gpus | None = None
-        self._is_first_look = True
-        self._last_look_s = time.monotonic()
+        self._is_first_sample = True
+        self._last_sample_s = time.monotonic()
         self._last_cpu_s = self._cpu_s([])
         self._disk_bytes = 0
         self._next_walk_s = 0.0
-        self.rest_s = FIRST_AFTER_S
+        self.delay_s = FIRST_AFTER_S
         """Delay before the next sample."""
 
-    def look(self) -> Usage:
-        """Sample the current usage; CPU since the last sample."""
-        if self._is_first_look:
-            self._is_first_look = False
+    def sample(self) -> Usage:
+        """Return the current usage; the CPU usage is that since the last sample."""
+        if self._is_first_sample:
+            self._is_first_sample = False
             with contextlib.suppress(GpusUnseen):
                 self._gpus = Gpus() if self._gpu_indices != () else None
         began_s = time.thread_time()
         processes = self._processes()
         cpu_s, now_s = self._cpu_s(processes), time.monotonic()
-        # If the kernel reaps a process's children by itself, their time is lost, so the sum may shrink.
+        # The time of children that the kernel reaps by itself is lost, so the sum may shrink.
         used_s = max(cpu_s - self._last_cpu_s, 0.0)
-        cpu_percent = 100 * used_s / max(now_s - self._last_look_s, _TICK_S)
-        self._last_cpu_s, self._last_look_s = cpu_s, now_s
-        self.rest_s = max(INTERVAL_S, (time.thread_time() - began_s) * _REST_PER_CPU_TIME)
+        cpu_percent = 100 * used_s / max(now_s - self._last_sample_s, _TICK_S)
+        self._last_cpu_s, self._last_sample_s = cpu_s, now_s
+        self.delay_s = max(INTERVAL_S, (time.thread_time() - began_s) * _DELAY_PER_CPU_TIME)
         return Usage(
             self._key,
             cpu_percent,
@@ -103,7 +103,7 @@ class UsageSampler:
         if now_s >= self._next_walk_s:
             self._disk_bytes = size_on_disk(self._folder)
             took_s = time.monotonic() - now_s
-            self._next_walk_s = now_s + took_s * _REST_PER_WALK
+            self._next_walk_s = now_s + took_s * _DELAY_PER_WALK
         return self._disk_bytes
 
     def _gpu_usage(self) -> tuple[GpuUsage, ...]:
@@ -111,7 +111,7 @@ class UsageSampler:
 
 
 class UsageWatch:
-    """Samples while a trial runs, in a separate thread. A trial that ends before the first sample never starts the thread."""
+    """Samples a trial's usage in a separate thread. A trial that ends before the first sample never starts the thread."""
 
     def __init__(self, sampler: UsageSampler, report: Callable[[Usage], object]) -> None:
         """Bind to the running loop, on which `report` is called."""
@@ -119,7 +119,7 @@ class UsageWatch:
         self._report = report
         self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
-        self._start = self._loop.call_later(sampler.rest_s, self._begin)
+        self._start = self._loop.call_later(sampler.delay_s, self._begin)
 
     def stop(self) -> None:
         """Stop sampling. Returns at once; a sample in progress is discarded."""
@@ -132,11 +132,11 @@ class UsageWatch:
 
     def _run(self) -> None:
         while not self._stopped.is_set():
-            usage = self._sampler.look()
+            usage = self._sampler.sample()
             # The loop may have closed meanwhile.
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._report_unless_stopped, usage)
-            self._stopped.wait(self._sampler.rest_s)
+            self._stopped.wait(self._sampler.delay_s)
 
     def _report_unless_stopped(self, usage: Usage) -> None:
         if not self._stopped.is_set():

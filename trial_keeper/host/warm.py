@@ -24,7 +24,7 @@ _RECEIVED_BYTES = 4096
 # A fork of a process with gigabytes takes a second on a busy machine; a longer one is stuck.
 _MAX_START_S = 30.0
 _MAX_DEATH_S = 5.0
-# Variables that Python and its numerical libraries read only at start or import. Locales determine encodings.
+# Variables that Python and its numerical libraries read only at start or import; locales determine encodings.
 _READ_ONCE = (
     "PYTHON",
     "LD_",
@@ -39,14 +39,14 @@ _READ_ONCE = (
     "NUMEXPR_",
 )
 _SET_BY_FORK = "PYTHONUNBUFFERED"
-# If `python` is a shell script, it has set these to their values at the interpreter's start.
+# If `python` is a shell script, its shell has set these to their values at the interpreter's start.
 _SET_BY_SHELLS = ("PWD", "OLDPWD")
-_DIED_WAITING = "cannot start a trial warm: its fork died while it waited; it is started plainly"
+_DIED_WAITING = "cannot start a trial warm: its fork died before the start; the trial gets a plain start"
 
 
 @dataclass(frozen=True, slots=True)
 class WarmStart:
-    """One trial to start. `environ` is complete. The trial's start opens stdout and stderr for appending, and creates them."""
+    """One trial to start. `environ` is complete. The start creates stdout and stderr if needed, and opens them for appending."""
 
     command: WarmCommand
     cwd: str
@@ -59,7 +59,7 @@ class WarmInterpreter:
     """A process of the user's Python that has imported modules and forks itself for each trial.
 
     A trial is a child of the calling process, which must adopt orphans (`processes.adopt_orphans`, or be process 1). So its pid
-    can be signalled and waited for like any child's, and it leads its own session. Not thread-safe.
+    can be signalled and waited for like any child's. The trial leads its own session. Not thread-safe.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class WarmInterpreter:
         environ: Mapping[str, str],
         register: Callable[[int], None] | None = None,
     ) -> None:
-        """Start the interpreter; it imports in the background. `environ` is the container's: a trial's environment may add to it.
+        """Start the interpreter, which imports in the background. `environ` is the container's; a trial may have more variables.
 
-        `register` is called with its pid, which is also its session id, before it imports anything.
+        `register` is called with the interpreter's pid, which is also its session id, before the imports.
 
         Raises:
             WarmStartRefused: there is no such Python.
@@ -95,7 +95,7 @@ class WarmInterpreter:
             try:
                 self._process = subprocess.Popen(
                     [python, "-u", str(_INTERPRETER), str(theirs.fileno()), *imports],
-                    # No trial runs in this folder, so entries from a relative PYTHONPATH can be recognised.
+                    # No trial runs in this folder, so `sys.path` entries below it come from a relative PYTHONPATH.
                     cwd="/proc",
                     env=self._environ,
                     stdin=subprocess.DEVNULL,
@@ -107,16 +107,16 @@ class WarmInterpreter:
             except (OSError, ValueError) as error:
                 self._channel.close()
                 raise WarmStartRefused(
-                    f"cannot start {python!r} to hold it warm: {error}; use the name of a Python that the container has"
+                    f"cannot start {python!r} as a warm interpreter: {error}; use the name of a Python that the container has"
                 ) from error
         if register is not None:
             register(self.pid)
-        with contextlib.suppress(OSError):  # it has died, which the next start reports
+        with contextlib.suppress(OSError):  # the interpreter has died, which the next start reports
             self._channel.sendall(_MAY_IMPORT)
 
     @property
     def pid(self) -> int:
-        """The interpreter's own process. It belongs to no trial, so a trial's cleanup must exempt it."""
+        """The interpreter's own pid. The interpreter belongs to no trial, so a trial's cleanup must exempt it."""
         return self._process.pid
 
     @property
@@ -128,7 +128,7 @@ class WarmInterpreter:
         """True if all modules are imported, after waiting for at most `timeout_s`.
 
         Raises:
-            WarmStartRefused: a module cannot be imported or preloaded, or the interpreter died; every later call raises it again.
+            WarmStartRefused: a module cannot be imported or preloaded, or the interpreter died. Every later call raises it too.
         """
         self._raise_refusal()
         deadline_s = time.monotonic() + timeout_s
@@ -137,13 +137,13 @@ class WarmInterpreter:
         return self._is_ready
 
     def prepare(self, start: WarmStart) -> None:
-        """Let the standby fork prepare this trial up to its first step, while another one may run.
+        """Let the standby fork prepare this trial up to its first step, while another trial may run.
 
         Returns at once; `start` reports the outcome. The trial has no visible effect yet: its script has not started, and its
-        files are untouched. A previously prepared trial that has not started is dropped.
+        files are unchanged. A previously prepared trial that has not started is dropped.
 
         Raises:
-            WarmStartRefused: nothing is prepared. After the interpreter's death every later start raises it again.
+            WarmStartRefused: nothing is prepared. After the interpreter's death every later start raises it too.
         """
         self._check_alive()
         self._compare(start.environ)
@@ -157,14 +157,14 @@ class WarmInterpreter:
             self._send(request, [theirs.fileno()])
 
     def start(self, start: WarmStart, register: Callable[[int], None] | None = None) -> int:
-        """Start a trial and return its pid. On return its script is about to run. Waits until the modules are imported.
+        """Start a trial and return its pid. On return the script is about to run. Waits until the modules are imported.
 
-        Fastest if the trial was prepared. `register` is called with the pid, which becomes its session id too, before its script
+        A prepared trial starts fastest. `register` is called with the pid, which becomes the session id too, before the script
         runs.
 
         Raises:
             WarmStartRefused: nothing was started; start the trial plainly. After the interpreter's death every later start raises
-            it again.
+            it too.
         """
         self._check_alive()
         if start != self._asked:
@@ -176,7 +176,7 @@ class WarmInterpreter:
             return self._begin(self._word, stdio, register)
         except OSError as error:
             raise WarmStartRefused(
-                f"cannot open {error.filename}: {error.strerror}; let the keeper write there"
+                f"cannot open {error.filename}: {error.strerror}; allow the keeper's user to write the file"
             ) from error
         finally:
             for descriptor in stdio:
@@ -196,8 +196,8 @@ class WarmInterpreter:
             if pid is not None and not os.path.exists(f"/proc/{pid}"):
                 raise WarmStartRefused(_DIED_WAITING)
             raise WarmStartRefused(
-                "cannot start a trial warm: this keeper does not adopt orphans, so it would not learn the trial's end; "
-                "run it as the first process of a container or on Linux 3.4 or later"
+                "cannot start a trial warm: this keeper does not adopt orphans, so it could not wait for the trial's end; "
+                "run the keeper as the first process of a container or on Linux 3.4 or later"
             )
         if register is not None:
             register(pid)
@@ -218,14 +218,14 @@ class WarmInterpreter:
     def _answer(self) -> dict[str, Any]:
         self._asked = None
         message = self._receive(_MAX_START_S)
-        # That fork had answered; it was killed before the interpreter could record its answer.
+        # The dead fork had replied; it was killed before the interpreter could record its reply.
         while "died" in message and message["died"] == self._last_pid:
             message = self._receive(_MAX_START_S)
         self._last_pid = message.get("prepared")
         return message
 
     def _dismiss(self, pid: int | None) -> None:
-        """End a fork that is no longer needed: it exits when its socket is closed without a start command."""
+        """End a fork that is no longer needed. The fork exits when its socket is closed without a start command."""
         if self._word is not None:
             self._word.close()
             self._word = None
@@ -241,24 +241,24 @@ class WarmInterpreter:
     def close(self) -> None:
         """End the interpreter, and the processes that its modules have started. Trials continue: they are not its children."""
         if self._process.poll() is None:
-            end_below(self._process.pid)  # first: it exits when the channel is closed
+            end_below(self._process.pid)  # before the channel is closed, on which the interpreter exits
         self._channel.close()
         self._asked = None
         self._dismiss(None)
         if self._leaving is not None:
             self._leaving.settimeout(_MAX_DEATH_S)
-            with contextlib.suppress(OSError):  # it has ended, or the wait is pointless
+            with contextlib.suppress(OSError):  # the trial has ended, or does not respond
                 self._leaving.recv(1)
             self._forget_leaving()
-        # After a wait, which another reaper may also do, the pid could be reused.
+        # Once waited for, here or by another reaper, the pid could be reused.
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            # One that is stuck in the kernel is left to its adopter.
+            # A process that is stuck in the kernel is left to its adopter.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_MAX_DEATH_S)
         self._refusal = (
-            self._refusal or "cannot start a trial warm: the interpreter was closed; start it plainly"
+            self._refusal or "cannot start a trial warm: the interpreter was closed; start the trial plainly"
         )
 
     def _compare(self, environ: Mapping[str, str]) -> None:
@@ -275,7 +275,7 @@ class WarmInterpreter:
 
     def _note(self, message: dict[str, Any]) -> None:
         if "refused" in message:
-            self._give_up(message["refused"])
+            self._fail(message["refused"])
         if "importing" in message:
             self._occupation = f"it imported {message['importing']}"
         if "ready" in message:
@@ -285,13 +285,13 @@ class WarmInterpreter:
     def _check_alive(self) -> None:
         self._raise_refusal()
         if self._process.poll() is not None:
-            self._give_up(self._death())  # its remaining standby fork must not run a trial either
+            self._fail(self._death())  # this also ends the remaining standby fork, which must not run a trial
 
     def _raise_refusal(self) -> None:
         if self._refusal is not None:
             raise WarmStartRefused(self._refusal)
 
-    def _give_up(self, text: str, cause: BaseException | None = None) -> None:
+    def _fail(self, text: str, cause: BaseException | None = None) -> None:
         self._refusal = text
         self.close()
         raise WarmStartRefused(text) from cause
@@ -310,7 +310,7 @@ class WarmInterpreter:
             sent = socket.send_fds(self._channel, [data], descriptors)
             self._channel.sendall(data[sent:])
         except OSError as error:
-            self._give_up(self._death(), error)
+            self._fail(self._death(), error)
 
     def _receive(self, timeout_s: float | None = None) -> dict[str, Any]:
         self._channel.settimeout(timeout_s)
@@ -324,14 +324,14 @@ class WarmInterpreter:
             try:
                 piece = self._channel.recv(_RECEIVED_BYTES)
             except TimeoutError as error:
-                self._give_up(
-                    f"cannot start a trial warm: the interpreter has not answered for {_MAX_START_S:g} s; start it plainly",
+                self._fail(
+                    f"cannot start a trial warm: no reply of the interpreter for {_MAX_START_S:g} s; start the trial plainly",
                     error,
                 )
             except OSError as error:
-                self._give_up(self._death(), error)
+                self._fail(self._death(), error)
             if not piece:
-                self._give_up(self._death())
+                self._fail(self._death())
             self._received += piece
         data, self._received = self._received[:size], self._received[size:]
         return data
@@ -345,7 +345,7 @@ class WarmInterpreter:
             how = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
         return (
             f"cannot start a trial warm: the interpreter {how} while {self._occupation}; "
-            "its last words are on the keeper's stderr, and trials start plainly"
+            "read its output on the keeper's stderr; trials get a plain start"
         )
 
 
@@ -370,7 +370,7 @@ def _request(start: WarmStart, given: Mapping[str, str]) -> bytes:
     except UnicodeEncodeError as error:
         problem = f"{text[error.start : error.end]!r}"
     raise WarmStartRefused(
-        f"cannot start a trial warm: its command or its environment holds {problem}; use printable text"
+        f"cannot start a trial warm: its command or its environment contains {problem}; use only printable characters"
     )
 
 

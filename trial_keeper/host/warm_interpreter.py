@@ -1,17 +1,18 @@
 """The fork server of warm starts. The user's own Python runs this file, so it is self-contained: standard library, 3.8.
 
-It is one file despite its length. A trial's modules are those of a plain start, so `sys.modules` may hold none of ours.
+This file is not split despite its length: a trial must have the modules of a plain start, so `sys.modules` may contain no part
+of the keeper.
 
 Theory of operation. The keeper starts `python -u warm_main.py DESCRIPTOR module…`, which runs this file. It imports the modules
 and inspects the process after each import: a thread, a child, an open descriptor or an initialised GPU does not survive a fork,
-so the module is refused by name. From then on there is always one more fork than trials, the standby fork. It waits on the
-keeper's channel in place of the interpreter, so that no trial waits for a fork. While idle it writes to the shared memory pages
-that a trial's start writes to, so that they are copied in advance. It is forked twice, and the process in between exits at
-once. So it is a child of the keeper, which adopts orphans and gets the trial's exact exit status from the kernel.
+so the module is refused by name. From then on there is always one more fork than trials, the standby fork. The standby fork waits
+on the keeper's channel in place of the interpreter, so that no trial waits for a fork. While idle it writes to the shared memory
+pages that a trial's start writes to, so that they are copied in advance. The interpreter forks twice, and the process in between
+exits at once. So the standby fork is a child of the keeper, which adopts orphans and gets the exact exit status from the kernel.
 The request may arrive while the previous trial still runs. The standby fork then sets itself up, reports so, and waits for the
-keeper's start command, which carries stdout and stderr. Then `_serve` returns in it, and the script runs from this file's last
-lines. The script's end is the interpreter's own end, with all that Python does then (SystemExit, tracebacks, threads, atexit,
-unflushed files). The interpreter forks the next standby fork as soon as the current one is set up.
+keeper's start command, which carries stdout and stderr. Then `_serve` returns in the fork, and the script runs from this file's
+last lines. The script ends as any script of Python does: with SystemExit, tracebacks, threads, atexit and unflushed files.
+The interpreter forks the next standby fork as soon as the current fork is set up.
 
 On the channel the keeper first sends one byte, which permits the imports. Every later message is a length of four bytes and
 that many bytes. The interpreter sends JSON objects: `importing` (a module), `ready`, `refused` (a text; `died` is the pid of the
@@ -33,7 +34,7 @@ import sys  # noqa: E402 - the lines above must come first
 if __name__ == "__main__":
     import os
 
-    # Python puts a script's folder first on its path; the user's modules must not find this one.
+    # Python puts a script's folder first on its path; the user's modules must not import from this folder.
     if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
         del sys.path[0]
 
@@ -64,14 +65,14 @@ _HEADER_BYTES = 4
 _READ_BYTES = 64 * 1024
 # Relative entries of PYTHONPATH were resolved against this folder when Python started.
 _own_folder = os.getcwd()
-# The start command carries two, a request carries one.
+# The start command carries two descriptors, a request carries one.
 _DESCRIPTORS = 2
-# A trial's reply to the keeper: it is in its own session.
+# A trial's reply to the keeper once it is in its own session.
 _HAS_LEFT = b"l"
-# A single one may be killed for its memory; this many in a row have a permanent cause.
+# A single fork may be killed for its memory; this many deaths in a row have a permanent cause.
 _MAX_DEATHS = 3
 _PREFAULTED = object()
-# A standby fork's answer for a script that is not to be cached, and for one that is cached already. No path starts like this.
+# A standby fork's reports that its script is not to be cached, or is cached already. No path starts with a null byte.
 _NOT_CACHEABLE, _CACHE_HIT = b"\0-", b"\0="
 # The source of a longer script would occupy the interpreter's memory while it compiles.
 _MAX_CACHED_BYTES = 1 << 20
@@ -133,21 +134,21 @@ def _exactly(channel: socket.socket, size: int) -> bytes:
 
 
 def _import(name: str, channel: socket.socket) -> str | None:
-    """Import a module. Returns why it cannot be preloaded, or None."""
-    remedy = f"take {name} out of warmImports"
+    """Import a module. Returns the reason why the module cannot be preloaded, or None."""
+    remedy = f"remove {name} from warmImports"
     try:
         __import__(name)
     except BaseException as error:  # noqa: BLE001 - any failure is reported, SystemExit too
-        import traceback  # imported only here: its 260 kB would be in each fork
+        import traceback  # not at the top: its 260 kB would be in each fork
 
         cause = "".join(traceback.format_exception_only(type(error), error)).strip()
         return f"cannot import {name}: {cause}; install it for {sys.executable}, or {remedy}"
     found = _impurity(channel)
-    return found and f"cannot hold {name} warm: importing it {found}; {remedy}"
+    return found and f"cannot preload {name}: its import {found}; {remedy}"
 
 
 def _impurity(channel: socket.socket) -> str | None:
-    """Describe what of this process does not survive a fork, as the end of a sentence; None if nothing."""
+    """Describe a part of this process that does not survive a fork, as the end of a sentence; None if there is none."""
     if _cuda_is_initialised():
         return _USES_CUDA
     found = _impurity_of(_open_files(channel))
@@ -155,7 +156,7 @@ def _impurity(channel: socket.socket) -> str | None:
         return found
     threads = _threads()
     if threads:
-        return f"leaves {len(threads)} thread(s) running ({', '.join(threads)}), which a fork would lack"
+        return f"leaves {len(threads)} thread(s) running ({', '.join(threads)}), which do not survive a fork"
     processes = _remaining(_children)
     if processes:
         return f"leaves {len(processes)} process(es) running ({', '.join(processes)}), which all trials would share"
@@ -176,8 +177,8 @@ def _impurity_of(opened: list[str]) -> str | None:
 def _threads() -> list[str]:
     """Return the names of the threads that run in this process when it forks, without the current one.
 
-    Libraries with fork support end their threads before each fork, and restart them on the next use. OpenBLAS does so, under
-    numpy and scipy. Hence a fork that does nothing, if there are any threads.
+    Libraries with fork support, such as the OpenBLAS of numpy and scipy, end their threads before each fork and restart them on
+    the next use. So if there are threads, this function first forks a process that does nothing.
     """
     if len(os.listdir(_TASKS)) == 1:
         return []
@@ -192,13 +193,13 @@ def _threads() -> list[str]:
         try:
             with open(f"{_TASKS}/{task}/comm") as file:
                 names.append(_python_name(int(task)) or file.read().strip())
-        except OSError:  # it ended
+        except OSError:  # the thread ended
             continue
     return names
 
 
 def _remaining(found: Callable[[], Collection[str]]) -> Collection[str]:
-    """Return what is found, if it does not disappear soon: it may be about to end."""
+    """Return the names from `found` once none is left, or after a short time: a thread or process may be about to end."""
     deadline_s = time.monotonic() + _MAX_FORGETTING_S
     while True:
         names = found()
@@ -216,7 +217,7 @@ def _children() -> list[str]:
                 children = file.read().split()
             for pid in children:
                 with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
-                    # The name stands in brackets and may hold anything. Source: proc_pid_stat(5).
+                    # The name is in brackets and may contain any character. Source: proc_pid_stat(5).
                     name, _, rest = file.read().partition(" (")[2].rpartition(") ")
                     if rest[:1] not in ("Z", "X"):
                         names.append(name)
@@ -254,7 +255,7 @@ def _serve() -> tuple[str, Any]:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
-    # The keeper permits the imports once it has registered this process; EOF ends it.
+    # The keeper permits the imports once it has registered this process. EOF ends this process.
     _exactly(channel, 1)
     names = sys.argv[2:]
     del sys.argv[1:]
@@ -265,7 +266,7 @@ def _serve() -> tuple[str, Any]:
         found = _late_impurity()
         if found is not None:
             _refuse_next(
-                channel, f"cannot start a trial warm: the interpreter {found}; it is started plainly"
+                channel, f"cannot start a trial warm: the interpreter {found}; the trial gets a plain start"
             )
             continue
         reader, writer = os.pipe()
@@ -274,7 +275,7 @@ def _serve() -> tuple[str, Any]:
             os.close(reader)
             return _run_child(channel, writer)
         os.close(writer)
-        report = _read_and_close(reader)  # until EOF: the standby fork has answered, or is dead
+        report = _read_and_close(reader)  # until EOF: the standby fork has reported, or is dead
         number, _, answer = report.partition(b"\0")
         deaths = 0 if report else deaths + 1
         if _is_closed(channel):
@@ -284,13 +285,13 @@ def _serve() -> tuple[str, Any]:
         elif answer:
             _code_cache.note(answer)
         elif report:
-            # The fork died before it could answer here; only the keeper knows if it had accepted a request.
-            text = "cannot start a trial warm: its fork died at once; it is started plainly"
+            # The fork died before its report; only the keeper can tell whether the fork had accepted a request.
+            text = "cannot start a trial warm: its fork died at once; the trial gets a plain start"
             _send(channel, refused=text, died=int(number))
         elif deaths >= _MAX_DEATHS:
             _refuse_next(
                 channel,
-                f"cannot start a trial warm: {deaths} forks of the interpreter died while they waited; it is started plainly",
+                f"cannot start a trial warm: {deaths} forks of the interpreter died while idle; the trial gets a plain start",
             )
 
 
@@ -299,11 +300,14 @@ def _become_ready(channel: socket.socket, names: list[str]) -> None:
     environ = dict(os.environb)
     if sys.version_info < (3, 8):  # noqa: UP036 - reports an older version
         _refuse(
-            channel, f"cannot hold {sys.executable} warm: it is older than Python 3.8; leave warmImports out"
+            channel,
+            f"cannot use {sys.executable} for warm starts: it is older than Python 3.8; remove warmImports",
         )
     found = _impurity(channel)
     if found is not None:
-        _refuse(channel, f"cannot hold {sys.executable} warm: its start {found}; leave warmImports out")
+        _refuse(
+            channel, f"cannot use {sys.executable} for warm starts: its start {found}; remove warmImports"
+        )
     for name in names:
         _send(channel, importing=name)
         reason = _import(name, channel)
@@ -324,7 +328,7 @@ def _become_ready(channel: socket.socket, names: list[str]) -> None:
 
 
 def _refuse_next(channel: socket.socket, text: str) -> None:
-    """Receive the next request in the interpreter itself, as no standby fork exists, and refuse it."""
+    """Refuse the next request in the interpreter itself, as no standby fork exists."""
     for descriptor in _receive(channel)[1]:
         os.close(descriptor)
     _send(channel, refused=text)
@@ -384,7 +388,7 @@ def _prefault_until_called(channel: socket.socket, steps: Iterator[None]) -> Non
 
 
 def _refuse(channel: socket.socket, text: str) -> NoReturn:
-    """Report the refusal and wait for the keeper, which finds processes that the modules started below this one."""
+    """Report the refusal and wait. The keeper finds processes that the modules started as long as this process exists."""
     _send(channel, refused=text)
     while True:
         _exactly(channel, 1)  # ends the process once the keeper closes the channel
@@ -401,7 +405,7 @@ def _late_impurity() -> str | None:
 def _fork_twice() -> str | None:
     """Create the standby fork as a child of the process that adopts orphans.
 
-    Returns None in the fork. In the interpreter, returns once that is done: the problem, or an empty string.
+    Returns None in the fork. Returns the problem, or an empty string, in the interpreter once the fork exists.
     """
     adopted, hold = os.pipe()
     try:
@@ -453,7 +457,7 @@ def _run_child(channel: socket.socket, parent: int) -> tuple[str, Any]:
     except OSError as error:
         where = os.fsdecode(error.filename or script)
         message["refused"] = (
-            f"cannot start a trial warm: cannot read {where}: {error.strerror}; it is started plainly"
+            f"cannot start a trial warm: cannot read {where}: {error.strerror}; the trial gets a plain start"
         )
     _send(channel, **message)
     channel.close()
@@ -461,11 +465,11 @@ def _run_child(channel: socket.socket, parent: int) -> tuple[str, Any]:
     # The next standby fork is forked now, to be ready for the trial after this one.
     os.close(parent)
     _prefault_until_called(command, steps)
-    # EOF means that the keeper is gone or no longer needs this fork.
+    # EOF: the keeper is gone or no longer needs this fork.
     is_started, descriptors = _receive_descriptors(command, 1)
     if "refused" in message or not is_started:
         os._exit(1)
-    # Only now: until here it belongs to the interpreter, and not to the trial that ran meanwhile.
+    # Not before: until here the fork belongs to the interpreter, not to the trial that ran meanwhile.
     os.setsid()
     _write(command.fileno(), _HAS_LEFT)
     command.close()
@@ -490,7 +494,7 @@ def _write(descriptor: int, data: bytes) -> None:
 
 
 def _set_up(request: _Request) -> None:
-    """Do the preparation that is possible before the trial's turn and independent of its script."""
+    """Do the preparation that is independent of the script and possible before the start command."""
     stdin = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(stdin, 0)
     os.close(stdin)
@@ -534,13 +538,13 @@ def _path_of(script: str) -> str:
 
 
 class _CodeCache:
-    """Code cache for a script that runs repeatedly; each standby fork inherits it.
+    """Code cache for a script that runs repeatedly; each standby fork inherits the cache.
 
-    All its input comes from standby forks: only they open the user's files.
+    All input of the cache comes from standby forks: only they open the user's files.
     """
 
     script = last = _NO_SCRIPT = ("", b"")
-    """Path (as Python shows it) and source: of the cached script, and of the one that the last standby fork compiled."""
+    """Path (as Python shows it) and source: of the cached script, and of the script that the last standby fork compiled."""
     code: Any = None
 
     def code_of(self, path: str, source: bytes) -> Any:
@@ -554,7 +558,7 @@ class _CodeCache:
         return _CACHE_HIT if code is self.code else b"%b\0%b" % (os.fsencode(path), source)
 
     def note(self, answer: bytes) -> None:
-        """Compile the script for all later forks if two standby forks in a row had to compile the same one."""
+        """Compile the script for all later forks if two standby forks in a row had to compile the same script."""
         if answer in (_NOT_CACHEABLE, _CACHE_HIT):
             self.last = self._NO_SCRIPT
             return
@@ -579,7 +583,7 @@ def _compiled(path: str, source: bytes) -> Any:
 
 
 def _up_to_date(script: str, source: bytes, code: Any) -> Any:
-    """Return what to run when the trial's turn has come: the code, or the new source if the script has changed."""
+    """Return the program to run at the trial's start: the code, or the new source if the script has changed."""
     try:
         now = _source_of(script)
     except OSError as error:
@@ -690,13 +694,13 @@ _exit_code: int | None = None
 
 @atexit.register
 def _end_at_once() -> None:
-    """End a trial as Python does, but without destroying what it shares with the interpreter, which would copy every page.
+    """End a trial as Python does, but keep the objects that it shares with the interpreter: freeing them would copy every page.
 
-    It is registered first, so it runs last: after the joins of threads and all other exit functions. The trial's own modules
-    are destroyed as usual, with the deletions and flushes that follow. Wherever Python would report something, this returns
-    and Python does the rest.
+    This function is registered first, so it runs last: after the joins of threads and all other exit functions. The trial's own
+    modules are destroyed as usual, with the deletions and flushes that follow. If Python would report something, this function
+    returns and Python does the rest.
     """
-    # A remaining thread would see its modules destroyed; only Python can stop it before.
+    # A remaining thread would use destroyed modules; only Python can stop that thread before.
     if _exit is None or _exit_code is None or _thread._count() or not _are_flushed():
         return
     own = _own_modules()
@@ -706,9 +710,9 @@ def _end_at_once() -> None:
         if hasattr(sys, name):
             setattr(sys, name, None)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
-    # io.IOBase gives the same answer, hundreds of times slower.
+    # io.IOBase gives the same result, hundreds of times slower.
     kinds = (_io._IOBase, sys.modules["_pyio"].IOBase) if "_pyio" in sys.modules else _io._IOBase
-    # As Python does: collect before the modules go, and flush a file before its target is closed.
+    # As Python does: collect before the modules are removed, and flush a file before its target is closed.
     gc.collect()
     gone = [sys.modules.pop(name) for name in own if type(sys.modules.get(name)) is type(sys)]
     # The trial may have bound a shared module to a second name.
@@ -737,7 +741,7 @@ _shared: tuple[str, Any, int] = ("", None, 0)
 
 
 def _modules_so_far() -> tuple[str, Any, int]:
-    """Name and module of the newest import, and the number of modules. Iterating over all would copy the pages of their names."""
+    """Name and module of the newest import, and the number of modules. Iterating over all would copy their names' pages."""
     name = next(reversed(sys.modules))
     return name, sys.modules[name], len(sys.modules)
 

@@ -1,7 +1,7 @@
-"""The script that Python runs as a warm interpreter: it only executes `warm_interpreter.py`, which is beside this file.
+"""The main script of a warm interpreter. It only executes `warm_interpreter.py`, which is beside this file.
 
-Python keeps the syntax tree of its main script until the end. For a long script that is hundreds of pages of memory, and each
-trial, which is a fork, would copy them to free them. This file defines no names: a trial's `__main__` starts as this one.
+Python keeps the syntax tree of its main script until the end. For a long script that is hundreds of pages of memory. Each trial
+is a fork, so freeing the tree would copy these pages. This file defines no names: a trial's `__main__` starts as this module.
 """
 
 exec(

@@ -1,4 +1,4 @@
-"""Decides which trials of a job start as forks of a warm interpreter, and logs why others do not."""
+"""Decides which trials of a job start as forks of a warm interpreter, and logs the reasons for plain starts."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from trial_keeper.wire.workspace import AttemptFolder, TrialDocument
 class WarmStarts:
     """One interpreter for all trials of a job, started with the first trial, which determines the Python.
 
-    That trial starts plainly, as does every trial that starts before the modules are imported, or that cannot be a fork; each
+    The first trial starts plainly, as do trials that start before the modules are imported, and trials that cannot be forks. Each
     reason is logged once.
     """
 
@@ -22,17 +22,17 @@ class WarmStarts:
         self,
         imports: tuple[str, ...],
         environ: Mapping[str, str],
-        say: Callable[[str], None],
+        log: Callable[[str], None],
         register: Callable[[int], None],
     ) -> None:
-        """`environ` is what all trials have in common. `say` logs why a trial starts plainly.
+        """`environ` has the variables that all trials have in common. `log` receives the reason for a plain start.
 
-        `register` is called with the pid of the interpreter, and of each trial, before it executes any user code. The process
-        leads a session, or will.
+        `register` is called with the pid of the interpreter, and of each trial, before it executes any user code. The pid is, or
+        will become, the id of a session.
         """
         self._imports = imports
         self._environ = environ
-        self._say = say
+        self._log = log
         self._register = register
         self._logged: set[str] = set()
         self._python = ""
@@ -58,7 +58,7 @@ class WarmStarts:
 
     def prewarm(self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]) -> None:
         """Let the standby fork prepare for the trial that is probably next. Returns at once."""
-        # If it is refused, the trial's start raises and logs the same.
+        # If the interpreter refuses, the trial's start raises and logs the same error.
         with contextlib.suppress(WarmStartRefused):
             start = self._wanted(trial, folder, environ)
             if start is not None and self._interpreter is not None:
@@ -67,7 +67,9 @@ class WarmStarts:
     def start(self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]) -> int | None:
         """Start the trial and return its pid; None if it has to be started plainly."""
         if warm_command(trial.command) is None:
-            self._log_once("trials start plainly: only `python script.py arguments` can be started warm")
+            self._log_once(
+                "cannot start trials warm: the command is not of the form `python script.py arguments`"
+            )
             return None
         try:
             start = self._wanted(trial, folder, environ)
@@ -86,7 +88,7 @@ class WarmStarts:
             return None
         if command.python != self._python:
             raise WarmStartRefused(
-                f"cannot start a trial warm with {command.python!r}: this job holds {self._python!r}; "
+                f"cannot start a trial warm with {command.python!r}: this job's warm interpreter is {self._python!r}; "
                 "use one Python for all trials"
             )
         if not os.path.isdir(trial.code_dir):
@@ -102,4 +104,4 @@ class WarmStarts:
     def _log_once(self, text: str) -> None:
         if text not in self._logged:
             self._logged.add(text)
-            self._say(text)
+            self._log(text)

@@ -1,6 +1,6 @@
 """Converts messages to protobuf and back. The only module that uses generated code.
 
-A peer may send anything. A message is either valid as a whole or rejected: every value in it can be stored, named and shown.
+A peer may send any bytes. A message is accepted only as a whole: every value in an accepted message can be stored and displayed.
 """
 
 import math
@@ -16,20 +16,20 @@ from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.workspace import is_safe_name
 
-# A keeper batches at most 64 messages, and a manager what accumulated while it wrote.
+# A keeper batches at most 64 messages, and a manager all messages that accumulated during a write.
 MAX_BATCH = 4096
-# A keeper has one attempt to deliver, and some more after a long time without a manager.
+# A keeper usually has one attempt to deliver, and more after a long time without a manager.
 MAX_ATTEMPTS_OF_HELLO = 1024
 # Keepers send the last 4 KiB of stderr.
 MAX_CHARACTERS_OF_MESSAGE = 64 * 1024
 # PEP 440 sets no limit; no real version is this long.
 MAX_CHARACTERS_OF_VERSION = 100
 MAX_GPUS = 1024
-# An error repeats the value to help find it, but stays short for the peer and the log.
+# An error quotes the value, but stays short for the peer and the log.
 _MAX_SHOWN_CHARACTERS = 60
 
 CONNECT_METHOD = pb.DESCRIPTOR.services_by_name["KeeperService"].methods_by_name["Connect"]
-"""The protocol's only method; its `name`, and in `containing_service` the service's `full_name`."""
+"""The descriptor of the protocol's only method."""
 
 
 class MessageInvalid(ValueError):
@@ -58,7 +58,7 @@ def keeper_messages_from_pb(request: pb.ConnectRequest) -> list[m.KeeperMessage]
     Raises:
         MessageInvalid: as for `keeper_message_from_pb`, for any of the messages; or there are too many.
     """
-    _check_count("messages in one breath", len(request.batch), MAX_BATCH)
+    _check_count("messages in one batch", len(request.batch), MAX_BATCH)
     return [keeper_message_from_pb(each) for each in (request, *request.batch)]
 
 
@@ -109,7 +109,7 @@ def manager_messages_from_pb(response: pb.ConnectResponse) -> list[m.ManagerMess
     Raises:
         MessageInvalid: as for `manager_message_from_pb`, for any of the messages; or there are too many.
     """
-    _check_count("messages in one breath", len(response.batch), MAX_BATCH)
+    _check_count("messages in one batch", len(response.batch), MAX_BATCH)
     return [manager_message_from_pb(each) for each in (response, *response.batch)]
 
 
@@ -132,7 +132,7 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
 def _read(sender: str, message: pb.ConnectRequest | pb.ConnectResponse) -> Any:
     name = message.WhichOneof("message")
     if name is None:
-        raise MessageInvalid(f"cannot read a {sender}'s message: it holds no message that this version knows")
+        raise MessageInvalid(f"cannot read a {sender}'s message: its kind is unknown to this version")
     try:
         return _from_pb(_KINDS[name], getattr(message, name))
     except MessageInvalid:
@@ -147,7 +147,7 @@ def _read(sender: str, message: pb.ConnectRequest | pb.ConnectResponse) -> Any:
 def _attempt_id_from(text: str) -> str:
     if not is_attempt_id(text):
         raise MessageInvalid(
-            f"cannot read a message: {_shown(text)} is no attempt's id; use a keeper and a manager of one version"
+            f"cannot read a message: {_shown(text)} is not an attempt id; use a keeper and a manager of the same version"
         )
     return text
 
@@ -155,31 +155,31 @@ def _attempt_id_from(text: str) -> str:
 def _id_from(text: str) -> str:
     """Validate a peer's id of an experiment, a job, a task or a trial: it names folders and appears in logs."""
     if not is_safe_name(text):
-        raise MessageInvalid(f"cannot read a message: {_shown(text)} can be no id")
+        raise MessageInvalid(f"cannot read a message: {_shown(text)} is not a valid id")
     return text
 
 
 def _version_from(text: str) -> str:
     """Validate the characters and the length of a peer's version. The version rule is checked elsewhere."""
     if not (text.isascii() and text.isprintable() and len(text) <= MAX_CHARACTERS_OF_VERSION):
-        raise MessageInvalid(f"cannot read a message: {_shown(text)} can be no version")
+        raise MessageInvalid(f"cannot read a message: {_shown(text)} is not a valid version")
     return text
 
 
 def _check_count(what: str, count: int, most: int) -> None:
     if count > most:
-        raise MessageInvalid(f"cannot read a message of {count} {what}: there are {most} at most")
+        raise MessageInvalid(f"cannot read a message with {count} {what}: the maximum is {most}")
 
 
 def _size_from(size: int) -> int:
     if size > m.MAX_SIZE:
-        raise MessageInvalid(f"cannot read a message: {size} is neither a size nor an offset")
+        raise MessageInvalid(f"cannot read a message: {size} is too large for a size or an offset")
     return size
 
 
 def _figure_from(figure: float) -> float:
     if not math.isfinite(figure):
-        raise MessageInvalid(f"cannot read a message: {figure} is no measured figure")
+        raise MessageInvalid(f"cannot read a message: {figure} is not a finite number")
     return figure
 
 
@@ -206,7 +206,7 @@ def _reason_from(word: str) -> ExitReason:
 def _stop_reason_from(word: str) -> ExitReason:
     reason = _reason_from(word)
     if reason not in STOP_REASONS:
-        raise MessageInvalid(f"cannot read a message: nobody stops a trial with the reason {word!r}")
+        raise MessageInvalid(f"cannot read a message: {word!r} is not a reason to stop a trial")
     return reason
 
 
@@ -224,7 +224,7 @@ def _nested(kind: type) -> Callable[[Any], Any]:
 
 
 def _many(kind: type, what: str = "", most: int | None = None) -> Callable[[Any], Any]:
-    """Build the converter of a repeated field. A keeper's has a maximum."""
+    """Build the converter of a repeated field. `most`: the maximum length of a keeper's field."""
 
     def convert(messages: Any) -> tuple[Any, ...]:
         if most is not None:

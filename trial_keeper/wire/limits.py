@@ -1,12 +1,12 @@
-"""The quota of each stream. Keeper and manager apply the same, so neither waits for bytes that the other omits.
+"""The quota of each stream. Keeper and manager apply the same quota, so neither waits for bytes that the other omits.
 
-Bytes beyond it stay in the attempt's folder: no file is ever truncated.
+Bytes beyond the quota stay in the attempt's folder: no file is ever truncated.
 """
 
 from trial_keeper.wire.messages import Stream
 
-# Ten million reports of a number are 1.1 GB and 0.7 GB of database, more than any learning curve needs. A trial with more has an
-# endless loop, and would fill the manager's disk for all others.
+# Ten million reports of a number are 1.1 GB, and 0.7 GB of database: more than any learning curve needs. A trial with more
+# reports is in an endless loop, and would fill the manager's disk.
 _METRICS_BYTES = 2 << 30
 # Quota of each log. CI services truncate at 4 MiB or less; a training log of several days has a few hundred MiB.
 _LOG_BYTES = 1 << 30
@@ -17,7 +17,7 @@ QUOTA_BYTES: dict[Stream, int] = {
     Stream.STDERR: _LOG_BYTES,
     Stream.KEEPER: _LOG_BYTES,
 }
-"""The number of bytes of each stream of an attempt that are collected; with several tasks, of each."""
+"""The maximum number of bytes that are collected of each stream, per attempt and task."""
 
 
 def collected(stream: Stream, size: int) -> int:

@@ -1,7 +1,7 @@
 """Verifies which uid owns a loopback listener: another user can take over a freed port.
 
-A certificate authenticates an encrypted peer. Without encryption the kernel's list of listeners does. Check after the
-connection is established and before anything is sent: this also detects a port that was taken over a moment earlier.
+A certificate authenticates an encrypted peer; without encryption the kernel's list of listeners identifies the peer's user. Check
+after the connection is established and before any data is sent: this also detects a port that was taken over a moment earlier.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _ANY_ADDRESS = {4: ("0.0.0.0", "::"), 6: ("::",)}
 
 
 class UntrustedListener(ConnectionRefusedError):
-    """A program of another user listens there."""
+    """A program of another user listens at the address."""
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -34,14 +34,14 @@ def verify_listener_uid(host: str, port: int, others: Iterable[int] = ()) -> Non
     `host` is an address. Addresses outside loopback are not checked, and none is checked if the kernel has no such list.
 
     Raises:
-        UntrustedListener: it belongs to another user.
+        UntrustedListener: the listener belongs to another user.
         ConnectionRefusedError: there is no listener any more.
     Source: proc_net_tcp in the kernel's documentation.
     """
     try:
         address = _plain(ipaddress.ip_address(host.strip("[]")))
     except ValueError:
-        return  # a host name: our loopback addresses are numeric
+        return  # a host name: the manager's loopback addresses are numeric
     if not address.is_loopback or not _TABLES[0].exists():
         return
     found = [each for table in _TABLES if table.exists() for each in _listeners(table, port)]
@@ -51,7 +51,7 @@ def verify_listener_uid(host: str, port: int, others: Iterable[int] = ()) -> Non
     )
     uids = next(filter(None, groups), None)
     if uids is None:
-        raise ConnectionRefusedError(f"nobody listens at {host}:{port}")
+        raise ConnectionRefusedError(f"no program listens at {host}:{port}")
     strangers = {*uids} - {os.geteuid(), _ROOT, *others}
     if strangers:
         raise UntrustedListener(
@@ -74,7 +74,7 @@ def check_peer(connection: socket.socket) -> None:
 def uid_of_peer(host: str, port: int) -> int | None:
     """Return the owner of the socket with this local address on loopback.
 
-    None: it is not on loopback, it is gone, or the kernel has no such list.
+    None: the address is not on loopback, the socket is gone, or the kernel has no such list.
 
     Source: proc_net_tcp in the kernel's documentation.
     """
@@ -92,7 +92,7 @@ def uid_of_peer(host: str, port: int) -> int | None:
                     continue  # fast path: there may be thousands of connections
                 _, local, _, state, _, _, _, uid, _, inode, *_ = line.split()
                 words, _, _ = local.partition(":")
-                # An orphaned socket has no inode, and its uid is 0 whoever owned it.
+                # An orphaned socket has no inode, and its uid is 0 instead of its last owner's.
                 is_held = state != _LISTENS and inode != "0"
                 if is_held and f"{local} ".endswith(number) and _address_in(words) == address:
                     return int(uid)

@@ -15,7 +15,7 @@ MAX_SIZE = 2**63 - 1
 # One for each stream, with spare room for streams of later keepers.
 MAX_WARNINGS = 16
 MAX_CHARACTERS_OF_WARNING = 1000
-# The year 5138: a later time is an error, and could not be shown.
+# The year 5138: a later time is an error, and cannot be displayed.
 LATEST_S = 1e11
 
 
@@ -45,10 +45,10 @@ Offsets = Mapping[Stream, int]
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """The keeper's first message: its identity and the attempts that it still has to deliver.
+    """The keeper's first message: its identity and the attempts that are not delivered yet.
 
-    `is_probe`: only tests whether the manager would accept it. The manager answers Welcome and ends the stream, and the session
-    of the job's real keeper continues. `supports_revoke`: the keeper supports `RevokeTrial`.
+    `is_probe`: only tests whether the manager would accept the keeper. The manager replies with Welcome and ends the stream; the
+    session of the job's real keeper continues. `supports_revoke`: the keeper supports `RevokeTrial`.
     """
 
     version: str
@@ -84,13 +84,13 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnded:
-    """How an attempt ended; also the content of exit.json.
+    """The end of an attempt; also the content of exit.json.
 
-    `exit_code` is the command's, 128+n for signal n, or one of `trial_keeper.exit_codes` if it never ran. `final_sizes` has every
-    replicated stream; bytes that a stray process appends later do not count. `message` holds the last lines of stderr, or the
-    keeper's own message. `ended_at_s` is `started_at_s` plus the command's run time on the monotonic clock.
-    `metrics_size_at_stop` is the size of the metrics file, in bytes, when the keeper received the stop; None if it received none,
-    or is of an earlier version. `warnings` describe changes to the attempt's files, one line each.
+    `exit_code` is the command's, 128+n for signal n, or one of `trial_keeper.exit_codes` if the command never ran. `final_sizes`
+    has every replicated stream; bytes that a stray process appends later do not count. `message` has the last lines of stderr, or
+    the keeper's own message. `ended_at_s` is `started_at_s` plus the command's run time on the monotonic clock.
+    `metrics_size_at_stop` is the size of the metrics file, in bytes, when the keeper received the stop; None without a stop, or
+    from a keeper of an earlier version. `warnings` describe changes to the attempt's files, one line each.
     """
 
     key: AttemptKey
@@ -106,7 +106,7 @@ class TrialEnded:
     def __post_init__(self) -> None:
         """Raises ValueError for impossible values: the data come from other machines, and from files that anyone could write."""
         if not -(2**31) <= self.exit_code < 2**31:
-            raise ValueError(f"exit code {self.exit_code} is none")
+            raise ValueError(f"{self.exit_code} is not an exit code")
         _check_moment("started_at_s", self.started_at_s)
         _check_moment("ended_at_s", self.ended_at_s)
         for stream, size in self.final_sizes.items():
@@ -117,15 +117,17 @@ class TrialEnded:
                 f"{self.metrics_size_at_stop} is not the size of {Stream.METRICS.value} at a stop"
             )
         if len(self.warnings) > MAX_WARNINGS:
-            raise ValueError(f"{len(self.warnings)} warnings are more than {MAX_WARNINGS}")
+            raise ValueError(f"{len(self.warnings)} warnings exceed the maximum of {MAX_WARNINGS}")
         longest = max(map(len, self.warnings), default=0)
         if longest > MAX_CHARACTERS_OF_WARNING:
-            raise ValueError(f"a warning of {longest} characters is longer than {MAX_CHARACTERS_OF_WARNING}")
+            raise ValueError(
+                f"a warning of {longest} characters exceeds the maximum of {MAX_CHARACTERS_OF_WARNING}"
+            )
 
 
 def _check_moment(name: str, at_s: float) -> None:
     if not (math.isfinite(at_s) and 0 <= at_s <= LATEST_S):
-        raise ValueError(f"{name} {at_s} is no moment between 1970 and 5138")
+        raise ValueError(f"{name} {at_s} is not a time between 1970 and 5138")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +166,7 @@ class AttemptOffsets:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """The manager's answer to Hello: the offsets to continue from."""
+    """The manager's reply to Hello: the offsets to continue from."""
 
     version: str
     attempts: tuple[AttemptOffsets, ...] = ()
@@ -180,7 +182,7 @@ class RunTrial:
 
 @dataclass(frozen=True, slots=True)
 class RevokeTrial:
-    """Give up this trial unless it has started. Only for keepers with `supports_revoke`."""
+    """Drop this trial unless it has started. Only for keepers with `supports_revoke`."""
 
     trial_id: str
 

@@ -1,10 +1,10 @@
-"""Why a trial ended: the closed list that retries, the tuner's feedback and all displays use."""
+"""The reasons for a trial's end: a closed list, which retries, the tuner's feedback and all displays use."""
 
 from enum import Enum
 
 
 class ExitReason(str, Enum):
-    """The reason that every ended trial has, exactly one."""
+    """The reason for a trial's end. Every ended trial has exactly one."""
 
     SUCCEEDED = "succeeded"
     NONZERO_EXIT = "non-zero exit"
@@ -19,10 +19,10 @@ class ExitReason(str, Enum):
     VERSION = "version"
     COULD_NOT_START = "could not start"
     TRIAL_OVER = "trial over"
-    """For one task: the others have ended the trial, which has its own reason."""
+    """Of a single task: other tasks have ended the trial, which has its own reason."""
 
 
 STOP_REASONS = frozenset(
     {ExitReason.STOPPED_BY_USER, ExitReason.EARLY_STOPPED, ExitReason.TIME_LIMIT, ExitReason.TRIAL_OVER}
 )
-"""The reasons of a request to stop a trial. The keeper records it; only the keeper can report how a command ended by itself."""
+"""The reasons of a stop request. All other reasons come only from the keeper, which sees how the command ended."""

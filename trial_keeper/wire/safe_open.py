@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 class UnsafePath(OSError):
-    """A link, a pipe, a folder or another user's file stands in place of a file that a keeper or a manager made."""
+    """A link, a pipe, a folder or another user's file has replaced a file of a keeper or a manager."""
 
 
 def open_beneath(folder: Path, path: Path, flags: int = os.O_RDONLY, *, owned_as: Path | None = None) -> int:
@@ -16,13 +16,13 @@ def open_beneath(folder: Path, path: Path, flags: int = os.O_RDONLY, *, owned_as
     `owned_as`: a directory on the way from `folder` to `path`; the file must have its owner.
 
     Raises:
-        UnsafePath: it is no regular file, a link leads there, or another user owns it.
-        OSError: it cannot be opened.
+        UnsafePath: the path is not a regular file, contains a link, or belongs to another user.
+        OSError: the file cannot be opened.
         ValueError: the path is not below the folder.
     """
     *folders, name = path.relative_to(folder).parts
     if ".." in (*folders, name):
-        raise ValueError(f"cannot open {path}: it leads out of {folder}; use a path without ..")
+        raise ValueError(f"cannot open {path}: it is outside {folder}; use a path without ..")
     within = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     owner: int | None = None
     depth_of_owner = -1 if owned_as is None else len(owned_as.relative_to(folder).parts)
@@ -37,17 +37,17 @@ def open_beneath(folder: Path, path: Path, flags: int = os.O_RDONLY, *, owned_as
         descriptor = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=within)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.ENXIO):
-            raise UnsafePath(error.errno, "it is a link or a pipe, or behind one", str(path)) from error
+            raise UnsafePath(error.errno, "its path contains a link or a pipe", str(path)) from error
         raise
     finally:
         os.close(within)
     found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode):
         os.close(descriptor)
-        raise UnsafePath(errno.EINVAL, "it is no file", str(path))
+        raise UnsafePath(errno.EINVAL, "it is not a regular file", str(path))
     if owner is not None and found.st_uid != owner:
         os.close(descriptor)
         raise UnsafePath(
-            errno.EPERM, f"user {found.st_uid} owns it, and user {owner} its attempt's directory", str(path)
+            errno.EPERM, f"its owner is user {found.st_uid}, but its attempt's is user {owner}", str(path)
         )
     return descriptor

@@ -21,7 +21,7 @@ class SignatureInvalid(DocumentInvalid):
 
 
 def signed(kind: str, document: Mapping[str, Any], token: str) -> dict[str, Any]:
-    """Return the document with its signature. `kind`: the document's name, so that one kind never passes for another."""
+    """Return the document with its signature. `kind`: the document's name, so that no signature is valid for another kind."""
     return {**document, FIELD: _signature_of(kind, document, token)}
 
 
@@ -29,15 +29,15 @@ def check_signature(kind: str, document: Mapping[str, Any], token: str) -> None:
     """Verify the signature of a document, in constant time.
 
     Raises:
-        SignatureInvalid: there is none, or it does not match the token and these fields.
+        SignatureInvalid: the signature is missing, or does not match the token and these fields.
     """
-    import hmac  # here, because it loads OpenSSL, 5 ms that most importers do not need
+    import hmac  # not at the top: loading OpenSSL takes 5 ms, and few importers need it
 
     rest = {name: value for name, value in document.items() if name != FIELD}
     given = document.get(FIELD)
     try:
         expected = _signature_of(kind, rest, token)
-    except RecursionError:  # nested lists that json.loads could just parse
+    except RecursionError:  # json.loads parses slightly deeper lists than json.dumps writes
         expected = ""
     if (
         not expected

@@ -1,6 +1,6 @@
 """Reads and writes small files, also of /proc, in a third of the time that `open` takes.
 
-Keeper and manager do it often for each trial, and each system call gives other threads a turn.
+Keeper and manager access such files often for each trial, and each system call may switch to another thread.
 """
 
 import os
@@ -13,7 +13,7 @@ def read_all(path: str | Path) -> bytes:
     """Return the whole content.
 
     Raises:
-        OSError: it cannot be read, for example because its process is gone.
+        OSError: the file cannot be read, for example because its process is gone.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -29,7 +29,7 @@ def write_fully(descriptor: int, content: bytes) -> None:
     """Write the whole content.
 
     Raises:
-        OSError: it cannot be written; a part of it may be there.
+        OSError: the content cannot be written as a whole; a part may be written.
     """
     rest = memoryview(content)
     while rest:
@@ -37,7 +37,7 @@ def write_fully(descriptor: int, content: bytes) -> None:
 
 
 def write_all(descriptor: int, content: bytes, *, is_durable: bool = False) -> None:
-    """Like `write_fully`, and close the descriptor in any case. With `is_durable` it is on disk when this returns."""
+    """Write the whole content and close the descriptor, also on an error. With `is_durable`, sync the content to disk."""
     try:
         write_fully(descriptor, content)
         if is_durable:

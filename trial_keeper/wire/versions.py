@@ -1,4 +1,4 @@
-"""The version rule: keeper and manager agree in the first two numbers.
+"""The version rule: keeper and manager must agree in the first two numbers.
 
 Source: the version check policy of NNI's page on OpenPAI.
 """
@@ -12,7 +12,7 @@ FIRST_CHECKING_RELEASE = (0, 6)
 def versions_agree(manager: str, keeper: str) -> bool:
     """True if this keeper may serve this manager.
 
-    Compared as numbers: 2.10 is not 2.1. A version that is invalid for PyPI agrees only with itself.
+    The numbers are compared, not the text: 2.10 is not 2.1. A version that is invalid for PyPI agrees only with itself.
     """
     if manager == keeper:
         return True
@@ -33,5 +33,5 @@ def mismatch_message(manager: str, keeper: str) -> str:
     return (
         f"cannot run: manager is version {manager} and keeper is version {keeper}, which differ in the first two numbers; "
         f"install trial-keeper {manager} where the trial runs (pip install 'trial-keeper=={manager}'), "
-        "or set versionCheck: false to run all the same"
+        "or set versionCheck: false to run without this check"
     )

@@ -3,19 +3,19 @@
     <mount>/<experiment id>/
         manager.json                        written by the manager: its version and addresses
         run.sh                              the script of each job
-        code-<digest>.tar.gz                a snapshot of the training code; not for jobs that see the code folder itself
+        code-<digest>.tar.gz                a snapshot of the training code, for jobs without access to the code folder
         checkpoints/                        what trials resume from, if the tuner supports it
         sdk/nni_sdk/                        the manager's own nni_sdk, for a Python that has none
         trials/<trial id>/
             trial.json, parameter.cfg       written by the manager
             stop.json                       written by the manager to stop the trial when no stream can deliver the request
             attempts/<id>/<task>/           written by one keeper; the trial's NNI_SYS_DIR
-                attempt.json                which attempt this is, signed; without it nothing here counts
+                attempt.json                which attempt this is, signed; without this file the folder is ignored
                 parameter.cfg, .nni/metrics, exit.json
                 output/{stdout, stderr, trial.log}
                 code/                       the unpacked snapshot of this attempt
 
-Manager and keeper see the same tree under different mount points, so each side makes a `Workspace` from its own root.
+Manager and keeper have the same tree at different mount points, so each side makes a `Workspace` from its own root.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ from trial_keeper.wire.small_files import replace_file as replace_file  # noqa: 
 
 # An id names a folder, so path separators and ".." are excluded.
 _SAFE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,239}")
-# Per owner: more than a cluster starts. Anyone with write access there could create any number of folders.
+# Per owner: more than a cluster starts. Anyone with write access to the folder could create any number of folders.
 _NEWEST_ATTEMPTS = 1000
-# On one line: indentation would use Python's slow encoder, between two trials.
+# Without indentation, which would use Python's slow encoder between two trials.
 _TEXT_OF = json.JSONEncoder(ensure_ascii=False).encode
 _Read = TypeVar("_Read")
 
@@ -95,7 +95,7 @@ class AttemptFolder:
 
     @property
     def exit_json(self) -> Path:
-        """How the attempt ended, signed by its keeper; absent before its end."""
+        """The record of the attempt's end, signed by its keeper; absent before the end."""
         return self.path / "exit.json"
 
     def stream(self, stream: Stream) -> Path:
@@ -129,7 +129,7 @@ class TrialFolder:
 
     @property
     def stop_json(self) -> Path:
-        """The stop request for the trial; absent unless some of its keepers had no stream to receive it."""
+        """The stop request for the trial; exists only if one of its keepers had no stream to receive the request."""
         return self.path / "stop.json"
 
     @property
@@ -161,7 +161,7 @@ class Workspace:
 
     @property
     def checkpoints(self) -> Path:
-        """What trials save for later ones to resume from, if the tuner supports it."""
+        """The checkpoints from which later trials resume, if the tuner supports that."""
         return self.root / "checkpoints"
 
     @property
@@ -216,8 +216,8 @@ class Workspace:
         folder, for storage that is not on this machine.
 
         Raises:
-            PermissionError: this user can open none of the folders. If at least one is readable, the others are skipped: anyone
-                can create one.
+            PermissionError: this user can open none of the folders. If at least one is readable, unreadable ones are skipped:
+                anyone can create them.
             OSError: the storage cannot list them.
         """
         folder, look = self.trial(trial_id).attempts, folders_in or _folders_in
@@ -261,9 +261,9 @@ def _newest_folders_in(folder: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class ManagerDocument:
-    """manager.json: which manager owns the experiment, and where it listens (HOST:PORT, keepers use the first that answers).
+    """manager.json: the manager that owns the experiment, and its addresses (HOST:PORT; keepers try them in turn).
 
-    `certificate` is the manager's own, as PEM; keepers then use TLS and accept no other certificate. None on loopback.
+    `certificate` is the manager's own, as PEM: keepers then use TLS and accept no other certificate. None on loopback.
     """
 
     experiment_id: str
@@ -290,11 +290,11 @@ class ManagerDocument:
 
 @dataclass(frozen=True, slots=True)
 class TrialDocument:
-    """trial.json: what a keeper needs to run a trial.
+    """trial.json: the data that a keeper needs to run a trial.
 
-    `command` is executed by bash. `code_dir` is its working directory, as the container sees it; it is empty if `code_snapshot`,
-    the name of a file in the workspace, has to be unpacked first. `gpu_indices` is None if the trial may see all GPUs of the
-    container, and empty if it may see none.
+    `command` is executed by bash. `code_dir` is the working directory, as a path in the container; it is empty if
+    `code_snapshot`, the name of a file in the workspace, has to be unpacked first. `gpu_indices` is None if the trial may use
+    all GPUs of the container, and empty if the trial may use none.
     """
 
     trial_id: str
@@ -386,7 +386,7 @@ def stop_from_bytes(content: bytes) -> StopTrial:
     """
     stop, _ = _read("stop.json", content, StopTrial)
     if stop.reason not in STOP_REASONS:
-        error = ValueError(f"nobody stops a trial with the reason {stop.reason.value!r}")
+        error = ValueError(f"{stop.reason.value!r} is not a reason to stop a trial")
         raise _invalid("stop.json", error) from error
     return stop
 
@@ -422,7 +422,7 @@ def _read(name: str, content: bytes, kind: type[_Read]) -> tuple[_Read, dict[str
 
 
 def _invalid(name: str, error: Exception) -> DocumentInvalid:
-    return DocumentInvalid(f"cannot read {name}: a field is missing or wrong ({error!r})")
+    return DocumentInvalid(f"cannot read {name}: a field is missing or invalid ({error!r})")
 
 
 def _dump(document: dict[str, Any]) -> bytes:
@@ -468,7 +468,7 @@ def _addresses(value: Any) -> tuple[str, ...]:
 def _exit_code(value: Any) -> int:
     code: int = _typed(value, int)
     if not 0 <= code <= 255:
-        raise ValueError(f"{code} is no exit code")
+        raise ValueError(f"{code} is not an exit code")
     return code
 
 

@@ -3,9 +3,9 @@
 isort:skip_file
 The protocol between a keeper and its manager: one bidirectional stream per keeper.
 
-The keeper opens the stream and sends Hello. The manager answers Welcome with the durable offset of every stream of every
-attempt that Hello named. After that both sides send messages at any time. Chunks may be sent again after a lost link: the
-manager recognises by the offset what it already has.
+The keeper opens the stream and sends Hello. The manager replies with Welcome, which has the durable offset of every stream of
+every attempt that Hello named. After that both sides send messages at any time. After a lost link chunks may be sent again: by
+their offsets the manager detects bytes that it already has.
 """
 
 from collections import abc as _abc
@@ -234,14 +234,14 @@ class Hello(_message.Message):
     job_id: _builtins.str
     task: _builtins.str
     is_probe: _builtins.bool
-    """Only tests whether the manager would accept a keeper of this job. The manager answers Welcome and ends the stream; the
+    """Only tests whether the manager would accept a keeper of this job. The manager replies with Welcome and ends the stream; the
     session of the job's real keeper is not affected.
     """
     supports_revoke: _builtins.bool
     """This keeper supports RevokeTrial. A keeper treats an unknown message as a refusal by an incompatible manager."""
     @_builtins.property
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptKey]:
-        """The attempts that this keeper still has to deliver or is running now."""
+        """The attempts that this keeper is running, or has not delivered completely."""
 
     def __init__(
         self,
@@ -270,7 +270,7 @@ class AttemptOffsets(_message.Message):
     OFFSETS_FIELD_NUMBER: _builtins.int
     CLOSED_FIELD_NUMBER: _builtins.int
     closed: _builtins.bool
-    """The manager has recorded the end of this attempt and all its bytes: nothing about it needs to be sent again."""
+    """The manager has recorded the end of this attempt and all its bytes: no message about the attempt needs to be sent again."""
     @_builtins.property
     def key(self) -> Global___AttemptKey: ...
     @_builtins.property
@@ -388,8 +388,8 @@ class TrialEnded(_message.Message):
     message: _builtins.str
     """Last lines of stderr, or the keeper's own message if the command never ran."""
     metrics_size_at_stop: _builtins.int
-    """The size of the metrics file when the keeper received the stop, before it sent any signal. Absent: it received none, or does
-    not support this field.
+    """The size of the metrics file when the keeper received the stop, before it sent any signal. Absent: the keeper received no
+    stop, or does not support this field.
     """
     @_builtins.property
     def key(self) -> Global___AttemptKey: ...
@@ -511,7 +511,7 @@ class RunTrial(_message.Message):
     ATTEMPT_ID_FIELD_NUMBER: _builtins.int
     trial_id: _builtins.str
     attempt_id: _builtins.str
-    """A new one for each RunTrial. A keeper that already has the trial keeps the id that came first."""
+    """A new id for each RunTrial. A keeper that already has the trial keeps the first id."""
     def __init__(
         self,
         *,
@@ -528,8 +528,8 @@ Global___RunTrial: _TypeAlias = RunTrial  # noqa: Y015
 
 @_typing.final
 class RevokeTrial(_message.Message):
-    """Give up this trial unless it has started; only for keepers whose Hello has `supports_revoke`. It follows every RunTrial of the
-    same trial, and the manager sends no other RunTrial of it before it has the outcome of this one.
+    """Drop this trial unless it has started; only for keepers whose Hello has `supports_revoke`. Sent after the trial's RunTrial. The
+    manager sends no other RunTrial of the same trial before it has the outcome of the revoke.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -551,8 +551,8 @@ Global___RevokeTrial: _TypeAlias = RevokeTrial  # noqa: Y015
 
 @_typing.final
 class TrialRevoked(_message.Message):
-    """Acknowledges RevokeTrial: this keeper does not have the trial (any more), and never starts it. If the trial has started, the
-    only answer is its TrialStarted.
+    """Acknowledges RevokeTrial: this keeper does not have the trial, and never starts it. If the trial has started, the keeper sends
+    only TrialStarted.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

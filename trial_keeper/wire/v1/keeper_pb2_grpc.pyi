@@ -3,9 +3,9 @@
 isort:skip_file
 The protocol between a keeper and its manager: one bidirectional stream per keeper.
 
-The keeper opens the stream and sends Hello. The manager answers Welcome with the durable offset of every stream of every
-attempt that Hello named. After that both sides send messages at any time. Chunks may be sent again after a lost link: the
-manager recognises by the offset what it already has.
+The keeper opens the stream and sends Hello. The manager replies with Welcome, which has the durable offset of every stream of
+every attempt that Hello named. After that both sides send messages at any time. After a lost link chunks may be sent again: by
+their offsets the manager detects bytes that it already has.
 """
 
 from collections import abc as _abc
