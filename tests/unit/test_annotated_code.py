@@ -316,7 +316,9 @@ def test_code_that_changes_while_an_experiment_is_made_leaves_nothing_behind(cod
     write(code, train_dot_py=SIZE)
     read = config()
     write(code, train_dot_py=SIZE.replace("32", "64"))
-    with pytest.raises(CodeNotCopied, match="its annotations changed meanwhile; try again"):
+    with pytest.raises(
+        CodeNotCopied, match="its annotations changed after they were checked; run the command again"
+    ):
         create_experiment(read, b"", [], debug=False)
     write(code, train_dot_py="'''@nni.foo()'''\n")
     with pytest.raises(ConfigInvalid, match=r"train\.py:1: cannot use @nni\.foo"):

@@ -350,7 +350,8 @@ def test_a_container_without_a_keeper_says_so_with_the_way_out(tmp_path):
     done = run_script(tmp_path, None)
     assert done.returncode == 115
     assert (
-        "cannot find trial-keeper in this container; add it to the image with images/build.sh" in done.stderr
+        "cannot find trial-keeper in this container; build an image with images/build.sh keeper"
+        in done.stderr
     )
 
 
