@@ -283,7 +283,7 @@ def test_the_managers_image_can_run_jobs_on_kubernetes(podman, a_container):
         "from nni_manager.training_services.kubernetes.login import log_in; log_in()",
     )
     assert python.wait() == 1
-    assert "cannot log in to Kubernetes: there is no /root/.kube/config; " in python.stderr
+    assert "cannot log in to Kubernetes: file /root/.kube/config does not exist; " in python.stderr
 
 
 def test_the_managers_image_runs_a_local_experiment_to_its_end(podman, a_container, tmp_path):

@@ -19,7 +19,7 @@ from real_cluster import (
     until,
 )
 
-from nni_manager.local_openpai.container_runtime import _not_made
+from nni_manager.local_openpai.container_runtime import _creation_failure
 from nni_manager.local_openpai.core.policies import RetryCounts
 from nni_manager.local_openpai.core.states import State
 from nni_manager.local_openpai.errors import ApiError
@@ -167,7 +167,7 @@ def test_an_image_that_cannot_be_had_ends_the_task_with_what_was_said(play):
 def test_an_image_that_is_not_there_has_a_code_of_its_own(tmp_path, said, code):
     (tmp_path / "runtime").mkdir()
     (tmp_path / "runtime/current").write_text(said)
-    assert _not_made(tmp_path).code == code
+    assert _creation_failure(tmp_path).code == code
 
 
 def test_a_container_whose_supervisor_is_killed_is_removed_and_tried_again(play, tmp_path):

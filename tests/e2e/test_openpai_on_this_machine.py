@@ -58,7 +58,7 @@ def test_a_task_that_no_machine_has_room_for_is_refused_before_anything_is_made(
     done = nnictl("create", "--config", "config.yml", "--port", "auto", replace={"gpuNum: 0": "gpuNum: 99"})
     assert done.returncode == 1
     assert "requires 99 GPUs, 1 CPUs, 256 MB of memory, and no node is that large" in done.stderr
-    assert "(the most that a node has: 0 GPUs, 16 CPUs, 100000 MB of memory)" in done.stderr
+    assert "(maximum of a node: 0 GPUs, 16 CPUs, 100000 MB of memory)" in done.stderr
     assert not (home / "experiments").exists()
 
 
@@ -83,9 +83,9 @@ taskRoles:
         replace={"  image: anything\n": "  paiConfigPath: job.yml\n", **dict.fromkeys(lines, "")},
     )
     assert done.returncode == 1
-    assert "cannot submit jobs: the cluster has refused 3 in a row" in done.stderr
+    assert "cannot submit jobs: the cluster refused 3 jobs in a row" in done.stderr
     assert (
-        "all its tasks need 20 CPUs, 5120 MB and 0 GPUs, and virtual cluster default has 16 CPUs"
+        "all its tasks together need 20 CPUs, 5120 MB and 0 GPUs, but virtual cluster default has only 16 CPUs"
         in done.stderr
     )
     assert jobs(nnictl) == {}
@@ -332,7 +332,7 @@ def test_another_folder_as_the_same_storage_is_refused_with_the_ways_out(home, n
     )
     assert done.returncode == 1
     assert (
-        f"has {home}/storage as its storage confignfs-data; write that path, or give your folder another"
+        f"storage confignfs-data of the local OpenPAI is {home}/storage; write that path, or another storage name"
         in done.stderr
     )
     done = nnictl(

@@ -91,7 +91,7 @@ def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
             "belongs to another job",
         ),
         ((hello, Chunk(key, Stream.METRICS, 10**9, b"x")), {}, code.ABORTED, "offset"),
-        ((ConnectRequest(),), {}, code.INVALID_ARGUMENT, "no message"),
+        ((ConnectRequest(),), {}, code.INVALID_ARGUMENT, "its kind is unknown"),
     ]
     for messages, metadata, status, word in cases:
         got, details = refusal(stranger, *messages, **metadata)

@@ -352,7 +352,7 @@ def test_a_wrong_token_is_refused_and_not_shown(site, examine):
     report = examine(token="of-another-experiment")
     assert report.failed == ["grpc"]
     assert "the token is refused" in report.words("grpc")
-    assert "`nnictl create` or `resume`" in report.words("grpc")
+    assert "`nnictl create` or `nnictl resume`" in report.words("grpc")
     assert "of-another-experiment" not in report.text
 
 

@@ -354,7 +354,7 @@ def test_a_store_without_room_is_a_problem_that_every_view_shows_until_there_is_
             serializers.metadata_view,
             serializers.summary_view,
         ):
-            assert "free some space there" in view(snapshot)["problem"]
+            assert "free some disk space" in view(snapshot)["problem"]
         connection.execute("PRAGMA max_page_count = 1000000")
         await stored
         snapshot = engine.snapshot()

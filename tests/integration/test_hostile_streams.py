@@ -99,7 +99,7 @@ def test_a_keeper_that_never_says_hello_is_let_go(monkeypatch):
     async def scenario(gate, address):
         async with a_call(address) as call:
             code, details = await ending(call)
-            assert (code, details.startswith("cannot wait longer")) == (
+            assert (code, details.startswith("cannot finish the keeper's request")) == (
                 grpc.StatusCode.DEADLINE_EXCEEDED,
                 True,
             )

@@ -85,7 +85,7 @@ def test_bytes_that_got_lost_on_the_way_are_asked_for_again(site, caplog):
     assert keeper.wait() == 0
     assert_all_is_stored_once(site)
     # The manager's word: a keeper that writes just then hears from gRPC only that the stream is gone.
-    assert f"cannot take metrics of {KEY} from offset" in caplog.text
+    assert f"cannot accept metrics of {KEY} from offset" in caplog.text
     assert site.manager.hellos == 2
 
 

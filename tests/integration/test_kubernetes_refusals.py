@@ -57,7 +57,7 @@ def test_a_cluster_that_refuses_every_job_ends_the_experiment_with_its_words(sta
     experiment = start(reuse=reuse, trialConcurrency=2, maxTrialNum=50)
     experiment.wait_for_status("ERROR", timeout_s=TIMEOUT_S)
     (error,) = experiment.get("/check-status")["errors"]
-    assert error.startswith("cannot submit jobs: the cluster has refused 3 in a row, ")
+    assert error.startswith("cannot submit jobs: the cluster refused 3 jobs in a row, ")
     assert refusal[2] in error
     wait_until(lambda: set(statuses(experiment)) == {"FAILED"}, "no trial waits any more")
     trials = experiment.get("/trial-jobs")
@@ -90,7 +90,7 @@ def test_a_login_that_has_expired_suspends_submission_until_it_is_renewed(start,
         return experiment.get("/check-status").get("problem", "")
 
     wait_until(lambda: "submission is suspended until the login is valid" in problem(), "it is told")
-    assert "renew it in your kubeconfig file" in problem()
+    assert "renew the login in your kubeconfig file" in problem()
     assert statuses(experiment) == ["WAITING"] * 2
     api.stop_misbehaving(CREATE)
     experiment.wait_for_status("DONE", timeout_s=TIMEOUT_S)

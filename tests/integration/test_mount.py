@@ -128,7 +128,7 @@ def test_a_real_mount_that_comes_late_is_entered(storage, mounting):
         f"{{ read -r < {gate} || true; mount --bind {storage.workspace.root.parent} {storage.mount}; }} & :"
     )
     keeper = storage.start_on_mount(prefix=mounting(late), wait_s=60.0)
-    wait_until(lambda: "waiting for the shared storage" in keeper.stderr, "the keeper waits")
+    wait_until(lambda: "more for the shared storage" in keeper.stderr, "the keeper waits")
     storage.open_gate("gate")
     assert keeper.wait() == 0
     assert storage.file(Stream.STDOUT) == b"ran\n"
@@ -162,7 +162,7 @@ def test_storage_that_does_not_answer_is_given_up_in_time(storage, mounting):
 
 def test_a_signal_ends_a_keeper_that_waits(storage):
     keeper = storage.start_on_mount(wait_s=60.0)
-    wait_until(lambda: "waiting for the shared storage" in keeper.stderr, "the keeper waits")
+    wait_until(lambda: "more for the shared storage" in keeper.stderr, "the keeper waits")
     keeper.signal(signal.SIGTERM)
     assert keeper.wait() == 128 + signal.SIGTERM
 

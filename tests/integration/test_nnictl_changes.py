@@ -153,7 +153,7 @@ def test_a_search_space_is_updated_from_its_file_or_refused_with_each_line(manag
 def test_a_trial_that_failed_is_retried(manager, nnictl):
     (trial,) = manager.engine.experiment.trials.values()
     code, _, err = nnictl("trial", "retry", "-T", trial.trial_id[:3])
-    assert (code, "it is WAITING" in err) == (1, True)
+    assert (code, "its state is WAITING" in err) == (1, True)
     manager.lose_every_job()
     wait_until(lambda: manager.states == ["FAILED"], "the trial has failed")
     code, out, err = nnictl("trial", "retry", "-T", trial.trial_id)

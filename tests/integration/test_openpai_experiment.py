@@ -185,7 +185,7 @@ def test_a_cluster_that_is_full_and_stumbles_costs_no_trial(nnictl, place, serve
     done = nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground")
     assert done.returncode == 0, done.stderr
     assert (
-        "and tries again: cannot submit the job: OpenPAI answers: the quota of ada in default is used up; the call is"
+        "cannot submit the job: OpenPAI answers: the quota of ada in default is used up; the call is"
         in done.stderr
     )
     assert {job.state for job in server.jobs.values()} == {"SUCCEEDED"}

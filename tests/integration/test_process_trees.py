@@ -723,7 +723,7 @@ def test_what_a_killed_keeper_and_its_guard_have_left_ends_before_the_next_attem
         states = site.file(Stream.STDOUT, AttemptKey(TRIAL, attempt_id(1), KEY.task)).decode()
         assert set(states.split("\n")) <= {"", "State:\tZ (zombie)"}
         # Some go by themselves when others do.
-        assert re.search(r"ended [1-9] processes that an earlier attempt", second.stderr)
+        assert re.search(r"killed [1-9] processes that an earlier attempt", second.stderr)
         assert stragglers() == [psutil.Process(other.pid)]
     finally:
         other.kill()

@@ -103,7 +103,7 @@ def test_the_code_of_nnis_page_runs_as_it_is_printed(place):
             ("memorySize", "memory_size"),
         ):
             assert len(re.findall(f"{camel} .* is read as {snake}", done.stderr)) == 1
-        assert "docker_image is not set: NNI's default is used" in done.stderr
+        assert "docker_image is not set: NNI's default " in done.stderr
         kinds = (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS)
         wait_until(lambda: not any(cluster.store.list(kind) for kind in kinds), "nothing is left", 20)
         known = known_experiment(ExperimentFolder(place / "nni-experiments" / experiment_id))

@@ -154,7 +154,7 @@ def test_what_a_trial_leaves_in_the_temporary_folder_is_in_its_log(site, tmp_pat
     site.environ["TMPDIR"] = str(tmp)
     job = Job(site)
     job.run('touch "$TMPDIR/cache"; mkdir "$TMPDIR/model"')
-    assert "still there: cache, model" in site.file(Stream.KEEPER, key_of("trial0")).decode()
+    assert "the trial left files in the temporary folder: cache, model" in site.file(Stream.KEEPER, key_of("trial0")).decode()
     job.run("true")
     assert "still there" not in site.file(Stream.KEEPER, key_of("trial1")).decode()
 
@@ -403,5 +403,5 @@ def test_a_trial_that_cannot_be_claimed_leaves_the_end_of_its_earlier_attempt_al
     site.manager.wait_for(lambda: len(site.manager.all_of(Idle)) > idles, "the second keeper is there")
     site.manager.send(RunTrial(trial_id, attempt_id(0)))
     assert second.keeper.wait() == KeeperExit.TAINTED
-    assert "leaving: its trial could not be prepared" in second.log
+    assert "the trial could not be prepared" in second.log
     assert path.read_bytes() == before

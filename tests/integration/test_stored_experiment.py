@@ -154,7 +154,7 @@ def test_an_experiment_has_one_view(killed, view_of):
         timeout=60,
     )
     assert second.returncode == 1
-    assert second.stderr.startswith("cannot view experiment TESTEXPT: another process does; ")
+    assert second.stderr.startswith("cannot view experiment TESTEXPT: another process serves it; ")
 
 
 def test_a_view_takes_no_lock_that_an_owner_needs(killed, view_of):

@@ -806,7 +806,7 @@ def test_a_module_that_cannot_be_held_is_named(tmp_path, source, words):
 
 def test_an_initialised_gpu_cannot_be_held(tmp_path):
     (tmp_path / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(lambda: True)")
-    assert "importing it initialises CUDA" in refused("torch", PYTHONPATH=str(tmp_path))
+    assert "its import initialises CUDA" in refused("torch", PYTHONPATH=str(tmp_path))
 
 
 def test_a_thread_that_comes_with_the_start_of_python_is_told(tmp_path):
