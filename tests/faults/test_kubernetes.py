@@ -184,7 +184,9 @@ def test_a_lost_node_ends_the_job_with_what_kubernetes_says_of_it(site):
             # Events have a watch of their own, which may be later than that of the job. An earlier warning may be there
             # already: a kubelet that was faster than the job's Secret warned of it.
             warnings = service._observed.warnings
-            await until(lambda: warnings.of(POD).startswith("NodeNotReady"), "the warning has arrived", TIMEOUT_S)
+            await until(
+                lambda: warnings.of(POD).startswith("NodeNotReady"), "the warning has arrived", TIMEOUT_S
+            )
             site.cluster.node.bury()
             ended = await site.has_ended()
             assert (ended.exit_code, ended.reason) == (None, ExitReason.JOB_LOST)

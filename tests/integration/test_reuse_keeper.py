@@ -154,7 +154,10 @@ def test_what_a_trial_leaves_in_the_temporary_folder_is_in_its_log(site, tmp_pat
     site.environ["TMPDIR"] = str(tmp)
     job = Job(site)
     job.run('touch "$TMPDIR/cache"; mkdir "$TMPDIR/model"')
-    assert "the trial left files in the temporary folder: cache, model" in site.file(Stream.KEEPER, key_of("trial0")).decode()
+    assert (
+        "the trial left files in the temporary folder: cache, model"
+        in site.file(Stream.KEEPER, key_of("trial0")).decode()
+    )
     job.run("true")
     assert "still there" not in site.file(Stream.KEEPER, key_of("trial1")).decode()
 
