@@ -627,6 +627,19 @@ def test_an_answer_that_comes_after_the_stop_becomes_a_cancelled_trial_and_no_jo
     assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
 
 
+def test_an_answer_that_comes_after_the_experiment_failed_becomes_a_failed_trial_with_its_error(
+    a_search,
+) -> None:
+    search = a_search(concurrency=2)
+    search.suggest()
+    search.handle(TunerFailed("cannot use the tuner: no", was_asked=False))
+    assert search.state is ExperimentState.ERROR
+    search.suggest()
+    trial = search.trial("t1")
+    assert (trial.state, trial.message) == (TrialState.FAILED, "cannot use the tuner: no")
+    assert search.submitted == ["t0"]
+
+
 def test_one_trial_can_be_stopped_and_another_takes_its_place(a_search) -> None:
     search = a_search(concurrency=1)
     search.start(search.suggest())

@@ -245,7 +245,8 @@ class Experiment:
             case events.EarlyStopRequested():
                 return lifecycle.stop_early(event, now_s)
             case events.ParametersSuggested():
-                return lifecycle.add_suggested(event, now_s, is_running=self.state.counts_time)
+                is_running = self.state.counts_time
+                return lifecycle.add_suggested(event, now_s, is_running=is_running, error=self.error)
             case events.TrialProposed():
                 self._finished = False
                 return lifecycle.add_proposed(event) + self._move(ExperimentEvent.TRIAL_PROPOSED, now_s)

@@ -111,9 +111,9 @@ class TrialLifecycle:
     # ---- new trials and attempts
 
     def add_suggested(
-        self, event: events.ParametersSuggested, now_s: float, *, is_running: bool
+        self, event: events.ParametersSuggested, now_s: float, *, is_running: bool, error: str
     ) -> list[Effect]:
-        """Add a trial that the tuner proposed. `is_running`: the experiment still starts trials."""
+        """Add a trial that the tuner proposed. `is_running`: the experiment still starts trials. `error`: why it failed."""
         self.budget.note_suggested()
         trial = Trial(
             event.trial_id, event.sequence_id, event.parameters, event.metadata, event.at_s, job_id=""
@@ -121,7 +121,9 @@ class TrialLifecycle:
         self._add(trial)
         if is_running:
             return self.scheduler.place(trial)
-        # The answer arrived after the experiment was stopped: the trial ends before it starts.
+        # The answer arrived after the experiment failed or was stopped: the trial ends before it starts.
+        if error:
+            return self._lose(trial, ExitReason.COULD_NOT_START, error, event.at_s, now_s)
         trial.stop_reason = ExitReason.STOPPED_BY_USER
         return self._lose(trial, trial.stop_reason, "the experiment was stopped", event.at_s, now_s)
 
