@@ -640,6 +640,17 @@ def test_an_answer_that_comes_after_the_experiment_failed_becomes_a_failed_trial
     assert search.submitted == ["t0"]
 
 
+def test_an_answer_that_comes_after_the_stop_is_cancelled_also_if_the_tuner_failed_since(a_search) -> None:
+    search = a_search(concurrency=2)
+    search.start(search.suggest())
+    search.handle(ExperimentStopAsked(40.0))
+    search.handle(TunerFailed("cannot use the tuner: no", was_asked=False))
+    assert search.state is ExperimentState.STOPPING
+    search.suggest()
+    trial = search.trial("t1")
+    assert (trial.state, trial.message) == (TrialState.USER_CANCELED, "the experiment was stopped")
+
+
 def test_one_trial_can_be_stopped_and_another_takes_its_place(a_search) -> None:
     search = a_search(concurrency=1)
     search.start(search.suggest())

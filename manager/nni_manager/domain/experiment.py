@@ -245,8 +245,9 @@ class Experiment:
             case events.EarlyStopRequested():
                 return lifecycle.stop_early(event, now_s)
             case events.ParametersSuggested():
-                is_running = self.state.counts_time
-                return lifecycle.add_suggested(event, now_s, is_running=is_running, error=self.error)
+                # An error of the tuner in a stopping experiment is not the cause of the trial's end.
+                error = self.error if self.state is ExperimentState.ERROR else ""
+                return lifecycle.add_suggested(event, now_s, is_running=self.state.counts_time, error=error)
             case events.TrialProposed():
                 self._finished = False
                 return lifecycle.add_proposed(event) + self._move(ExperimentEvent.TRIAL_PROPOSED, now_s)

@@ -113,7 +113,10 @@ class TrialLifecycle:
     def add_suggested(
         self, event: events.ParametersSuggested, now_s: float, *, is_running: bool, error: str
     ) -> list[Effect]:
-        """Add a trial that the tuner proposed. `is_running`: the experiment still starts trials. `error`: why it failed."""
+        """Add a trial that the tuner proposed.
+
+        `is_running`: the experiment still starts trials. `error`: why the experiment failed; empty if it did not.
+        """
         self.budget.note_suggested()
         trial = Trial(
             event.trial_id, event.sequence_id, event.parameters, event.metadata, event.at_s, job_id=""
