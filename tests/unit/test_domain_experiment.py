@@ -243,7 +243,7 @@ def test_what_the_table_does_not_hold_cannot_happen(
 @pytest.mark.parametrize("state", ExperimentState)
 def test_every_experiment_can_be_stopped_and_resumed(state: ExperimentState) -> None:
     assert (state, ExperimentEvent.STOP_ASKED) in TRANSITIONS
-    assert TRANSITIONS[state, ExperimentEvent.BEGUN] is ExperimentState.RUNNING
+    assert TRANSITIONS[state, ExperimentEvent.MANAGER_READY] is ExperimentState.RUNNING
 
 
 # ---- the ordinary run

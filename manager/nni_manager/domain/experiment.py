@@ -60,10 +60,10 @@ class ExperimentState(str, Enum):
 class ExperimentEvent(Enum):
     """The events of an experiment as a whole."""
 
-    BEGUN = "begun"
+    MANAGER_READY = "manager ready"
     LIMIT_REACHED = "limit reached"
     TUNER_EXHAUSTED = "tuner exhausted"
-    MORE_WANTED = "more wanted"
+    EXTENDED = "extended"
     TRIAL_PROPOSED = "trial proposed"
     ALL_ENDED = "all ended"
     FAILED = "failed"
@@ -75,7 +75,9 @@ _NO_MORE = (_E.NO_MORE_TRIAL, _E.TUNER_NO_MORE_TRIAL)
 CHANGES: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = changes_by_event(
     {
         # In every state except INITIALIZED: a resume.
-        _X.BEGUN: {_E.RUNNING: (_E.INITIALIZED, *_NO_MORE, _E.DONE, _E.ERROR, _E.STOPPING, _E.STOPPED)},
+        _X.MANAGER_READY: {
+            _E.RUNNING: (_E.INITIALIZED, *_NO_MORE, _E.DONE, _E.ERROR, _E.STOPPING, _E.STOPPED)
+        },
         _X.LIMIT_REACHED: {_E.NO_MORE_TRIAL: (_E.RUNNING,)},
         _X.TUNER_EXHAUSTED: {_E.TUNER_NO_MORE_TRIAL: (_E.RUNNING,)},
         _X.ALL_ENDED: {_E.DONE: _NO_MORE, _E.STOPPED: (_E.STOPPING,)},
@@ -83,7 +85,7 @@ CHANGES: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = change
         _X.STOP_ASKED: {_E.STOPPING: (_E.INITIALIZED, _E.RUNNING, *_NO_MORE)},
         # A limit was raised or the search space changed; the tuner may be exhausted again. A stopped or failed experiment
         # continues only after a resume.
-        _X.MORE_WANTED: {_E.RUNNING: (*_NO_MORE, _E.DONE)},
+        _X.EXTENDED: {_E.RUNNING: (*_NO_MORE, _E.DONE)},
         # Not possible in the states that start no trial.
         _X.TRIAL_PROPOSED: {_E.RUNNING: (_E.DONE,)},
     }
@@ -91,14 +93,14 @@ CHANGES: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = change
 # Events that leave the state as it is.
 IGNORED: frozenset[tuple[ExperimentState, ExperimentEvent]] = pairs_by_event(
     {
-        _X.BEGUN: (_E.RUNNING,),
+        _X.MANAGER_READY: (_E.RUNNING,),
         _X.LIMIT_REACHED: (_E.TUNER_NO_MORE_TRIAL,),
         # In STOPPING: the answer to a request that was sent before the stop.
         _X.TUNER_EXHAUSTED: (*_NO_MORE, _E.STOPPING, _E.ERROR),
         # The first error is shown. In DONE, the tuner rejected the last result; all results are stored.
         _X.FAILED: (_E.STOPPING, _E.STOPPED, _E.ERROR, _E.DONE),
         _X.STOP_ASKED: (_E.STOPPING, _E.STOPPED, _E.ERROR, _E.DONE),
-        _X.MORE_WANTED: (_E.INITIALIZED, _E.RUNNING, _E.STOPPING, _E.STOPPED, _E.ERROR),
+        _X.EXTENDED: (_E.INITIALIZED, _E.RUNNING, _E.STOPPING, _E.STOPPED, _E.ERROR),
         _X.TRIAL_PROPOSED: (_E.RUNNING, *_NO_MORE),
     }
 )
@@ -291,7 +293,7 @@ class Experiment:
         self.error = ""
         self.refusals = 0
         self._finished = self._finished_unrecorded = self.stops.is_stopping = False
-        return self.lifecycle.begin(now_s) + self._move(ExperimentEvent.BEGUN, now_s)
+        return self.lifecycle.begin(now_s) + self._move(ExperimentEvent.MANAGER_READY, now_s)
 
     def _stop_all(self, at_s: float, now_s: float) -> list[Effect]:
         effects = self._move(ExperimentEvent.STOP_ASKED, now_s)
@@ -323,7 +325,7 @@ class Experiment:
         if self.budget.is_spent(now_s):
             return []
         self.budget.unblock()
-        effects = self._move(ExperimentEvent.MORE_WANTED, now_s)
+        effects = self._move(ExperimentEvent.EXTENDED, now_s)
         self._finished = self._finished and self.state.is_over
         return effects
 

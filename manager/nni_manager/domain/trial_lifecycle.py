@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from nni_manager.domain import events
 from nni_manager.domain.attempts import (
-    HAVE_BEGUN,
     HAVE_ENDED,
+    HAVE_STARTED,
     UNDELIVERED,
     AttemptPhase,
     AttemptReport,
@@ -189,9 +189,9 @@ class TrialLifecycle:
         trial, key = self.trials[event.key.trial_id], event.key
         if trial.state.is_terminal or trial.registered.is_lost(key):
             return [events.CloseAttempt(key)]  # the report is too late: the keeper ends the attempt
-        if not trial.is_current(key) or trial.phase_of(key) in HAVE_BEGUN:
+        if not trial.is_current(key) or trial.phase_of(key) in HAVE_STARTED:
             return []
-        self.scheduler.jobs.note_begun(trial.job_id, trial.trial_id)
+        self.scheduler.jobs.note_started(trial.job_id, trial.trial_id)
         if trial.state is not TrialState.WAITING and not trial.supersedes(key):
             # One more task of the running attempt, or a repeated report to a manager that has just started.
             trial.add_task(key)
@@ -274,7 +274,7 @@ class TrialLifecycle:
             return [events.SaveTrial(trial)] if trial.warn_of_files(ended) else []
         trial.ended_in(ended)
         # A command that could not be started has no start.
-        self.scheduler.jobs.note_begun(trial.job_id, trial.trial_id)
+        self.scheduler.jobs.note_started(trial.job_id, trial.trial_id)
         effects = self._evaluate_completion(trial, now_s)
         self.scheduler.note_stopped(trial, now_s)
         return effects
@@ -374,8 +374,8 @@ class TrialLifecycle:
         None if the job exited cleanly or had started a trial, which is charged instead (failure or retry). A queued trial may
         survive one crash. So each crash of a job with trials is charged to exactly one of them.
         """
-        has_begun = any(trial.trial_id not in event.untouched for trial in trials)
-        return None if event.is_clean or has_begun or not trials else trials[0]
+        has_started = any(trial.trial_id not in event.untouched for trial in trials)
+        return None if event.is_clean or has_started or not trials else trials[0]
 
     def _lose_job(
         self, trial: Trial, event: events.JobTerminated, now_s: float, *, is_suspect: bool, may_retry: bool

@@ -301,7 +301,7 @@ class ClusterJobs:
             await asyncio.wait_for(self._ingest_visible(job), _ABANDONED_TIMEOUT_S)
         except (StoragePermissionDenied, TimeoutError, asyncio.TimeoutError) as error:
             log.warning("job %s: cannot read all files of its trials: %s", job.job_id, error)
-        untouched = frozenset(job.trial_ids) - job.begun_ids
+        untouched = frozenset(job.trial_ids) - job.started_ids
         self._report_terminated(job.job_id, ExitReason.JOB_LOST, message, untouched=untouched)
 
     async def _ingest_visible(self, job: Job) -> None:
@@ -419,10 +419,10 @@ class ClusterJobs:
             StoragePermissionDenied: the manager has no read permission on the storage.
         """
         # An end that another machine has written may not be visible yet. A keeper that failed itself rarely writes an end.
-        has_begun = trial.state is not TrialState.WAITING or ended.exit_code == 0
+        has_started = trial.state is not TrialState.WAITING or ended.exit_code == 0
         is_own = ended.exit_code is not None and known(ended.exit_code) is not None
         left = await self._storage_poller.scan_remaining(
-            trial, may_be_late=may_be_late and self._service.uses_snapshot and has_begun and not is_own
+            trial, may_be_late=may_be_late and self._service.uses_snapshot and has_started and not is_own
         )
         for each in left:
             at_s = time.time() if each.ended is None else each.ended.started_at_s

@@ -24,16 +24,7 @@ from dataclasses import dataclass
 from nni_manager.clock import monotonic_epoch_s
 from nni_manager.domain.ingest import StreamWrite
 from nni_manager.errors import RetryableError
-from nni_manager.store.rows import (
-    AttemptRow,
-    ConfigRow,
-    ExperimentRow,
-    ImportedRows,
-    JobRow,
-    TrialRow,
-    UsageRow,
-    Write,
-)
+from nni_manager.store import rows
 from nni_manager.store.writer import Store
 from trial_keeper.wire.messages import AttemptKey
 
@@ -75,7 +66,7 @@ _MAX_BATCH_BYTES = 4 << 20
 
 @dataclass(slots=True)
 class _Waiting:
-    write: Write
+    write: rows.Write
     size_bytes: int
     done: "asyncio.Future[None]"
 
@@ -88,7 +79,7 @@ class GroupCommit:
         self._store = store
         self._on_failure = on_failure
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
-        self._rows: dict[tuple[type[Write], str], _Waiting] = {}
+        self._rows: dict[tuple[type[rows.Write], str], _Waiting] = {}
         self._lanes: dict[AttemptKey, deque[_Waiting]] = {}
         """The pending writes by attempt; the first lane has the next turn."""
         self._batch: list[_Waiting] = []
@@ -113,7 +104,7 @@ class GroupCommit:
         self.problem = ""
         """Why nothing can be stored at present; empty if it can."""
 
-    def add(self, writes: Sequence[Write]) -> "asyncio.Future[None]":
+    def add(self, writes: Sequence[rows.Write]) -> "asyncio.Future[None]":
         """Store the writes; the future is done when they are durable, and fails only for a bug or a full disk at close.
 
         Without writes, the future is done when everything added before is durable.
@@ -145,7 +136,7 @@ class GroupCommit:
             finally:
                 self._waiters.pop(has_room, None)
 
-    def add_deferred(self, writes: Sequence[Write]) -> None:
+    def add_deferred(self, writes: Sequence[rows.Write]) -> None:
         """Store the writes with the next transaction, or after `MAX_DEFERRAL_S` at the latest."""
         for write in writes:
             self._hold(write)
@@ -166,7 +157,7 @@ class GroupCommit:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._store.close)
         self._thread.shutdown()
 
-    def _put(self, write: Write) -> "asyncio.Future[None]":
+    def _put(self, write: rows.Write) -> "asyncio.Future[None]":
         waiting = self._hold(write)
         self._start()
         return waiting.done
@@ -180,15 +171,22 @@ class GroupCommit:
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def _hold(self, write: Write) -> _Waiting:
+    def _hold(self, write: rows.Write) -> _Waiting:
         """Queue a write for its transaction."""
         waiting = _Waiting(write, _size_of(write), asyncio.get_running_loop().create_future())
         match write:
-            case StreamWrite() | UsageRow():
+            case StreamWrite() | rows.UsageRow():
                 key = write.key
                 self._lanes.setdefault(key, deque()).append(waiting)
                 self._bytes_of[key] = self._bytes_of.get(key, 0) + waiting.size_bytes
-            case TrialRow() | AttemptRow() | JobRow() | ExperimentRow() | ConfigRow() | ImportedRows():
+            case (
+                rows.TrialRow()
+                | rows.AttemptRow()
+                | rows.JobRow()
+                | rows.ExperimentRow()
+                | rows.ConfigRow()
+                | rows.ImportedRows()
+            ):
                 # The newest version replaces the earlier ones and moves to the end of the order.
                 identity = (type(write), _id_of(write))
                 earlier = self._rows.pop(identity, None)
@@ -270,13 +268,13 @@ class GroupCommit:
 
     def _release(self, waiting: _Waiting) -> None:
         self.waiting_bytes -= waiting.size_bytes
-        if isinstance(waiting.write, StreamWrite | UsageRow):
+        if isinstance(waiting.write, StreamWrite | rows.UsageRow):
             key = waiting.write.key
             self._bytes_of[key] -= waiting.size_bytes
             if not self._bytes_of[key]:
                 del self._bytes_of[key]
 
-    async def _commit(self, batch: list[Write]) -> None:
+    async def _commit(self, batch: list[rows.Write]) -> None:
         loop = asyncio.get_running_loop()
         while True:
             began_s = time.monotonic()
@@ -324,36 +322,43 @@ class GroupCommit:
         return not self._small_at_s.keys() <= self._bulk_at_s.keys()
 
 
-def _id_of(write: TrialRow | AttemptRow | JobRow | ExperimentRow | ConfigRow | ImportedRows) -> str:
+def _id_of(
+    write: rows.TrialRow
+    | rows.AttemptRow
+    | rows.JobRow
+    | rows.ExperimentRow
+    | rows.ConfigRow
+    | rows.ImportedRows,
+) -> str:
     match write:
-        case TrialRow():
+        case rows.TrialRow():
             return str(write.values["trial_id"])
-        case AttemptRow():
+        case rows.AttemptRow():
             return str(write.key)
-        case JobRow():
+        case rows.JobRow():
             return write.job_id
-        case ImportedRows():
+        case rows.ImportedRows():
             return str(write.position)
-        case ExperimentRow() | ConfigRow():
+        case rows.ExperimentRow() | rows.ConfigRow():
             return ""
 
 
-def _size_of(write: Write) -> int:
+def _size_of(write: rows.Write) -> int:
     match write:
         case StreamWrite():
             spans = len(write.records) + len(write.garbage)
             return write.new_offset - write.offset + _RECORD_BYTES * spans + _ROW_BYTES
-        case TrialRow():
+        case rows.TrialRow():
             # The parameters, the message and the result of a trial can have any length.
             texts = (value for value in write.values.values() if isinstance(value, str))
             return _ROW_BYTES + sum(map(sys.getsizeof, texts))
-        case UsageRow():
+        case rows.UsageRow():
             return _ROW_BYTES + _GPU_BYTES * len(write.usage.gpus)
-        case ConfigRow():
+        case rows.ConfigRow():
             return _ROW_BYTES + sys.getsizeof(write.config)
-        case ImportedRows():
+        case rows.ImportedRows():
             return (_ROW_BYTES + _RECORD_BYTES) * len(write.results)
-        case AttemptRow() | JobRow() | ExperimentRow():
+        case rows.AttemptRow() | rows.JobRow() | rows.ExperimentRow():
             return _ROW_BYTES
 
 

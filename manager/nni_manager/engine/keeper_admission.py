@@ -14,17 +14,8 @@ from nni_manager.engine.probe import ProbeSession
 from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.tokens import is_token, token_of
 from trial_keeper import __version__
-from trial_keeper.wire.messages import (
-    AttemptKey,
-    AttemptOffsets,
-    Hello,
-    Idle,
-    KeeperMessage,
-    Shutdown,
-    StopTrial,
-    TrialRevoked,
-    Welcome,
-)
+from trial_keeper.wire import messages
+from trial_keeper.wire.messages import AttemptKey, AttemptOffsets, Hello
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.versions import mismatch_message, versions_agree
 
@@ -49,14 +40,14 @@ class KeeperSession(ConnectedKeeper):
         """Apply backpressure: wait until the store has capacity for more data of this keeper."""
         await self._ingest.commits.wait_for_capacity(self._waiting_bytes)
 
-    def receive(self, message: KeeperMessage) -> None:
+    def receive(self, message: messages.KeeperMessage) -> None:
         """Handle a message of the keeper.
 
         Raises:
             OffsetGap: bytes are missing; the keeper must reconnect.
             ProtocolError: the message concerns another keeper's trial, or is a second Hello.
         """
-        if not isinstance(message, Hello | Idle | TrialRevoked):
+        if not isinstance(message, Hello | messages.Idle | messages.TrialRevoked):
             self._reported_keys.add(message.key)
         if self._admission.is_open:  # unacknowledged messages are resent to the next manager
             self._ingest.receive(self, message)
@@ -129,13 +120,13 @@ class KeeperAdmission:
         self._post(KeeperConnected(job_id, hello.supports_revoke))
         if not is_abandoned:
             self._experiment.transports.connected(job_id, hello.task, time.monotonic())
-        session.outgoing.put_nowait(Welcome(__version__, attempts))
+        session.outgoing.put_nowait(messages.Welcome(__version__, attempts))
         for trial in trials:
             if (reason := _stopped_for(trial, session.task)) is not None:
-                session.outgoing.put_nowait(StopTrial(trial.trial_id, reason))
+                session.outgoing.put_nowait(messages.StopTrial(trial.trial_id, reason))
         if is_abandoned:
             session.outgoing.put_nowait(
-                Shutdown("the manager abandoned this job while its keeper was disconnected")
+                messages.Shutdown("the manager abandoned this job while its keeper was disconnected")
             )
         else:
             self._report_orphaned(session, hello.attempts)

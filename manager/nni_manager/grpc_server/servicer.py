@@ -17,15 +17,7 @@ from typing import Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from nni_manager.domain.admission_errors import (
-    InvalidToken,
-    KeeperTimeout,
-    NotAccepting,
-    ProtocolError,
-    TooManyStreams,
-    UnknownJob,
-    VersionRefused,
-)
+from nni_manager.domain import admission_errors
 from nni_manager.domain.ingest import OffsetGap
 from nni_manager.errors import CANNOT_LISTEN, UserError
 from nni_manager.grpc_server.connections import Connections, counted
@@ -48,16 +40,16 @@ _T = TypeVar("_T")
 # may not. gRPC itself answers RESOURCE_EXHAUSTED to messages and metadata that are too large, and UNIMPLEMENTED to calls of
 # other methods.
 STATUS_OF: dict[type[Exception], grpc.StatusCode] = {
-    InvalidToken: grpc.StatusCode.UNAUTHENTICATED,
-    VersionRefused: grpc.StatusCode.FAILED_PRECONDITION,
-    UnknownJob: grpc.StatusCode.NOT_FOUND,
-    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    admission_errors.InvalidToken: grpc.StatusCode.UNAUTHENTICATED,
+    admission_errors.VersionRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    admission_errors.UnknownJob: grpc.StatusCode.NOT_FOUND,
+    admission_errors.ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
     MessageInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     OffsetGap: grpc.StatusCode.ABORTED,
-    NotAccepting: grpc.StatusCode.ABORTED,
+    admission_errors.NotAccepting: grpc.StatusCode.ABORTED,
     StoreBusy: grpc.StatusCode.ABORTED,
-    KeeperTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
-    TooManyStreams: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    admission_errors.KeeperTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
+    admission_errors.TooManyStreams: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 # A keeper sends Hello together with its call. If its machine stalls for longer, the keeper reconnects.
 HELLO_TIMEOUT_S = 20.0
@@ -169,7 +161,7 @@ class KeeperServicer:
         job_id, token = metadata.get(JOB_KEY, ""), metadata.get(TOKEN_KEY, "")
         self._gate.check_token(job_id, token)
         if self._streams_of_job[job_id] >= self._gate.most_streams_of_job:
-            raise TooManyStreams()
+            raise admission_errors.TooManyStreams()
         with counted(self._streams_of_job, job_id), self._connections.authenticated(context.peer()):
             first = await _within(HELLO_TIMEOUT_S, anext(requests, None))
             if first is not None:
@@ -180,7 +172,7 @@ class KeeperServicer:
     ) -> None:
         hello, *further_messages = keeper_messages_from_bytes(first)
         if not isinstance(hello, Hello):
-            raise ProtocolError(
+            raise admission_errors.ProtocolError(
                 "cannot accept a message before Hello; use the keeper of the manager's version"
             )
         session = self._gate.admit(hello, job_id, token)
@@ -219,7 +211,7 @@ async def _within(seconds: float, step: Awaitable[_T]) -> _T:
     )  # marks the exception as retrieved, even without a waiter
     done, _ = await asyncio.wait({task}, timeout=seconds)
     if not done:
-        raise KeeperTimeout()
+        raise admission_errors.KeeperTimeout()
     return task.result()
 
 
