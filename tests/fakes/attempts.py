@@ -7,7 +7,7 @@ from nni_manager.domain.ingest import StreamWrite
 from nni_manager.engine.tokens import token_of
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
-from nni_manager.store.rows import AttemptRow, Stored, UsageRow, Write
+from nni_manager.store.rows import Stored, UsageRow, Write, attempt_row
 from nni_manager.store.writer import Store
 from trial_keeper.wire.attempt_ids import start_ms_of
 from trial_keeper.wire.messages import AttemptKey
@@ -74,7 +74,7 @@ class RegisteringStore(Store):
         """Spelled ids have their own number."""
         keys = {write.key for write in writes if isinstance(write, StreamWrite)}
         keys |= {write.usage.key for write in writes if isinstance(write, UsageRow)}
-        rows = [AttemptRow(key, int(key.attempt_id)) for key in sorted(keys, key=str)]
+        rows = [attempt_row(key, int(key.attempt_id)) for key in sorted(keys, key=str)]
         return super().commit([*rows, *writes], now_s)
 
 

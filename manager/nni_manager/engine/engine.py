@@ -27,7 +27,7 @@ from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.lease import Lease
-from nni_manager.store.rows import AttemptRow, ExperimentRow, JobRow, TrialRow, UsageRow
+from nni_manager.store.rows import UsageRow, attempt_row, experiment_row, job_row, trial_row
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.tuner.assessment import Assessment
 from nni_manager.tuner.base import BaseTuner
@@ -56,7 +56,8 @@ class Engine(Runtime):
         assessment: Assessment | None = None,
         lease: Lease | None = None,
     ) -> None:
-        super().__init__(config, folder, make_service, make_tuner, assessment, lease)
+        make_own_service = partial(make_service, self._note_job_ended)
+        super().__init__(config, folder, make_own_service, make_tuner, assessment, lease)
         self.finished = asyncio.Event()
         """Set when the experiment is terminal, no trial runs and this is stored."""
         self.ended_at_s: float | None = self.stored.ended_at_s
@@ -119,7 +120,7 @@ class Engine(Runtime):
             return
         for left in all_left:
             if (new := trial.registered.register(left.key)) is not None:
-                self.commits.add([AttemptRow(new.key, new.number)])
+                self.commits.add([attempt_row(new.key, new.number)])
             trial.add_task(left.key)
             if left.ended is not None:
                 trial.ended_in(left.ended)
@@ -242,12 +243,12 @@ class Engine(Runtime):
             case events.SaveTrial():
                 self._save_trial(effect.trial)
             case events.SaveAttempt():
-                self.save(AttemptRow(effect.key, effect.number, effect.is_lost))
+                self.save(attempt_row(effect.key, effect.number, effect.is_lost))
             case events.SaveExperiment():
                 self._save_experiment()
             case events.SaveJob():
                 ended_at_s = time.time() if effect.is_over else None
-                self.save(JobRow(effect.job.job_id, effect.job.ever_connected, ended_at_s))
+                self.save(job_row(effect.job, monotonic_epoch_s(), ended_at_s))
             case events.SaveUsage():
                 self.commits.add_deferred([UsageRow(effect.usage, monotonic_epoch_s())])
             case events.AskTuner():
@@ -293,7 +294,7 @@ class Engine(Runtime):
     def _save_experiment(self) -> None:
         experiment = self.experiment
         self.save(
-            ExperimentRow(
+            experiment_row(
                 experiment.state,
                 experiment.error,
                 experiment.budget.duration_s(time.monotonic()),
@@ -311,7 +312,7 @@ class Engine(Runtime):
         await self.algorithms.teach([self.history.prior_result(trial, value)])
 
     def _save_trial(self, trial: Trial) -> None:
-        self.save(TrialRow.of(trial))
+        self.save(trial_row(trial))
         if self._logged.get(trial.trial_id) is trial.state:
             return
         self._logged[trial.trial_id] = trial.state

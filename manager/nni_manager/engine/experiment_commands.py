@@ -16,7 +16,7 @@ from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.snapshot import limits_of
 from nni_manager.errors import RetryableError, UserError
-from nni_manager.store.rows import ConfigRow, ImportedRows
+from nni_manager.store.rows import config_row, imported_rows
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class ExperimentCommands:
         if after == before:
             return
         log.info("changed %s", update_type)
-        stored = engine.commits.add([ConfigRow(after.to_json())])
+        stored = engine.commits.add([config_row(after.to_json())])
         engine.post(LimitsChanged(limits_of(after)))
         await asyncio.shield(stored)
         if after.search_space_revision != before.search_space_revision:
@@ -83,7 +83,7 @@ class ExperimentCommands:
         )
         async with self._tuner_updates:
             position, self._imported = self._imported, self._imported + len(results)
-            await asyncio.shield(engine.commits.add([ImportedRows(position, results)]))
+            await asyncio.shield(engine.commits.add([imported_rows(position, results)]))
             used = await engine.algorithms.teach(results)
         log.info("imported %d results; the tuner uses %d of them", len(results), used)
         return {"imported": len(results), "used": used}

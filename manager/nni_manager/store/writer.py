@@ -7,7 +7,6 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -204,23 +203,8 @@ class Store:
         match write:
             case StreamWrite():
                 self._add_commit(write, now_s)
-            case rows.TrialRow():
-                self._execute("save_trial", write.values)
-            case rows.AttemptRow():
-                columns = rows.columns_of(write.key, attempt=write.number, is_lost=write.is_lost)
-                self._execute("save_attempt", columns)
-            case rows.ConfigRow():
-                self._execute("save_config", {"config": write.config})
-            case rows.ImportedRows():
-                self._connection.executemany(
-                    QUERIES["add_imported"],
-                    [
-                        (position, json.dumps(result.parameters), result.metric)
-                        for position, result in enumerate(write.results, write.position)
-                    ],
-                )
-            case rows.JobRow():
-                self._execute("save_job", asdict(write) | {"now_s": now_s})
+            case rows.RowWrite():
+                self._execute(write.query, write.values)
             case rows.UsageRow(usage=usage):
                 columns = rows.columns_of(
                     usage.key,
@@ -232,8 +216,6 @@ class Store:
                     gpus=gpus_to_json(usage.gpus),
                 )
                 self._execute("add_usage", columns)
-            case rows.ExperimentRow():
-                self._execute("save_experiment", asdict(write) | {"state": write.state.value})
 
     def _execute(self, query: str, values: Mapping[str, Any]) -> sqlite3.Cursor:
         return self._connection.execute(QUERIES[query], values)

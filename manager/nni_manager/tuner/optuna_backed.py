@@ -31,7 +31,6 @@ from optuna.trial import FrozenTrial, TrialState
 from nni_manager.config import search_space
 from nni_manager.config.model import OptimizeMode
 from nni_manager.config.prior_results import PriorResult
-from nni_manager.errors import InternalError
 from nni_manager.tuner import base
 from nni_manager.tuner.optuna_log import configure_logging
 from nni_manager.tuner.samplers import from_unit
@@ -316,12 +315,8 @@ def draw(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
             return trial.suggest_categorical(name, distribution.choices)
         case IntDistribution():
             return trial.suggest_int(name, distribution.low, distribution.high)
-        case FloatDistribution():
-            return trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
-        case _:
-            raise InternalError(
-                f"cannot draw {name}: unknown distribution {distribution}; please report this"
-            )
+    assert isinstance(distribution, FloatDistribution)
+    return trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
 
 
 def _value_of(parameter: search_space.Parameter, drawn: Any) -> base.JsonScalar:
