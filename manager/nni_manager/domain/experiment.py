@@ -157,7 +157,6 @@ class Experiment:
             self.budget,
             self.scheduler,
             self.leaderboard,
-            self._fail,
             completion,
             is_assessed,
             assessor_sees_all,
@@ -208,6 +207,9 @@ class Experiment:
         """The effects of the event, in the order of their execution."""
         effects = self.lifecycle.register(event)
         effects += self._handle(event, now_s)
+        if self.lifecycle.fatal_error:
+            effects += self._fail(self.lifecycle.fatal_error, now_s)
+            self.lifecycle.fatal_error = ""
         effects += self.scheduler.escalate(now_s)
         effects += self._schedule(now_s)
         self.revisions.note_changes(event, effects)

@@ -8,7 +8,7 @@ Times named `now_s` are monotonic; those inside events and trials are seconds si
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -42,16 +42,12 @@ _KEEPER_RESTARTED = "its keeper restarted while the trial was being stopped"
 
 @dataclass(slots=True)
 class TrialLifecycle:
-    """All trials of the experiment, and the handlers of their events.
-
-    `fail`: ends the experiment with a message, at a monotonic time.
-    """
+    """All trials of the experiment, and the handlers of their events."""
 
     trials: dict[str, Trial]
     budget: SearchBudget
     scheduler: JobScheduler
     leaderboard: Leaderboard
-    fail: Callable[[str, float], list[Effect]]
     completion: Completion
     is_assessed: bool
     """True if an assessor receives intermediate results and may stop trials early."""
@@ -60,6 +56,8 @@ class TrialLifecycle:
     learns_from_early_stopped: bool
     """True if the tuner learns from the last intermediate result of a trial that was stopped early."""
     counts: Counter[TrialState] = field(default_factory=Counter)
+    fatal_error: str = ""
+    """The message of a trial after which the experiment cannot continue; the experiment clears it."""
     _running_by_start: dict[str, None] = field(default_factory=dict)
     """Running trials in the order in which their starts were received; may include some that no longer run."""
 
@@ -428,7 +426,7 @@ class TrialLifecycle:
             effects.append(events.TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
         if trial.reason is ExitReason.VERSION and not self.scheduler.any_compatible_keeper:
             # Every other job would fail in the same way.
-            effects += self.fail(trial.message, now_s)
+            self.fatal_error = trial.message
         return effects
 
     def stop(self, trial_id: str, reason: ExitReason, at_s: float, now_s: float) -> list[Effect]:

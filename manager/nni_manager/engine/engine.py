@@ -67,11 +67,7 @@ class Engine(Runtime):
         self.admission = KeeperAdmission(self, self.keepers, self.ingest)
         self.storage_poller = SharedStoragePoller(self, self.admission, self.ingest)
         self.jobs = ClusterJobs(self, self.admission, self.keepers, self.ingest, self.storage_poller)
-        self._pending_observations: set[str] = set()
-        """Ended trials that a user proposed and whose results are about to be sent to the tuner."""
-        self.all_known = partial(self.history.all_known, self._pending_observations)
-        """See `History.all_known`."""
-        self.changes = ExperimentCommands(self, self.all_known)
+        self.changes = ExperimentCommands(self, self.history)
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
         self._is_ending = asyncio.Event()
@@ -95,7 +91,7 @@ class Engine(Runtime):
         self.experiment.restore(trials)
         self.experiment.scheduler.restore(*self.reader.jobs())
         imported = self.reader.imported()
-        self.changes.imported_before(len(imported))
+        self.changes.imported = len(imported)
         if trials or imported:
             await self.algorithms.restore(
                 [self.history.past(trial) for trial in trials if not trial.is_customized],
@@ -256,7 +252,7 @@ class Engine(Runtime):
             case events.TellTuner():
                 self.spawn(self.algorithms.tell(effect.sequence_id, self.history.observation(effect)))
             case events.AddObservation():
-                self._pending_observations.add(effect.trial_id)
+                self.history.pending.add(effect.trial_id)
                 self.spawn(self._teach(self.experiment.trials[effect.trial_id], effect.value))
             case events.AskAssessor():
                 self.spawn(self.algorithms.assess(effect))
@@ -308,7 +304,7 @@ class Engine(Runtime):
             self.finished.set()
 
     async def _teach(self, trial: Trial, value: float) -> None:
-        self._pending_observations.discard(trial.trial_id)
+        self.history.pending.discard(trial.trial_id)
         await self.algorithms.teach([self.history.prior_result(trial, value)])
 
     def _save_trial(self, trial: Trial) -> None:

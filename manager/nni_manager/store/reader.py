@@ -3,6 +3,7 @@
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
@@ -44,26 +45,23 @@ class StoreReader:
             StoreUnusable: there is no such database, or a newer version wrote it.
         """
         self._path = path
-        self._is_closed = False
-        register_opening(path)
-        try:
-            self._file = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False
-            )
-        except sqlite3.OperationalError as error:
-            OPEN_DATABASES.remove(path)
-            raise StoreUnusable(
-                f"cannot open {path}: {error}; `nnictl experiment list --all` lists all experiments"
-            ) from error
-        try:
+        with ExitStack() as opened:
+            register_opening(path)
+            opened.callback(OPEN_DATABASES.remove, path)
+            uri = f"{path.absolute().as_uri()}?mode=ro"
+            try:
+                self._file = sqlite3.connect(uri, uri=True, check_same_thread=False)
+            except sqlite3.OperationalError as error:
+                raise StoreUnusable(
+                    f"cannot open {path}: {error}; `nnictl experiment list --all` lists all experiments"
+                ) from error
+            opened.callback(self._file.close)
             with read_errors(path):
                 is_current = version_of(path, self._file) == SCHEMA_VERSION
                 self._connection = self._file if is_current else migrated_copy(path, self._file)
-        except BaseException:
-            self._file.close()
-            OPEN_DATABASES.remove(path)
-            raise
-        self._connection.row_factory = sqlite3.Row
+            opened.callback(self._connection.close)
+            self._connection.row_factory = sqlite3.Row
+            self._opened = opened.pop_all()
 
     def __enter__(self) -> "StoreReader":
         return self
@@ -72,12 +70,8 @@ class StoreReader:
         self.close()
 
     def close(self) -> None:
-        """Close the database."""
-        self._connection.close()
-        self._file.close()
-        if not self._is_closed:
-            self._is_closed = True
-            OPEN_DATABASES.remove(self._path)
+        """Close the database; idempotent."""
+        self._opened.close()
 
     def data_version(self) -> int:
         """A number that changes when another connection has written since the last call."""

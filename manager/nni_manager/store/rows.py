@@ -40,23 +40,16 @@ def json_of(document: object) -> str:
     return json.dumps(document) if document else "{}"
 
 
-def _value_of(reason: ExitReason | None) -> str | None:
-    return reason and reason.value
-
-
-def _reason_of(value: str | None) -> ExitReason | None:
-    return ExitReason(value) if value else None
-
-
 # The fields of `Trial` that are stored.
 _COLUMNS = re.findall(r":(\w+)", QUERIES["save_trial"])
+_REASON = (lambda reason: reason and reason.value, lambda value: ExitReason(value) if value else None)
 # Those that are converted: (to the store, from the store).
 _CONVERTED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "parameters": (json_of, json.loads),
     "metadata": (json_of, json.loads),
     "state": (attrgetter("value"), TrialState),
-    "stop_reason": (_value_of, _reason_of),
-    "reason": (_value_of, _reason_of),
+    "stop_reason": _REASON,
+    "reason": _REASON,
     "peak_usage": (
         lambda usage: usage and usage.to_json(),
         lambda text: text and PeakUsage.from_json(text),

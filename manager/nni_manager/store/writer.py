@@ -6,7 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -74,20 +74,15 @@ class Store:
         self._next_checkpoint_s = 0.0
         self._numbers: dict[AttemptKey, int] = {}
         """Cached numbers of the attempts that were written recently."""
-        self._is_closed = False
-        errors.register_opening(path)
-        try:
+        with ExitStack() as opened:
+            errors.register_opening(path)
+            opened.callback(OPEN_DATABASES.remove, path)
             self._connection = self._connect(path)
-        except BaseException:
-            OPEN_DATABASES.remove(path)
-            raise
-        try:
+            opened.callback(self._connection.close)
             with errors.write_errors(path):
                 migrate(path, self._connection)
                 self._epoch = self._begin_epoch(lease.holder if lease else LeaseHolder.here())
-        except BaseException:
-            self.close()
-            raise
+            self._opened = opened.pop_all()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -193,11 +188,8 @@ class Store:
         )
 
     def close(self) -> None:
-        """Close the database; SQLite checkpoints its write-ahead log."""
-        self._connection.close()
-        if not self._is_closed:
-            self._is_closed = True
-            OPEN_DATABASES.remove(self._path)
+        """Close the database; SQLite checkpoints its write-ahead log. Idempotent."""
+        self._opened.close()
 
     def _apply(self, write: rows.Write, now_s: float) -> None:
         match write:
