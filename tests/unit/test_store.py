@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from another_user import as_another_user
-from attempts import RegisteringStore, attempt_id
+from attempts import RegisteringStore, attempt_id, metrics_of
 
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import StreamWrite
@@ -65,7 +65,7 @@ def a_commit(*values, offset=0, key=KEY):
 def test_rows_and_their_offset_come_together(store, reader):
     commit = a_commit(0.5, 0.25)
     store.commit([trial_row(a_trial()), commit], 3.0)
-    assert [json.loads(row.value) for row in reader.metrics_of(KEY.trial_id)] == [0.5, 0.25]
+    assert [json.loads(row.value) for row in metrics_of(reader, KEY.trial_id)] == [0.5, 0.25]
     assert reader.offsets(KEY) == {Stream.METRICS: commit.new_offset}
 
 
@@ -102,10 +102,10 @@ def test_a_record_that_is_there_already_fails_the_whole_transaction(store, reade
     offset = reader.offsets(KEY)[Stream.METRICS]
     with pytest.raises(InternalError):
         store.commit([a_commit(2, offset=offset), a_commit(1)], 2.0)
-    assert len(reader.metrics_of(KEY.trial_id)) == 1
+    assert len(metrics_of(reader, KEY.trial_id)) == 1
     assert reader.offsets(KEY)[Stream.METRICS] == offset
     store.commit([a_commit(2, offset=offset)], 3.0)  # and the store is none the worse
-    assert len(reader.metrics_of(KEY.trial_id)) == 2
+    assert len(metrics_of(reader, KEY.trial_id)) == 2
 
 
 def test_commits_of_any_length_are_stored_whole_and_in_order(store, reader):
@@ -118,7 +118,7 @@ def test_commits_of_any_length_are_stored_whole_and_in_order(store, reader):
     ]
     store.commit([*map(trial_row, trials), *commits], 1.0)
     for length in lengths:
-        rows = reader.metrics_of(f"t{length}")
+        rows = metrics_of(reader, f"t{length}")
         assert [(row.sequence, row.value) for row in rows] == [(value, str(value)) for value in range(length)]
         assert {(row.parameter_id, row.is_final, row.stored_at_s) for row in rows} <= {("0", False, 1.0)}
 
@@ -126,7 +126,7 @@ def test_commits_of_any_length_are_stored_whole_and_in_order(store, reader):
 def test_only_the_records_of_the_newest_attempt_count(store, reader):
     second = AttemptKey(KEY.trial_id, attempt_id(1), KEY.task)
     store.commit([trial_row(a_trial(attempt=1)), a_commit(1, 2, 3), a_commit(7, key=second)], 1.0)
-    assert [row.value for row in reader.metrics_of(KEY.trial_id)] == ["7"]
+    assert [row.value for row in metrics_of(reader, KEY.trial_id)] == ["7"]
     assert [row.value for row in reader.metrics()] == ["7"]
 
 
@@ -401,8 +401,8 @@ def test_pages_hold_every_record_once_and_in_order(store, reader, count):
     assert [(row.trial_id, row.value) for page in pages for row in page] == [
         (key.trial_id, str(value)) for key, n in ((KEY, count), (other, 7)) for value in range(n)
     ]
-    assert len(reader.metrics_of(KEY.trial_id)) == count
-    assert reader.metrics_of("nobody") == []
+    assert len(metrics_of(reader, KEY.trial_id)) == count
+    assert metrics_of(reader, "nobody") == []
 
 
 def test_whoever_takes_pages_slowly_keeps_the_log_from_nothing(store, reader, database):

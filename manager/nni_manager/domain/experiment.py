@@ -220,8 +220,6 @@ class Experiment:
         match event:
             case events.AttemptSeen() | events.TimePassed():
                 return []
-            case events.AttemptRejected():
-                return lifecycle.note_rejected(event)
             case events.MetricsStored():
                 return lifecycle.note_metrics(event, now_s)
             case events.AttemptStarted():
@@ -234,8 +232,8 @@ class Experiment:
                 return lifecycle.note_delivered(event.key, now_s)
             case events.TaskReported():
                 return lifecycle.note_report(event.key)
-            case events.QuotaReached():
-                return lifecycle.note_quota_reached(event)
+            case events.ProblemFound():
+                return lifecycle.note_problem(event)
             case events.AttemptOrphaned():
                 return lifecycle.note_orphaned(event.key)
             case events.AttemptLost():

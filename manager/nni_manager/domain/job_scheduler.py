@@ -270,7 +270,7 @@ class JobScheduler:
                     self.stops.apply(job.job_id, StopEvent.DRAIN_ASKED, now_s)
                 case StopStage.STOP_SENT:
                     self.stops.stop_asked(job.job_id, now_s, ends_job=True)
-                    effects.append(events.EndJob(job))
+                    effects.append(events.EscalateStop(job, StopStage.ENDING))
         return effects
 
     def escalate(self, now_s: float) -> list[Effect]:
@@ -281,14 +281,10 @@ class JobScheduler:
             if job is None:
                 self.stops.forget(job_id)
                 continue
-            match after:
-                case StopStage.ENDING:
-                    effects += [events.DrainJob(job)] if before is StopStage.SHUTDOWN_SENT else []
-                    effects.append(events.EndJob(job))
-                case StopStage.KILLED:
-                    effects.append(events.KillJob(job))
-                case StopStage.ABANDONED:
-                    effects.append(events.AbandonJob(job))
+            if before is StopStage.SHUTDOWN_SENT:
+                effects.append(events.DrainJob(job))
+            if after is not StopStage.STALLED:
+                effects.append(events.EscalateStop(job, after))
         return effects
 
 

@@ -215,16 +215,11 @@ class TrialLifecycle:
         trial.warn(trial.reported(key))
         return [events.SaveTrial(trial)] if before != (trial.reporter, trial.warning) else []
 
-    def note_quota_reached(self, event: events.QuotaReached) -> list[Effect]:
-        """Warn that the files of the trial have reached their quota."""
-        trial = self.trials[event.key.trial_id]
-        is_new = not trial.state.is_terminal and trial.is_current(event.key) and trial.warn(event.message)
-        return [events.SaveTrial(trial)] if is_new else []
-
-    def note_rejected(self, event: events.AttemptRejected) -> list[Effect]:
-        """Warn that an attempt of the trial was rejected."""
-        trial = self.trials[event.trial_id]
-        return [events.SaveTrial(trial)] if trial.warn(event.message) else []
+    def note_problem(self, event: events.ProblemFound) -> list[Effect]:
+        """Add a warning to the trial, unless it concerns an attempt that does not count any more."""
+        trial, key = self.trials[event.trial_id], event.key
+        counts = key is None or (not trial.state.is_terminal and trial.is_current(key))
+        return [events.SaveTrial(trial)] if counts and trial.warn(event.message) else []
 
     def note_metrics(self, event: events.MetricsStored, now_s: float) -> list[Effect]:
         """Record stored results; the assessor receives the intermediate ones."""

@@ -12,6 +12,7 @@ from typing import Any
 from nni_manager.backoff import delays_s
 from nni_manager.domain import events
 from nni_manager.domain.jobs import Job, JobState
+from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_START
 from nni_manager.engine.connected_keepers import ConnectedKeepers
@@ -274,22 +275,22 @@ class ClusterJobs:
         elif not await self._service.stop(job_id) and job_id not in self._recovering:
             self._report_terminated(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_START)
 
-    def escalate(self, effect: events.EndJob | events.KillJob | events.AbandonJob) -> None:
+    def escalate(self, job: Job, stage: StopStage) -> None:
         """Take the next step against a job that missed a stop deadline."""
-        job_id = effect.job.job_id
-        match effect:
-            case events.EndJob():
+        job_id = job.job_id
+        match stage:
+            case StopStage.ENDING:
                 log.warning(
                     "job %s has missed a stop deadline; ending it through the training service", job_id
                 )
                 self._service.wake(job_id)
                 self._spawn(self.stop(job_id))
-            case events.KillJob():
+            case StopStage.KILLED:
                 log.warning("job %s still runs after its stop deadline; killing it", job_id)
                 self._killed.add(job_id)
                 self._spawn(self._service.kill(job_id))
-            case events.AbandonJob():
-                self._spawn(self._abandon(effect.job))
+            case StopStage.ABANDONED:
+                self._spawn(self._abandon(job))
 
     async def _abandon(self, job: Job) -> None:
         """Stop waiting for the job, and ingest the data of its trials that the workspace shows now."""

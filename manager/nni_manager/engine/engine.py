@@ -271,8 +271,8 @@ class Engine(Runtime):
             case events.DrainJob():
                 if not self.keepers.send_all(effect.job.job_id, Shutdown("there are no more trials")):
                     self.spawn(self.jobs.stop(effect.job.job_id))
-            case events.EndJob() | events.KillJob() | events.AbandonJob():
-                self.jobs.escalate(effect)
+            case events.EscalateStop():
+                self.jobs.escalate(effect.job, effect.stage)
             case events.CloseAttempt():
                 self._after_save(lambda: self.ingest.close(effect.key))
             case events.DrainAttempt():

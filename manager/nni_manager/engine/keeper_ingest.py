@@ -177,7 +177,7 @@ class KeeperIngest:
         key, stream = commit.key, commit.stream
         message = quota_message(stream, self._workspace.attempt(key).stream(stream))
         log.warning("trial %s: %s", key, message)
-        self._post(events.QuotaReached(key, message))
+        self._post(events.ProblemFound(key.trial_id, message, key))
         is_log = stream is not Stream.METRICS
         return replace(commit, postscript=f"\n[trial-keeper] {message}\n".encode()) if is_log else commit
 

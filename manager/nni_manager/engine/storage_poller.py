@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from nni_manager.domain.admission_errors import ProtocolError
 from nni_manager.domain.attempts import HAVE_STARTED, AttemptPhase
-from nni_manager.domain.events import AttemptRejected, AttemptStarted, KeeperSeenOnStorage
+from nni_manager.domain.events import AttemptStarted, KeeperSeenOnStorage, ProblemFound
 from nni_manager.domain.ingest import OffsetGap
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.keeper_admission import KeeperAdmission
@@ -168,7 +168,7 @@ class SharedStoragePoller:
         self._rejected[trial.trial_id] = (message, _REPORTED if is_due else since_s)
         if is_due:
             log.warning("trial %s: %s", trial.trial_id, message)
-            self._post(AttemptRejected(trial.trial_id, message))
+            self._post(ProblemFound(trial.trial_id, message))
 
     async def report_rejected(self, trial: Trial) -> None:
         """Report rejected attempts of a trial whose job has ended."""

@@ -198,10 +198,6 @@ class StoreReader:
         """Number of corrupt bytes in the metrics files of each trial, by trial id; trials without any are absent."""
         return {row["trial_id"]: row["corrupt_bytes"] for row in self._rows("get_corrupt_bytes")}
 
-    def metrics_of(self, trial_id: str, is_final: bool | None = None) -> list[MetricRow]:
-        """The records of a trial that count, in the order they were written."""
-        return list(chain.from_iterable(self.metric_pages(is_final, *self.place_of(trial_id))))
-
     def metrics(
         self, is_final: bool | None = None, first_sequence_id: int = 0, last_sequence_id: int = 2**62
     ) -> list[MetricRow]:

@@ -202,10 +202,10 @@ def from_unit(distribution: BaseDistribution, unit: float) -> Any:
         case IntDistribution(low=low, high=high):
             return min(low + int(unit * (high - low + 1)), high)
     assert isinstance(distribution, FloatDistribution)
-    low, high = distribution.low, distribution.high
+    start, end = distribution.low, distribution.high
     if distribution.log:
-        return min(max(math.exp(_between(math.log(low), math.log(high), unit)), low), high)
-    return min(max(_between(low, high, unit), low), high)
+        return min(max(math.exp(_between(math.log(start), math.log(end), unit)), start), end)
+    return min(max(_between(start, end, unit), start), end)
 
 
 def to_unit(distribution: BaseDistribution, drawn: Any) -> float:
@@ -216,10 +216,10 @@ def to_unit(distribution: BaseDistribution, drawn: Any) -> float:
         case IntDistribution(low=low, high=high):
             return float((drawn - low + 0.5) / (high - low + 1))
     assert isinstance(distribution, FloatDistribution)
-    low, high = distribution.low, distribution.high
+    start, end = distribution.low, distribution.high
     if distribution.log:
-        low, high, drawn = math.log(low), math.log(high), math.log(drawn)
-    return float((drawn - low) / (high - low)) if high > low else 0.5
+        start, end, drawn = math.log(start), math.log(end), math.log(drawn)
+    return float((drawn - start) / (end - start)) if end > start else 0.5
 
 
 def _between(low: float, high: float, unit: float) -> float:
