@@ -18,7 +18,7 @@ from real_experiment import RealExperiment
 from nni_manager.client.manager_client import session_with
 from nni_manager.domain.events import Event, ManagerReady
 from nni_manager.domain.experiment import Experiment, ExperimentState
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.stored_experiment import StoredExperimentReader

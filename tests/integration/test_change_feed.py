@@ -22,7 +22,7 @@ from nni_manager.domain.events import (
     TaskReported,
 )
 from nni_manager.domain.experiment import Experiment
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.engine import stored_experiment
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.stored_experiment import StoredExperimentReader

@@ -56,7 +56,7 @@ from nni_manager.domain.events import (
 )
 from nni_manager.domain.experiment import TRANSITIONS, Experiment, ExperimentEvent, ExperimentState
 from nni_manager.domain.jobs import Job, JobState
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import (
     NO_FINAL_RESULT,
     NO_NUMBER_IN_FINAL_RESULT,

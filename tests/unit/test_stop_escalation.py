@@ -31,7 +31,7 @@ from nni_manager.domain.events import (
     TrialStopAsked,
 )
 from nni_manager.domain.experiment import Experiment, ExperimentState
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.stop_escalation import (
     DRAINED_TIMEOUT_S,
     FIRST,

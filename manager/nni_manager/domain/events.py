@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nni_manager.domain.jobs import Job
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.domain.trial import Trial
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage

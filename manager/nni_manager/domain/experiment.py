@@ -18,8 +18,7 @@ from nni_manager.domain.events import Effect, Event
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
-from nni_manager.domain.limits import Limits
-from nni_manager.domain.search_budget import SearchBudget
+from nni_manager.domain.search_budget import Limits, SearchBudget
 from nni_manager.domain.state_tables import changes_by_event, pairs_by_event, with_ignored
 from nni_manager.domain.stop_escalation import StopEscalation, StopEvent
 from nni_manager.domain.transports import TransportTracker

@@ -1,16 +1,22 @@
 """Decides which keepers may connect, and opens and closes their sessions."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Collection
 
-from nni_manager.domain.admission_errors import InvalidToken, NotAccepting, UnknownJob, VersionRefused
+from nni_manager.domain.admission_errors import (
+    InvalidToken,
+    NotAccepting,
+    ProtocolError,
+    UnknownJob,
+    VersionRefused,
+)
 from nni_manager.domain.attempts import HAVE_ENDED
 from nni_manager.domain.events import AttemptOrphaned, KeeperConnected, KeeperDisconnected
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
 from nni_manager.engine.keeper_ingest import KeeperIngest
-from nni_manager.engine.probe import ProbeSession
 from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.tokens import is_token, token_of
 from trial_keeper import __version__
@@ -60,6 +66,32 @@ class KeeperSession(ConnectedKeeper):
     def closed(self) -> None:
         """Remove the session: its stream has ended."""
         self._admission.forget(self)
+
+
+class ProbeSession:
+    """Sends Welcome and ends the stream, without effect on the session of the job's real keeper."""
+
+    def __init__(self) -> None:
+        self.outgoing: asyncio.Queue[messages.ManagerMessage | None] = asyncio.Queue()
+        """The messages to send; None ends the stream."""
+        self.outgoing.put_nowait(messages.Welcome(__version__))
+        self.outgoing.put_nowait(None)
+
+    async def ready(self) -> None:
+        """Return at once."""
+
+    def receive(self, message: messages.KeeperMessage) -> None:
+        """Refuse the message: nothing may follow the Hello of a probe.
+
+        Raises:
+            ProtocolError: always.
+        """
+        raise ProtocolError(
+            f"cannot accept {type(message).__name__} from a probe; use the doctor of the manager's version"
+        )
+
+    def closed(self) -> None:
+        """Do nothing: a probe has no state."""
 
 
 class KeeperAdmission:

@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import fields
 from itertools import chain
@@ -45,9 +45,9 @@ class StoreReader:
             StoreUnusable: there is no such database, or a newer version wrote it.
         """
         self._path = path
-        with ExitStack() as opened:
+        with ExitStack() as resources:
             register_opening(path)
-            opened.callback(OPEN_DATABASES.remove, path)
+            resources.callback(OPEN_DATABASES.remove, path)
             uri = f"{path.absolute().as_uri()}?mode=ro"
             try:
                 self._file = sqlite3.connect(uri, uri=True, check_same_thread=False)
@@ -55,13 +55,13 @@ class StoreReader:
                 raise StoreUnusable(
                     f"cannot open {path}: {error}; `nnictl experiment list --all` lists all experiments"
                 ) from error
-            opened.callback(self._file.close)
+            resources.callback(self._file.close)
             with read_errors(path):
                 is_current = version_of(path, self._file) == SCHEMA_VERSION
                 self._connection = self._file if is_current else migrated_copy(path, self._file)
-            opened.callback(self._connection.close)
+            resources.callback(self._connection.close)
             self._connection.row_factory = sqlite3.Row
-            self._opened = opened.pop_all()
+            self._resources = resources.pop_all()
 
     def __enter__(self) -> "StoreReader":
         return self
@@ -71,7 +71,7 @@ class StoreReader:
 
     def close(self) -> None:
         """Close the database; idempotent."""
-        self._opened.close()
+        self._resources.close()
 
     def data_version(self) -> int:
         """A number that changes when another connection has written since the last call."""
@@ -216,31 +216,22 @@ class StoreReader:
 
         No read transaction stays open between two pages, so a slow consumer does not block the writer.
         """
-        after_offset = -1
-        while True:
-            rows = list(
-                self._rows(
-                    "get_metrics",
-                    {
-                        "is_final": is_final,
-                        "first_sequence_id": first_sequence_id,
-                        "last_sequence_id": last_sequence_id,
-                        "after_offset": after_offset,
-                        "most": ROWS_OF_A_PAGE,
-                    },
-                )
-            )
-            if rows:
-                yield [_metric_of(row) for row in rows]
+        values: dict[str, Any] = {"is_final": is_final, "most": ROWS_OF_A_PAGE, "after_offset": -1}
+        values |= {"first_sequence_id": first_sequence_id, "last_sequence_id": last_sequence_id}
+        while rows := self._rows("get_metrics", values):
+            yield [_metric_of(row) for row in rows]
             if len(rows) < ROWS_OF_A_PAGE:
                 return
-            first_sequence_id, after_offset = rows[-1]["sequence_id"], rows[-1]["record_offset"]
+            values |= {
+                "first_sequence_id": rows[-1]["sequence_id"],
+                "after_offset": rows[-1]["record_offset"],
+            }
 
     def latest_intermediates(self) -> list[MetricRow]:
         """The newest intermediate record of each trial."""
         return [_metric_of(row) for row in self._rows("get_latest_intermediates")]
 
-    def _rows(self, query: str, values: Mapping[str, Any] | None = None) -> Iterable[sqlite3.Row]:
+    def _rows(self, query: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
         with read_errors(self._path):
             return self._connection.execute(QUERIES[query], values or {}).fetchall()
 

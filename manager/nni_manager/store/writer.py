@@ -20,6 +20,7 @@ from nni_manager.store import errors, rows
 from nni_manager.store.database_files import OPEN_DATABASES
 from nni_manager.store.lease import Lease, LeaseHolder, LeaseLost
 from nni_manager.store.migrations import SCHEMA_VERSION, migrate
+from nni_manager.store.owner_lock import opened
 from nni_manager.store.queries import QUERIES, sql_text
 from nni_manager.store.reader import BUSY_WAIT_MS
 from trial_keeper.wire.messages import AttemptKey, Stream
@@ -74,15 +75,15 @@ class Store:
         self._next_checkpoint_s = 0.0
         self._numbers: dict[AttemptKey, int] = {}
         """Cached numbers of the attempts that were written recently."""
-        with ExitStack() as opened:
+        with ExitStack() as resources:
             errors.register_opening(path)
-            opened.callback(OPEN_DATABASES.remove, path)
+            resources.callback(OPEN_DATABASES.remove, path)
             self._connection = self._connect(path)
-            opened.callback(self._connection.close)
+            resources.callback(self._connection.close)
             with errors.write_errors(path):
                 migrate(path, self._connection)
                 self._epoch = self._begin_epoch(lease.holder if lease else LeaseHolder.here())
-            self._opened = opened.pop_all()
+            self._resources = resources.pop_all()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -189,7 +190,7 @@ class Store:
 
     def close(self) -> None:
         """Close the database; SQLite checkpoints its write-ahead log. Idempotent."""
-        self._opened.close()
+        self._resources.close()
 
     def _apply(self, write: rows.Write, now_s: float) -> None:
         match write:
@@ -260,16 +261,13 @@ class Store:
             path = log_path(self._logs, key, stream)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
+                with opened(path, os.O_WRONLY | os.O_CREAT) as descriptor:
                     for piece in pieces:
                         # Each write has its offset, so a retry overwrites the bytes of a failed commit.
                         _write_all_at(descriptor, piece.data + piece.postscript, piece.offset)
                     began_s = time.monotonic()
                     os.fdatasync(descriptor)
                     sync_s += time.monotonic() - began_s
-                finally:
-                    os.close(descriptor)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
                     raise errors.StoreBusy(

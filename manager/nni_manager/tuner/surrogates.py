@@ -14,7 +14,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -153,9 +153,7 @@ class GaussianProcess(ModelSampler):
             candidates=args.selection_num_warm_up,
             starting_points=args.selection_num_starting_points,
         )
-        self._utility: Literal["ei", "ucb", "poi"] = args.utility
-        self._kappa, self._xi = args.kappa, args.xi
-        self._nu, self._alpha = args.nu, args.alpha
+        self._args = args
 
     def fit(self, points: Floats, losses: Floats) -> None:
         """See `ModelSampler`."""
@@ -163,9 +161,9 @@ class GaussianProcess(ModelSampler):
         distances = _distances(points, points)
         likeliest = -math.inf
         for length_scale in _LENGTH_SCALES * math.sqrt(points.shape[1]):
-            kernel = _matern(distances / length_scale, self._nu)
+            kernel = _matern(distances / length_scale, self._args.nu)
             for noise in _NOISES:
-                noisy = kernel + (self._alpha + noise) * np.eye(len(points))
+                noisy = kernel + (self._args.alpha + noise) * np.eye(len(points))
                 try:
                     root = np.linalg.cholesky(noisy)
                 except np.linalg.LinAlgError:
@@ -180,18 +178,19 @@ class GaussianProcess(ModelSampler):
 
     def predict(self, points: Floats) -> tuple[Floats, Floats]:
         """Expected losses and their standard deviations."""
-        kernel = _matern(_distances(points, self._points) / self._length_scale, self._nu)
+        kernel = _matern(_distances(points, self._points) / self._length_scale, self._args.nu)
         variances = 1 - np.einsum("ij,ij->i", kernel @ self._inverse, kernel)
         return kernel @ self._weights, np.sqrt(self._scale * np.maximum(variances, 1e-12))
 
     def acquisition(self, points: Floats) -> Floats:
         """See `ModelSampler`."""
         means, deviations = self.predict(points)
-        if self._utility == "ucb":
-            return self._kappa * deviations - means
-        if self._utility == "poi":
-            return _normal_share((self._best - means - self._xi) / deviations)
-        return expected_improvement(means, deviations, self._best - self._xi)
+        args = self._args
+        if args.utility == "ucb":
+            return args.kappa * deviations - means
+        if args.utility == "poi":
+            return _normal_share((self._best - means - args.xi) / deviations)
+        return expected_improvement(means, deviations, self._best - args.xi)
 
 
 class Metis(GaussianProcess):
