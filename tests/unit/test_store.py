@@ -144,7 +144,7 @@ def test_records_are_found_by_kind_and_by_range(store, reader):
     )
     assert [row.value for row in reader.metrics(is_final=True)] == ['{"default": 1}']
     assert [row.value for row in reader.metrics(is_final=False)] == ["1", "2"]
-    assert [row.trial_id for row in reader.metrics(None, 1, 1)] == [other.trial_id]
+    assert [row.trial_id for page in reader.metric_pages(None, 1, 1) for row in page] == [other.trial_id]
     assert [row.value for row in reader.latest_intermediates()] == ["2"]
 
 

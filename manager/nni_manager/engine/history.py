@@ -64,7 +64,7 @@ class History:
     def learning_curves(self, trials: Iterable[Trial]) -> Iterable[PastLearningCurve]:
         """The learning curve of each trial: the intermediate results of its current attempt."""
         curves: dict[str, list[float]] = {}
-        for row in chain.from_iterable(self.reader.metric_pages(False, 0, 2**62)):
+        for row in chain.from_iterable(self.reader.metric_pages(False)):
             if (number := self.experiment.lifecycle.seen_by_assessor(row.value)) is not None:
                 curves.setdefault(row.trial_id, []).append(number)
         return [

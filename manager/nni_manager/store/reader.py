@@ -160,22 +160,8 @@ class StoreReader:
 
     def usage_of(self, trial_id: str) -> list[tuple[int, UsageRow]]:
         """Usage samples of a trial's tasks, in all its attempts, oldest first; each with the attempt's number."""
-        return [
-            (
-                row["attempt"],
-                UsageRow(
-                    Usage(
-                        AttemptKey(row["trial_id"], row["attempt_id"], row["task"]),
-                        row["cpu_percent"],
-                        row["rss_bytes"],
-                        row["disk_bytes"],
-                        gpus_from_json(row["gpus"]),
-                    ),
-                    row["at_s"],
-                ),
-            )
-            for row in self._rows("get_usage_of_trial", {"trial_id": trial_id})
-        ]
+        rows = self._rows("get_usage_of_trial", {"trial_id": trial_id})
+        return [(row["attempt"], _usage_of(row)) for row in rows]
 
     def offsets(self, key: AttemptKey) -> dict[Stream, int]:
         """The durable offset of each stream of an attempt; a stream without stored bytes is absent."""
@@ -198,11 +184,9 @@ class StoreReader:
         """Number of corrupt bytes in the metrics files of each trial, by trial id; trials without any are absent."""
         return {row["trial_id"]: row["corrupt_bytes"] for row in self._rows("get_corrupt_bytes")}
 
-    def metrics(
-        self, is_final: bool | None = None, first_sequence_id: int = 0, last_sequence_id: int = 2**62
-    ) -> list[MetricRow]:
-        """The records that count of a range of trials, trial by trial."""
-        return list(chain.from_iterable(self.metric_pages(is_final, first_sequence_id, last_sequence_id)))
+    def metrics(self, is_final: bool | None = None) -> list[MetricRow]:
+        """The records that count, trial by trial."""
+        return list(chain.from_iterable(self.metric_pages(is_final)))
 
     def place_of(self, trial_id: str) -> tuple[int, int]:
         """The first and the last sequence number of one trial; an empty range if there is no such trial."""
@@ -210,9 +194,9 @@ class StoreReader:
         return (found[0], found[0]) if found else (0, -1)
 
     def metric_pages(
-        self, is_final: bool | None, first_sequence_id: int, last_sequence_id: int
+        self, is_final: bool | None, first_sequence_id: int = 0, last_sequence_id: int = 2**62
     ) -> Iterator[list[MetricRow]]:
-        """Yield the same records in pages: a trial may have more than fits into memory.
+        """Yield the same records, of a range of trials, in pages: a trial may have more than fits into memory.
 
         No read transaction stays open between two pages, so a slow consumer does not block the writer.
         """
@@ -236,10 +220,19 @@ class StoreReader:
             return self._connection.execute(QUERIES[query], values or {}).fetchall()
 
 
+def _key_of(row: sqlite3.Row) -> AttemptKey:
+    return AttemptKey(row["trial_id"], row["attempt_id"], row["task"])
+
+
 def _attempt_of(row: sqlite3.Row) -> RegisteredAttempt:
-    key = AttemptKey(row["trial_id"], row["attempt_id"], row["task"])
     phase = AttemptPhase.LOST if row["is_lost"] else AttemptPhase.REGISTERED
-    return RegisteredAttempt(key, row["attempt"], phase)
+    return RegisteredAttempt(_key_of(row), row["attempt"], phase)
+
+
+def _usage_of(row: sqlite3.Row) -> UsageRow:
+    gpus = gpus_from_json(row["gpus"])
+    usage = Usage(_key_of(row), row["cpu_percent"], row["rss_bytes"], row["disk_bytes"], gpus)
+    return UsageRow(usage, row["at_s"])
 
 
 def _metric_of(row: sqlite3.Row) -> MetricRow:
