@@ -5,13 +5,7 @@ import logging
 import time
 from collections.abc import Collection
 
-from nni_manager.domain.admission_errors import (
-    InvalidToken,
-    NotAccepting,
-    ProtocolError,
-    UnknownJob,
-    VersionRefused,
-)
+from nni_manager.domain import admission_errors
 from nni_manager.domain.attempts import HAVE_ENDED
 from nni_manager.domain.events import AttemptOrphaned, KeeperConnected, KeeperDisconnected
 from nni_manager.domain.trial import Trial, TrialState
@@ -86,7 +80,7 @@ class ProbeSession:
         Raises:
             ProtocolError: always.
         """
-        raise ProtocolError(
+        raise admission_errors.ProtocolError(
             f"cannot accept {type(message).__name__} from a probe; use the doctor of the manager's version"
         )
 
@@ -123,7 +117,7 @@ class KeeperAdmission:
             InvalidToken: the token does not belong to the job.
         """
         if not is_token(token.encode(), self.token(job_id)):
-            raise InvalidToken()
+            raise admission_errors.InvalidToken()
 
     def admit(self, hello: Hello, job_id: str, token: str) -> KeeperSession | ProbeSession:
         """Admit a keeper and queue its Welcome. A probe gets an answer but changes no state.
@@ -167,15 +161,15 @@ class KeeperAdmission:
     def _check(self, hello: Hello, job_id: str, token: str) -> None:
         self.check_token(job_id, token)
         if hello.job_id != job_id:
-            raise InvalidToken()
+            raise admission_errors.InvalidToken()
         if not self.is_open:
-            raise NotAccepting()
+            raise admission_errors.NotAccepting()
         if self._check_versions and not versions_agree(__version__, hello.version):
             message = mismatch_message(__version__, hello.version)
             log.error("job %s: %s", job_id, message)
-            raise VersionRefused(message)
+            raise admission_errors.VersionRefused(message)
         if hello.experiment_id != self._experiment.experiment_id:
-            raise UnknownJob()
+            raise admission_errors.UnknownJob()
 
     def _report_orphaned(self, session: KeeperSession, attempts: Collection[AttemptKey]) -> None:
         for trial_id in self._experiment.jobs.live[session.job_id].trial_ids:

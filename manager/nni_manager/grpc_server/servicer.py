@@ -23,12 +23,7 @@ from nni_manager.errors import CANNOT_LISTEN, UserError
 from nni_manager.grpc_server.connections import Connections, counted
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.errors import StoreBusy
-from trial_keeper.wire.convert import (
-    CONNECT_METHOD,
-    MessageInvalid,
-    keeper_messages_from_bytes,
-    manager_messages_to_bytes,
-)
+from trial_keeper.wire import convert
 from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, ManagerMessage, Stream
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 
@@ -44,7 +39,7 @@ STATUS_OF: dict[type[Exception], grpc.StatusCode] = {
     admission_errors.VersionRefused: grpc.StatusCode.FAILED_PRECONDITION,
     admission_errors.UnknownJob: grpc.StatusCode.NOT_FOUND,
     admission_errors.ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
-    MessageInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    convert.MessageInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     OffsetGap: grpc.StatusCode.ABORTED,
     admission_errors.NotAccepting: grpc.StatusCode.ABORTED,
     StoreBusy: grpc.StatusCode.ABORTED,
@@ -170,7 +165,7 @@ class KeeperServicer:
     async def _serve(
         self, first: bytes, job_id: str, token: str, requests: AsyncIterator[bytes], context: Context
     ) -> None:
-        hello, *further_messages = keeper_messages_from_bytes(first)
+        hello, *further_messages = convert.keeper_messages_from_bytes(first)
         if not isinstance(hello, Hello):
             raise admission_errors.ProtocolError(
                 "cannot accept a message before Hello; use the keeper of the manager's version"
@@ -223,14 +218,14 @@ async def _send(session: AdmittedStream, context: Context) -> None:
             is_last = following is None
             if following is not None:
                 messages.append(following)
-        await _within(TAKEN_TIMEOUT_S, context.write(manager_messages_to_bytes(messages)))
+        await _within(TAKEN_TIMEOUT_S, context.write(convert.manager_messages_to_bytes(messages)))
         if is_last:
             return
 
 
 async def _receive(session: AdmittedStream, requests: AsyncIterator[bytes]) -> None:
     async for request in requests:
-        for message in keeper_messages_from_bytes(request):
+        for message in convert.keeper_messages_from_bytes(request):
             for piece in _pieces(message):
                 await session.ready()
                 session.receive(piece)
@@ -292,9 +287,9 @@ class KeeperServer:
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             KeeperServicer(gate, self._connections).connect
         )
-        service = CONNECT_METHOD.containing_service.full_name
+        service = convert.CONNECT_METHOD.containing_service.full_name
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {CONNECT_METHOD.name: handler}),)
+            (grpc.method_handlers_generic_handler(service, {convert.CONNECT_METHOD.name: handler}),)
         )
 
     async def start(self, host: str, port: int, certificate: Certificate | None = None) -> None:
