@@ -17,7 +17,7 @@ from real_experiment import RealExperiment, wait_until
 from table import Row, render
 
 from nni_manager.domain.trial import Trial
-from nni_manager.store.rows import TrialRow
+from nni_manager.store.rows import trial_row
 from nni_manager.store.writer import Store
 
 KEEPERS = 8
@@ -208,7 +208,7 @@ def _one_commit_ms(folder: Path) -> float:
     store = Store.create(folder / "floor.sqlite", folder, "FLOOR", "{}", b"", 0.0)
     times_ms = []
     for i in range(50):
-        row = TrialRow.of(Trial(str(i), i, {}, {}, 0.0, str(i)))
+        row = trial_row(Trial(str(i), i, {}, {}, 0.0, str(i)))
         begin = time.perf_counter()
         store.commit([row], 0.0)
         times_ms.append((time.perf_counter() - begin) * 1e3)

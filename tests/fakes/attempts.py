@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 from nni_manager.domain.ingest import StreamWrite
 from nni_manager.engine.tokens import token_of
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
-from nni_manager.store.rows import AttemptRow, Stored, UsageRow, Write
+from nni_manager.store.rows import MetricRow, Stored, UsageRow, Write, attempt_row
 from nni_manager.store.writer import Store
 from trial_keeper.wire.attempt_ids import start_ms_of
 from trial_keeper.wire.messages import AttemptKey
@@ -17,6 +18,11 @@ from trial_keeper.wire.workspace import AttemptDocument, AttemptFolder, Workspac
 def attempt_id(number: int) -> str:
     """A valid id; ids of larger numbers sort later."""
     return f"{number:026d}"
+
+
+def metrics_of(reader: StoreReader, trial_id: str) -> list[MetricRow]:
+    """The records of a trial that count, in the order they were written."""
+    return list(chain.from_iterable(reader.metric_pages(None, *reader.place_of(trial_id))))
 
 
 def _is_spelled(key: AttemptKey) -> bool:
@@ -74,7 +80,7 @@ class RegisteringStore(Store):
         """Spelled ids have their own number."""
         keys = {write.key for write in writes if isinstance(write, StreamWrite)}
         keys |= {write.usage.key for write in writes if isinstance(write, UsageRow)}
-        rows = [AttemptRow(key, int(key.attempt_id)) for key in sorted(keys, key=str)]
+        rows = [attempt_row(key, int(key.attempt_id)) for key in sorted(keys, key=str)]
         return super().commit([*rows, *writes], now_s)
 
 

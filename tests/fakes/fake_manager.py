@@ -21,7 +21,7 @@ from free_ports import free_port_pair
 
 from nni_manager.domain.admission_errors import InvalidToken
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
-from nni_manager.engine.probe import ProbeSession
+from nni_manager.engine.keeper_admission import ProbeSession
 from nni_manager.grpc_server.servicer import KeeperServer
 from nni_manager.store.certificate import Certificate
 from nni_sdk.records import Record

@@ -18,14 +18,14 @@ from real_experiment import RealExperiment
 from nni_manager.client.manager_client import session_with
 from nni_manager.domain.events import Event, ManagerReady
 from nni_manager.domain.experiment import Experiment, ExperimentState
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.stored_experiment import StoredExperimentReader
 from nni_manager.http_server import HttpServer, listen
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 from nni_manager.store.reader import StoreReader
-from nni_manager.store.rows import ExperimentRow, TrialRow
+from nni_manager.store.rows import experiment_row, trial_row
 from nni_manager.store.writer import Store
 from nni_manager.web.api import ManagerApi
 from nni_manager.web.session_auth import SessionAuth
@@ -69,8 +69,8 @@ def made_experiment(
     now_s = time.time()
     write(
         experiment.folder,
-        *(TrialRow.of(make_trial(number, now_s)) for number in range(trials)),
-        ExperimentRow(ExperimentState.DONE, "", 60.0, now_s, any_compatible_keeper=True),
+        *(trial_row(make_trial(number, now_s)) for number in range(trials)),
+        experiment_row(ExperimentState.DONE, "", 60.0, now_s, any_compatible_keeper=True),
     )
     return experiment
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
-from attempts import AttemptNumbers, attempt_id
+from attempts import AttemptNumbers, attempt_id, metrics_of
 from free_ports import free_port_pair
 
 from nni_manager.client.manager_client import api_url, session_with
@@ -222,7 +222,7 @@ class RealExperiment:
     def rows(self, trial_id: str) -> list[MetricRow]:
         """The records of a trial that count."""
         with StoreReader(self.folder.database) as reader:
-            return reader.metrics_of(trial_id)
+            return metrics_of(reader, trial_id)
 
     def row_count(self) -> int:
         """Records that count, of all trials."""

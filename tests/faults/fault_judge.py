@@ -9,6 +9,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from attempts import metrics_of
+
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
@@ -176,7 +178,7 @@ def _judge_trial(
     harm: Harm,
     trial: Trial,
 ) -> None:
-    rows = reader.metrics_of(trial.trial_id)
+    rows = metrics_of(reader, trial.trial_id)
     registered = reader.attempts(trial.trial_id)
     counts = next(
         (each.key for each in registered if (each.number, each.key.task) == (trial.attempt, TASK)), None

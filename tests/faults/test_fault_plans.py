@@ -19,7 +19,7 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import StreamWrite
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.rows import ExperimentRow, TrialRow
+from nni_manager.store.rows import experiment_row, trial_row
 from nni_sdk.records import decode, encode
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
@@ -266,10 +266,10 @@ def a_run(tmp_path):
         with contextlib.closing(store):
             rows = tuple(decode(metrics, 0).records)
             writes = [
-                TrialRow.of(trial),
+                trial_row(trial),
                 StreamWrite(key, Stream.METRICS, 0, len(metrics), records=rows),
                 StreamWrite(key, Stream.STDOUT, 0, len(log), data=log),
-                ExperimentRow(ExperimentState.DONE, "", 1.0, 2.0, any_compatible_keeper=True),
+                experiment_row(ExperimentState.DONE, "", 1.0, 2.0, any_compatible_keeper=True),
             ]
             store.commit(writes, 1.0)
         return judge(folder, folder.workspace, ledgers, harm, 1, 2.0).wrong

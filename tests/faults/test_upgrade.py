@@ -17,6 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from attempts import metrics_of
 from real_experiment import RealExperiment, a_manager_here, until, values
 
 from nni_manager.config.model import ExperimentSpec
@@ -44,7 +45,7 @@ def resumed(tmp_path: Path, archive: str) -> tuple[ExperimentFolder, list[Trial]
     folder = ExperimentFolder(tmp_path / "experiments" / "TESTEXPT")
     with StoreReader(folder.database) as reader:
         config = ExperimentSpec.from_json(reader.experiment().config)
-        assert sorted(len(reader.metrics_of(trial.trial_id)) for trial in reader.trials()) == [0, 5, 13]
+        assert sorted(len(metrics_of(reader, trial.trial_id)) for trial in reader.trials()) == [0, 5, 13]
     config = replace(config, code_dir=tmp_path / "code", log_dir=folder.path.parent)
     Store(folder.database, folder.collected_logs).close()
     here = SimpleNamespace(config=config, folder=folder)
@@ -62,7 +63,7 @@ def check_rows(folder: ExperimentFolder, trial: Trial) -> None:
     """Every row of a trial is there once."""
     assert (trial.state.value, trial.value) == ("SUCCEEDED", float(trial.sequence_id)), trial.message
     with StoreReader(folder.database) as reader:
-        assert values(reader.metrics_of(trial.trial_id)) == [*range(12), trial.sequence_id]
+        assert values(metrics_of(reader, trial.trial_id)) == [*range(12), trial.sequence_id]
 
 
 def test_unstored_records_of_version_0_6_are_read_once(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from attempts import attempt_id
 from real_experiment import wait_until
 
 from nni_manager.domain.admission_errors import ProtocolError
-from nni_manager.engine.probe import ProbeSession
+from nni_manager.engine.keeper_admission import ProbeSession
 from nni_manager.engine.tokens import token_of
 from nni_manager.store.reader import StoreReader
 from trial_keeper import __version__

@@ -129,7 +129,7 @@ def test_what_keepers_leave_is_read_by_ranges_with_the_same_offsets_as_from_a_mo
     there = Workspace(azure.share / "EXPT").attempt(KEY)
     files, mounted = SharedFiles(workspace, share), SharedFiles(Workspace(azure.share / "EXPT"))
     assert files.find_attempts("trial", SIGNER).newest == []
-    assert not files.see_attempt(KEY, {Stream.METRICS: 0}, SIGNER).has_begun
+    assert not files.see_attempt(KEY, {Stream.METRICS: 0}, SIGNER).has_started
     there.stream(Stream.METRICS).parent.mkdir(parents=True)
     there.output.mkdir()
     there.attempt_json.write_bytes(AttemptDocument("EXPT", "job", KEY, 1.0).to_bytes(TOKEN))

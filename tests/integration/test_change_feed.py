@@ -22,11 +22,11 @@ from nni_manager.domain.events import (
     TaskReported,
 )
 from nni_manager.domain.experiment import Experiment
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.engine import stored_experiment
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.stored_experiment import StoredExperimentReader
-from nni_manager.store.rows import TrialRow
+from nni_manager.store.rows import trial_row
 from nni_manager.web import change_feed
 from nni_manager.web.change_feed import ChangeFeed, Cursor
 from trial_keeper.wire.messages import AttemptKey
@@ -112,7 +112,7 @@ def test_a_trial_that_changes_while_rows_are_told_is_told_as_it_became_to_all_wh
         async def ask_slowly():
             pieces = told.delta(None)
             slow = [await anext(pieces), await anext(pieces)]
-            write(stored, TrialRow.of(replace(made_trial(999, time.time()), value=-1.0, final="-1.0")))
+            write(stored, trial_row(replace(made_trial(999, time.time()), value=-1.0, final="-1.0")))
             looked.snapshot()  # as any other question does
             return [*slow, *[piece async for piece in pieces]]
 
@@ -181,7 +181,7 @@ def test_who_follows_is_told_of_what_changes_and_when_nothing_does(served, monke
         events = events_of(response)
         first = next(events)
         assert (first["reset"], len(first["trials"])) == (True, 300)
-        write(served.folder, TrialRow.of(replace(made_trial(7, time.time()), value=0.5, final="0.5")))
+        write(served.folder, trial_row(replace(made_trial(7, time.time()), value=0.5, final="0.5")))
         second = next(events)
         assert (second["reset"], [row["id"] for row in second["trials"]]) == (False, ["00007"])
         version = second["version"]
@@ -193,7 +193,7 @@ def test_who_follows_is_told_of_what_changes_and_when_nothing_does(served, monke
 def test_who_comes_back_goes_on_where_it_was(served, monkeypatch):
     monkeypatch.setattr(change_feed, "INTERVAL_S", 0.05)
     version = served.get("/changes")["version"]
-    write(served.folder, TrialRow.of(replace(made_trial(8, time.time()), value=0.25, final="0.25")))
+    write(served.folder, trial_row(replace(made_trial(8, time.time()), value=0.25, final="0.25")))
     with contextlib.closing(served.ask("GET", f"/events?since={version}", stream=True)) as response:
         first = next(events_of(response))
         assert (first["reset"], [row["id"] for row in first["trials"]]) == (False, ["00008"])

@@ -518,9 +518,9 @@ def test_results_that_come_while_the_search_space_changes_are_learned_once(a_rea
             assert [(pupil.revision, pupil.taught.count(3.0)) for pupil in pupils[1:]] == [(1, 1)]
             # In the moment in which a proposed trial ends it is yet to be taught, so nobody else needs to.
             live.finish(1)
-            assert [result.parameters for result in live.engine.all_known()[0]] == [{"x": 3.0}]
+            assert [result.parameters for result in live.engine.history.all_known()[0]] == [{"x": 3.0}]
             await live.until(lambda: pupils[-1].taught.count(2) == 1)
-            assert {"x": 2} in [result.parameters for result in live.engine.all_known()[0]]
+            assert {"x": 2} in [result.parameters for result in live.engine.history.all_known()[0]]
 
     play(scenario)
 

@@ -15,7 +15,7 @@ from nni_manager.engine.code_snapshot import CodeUnusable
 from nni_manager.engine.keeper_ingest import MAX_ATTEMPTS
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.store.reader import StoreReader
-from nni_manager.store.rows import TrialRow
+from nni_manager.store.rows import trial_row
 from nni_manager.training_services.base import JobEnded, Placement
 from nni_manager.tuner.assessors import Medianstop
 from trial_keeper import __version__
@@ -345,7 +345,7 @@ def test_a_store_without_room_is_a_problem_that_every_view_shows_until_there_is_
         connection.execute(f"PRAGMA max_page_count = {pages}")
         (trial,) = engine.experiment.trials.values()
         trial.message = "x" * 100_000  # more than the pages there are
-        stored = engine.commits.add([TrialRow.of(trial)])
+        stored = engine.commits.add([trial_row(trial)])
         await until(lambda: engine.snapshot().problem)
         snapshot = engine.snapshot()
         for view in (

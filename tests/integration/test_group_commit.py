@@ -11,14 +11,14 @@ from nni_manager.engine import commits
 from nni_manager.store.errors import StoreBusy
 from nni_manager.store.lease import LeaseLost
 from nni_manager.store.reader import StoreReader
-from nni_manager.store.rows import TrialRow, UsageRow
+from nni_manager.store.rows import RowWrite, UsageRow, trial_row
 from nni_manager.store.writer import Store
 from nni_sdk.records import encode
 from trial_keeper.wire.messages import AttemptKey, GpuUsage, Stream, Usage
 
 
 def row(number):
-    return TrialRow.of(Trial(f"t{number}", number, {}, {}, 0.0, f"t{number}"))
+    return trial_row(Trial(f"t{number}", number, {}, {}, 0.0, f"t{number}"))
 
 
 @pytest.fixture
@@ -87,9 +87,9 @@ def test_what_comes_while_a_transaction_is_written_shares_the_next_one(database,
 @pytest.mark.parametrize(
     ("write", "held_bytes"),
     [
-        (TrialRow.of(Trial("t", 0, {"x": "p" * 100_000}, {}, 0.0, "t")), 100_000),
-        (TrialRow.of(Trial("t", 0, {}, {}, 0.0, "t", message="ä€" * 50_000)), 200_000),
-        (TrialRow.of(Trial("t", 0, {}, {}, 0.0, "t", final="1" * 100_000)), 100_000),
+        (trial_row(Trial("t", 0, {"x": "p" * 100_000}, {}, 0.0, "t")), 100_000),
+        (trial_row(Trial("t", 0, {}, {}, 0.0, "t", message="ä€" * 50_000)), 200_000),
+        (trial_row(Trial("t", 0, {}, {}, 0.0, "t", final="1" * 100_000)), 100_000),
         (
             UsageRow(
                 Usage(AttemptKey("t", attempt_id(0), "main-0"), 0, 0, 0, (GpuUsage(0, 0.5, 1),) * 1000), 0.0
@@ -181,7 +181,7 @@ def test_a_bug_in_the_store_acknowledges_nothing_and_is_told(database, tmp_path)
 
     async def run():
         group = commits.GroupCommit(store, told.append)
-        clash = TrialRow.of(Trial("other", 1, {}, {}, 0.0, "other"))  # the same sequence number twice
+        clash = trial_row(Trial("other", 1, {}, {}, 0.0, "other"))  # the same sequence number twice
         done = group.add([row(1), clash])
         with pytest.raises(Exception, match="UNIQUE"):
             await done
@@ -348,7 +348,7 @@ def test_a_trials_own_row_is_stored_no_later_than_what_it_says(database, tmp_pat
         said = [group.add([commit]) for commit in metrics(FLOOD, 20_000)]
         gate.opened.set()
         await group.add([row(1)])
-        assert any(isinstance(write, TrialRow) for batch in gate.batches[:2] for write in batch)
+        assert any(isinstance(write, RowWrite) for batch in gate.batches[:2] for write in batch)
         await asyncio.gather(*said)
 
     play(scenario, database, tmp_path)
@@ -357,13 +357,13 @@ def test_a_trials_own_row_is_stored_no_later_than_what_it_says(database, tmp_pat
 def test_of_a_row_that_changes_while_the_disk_hangs_only_the_newest_waits(database, tmp_path):
     async def scenario(group, gate):
         trial = Trial("t1", 1, {}, {}, 0.0, "t1", message="00000")
-        first = group.add([TrialRow.of(trial)])
+        first = group.add([trial_row(trial)])
         await asyncio.sleep(0)
         one_row_bytes = group.waiting_bytes
         waiting = []
         for number in range(10_000):
             trial.message = f"{number:05}"
-            waiting.append(group.add([TrialRow.of(trial)]))
+            waiting.append(group.add([trial_row(trial)]))
         assert group.waiting_bytes == 2 * one_row_bytes
         gate.opened.set()
         await asyncio.gather(first, *waiting)

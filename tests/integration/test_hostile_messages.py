@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 
-from attempts import attempt_id
+from attempts import attempt_id, metrics_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from void_service import Void, an_engine, start
@@ -125,6 +125,6 @@ def test_whatever_a_keeper_says_the_engine_goes_on_and_other_trials_are_as_they_
         assert (trial.state.value, trial.attempt, trial.final) == ("RUNNING", 0, "1.5")
         await engine.close()
         with StoreReader(experiment.folder.database) as reader:
-            assert [row.record_offset for row in reader.metrics_of(other)] == [0, len(FRAME)]
+            assert [row.record_offset for row in metrics_of(reader, other)] == [0, len(FRAME)]
 
     asyncio.run(asyncio.wait_for(scenario(), 60))

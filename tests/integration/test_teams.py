@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from attempts import metrics_of
 from real_experiment import a_manager_here, until
 from team_service import TeamService
 
@@ -71,8 +72,8 @@ def test_the_first_reporter_owns_the_metrics_and_the_policy_ends_the_trial(a_rea
         assert (trial.reporter, trial.value) == ("worker-0", 0.0)
         assert "metrics of task worker-1 are ignored" in trial.warning
         with StoreReader(experiment.folder.database) as reader:
-            assert {row.task for row in reader.metrics_of(trial.trial_id)} == {"worker-0"}
-            assert len(reader.metrics_of(trial.trial_id)) == 2
+            assert {row.task for row in metrics_of(reader, trial.trial_id)} == {"worker-0"}
+            assert len(metrics_of(reader, trial.trial_id)) == 2
     if reuse:
         assert {trial.job_id for trial in trials} == {"env-0"}
     else:
@@ -122,7 +123,7 @@ def test_a_keeper_that_is_replaced_in_a_job_that_lives_on_runs_its_trial_anew(a_
     first = trials[0]
     assert (first.reporter, first.value, first.attempt) == ("worker-0", 0.0, 1 if task == "worker-0" else 0)
     with StoreReader(experiment.folder.database) as reader:
-        assert len(reader.metrics_of(first.trial_id)) == 2
+        assert len(metrics_of(reader, first.trial_id)) == 2
 
 
 def test_a_trial_that_is_stopped_the_moment_it_is_given_costs_its_job_nothing(a_real_experiment):

@@ -33,7 +33,7 @@ from nni_manager.engine.keeper_ingest import quota_message
 from nni_manager.errors import NniManagerError
 from nni_manager.store import reader as reader_module
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from nni_manager.store.rows import AttemptRow, ExperimentRow, TrialRow
+from nni_manager.store.rows import attempt_row, experiment_row, trial_row
 from nni_manager.store.writer import Store, log_path
 from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey, Stream
@@ -323,7 +323,7 @@ def test_a_list_reads_no_trial_and_the_log_of_a_trial_reads_no_other(nnictl, an_
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)
     trials = [Trial(f"t{n}", n, {}, {}, 1.0, f"t{n}") for n in range(3)]
-    store.commit([TrialRow.of(trial) for trial in trials], 1.0)
+    store.commit([trial_row(trial) for trial in trials], 1.0)
     store.close()
     # What costs time with ten thousand trials: rows that are turned into trials.
     made = []
@@ -353,7 +353,7 @@ def test_what_is_cut_of_a_trial_is_told_where_it_is_listed_and_beside_its_log(nn
     store = RegisteringStore(folder.database, folder.collected_logs)
     trial = Trial("t0", 0, {}, {}, 1.0, "t0", warning=f"{cut}\nanother line")
     key = AttemptKey("t0", attempt_id(0), "main-0")
-    store.commit([TrialRow.of(trial), *AttemptIngest(key).take(Stream.STDOUT, 0, b"hello\n")], 1.0)
+    store.commit([trial_row(trial), *AttemptIngest(key).take(Stream.STDOUT, 0, b"hello\n")], 1.0)
     store.close()
     assert f"{1 << 30} bytes (1 GiB)" in cut
     code, _, err = nnictl("trial", "ls", "abc11111")
@@ -366,7 +366,7 @@ def test_a_log_that_a_trial_made_a_link_is_not_followed(nnictl, an_experiment, t
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)
     key = AttemptKey("t0", attempt_id(0), "main-0")
-    store.commit([TrialRow.of(Trial("t0", 0, {}, {}, 1.0, "t0")), AttemptRow(key, 0)], 1.0)
+    store.commit([trial_row(Trial("t0", 0, {}, {}, 1.0, "t0")), attempt_row(key, 0)], 1.0)
     store.close()
     (tmp_path / "secret").write_text("root:secret")
     workspace = folder.workspace.attempt(key).stream(Stream.STDOUT)
@@ -382,7 +382,7 @@ def test_bytes_of_a_trials_metrics_that_were_no_record_are_told(nnictl, an_exper
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)
     for name in ("t0", "t1"):
-        store.commit([TrialRow.of(Trial(name, int(name[1]), {}, {}, 1.0, name))], 1.0)
+        store.commit([trial_row(Trial(name, int(name[1]), {}, {}, 1.0, name))], 1.0)
     receiver = AttemptIngest(AttemptKey("t1", attempt_id(0), "main"))
     store.commit(receiver.take(Stream.METRICS, 0, b"loss is 0.5\n" * 2), 1.0)
     store.close()
@@ -408,7 +408,7 @@ def test_a_trial_is_meant_by_its_id_or_by_the_beginning_of_it(nnictl, an_experim
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)
     names = ["aB3dE", "aB3xx", "aB", "a_B"]
-    store.commit([TrialRow.of(Trial(name, n, {}, {}, 1.0, name)) for n, name in enumerate(names)], 1.0)
+    store.commit([trial_row(Trial(name, n, {}, {}, 1.0, name)) for n, name in enumerate(names)], 1.0)
     store.close()
     assert [
         json.loads(nnictl("trial", "show", "abc", "-T", given)[1])["id"] for given in ("aB", "aB3x", "a_")
@@ -439,8 +439,8 @@ def finished(folder, *results):
                              "sequence": 0, "value": "0.1"}).encode() + b"\n"  # fmt: skip
         receiver = AttemptIngest(AttemptKey(trial.trial_id, attempt_id(0), "main"))
         frame = b"ME%06d" % len(record) + record
-        store.commit([TrialRow.of(trial), *receiver.take(Stream.METRICS, 0, frame)], 1.0)
-    store.commit([ExperimentRow(ExperimentState.DONE, "", 9.0, 10.0, True)], 1.0)
+        store.commit([trial_row(trial), *receiver.take(Stream.METRICS, 0, frame)], 1.0)
+    store.commit([experiment_row(ExperimentState.DONE, "", 9.0, 10.0, True)], 1.0)
     store.close()
 
 
@@ -568,7 +568,7 @@ def test_a_list_of_ten_thousand_trials_costs_less_than_its_libraries_would(nnict
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)
     trials = [Trial(f"t{n:05}", n, {"lr": n / 10_000, "size": 32}, {}, 1.0, f"t{n}") for n in range(10_000)]
-    store.commit([TrialRow.of(trial) for trial in trials], 1.0)
+    store.commit([trial_row(trial) for trial in trials], 1.0)
     store.close()
     began_s = time.process_time()
     code, out, err = nnictl("trial", "ls", "abc")

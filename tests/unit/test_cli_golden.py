@@ -17,7 +17,7 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import AttemptIngest
 from nni_manager.domain.trial import NO_FINAL_RESULT, Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder, Registry
-from nni_manager.store.rows import ExperimentRow, TrialRow
+from nni_manager.store.rows import experiment_row, trial_row
 from nni_sdk.frame import encode
 from trial_keeper import __version__
 from trial_keeper.wire.file_changes import FileChange, file_warning
@@ -118,8 +118,8 @@ def an_experiment(tmp_path):
         written = AttemptIngest(AttemptKey(name, attempt_id(0), "main-0")).take(
             Stream.METRICS, 0, encode(number, name, "PERIODICAL", 0, 0.25)
         )
-        store.commit([TrialRow.of(trial), *written], NOW_S + 5)
-    store.commit([ExperimentRow(ExperimentState.DONE, "", 42.0, NOW_S + 60, True)], NOW_S + 60)
+        store.commit([trial_row(trial), *written], NOW_S + 5)
+    store.commit([experiment_row(ExperimentState.DONE, "", 42.0, NOW_S + 60, True)], NOW_S + 60)
     store.close()
 
 

@@ -12,7 +12,7 @@ from nni_manager.cli import log_commands, main
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder, Registry
-from nni_manager.store.rows import AttemptRow, TrialRow
+from nni_manager.store.rows import attempt_row, trial_row
 from nni_manager.store.writer import Store
 from trial_keeper.wire.messages import AttemptKey, Stream
 
@@ -54,7 +54,7 @@ def a_trial(tmp_path, monkeypatch):
     def save(state):
         trial.state = state
         keys = [AttemptKey("aB3dE", attempt_id(number), "main-0") for number in range(3)]
-        store.commit([TrialRow.of(trial), *(AttemptRow(key, int(key.attempt_id)) for key in keys)], 1.0)
+        store.commit([trial_row(trial), *(attempt_row(key, int(key.attempt_id)) for key in keys)], 1.0)
 
     save(TrialState.RUNNING)
     yield folder, save

@@ -17,7 +17,7 @@ from nni_manager.config.reader import read_experiment_file
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from nni_manager.store.rows import ExperimentRow, TrialRow
+from nni_manager.store.rows import experiment_row, trial_row
 from nni_manager.store.writer import Store
 from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey
@@ -84,7 +84,7 @@ def an_experiment(home):
                 Trial(name, n, {}, {}, 1.0, name, TrialState.SUCCEEDED)
                 for n, name in enumerate(("aB3dE", "xY9zW"))
             ]
-            store.commit([*map(TrialRow.of, trials), ExperimentRow(state, "", 1.0, 2.0, True)], 1.0)
+            store.commit([*map(trial_row, trials), experiment_row(state, "", 1.0, 2.0, True)], 1.0)
             store.close()
             Registry.of_user().add(folder)
             if manager is not None:

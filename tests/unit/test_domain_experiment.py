@@ -56,7 +56,7 @@ from nni_manager.domain.events import (
 )
 from nni_manager.domain.experiment import TRANSITIONS, Experiment, ExperimentEvent, ExperimentState
 from nni_manager.domain.jobs import Job, JobState
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import (
     NO_FINAL_RESULT,
     NO_NUMBER_IN_FINAL_RESULT,
@@ -243,7 +243,7 @@ def test_what_the_table_does_not_hold_cannot_happen(
 @pytest.mark.parametrize("state", ExperimentState)
 def test_every_experiment_can_be_stopped_and_resumed(state: ExperimentState) -> None:
     assert (state, ExperimentEvent.STOP_ASKED) in TRANSITIONS
-    assert TRANSITIONS[state, ExperimentEvent.BEGUN] is ExperimentState.RUNNING
+    assert TRANSITIONS[state, ExperimentEvent.MANAGER_READY] is ExperimentState.RUNNING
 
 
 # ---- the ordinary run

@@ -122,7 +122,7 @@ def test_the_job_with_the_most_to_follow_is_asked_first(jobs: Jobs) -> None:
     jobs.give(jobs.live["env-2"], jobs.queue.popleft())
     jobs.free("env-2", "t3")
     jobs.note_idle(jobs.live["env-2"], "main-0")
-    jobs.note_begun("env-0", "t1")
+    jobs.note_started("env-0", "t1")
     assert jobs.revoke(0) == [(few, "t6")]
 
 
@@ -130,14 +130,14 @@ def test_what_has_begun_is_not_asked_back_and_a_question_it_has_overtaken_is_ove
     job = jobs.live["env-0"]
     assert jobs.revoke(1) == [(job, "t3")]
     for trial_id in ("t0", "t1", "t2", "t3"):
-        jobs.note_begun("env-0", trial_id)
+        jobs.note_started("env-0", trial_id)
     assert (job.revoking_ids, jobs.revoke(0)) == (set(), [])
 
 
 def test_a_first_trial_that_another_has_overtaken_is_asked_back_last(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     for trial_id in ("t2", "t3"):
-        jobs.note_begun("env-0", trial_id)
+        jobs.note_started("env-0", trial_id)
     assert job.waiting_ids == ["t0", "t1"], "the keeper does not have them: it would have begun them first"
     assert jobs.revoke(0) == [(job, "t1"), (job, "t0")]
     jobs.reclaim(job, "t0")
@@ -176,7 +176,7 @@ def test_as_many_idle_jobs_are_needed_as_trials_may_come_back(jobs: Jobs) -> Non
     jobs.revoke(0)
     assert jobs.surplus == 2 - 3, "those that were asked for come in a moment"
     for trial_id in ("t0", "t1", "t2"):
-        jobs.note_begun("env-0", trial_id)
+        jobs.note_started("env-0", trial_id)
     assert jobs.surplus == 2 - 1
     jobs.note_link(jobs.live["env-0"], is_up=False)
     assert jobs.surplus == 2 - 1, "it may be back in a moment"
@@ -275,7 +275,7 @@ class AnyJobs(RuleBasedStateMachine):
     def begin(self, number: int, which: int) -> None:
         job = self.picked(number)
         begun = (*job.trial_ids, *["no trial"] * 4)[which]
-        self.jobs.note_begun(job.job_id, begun)
+        self.jobs.note_started(job.job_id, begun)
         assert begun not in job.waiting_ids
 
     @precondition(lambda self: self.jobs.live)
@@ -297,8 +297,8 @@ class AnyJobs(RuleBasedStateMachine):
         assert bool(asked) == bool(givers and wanted)
         for job, trial_id in asked:
             assert trial_id in job.revoking_ids
-            assert trial_id in job.prefetched_ids or not job.begun_ids.isdisjoint(job.prefetched_ids)
-            assert trial_id not in job.begun_ids
+            assert trial_id in job.prefetched_ids or not job.started_ids.isdisjoint(job.prefetched_ids)
+            assert trial_id not in job.started_ids
 
     @precondition(lambda self: any(job.revoking_ids for job in self.jobs.live.values()))
     @rule(number=st.integers(0, 5))
@@ -345,8 +345,8 @@ class AnyJobs(RuleBasedStateMachine):
         live = list(self.jobs.live.values())
         assert self.jobs._revoking_count == sum(len(job.revoking_ids) for job in live)
         assert all(job.revoking_ids <= set(job.trial_ids) for job in live)
-        assert all(job.begun_ids <= set(job.trial_ids) for job in live)
-        assert not any(job.revoking_ids & job.begun_ids for job in live)
+        assert all(job.started_ids <= set(job.trial_ids) for job in live)
+        assert not any(job.revoking_ids & job.started_ids for job in live)
         givers = [job for job in live if job.state is JobState.BUSY and job.supports_revoke]
         free = sum(job.state in (JobState.PENDING, JobState.IDLE) for job in live)
         returnable = sum(len(set(job.waiting_ids) | job.revoking_ids) for job in givers)

@@ -22,7 +22,7 @@ from nni_manager.domain.events import (
     SubmitJob,
 )
 from nni_manager.domain.experiment import MAX_REFUSALS_IN_A_ROW, Experiment, ExperimentState
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason

@@ -46,7 +46,7 @@ from nni_manager.domain.events import (
 )
 from nni_manager.domain.experiment import Experiment, ExperimentState
 from nni_manager.domain.jobs import JobState
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import Trial, TrialState
 from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason

@@ -5,8 +5,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.domain.limits import Limits
-from nni_manager.domain.search_budget import SearchBudget
+from nni_manager.domain.search_budget import Limits, SearchBudget
 
 LIMITS = Limits(concurrency=3, max_trials=5, max_duration_s=None)
 

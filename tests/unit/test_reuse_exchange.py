@@ -16,7 +16,7 @@ from nni_manager.domain import events as manager
 from nni_manager.domain.attempts import AttemptReport
 from nni_manager.domain.experiment import Experiment, ExperimentState
 from nni_manager.domain.jobs import MAX_PREFETCH, Job, JobState
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.trial import Trial, TrialState
 from trial_keeper.core import events as keeper
 from trial_keeper.core.keeper import Keeper

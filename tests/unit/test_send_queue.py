@@ -2,7 +2,7 @@
 
 from attempts import attempt_id
 
-from nni_manager.engine.send_queue import CoalescingQueue
+from nni_manager.engine.connected_keepers import CoalescingQueue
 from trial_keeper.wire.messages import (
     Ack,
     AttemptKey,

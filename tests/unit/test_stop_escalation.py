@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.domain.events import (
-    AbandonJob,
     AskTuner,
     AttemptDelivered,
     AttemptDrained,
@@ -18,7 +17,7 @@ from nni_manager.domain.events import (
     CancelTrial,
     DrainJob,
     Effect,
-    EndJob,
+    EscalateStop,
     Event,
     ExperimentStopAsked,
     Finish,
@@ -26,14 +25,13 @@ from nni_manager.domain.events import (
     JobTerminated,
     KeeperConnected,
     KeeperIdle,
-    KillJob,
     ManagerReady,
     ParametersSuggested,
     TimePassed,
     TrialStopAsked,
 )
 from nni_manager.domain.experiment import Experiment, ExperimentState
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.domain.stop_escalation import (
     DRAINED_TIMEOUT_S,
     FIRST,
@@ -55,7 +53,11 @@ from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
 KILL_S = KEEPER_GRACE_S + MARGIN_S
-STEPS = (EndJob, KillJob, AbandonJob, DrainJob, Finish)
+STEPS = (EscalateStop, DrainJob, Finish)
+
+
+def _name_of(effect: Effect) -> str:
+    return effect.stage.name if isinstance(effect, EscalateStop) else type(effect).__name__
 
 
 class Play:
@@ -79,7 +81,7 @@ class Play:
             match effect:
                 case AskTuner(number):
                     self.handle(ParametersSuggested(f"t{number}", number, {}, {}, 1.0))
-                case AbandonJob(job):
+                case EscalateStop(job, StopStage.ABANDONED):
                     self.handle(JobTerminated(job.job_id, ExitReason.JOB_LOST, "remove it with `x`", 2.0))
 
     def stop(self) -> None:
@@ -99,7 +101,7 @@ class Play:
 
     def steps(self) -> list[tuple[float, str]]:
         """What was done about the jobs, and when."""
-        return [(at_s, type(effect).__name__) for at_s, effect in self.did if isinstance(effect, STEPS)]
+        return [(at_s, _name_of(effect)) for at_s, effect in self.did if isinstance(effect, STEPS)]
 
     def state(self, trial_id: str = "t0") -> TrialState:
         return self.experiment.trials[trial_id].state
@@ -111,7 +113,7 @@ def test_a_job_that_heeds_nothing_is_killed_and_then_no_longer_waited_for() -> N
     assert [effect.ends_job for _, effect in play.did if isinstance(effect, CancelTrial)] == [True]
     play.pass_time(100)
     gone_s = KILL_S + KILLED_TIMEOUT_S
-    assert play.steps() == [(KILL_S, "KillJob"), (gone_s, "AbandonJob"), (gone_s, "Finish")]
+    assert play.steps() == [(KILL_S, "KILLED"), (gone_s, "ABANDONED"), (gone_s, "Finish")]
     trial = play.experiment.trials["t0"]
     assert (trial.state, trial.message) == (TrialState.USER_CANCELED, "remove it with `x`")
     assert play.experiment.state is ExperimentState.STOPPED
@@ -123,13 +125,13 @@ def test_one_trial_whose_keeper_is_silent_ends_too_and_the_experiment_goes_on(re
     play = Play()
     play.handle(TrialStopAsked("t0", reason, 1.0))
     play.pass_time(KILL_S)
-    assert play.steps() == [(KILL_S, "KillJob")]
+    assert play.steps() == [(KILL_S, "KILLED")]
     play.handle(JobProcessesEnded("t0"))
     play.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "its keeper is gone", 40.0))
     assert play.experiment.trials["t0"].reason is reason
     assert play.experiment.state is ExperimentState.RUNNING
     play.pass_time(300)
-    assert play.steps() == [(KILL_S, "KillJob")]
+    assert play.steps() == [(KILL_S, "KILLED")]
 
 
 def test_with_reuse_the_training_service_is_asked_only_once_the_keeper_has_missed_its_deadline() -> None:
@@ -137,7 +139,7 @@ def test_with_reuse_the_training_service_is_asked_only_once_the_keeper_has_misse
     play.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 1.0))
     assert [effect.ends_job for _, effect in play.did if isinstance(effect, CancelTrial)] == [False]
     play.pass_time(KILL_S + MARGIN_S)
-    assert play.steps() == [(KILL_S, "EndJob"), (KILL_S + MARGIN_S, "KillJob")]
+    assert play.steps() == [(KILL_S, "ENDING"), (KILL_S + MARGIN_S, "KILLED")]
 
 
 def test_with_reuse_a_keeper_that_stops_its_trial_keeps_its_job() -> None:
@@ -156,7 +158,7 @@ def test_a_stop_of_the_experiment_ends_also_a_job_whose_keeper_was_told_before()
     play.pass_time(20)
     play.stop()
     play.pass_time(100)
-    assert play.steps()[:2] == [(20, "EndJob"), (20 + KILL_S, "KillJob")]
+    assert play.steps()[:2] == [(20, "ENDING"), (20 + KILL_S, "KILLED")]
 
 
 def test_a_trial_that_ends_in_time_is_left_alone_and_its_keeper_gets_a_moment_to_leave() -> None:
@@ -168,9 +170,9 @@ def test_a_trial_that_ends_in_time_is_left_alone_and_its_keeper_gets_a_moment_to
     assert play.steps() == [(20, "Finish")]
     assert play.experiment.scheduler.runs_jobs, "the job is waited for"
     play.pass_time(20 + MARGIN_S)
-    assert play.steps()[1:] == [(25, "DrainJob"), (25, "EndJob")]
+    assert play.steps()[1:] == [(25, "DrainJob"), (25, "ENDING")]
     play.pass_time(100)
-    assert play.steps()[3:] == [(30, "KillJob"), (40, "AbandonJob")]
+    assert play.steps()[3:] == [(30, "KILLED"), (40, "ABANDONED")]
     assert not play.experiment.scheduler.runs_jobs
     assert play.state() is TrialState.USER_CANCELED
 
@@ -231,7 +233,7 @@ def test_a_job_of_an_earlier_manager_that_was_to_stop_has_its_deadline_too() -> 
     play.did.clear()
     play.handle(ManagerReady())
     play.pass_time(KILL_S)
-    assert (KILL_S, "KillJob") in play.steps()
+    assert (KILL_S, "KILLED") in play.steps()
 
 
 def test_a_cluster_has_its_own_grace() -> None:
@@ -239,7 +241,7 @@ def test_a_cluster_has_its_own_grace() -> None:
     play.experiment.stops.cluster_grace_s = 45.0
     play.stop()
     play.pass_time(60)
-    assert play.steps()[0] == (50, "KillJob")
+    assert play.steps()[0] == (50, "KILLED")
 
 
 @pytest.mark.parametrize("service", [KubernetesService, OpenPaiService])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from another_user import as_another_user
-from attempts import RegisteringStore, attempt_id
+from attempts import RegisteringStore, attempt_id, metrics_of
 
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import StreamWrite
@@ -21,7 +21,7 @@ from nni_manager.store.lease import LeaseLost
 from nni_manager.store.migrations import SCHEMA_VERSION
 from nni_manager.store.queries import QUERIES
 from nni_manager.store.reader import ROWS_OF_A_PAGE, StoreReader
-from nni_manager.store.rows import AttemptRow, ExperimentRow, TrialRow, UsageRow
+from nni_manager.store.rows import UsageRow, attempt_row, experiment_row, trial_row
 from nni_manager.store.writer import Store, log_path
 from nni_sdk.records import decode, encode
 from trial_keeper.wire.messages import AttemptKey, GpuUsage, Stream, Usage
@@ -64,23 +64,23 @@ def a_commit(*values, offset=0, key=KEY):
 
 def test_rows_and_their_offset_come_together(store, reader):
     commit = a_commit(0.5, 0.25)
-    store.commit([TrialRow.of(a_trial()), commit], 3.0)
-    assert [json.loads(row.value) for row in reader.metrics_of(KEY.trial_id)] == [0.5, 0.25]
+    store.commit([trial_row(a_trial()), commit], 3.0)
+    assert [json.loads(row.value) for row in metrics_of(reader, KEY.trial_id)] == [0.5, 0.25]
     assert reader.offsets(KEY) == {Stream.METRICS: commit.new_offset}
 
 
 def test_the_peak_of_what_a_trial_used_is_stored_with_it(store, reader):
     peak = PeakUsage(150.5, 2**40, 2**41, (GpuUsage(0, 99.0, 2**34),))
-    store.commit([TrialRow.of(a_trial())], 1.0)
+    store.commit([trial_row(a_trial())], 1.0)
     assert reader.trials()[0].peak_usage is None
-    store.commit([TrialRow.of(a_trial(peak_usage=peak))], 2.0)
+    store.commit([trial_row(a_trial(peak_usage=peak))], 2.0)
     assert reader.trials()[0].peak_usage == peak
 
 
 def test_what_a_trial_used_comes_back_sample_by_sample(store, reader):
     gpu = GpuUsage(1, 50.0, 2**30)
     samples = [UsageRow(Usage(KEY, 12.5 * n, 1000 * n, 10 * n, (gpu,) * n), 5.0 * n) for n in range(3)]
-    store.commit([TrialRow.of(a_trial()), *samples], 1.0)
+    store.commit([trial_row(a_trial()), *samples], 1.0)
     store.commit(samples[2:], 2.0)
     assert reader.usage_of(KEY.trial_id) == [(0, sample) for sample in samples]
     assert reader.usage_of("other") == []
@@ -98,14 +98,14 @@ def test_a_sample_taken_after_the_clock_was_set_back_still_comes_last(store, rea
 
 
 def test_a_record_that_is_there_already_fails_the_whole_transaction(store, reader):
-    store.commit([TrialRow.of(a_trial()), a_commit(1)], 1.0)
+    store.commit([trial_row(a_trial()), a_commit(1)], 1.0)
     offset = reader.offsets(KEY)[Stream.METRICS]
     with pytest.raises(InternalError):
         store.commit([a_commit(2, offset=offset), a_commit(1)], 2.0)
-    assert len(reader.metrics_of(KEY.trial_id)) == 1
+    assert len(metrics_of(reader, KEY.trial_id)) == 1
     assert reader.offsets(KEY)[Stream.METRICS] == offset
     store.commit([a_commit(2, offset=offset)], 3.0)  # and the store is none the worse
-    assert len(reader.metrics_of(KEY.trial_id)) == 2
+    assert len(metrics_of(reader, KEY.trial_id)) == 2
 
 
 def test_commits_of_any_length_are_stored_whole_and_in_order(store, reader):
@@ -116,17 +116,17 @@ def test_commits_of_any_length_are_stored_whole_and_in_order(store, reader):
         for length in lengths
         if length
     ]
-    store.commit([*map(TrialRow.of, trials), *commits], 1.0)
+    store.commit([*map(trial_row, trials), *commits], 1.0)
     for length in lengths:
-        rows = reader.metrics_of(f"t{length}")
+        rows = metrics_of(reader, f"t{length}")
         assert [(row.sequence, row.value) for row in rows] == [(value, str(value)) for value in range(length)]
         assert {(row.parameter_id, row.is_final, row.stored_at_s) for row in rows} <= {("0", False, 1.0)}
 
 
 def test_only_the_records_of_the_newest_attempt_count(store, reader):
     second = AttemptKey(KEY.trial_id, attempt_id(1), KEY.task)
-    store.commit([TrialRow.of(a_trial(attempt=1)), a_commit(1, 2, 3), a_commit(7, key=second)], 1.0)
-    assert [row.value for row in reader.metrics_of(KEY.trial_id)] == ["7"]
+    store.commit([trial_row(a_trial(attempt=1)), a_commit(1, 2, 3), a_commit(7, key=second)], 1.0)
+    assert [row.value for row in metrics_of(reader, KEY.trial_id)] == ["7"]
     assert [row.value for row in reader.metrics()] == ["7"]
 
 
@@ -135,8 +135,8 @@ def test_records_are_found_by_kind_and_by_range(store, reader):
     final = encode(0, other.trial_id, "FINAL", 0, {"default": 1})
     store.commit(
         [
-            TrialRow.of(a_trial()),
-            TrialRow.of(a_trial(trial_id=other.trial_id, sequence_id=1)),
+            trial_row(a_trial()),
+            trial_row(a_trial(trial_id=other.trial_id, sequence_id=1)),
             a_commit(1, 2),
             StreamWrite(other, Stream.METRICS, 0, len(final), records=tuple(decode(final, 0).records)),
         ],
@@ -144,7 +144,7 @@ def test_records_are_found_by_kind_and_by_range(store, reader):
     )
     assert [row.value for row in reader.metrics(is_final=True)] == ['{"default": 1}']
     assert [row.value for row in reader.metrics(is_final=False)] == ["1", "2"]
-    assert [row.trial_id for row in reader.metrics(None, 1, 1)] == [other.trial_id]
+    assert [row.trial_id for page in reader.metric_pages(None, 1, 1) for row in page] == [other.trial_id]
     assert [row.value for row in reader.latest_intermediates()] == ["2"]
 
 
@@ -159,21 +159,21 @@ def test_a_trial_comes_back_as_it_went(store, reader):
         message="last words",
         final="NaN",
     )
-    store.commit([TrialRow.of(a_trial())], 1.0)
-    store.commit([TrialRow.of(trial)], 1.0)
+    store.commit([trial_row(a_trial())], 1.0)
+    store.commit([trial_row(trial)], 1.0)
     assert reader.trials() == [trial]
 
 
 def test_a_row_is_a_picture_of_the_trial_when_it_was_made(store, reader):
     trial = a_trial()
-    row = TrialRow.of(trial)
+    row = trial_row(trial)
     trial.state = TrialState.RUNNING
     store.commit([row], 1.0)
     assert reader.trials()[0].state is TrialState.WAITING
 
 
 def test_the_experiments_own_row_comes_back(store, reader):
-    store.commit([ExperimentRow(ExperimentState.ERROR, "why", 4.5, 9.0, any_compatible_keeper=True)], 1.0)
+    store.commit([experiment_row(ExperimentState.ERROR, "why", 4.5, 9.0, any_compatible_keeper=True)], 1.0)
     stored = reader.experiment()
     assert (stored.state, stored.error, stored.active_s) == (ExperimentState.ERROR, "why", 4.5)
     assert (stored.ended_at_s, stored.any_compatible_keeper, stored.secret) == (9.0, True, b"secret")
@@ -202,10 +202,10 @@ def test_a_database_that_another_process_writes_says_try_again(store, database):
     other.execute("BEGIN IMMEDIATE")
     store._connection.execute("PRAGMA busy_timeout = 1")
     with pytest.raises(StoreBusy):
-        store.commit([TrialRow.of(a_trial())], 1.0)
+        store.commit([trial_row(a_trial())], 1.0)
     other.execute("ROLLBACK")
     other.close()
-    store.commit([TrialRow.of(a_trial())], 1.0)
+    store.commit([trial_row(a_trial())], 1.0)
 
 
 def test_who_may_not_write_the_database_is_not_told_to_free_space(store):
@@ -213,7 +213,7 @@ def test_who_may_not_write_the_database_is_not_told_to_free_space(store):
     with pytest.raises(
         StoreBusy, match=r"^cannot write .*readonly.*give this user write permission"
     ) as raised:
-        store.commit([TrialRow.of(a_trial())], 1.0)
+        store.commit([trial_row(a_trial())], 1.0)
     assert "space" not in str(raised.value)
 
 
@@ -255,15 +255,15 @@ def test_a_writer_whose_epoch_is_over_commits_nothing_and_learns_who_has_begun_t
         key = AttemptKey(trial, attempt_id(0), "main-0")
         return StreamWrite(key, Stream.STDOUT, 0, 5, b"hello")
 
-    store.commit([TrialRow.of(a_trial())], 1.0)
+    store.commit([trial_row(a_trial())], 1.0)
     with contextlib.closing(RegisteringStore(database, tmp_path / "logs")) as successor:
         with pytest.raises(
             LeaseLost, match=rf"experiment.sqlite: .* process {os.getpid()} on .* holds it now"
         ):
-            store.commit([TrialRow.of(a_trial(trial_id="later", sequence_id=1)), log_of("later")], 2.0)
+            store.commit([trial_row(a_trial(trial_id="later", sequence_id=1)), log_of("later")], 2.0)
         assert [trial.trial_id for trial in reader.trials()] == [KEY.trial_id]
         assert not (tmp_path / "logs" / "later").exists()
-        successor.commit([TrialRow.of(a_trial(trial_id="other", sequence_id=1)), log_of("other")], 3.0)
+        successor.commit([trial_row(a_trial(trial_id="other", sequence_id=1)), log_of("other")], 3.0)
         assert [trial.trial_id for trial in reader.trials()] == [KEY.trial_id, "other"]
         assert (tmp_path / "logs" / "other").exists()
         with pytest.raises(LeaseLost):
@@ -355,16 +355,16 @@ def test_nothing_of_an_attempt_that_is_not_registered_is_stored(tmp_path):
             match=r"cannot store data of attempt aBcDe/0+/main-0: the attempt is not registered",
         ):
             store.commit([a_commit(1)], 1.0)
-        store.commit([AttemptRow(KEY, 3), a_commit(1)], 1.0)
+        store.commit([attempt_row(KEY, 3), a_commit(1)], 1.0)
 
 
 def test_an_attempt_keeps_its_number_and_may_be_declared_lost(store, reader):
-    store.commit([AttemptRow(KEY, 0), TrialRow.of(a_trial(state=TrialState.RUNNING))], 1.0)
-    store.commit([AttemptRow(KEY, 0, is_lost=True)], 2.0)
+    store.commit([attempt_row(KEY, 0), trial_row(a_trial(state=TrialState.RUNNING))], 1.0)
+    store.commit([attempt_row(KEY, 0, is_lost=True)], 2.0)
     (stored,) = reader.attempts(KEY.trial_id)
     assert (stored.key, stored.number, stored.is_lost) == (KEY, 0, True)
     assert reader.open_attempts()[KEY.trial_id].registered == [stored]
-    store.commit([TrialRow.of(a_trial(state=TrialState.FAILED, reason=ExitReason.JOB_LOST))], 3.0)
+    store.commit([trial_row(a_trial(state=TrialState.FAILED, reason=ExitReason.JOB_LOST))], 3.0)
     assert reader.open_attempts() == {}
 
 
@@ -395,18 +395,18 @@ def test_pages_hold_every_record_once_and_in_order(store, reader, count):
     other = AttemptKey("fGhIj", attempt_id(0), "main-0")
     trials = [a_trial(), a_trial(trial_id=other.trial_id, sequence_id=1)]
     commits = [a_commit(*range(n), key=key) for key, n in ((KEY, count), (other, 7)) if n]
-    store.commit([*map(TrialRow.of, trials), *commits], 1.0)
+    store.commit([*map(trial_row, trials), *commits], 1.0)
     pages = list(reader.metric_pages(None, 0, 99))
     assert all(1 <= len(page) <= ROWS_OF_A_PAGE for page in pages)
     assert [(row.trial_id, row.value) for page in pages for row in page] == [
         (key.trial_id, str(value)) for key, n in ((KEY, count), (other, 7)) for value in range(n)
     ]
-    assert len(reader.metrics_of(KEY.trial_id)) == count
-    assert reader.metrics_of("nobody") == []
+    assert len(metrics_of(reader, KEY.trial_id)) == count
+    assert metrics_of(reader, "nobody") == []
 
 
 def test_whoever_takes_pages_slowly_keeps_the_log_from_nothing(store, reader, database):
-    store.commit([TrialRow.of(a_trial()), a_commit(*range(3 * ROWS_OF_A_PAGE))], 1.0)
+    store.commit([trial_row(a_trial()), a_commit(*range(3 * ROWS_OF_A_PAGE))], 1.0)
     pages = reader.metric_pages(None, 0, 99)
     next(pages)
     (is_busy, _, _) = store._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
@@ -416,7 +416,7 @@ def test_whoever_takes_pages_slowly_keeps_the_log_from_nothing(store, reader, da
 def test_the_write_ahead_log_stays_small_also_when_somebody_always_reads(store, database, monkeypatch):
     monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 20)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 0.0)
-    store.commit([TrialRow.of(a_trial())], 1.0)
+    store.commit([trial_row(a_trial())], 1.0)
     is_over, turn = threading.Event(), threading.Barrier(3)
 
     def read():
@@ -451,7 +451,7 @@ def test_a_reader_without_end_is_told_long_before_the_disk_is_full(store, databa
     monkeypatch.setattr(writer_module, "_WAL_ALARM_BYTES", 1 << 20)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 0.0)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_WAIT_MS", 1)
-    store.commit([TrialRow.of(a_trial())], 1.0)
+    store.commit([trial_row(a_trial())], 1.0)
     endless = sqlite3.connect(database, isolation_level=None)
     endless.execute("BEGIN")
     endless.execute("SELECT count(*) FROM stream").fetchone()
@@ -465,7 +465,7 @@ def test_a_reader_without_end_is_told_long_before_the_disk_is_full(store, databa
     endless.close()
     assert (
         store.commit(
-            [ExperimentRow(ExperimentState.RUNNING, "", 0.0, None, any_compatible_keeper=True)], 1.0
+            [experiment_row(ExperimentState.RUNNING, "", 0.0, None, any_compatible_keeper=True)], 1.0
         ).problem
         == ""
     )

@@ -179,9 +179,9 @@ def test_a_look_brings_what_follows_the_offsets(tmp_path: Path, left: AttemptFol
 
 def test_an_attempt_begins_with_the_first_word_of_its_keeper(tmp_path: Path, left: AttemptFolder) -> None:
     left.stream(Stream.METRICS).write_bytes(b"")
-    assert look(tmp_path).has_begun
+    assert look(tmp_path).has_started
     left.stream(Stream.KEEPER).write_bytes(b"")
-    assert not look(tmp_path).has_begun, "its code may still be unpacked"
+    assert not look(tmp_path).has_started, "its code may still be unpacked"
 
 
 def test_a_long_file_is_read_in_pieces(tmp_path: Path, left: AttemptFolder) -> None:

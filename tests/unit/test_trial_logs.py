@@ -12,7 +12,7 @@ from nni_manager.domain.attempts import RegisteredAttempt
 from nni_manager.engine.tokens import token_of
 from nni_manager.engine.trial_logs import LogReplaced, attempts_of, read_range, sizes_of
 from nni_manager.store.folders import ExperimentFolder
-from nni_manager.store.rows import AttemptRow
+from nni_manager.store.rows import attempt_row
 from nni_manager.store.writer import Store, log_path
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.workspace import AttemptDocument
@@ -28,8 +28,8 @@ def folder(tmp_path_factory):
     made.make()
     store = Store.create(made.database, made.collected_logs, "TESTEXPT", "{}", SECRET, 0.0)
     with contextlib.closing(store):
-        rows = [AttemptRow(key, number) for number, key in enumerate(KEYS)]
-        store.commit([*rows, AttemptRow(AttemptKey("t1", attempt_id(2), "worker-0"), 0)], 0.0)
+        rows = [attempt_row(key, number) for number, key in enumerate(KEYS)]
+        store.commit([*rows, attempt_row(AttemptKey("t1", attempt_id(2), "worker-0"), 0)], 0.0)
     return made
 
 

@@ -25,7 +25,7 @@ class AttemptPhase(Enum):
 HAVE_ENDED = frozenset({AttemptPhase.ENDED, AttemptPhase.DELIVERED})
 UNDELIVERED = frozenset({AttemptPhase.RUNNING, AttemptPhase.ENDED})
 """The phases of a started attempt whose last byte has not arrived."""
-HAVE_BEGUN = HAVE_ENDED | UNDELIVERED
+HAVE_STARTED = HAVE_ENDED | UNDELIVERED
 
 
 class AttemptReport(Enum):

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nni_manager.domain.jobs import Job
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
+from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.domain.trial import Trial
 from trial_keeper.wire.messages import AttemptKey, TrialEnded, Usage
 from trial_keeper.wire.reasons import ExitReason
@@ -74,14 +75,6 @@ class AttemptSeen(_OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class AttemptRejected:
-    """An apparent attempt in the workspace is rejected: the signature of its job is missing."""
-
-    trial_id: str
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
 class AttemptStarted:
     """A keeper reports that the command runs."""
 
@@ -117,11 +110,12 @@ class TaskReported(_OfAttempt):
 
 
 @dataclass(frozen=True, slots=True)
-class QuotaReached:
-    """A stream of an attempt has reached its quota; `message` names the stream and where its complete file is."""
+class ProblemFound:
+    """A problem that does not end the trial, for users. `key`: the attempt with a full quota; None: an attempt was rejected."""
 
-    key: AttemptKey
+    trial_id: str
     message: str
+    key: AttemptKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +261,6 @@ class TimePassed:
 
 Event = (
     AttemptSeen
-    | AttemptRejected
     | ManagerReady
     | ParametersSuggested
     | TunerExhausted
@@ -278,7 +271,7 @@ Event = (
     | AttemptEnded
     | AttemptDelivered
     | TaskReported
-    | QuotaReached
+    | ProblemFound
     | KeeperIdle
     | AttemptOrphaned
     | AttemptLost
@@ -405,16 +398,16 @@ class DrainJob(_OnJob):
     """Drain the job: it gets no more trials and ends by itself."""
 
 
-class EndJob(_OnJob):
-    """Ask the training service to end a job with its grace period."""
+@dataclass(frozen=True, slots=True)
+class EscalateStop:
+    """Take the next step against a job that missed a stop deadline.
 
+    ENDING: end it through the training service, with grace. KILLED: without grace. ABANDONED: stop waiting for its end, report
+    it as terminated, and name its possible remains.
+    """
 
-class KillJob(_OnJob):
-    """Ask the training service to kill a job that missed its stop deadlines."""
-
-
-class AbandonJob(_OnJob):
-    """Stop waiting for the end of a job: report the job as terminated, and name its possible remains."""
+    job: Job
+    stage: StopStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -478,9 +471,7 @@ Effect = (
     | DispatchTrial
     | RevokePrefetched
     | DrainJob
-    | EndJob
-    | KillJob
-    | AbandonJob
+    | EscalateStop
     | CancelTrial
     | CancelQueuedTrial
     | CloseAttempt

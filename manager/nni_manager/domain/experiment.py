@@ -18,8 +18,7 @@ from nni_manager.domain.events import Effect, Event
 from nni_manager.domain.job_scheduler import JobScheduler
 from nni_manager.domain.jobs import Jobs
 from nni_manager.domain.leaderboard import Leaderboard
-from nni_manager.domain.limits import Limits
-from nni_manager.domain.search_budget import SearchBudget
+from nni_manager.domain.search_budget import Limits, SearchBudget
 from nni_manager.domain.state_tables import changes_by_event, pairs_by_event, with_ignored
 from nni_manager.domain.stop_escalation import StopEscalation, StopEvent
 from nni_manager.domain.transports import TransportTracker
@@ -60,10 +59,10 @@ class ExperimentState(str, Enum):
 class ExperimentEvent(Enum):
     """The events of an experiment as a whole."""
 
-    BEGUN = "begun"
+    MANAGER_READY = "manager ready"
     LIMIT_REACHED = "limit reached"
     TUNER_EXHAUSTED = "tuner exhausted"
-    MORE_WANTED = "more wanted"
+    EXTENDED = "extended"
     TRIAL_PROPOSED = "trial proposed"
     ALL_ENDED = "all ended"
     FAILED = "failed"
@@ -75,7 +74,9 @@ _NO_MORE = (_E.NO_MORE_TRIAL, _E.TUNER_NO_MORE_TRIAL)
 CHANGES: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = changes_by_event(
     {
         # In every state except INITIALIZED: a resume.
-        _X.BEGUN: {_E.RUNNING: (_E.INITIALIZED, *_NO_MORE, _E.DONE, _E.ERROR, _E.STOPPING, _E.STOPPED)},
+        _X.MANAGER_READY: {
+            _E.RUNNING: (_E.INITIALIZED, *_NO_MORE, _E.DONE, _E.ERROR, _E.STOPPING, _E.STOPPED)
+        },
         _X.LIMIT_REACHED: {_E.NO_MORE_TRIAL: (_E.RUNNING,)},
         _X.TUNER_EXHAUSTED: {_E.TUNER_NO_MORE_TRIAL: (_E.RUNNING,)},
         _X.ALL_ENDED: {_E.DONE: _NO_MORE, _E.STOPPED: (_E.STOPPING,)},
@@ -83,7 +84,7 @@ CHANGES: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = change
         _X.STOP_ASKED: {_E.STOPPING: (_E.INITIALIZED, _E.RUNNING, *_NO_MORE)},
         # A limit was raised or the search space changed; the tuner may be exhausted again. A stopped or failed experiment
         # continues only after a resume.
-        _X.MORE_WANTED: {_E.RUNNING: (*_NO_MORE, _E.DONE)},
+        _X.EXTENDED: {_E.RUNNING: (*_NO_MORE, _E.DONE)},
         # Not possible in the states that start no trial.
         _X.TRIAL_PROPOSED: {_E.RUNNING: (_E.DONE,)},
     }
@@ -91,14 +92,14 @@ CHANGES: dict[tuple[ExperimentState, ExperimentEvent], ExperimentState] = change
 # Events that leave the state as it is.
 IGNORED: frozenset[tuple[ExperimentState, ExperimentEvent]] = pairs_by_event(
     {
-        _X.BEGUN: (_E.RUNNING,),
+        _X.MANAGER_READY: (_E.RUNNING,),
         _X.LIMIT_REACHED: (_E.TUNER_NO_MORE_TRIAL,),
         # In STOPPING: the answer to a request that was sent before the stop.
         _X.TUNER_EXHAUSTED: (*_NO_MORE, _E.STOPPING, _E.ERROR),
         # The first error is shown. In DONE, the tuner rejected the last result; all results are stored.
         _X.FAILED: (_E.STOPPING, _E.STOPPED, _E.ERROR, _E.DONE),
         _X.STOP_ASKED: (_E.STOPPING, _E.STOPPED, _E.ERROR, _E.DONE),
-        _X.MORE_WANTED: (_E.INITIALIZED, _E.RUNNING, _E.STOPPING, _E.STOPPED, _E.ERROR),
+        _X.EXTENDED: (_E.INITIALIZED, _E.RUNNING, _E.STOPPING, _E.STOPPED, _E.ERROR),
         _X.TRIAL_PROPOSED: (_E.RUNNING, *_NO_MORE),
     }
 )
@@ -155,7 +156,6 @@ class Experiment:
             self.budget,
             self.scheduler,
             self.leaderboard,
-            self._fail,
             completion,
             is_assessed,
             assessor_sees_all,
@@ -206,6 +206,9 @@ class Experiment:
         """The effects of the event, in the order of their execution."""
         effects = self.lifecycle.register(event)
         effects += self._handle(event, now_s)
+        if self.lifecycle.fatal_error:
+            effects += self._fail(self.lifecycle.fatal_error, now_s)
+            self.lifecycle.fatal_error = ""
         effects += self.scheduler.escalate(now_s)
         effects += self._schedule(now_s)
         self.revisions.note_changes(event, effects)
@@ -216,8 +219,6 @@ class Experiment:
         match event:
             case events.AttemptSeen() | events.TimePassed():
                 return []
-            case events.AttemptRejected():
-                return lifecycle.note_rejected(event)
             case events.MetricsStored():
                 return lifecycle.note_metrics(event, now_s)
             case events.AttemptStarted():
@@ -230,8 +231,8 @@ class Experiment:
                 return lifecycle.note_delivered(event.key, now_s)
             case events.TaskReported():
                 return lifecycle.note_report(event.key)
-            case events.QuotaReached():
-                return lifecycle.note_quota_reached(event)
+            case events.ProblemFound():
+                return lifecycle.note_problem(event)
             case events.AttemptOrphaned():
                 return lifecycle.note_orphaned(event.key)
             case events.AttemptLost():
@@ -293,7 +294,7 @@ class Experiment:
         self.error = ""
         self.refusals = 0
         self._finished = self._finished_unrecorded = self.stops.is_stopping = False
-        return self.lifecycle.begin(now_s) + self._move(ExperimentEvent.BEGUN, now_s)
+        return self.lifecycle.begin(now_s) + self._move(ExperimentEvent.MANAGER_READY, now_s)
 
     def _stop_all(self, at_s: float, now_s: float) -> list[Effect]:
         effects = self._move(ExperimentEvent.STOP_ASKED, now_s)
@@ -325,7 +326,7 @@ class Experiment:
         if self.budget.is_spent(now_s):
             return []
         self.budget.unblock()
-        effects = self._move(ExperimentEvent.MORE_WANTED, now_s)
+        effects = self._move(ExperimentEvent.EXTENDED, now_s)
         self._finished = self._finished and self.state.is_over
         return effects
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from nni_manager.domain import events
-from nni_manager.domain.attempts import HAVE_BEGUN, AttemptPhase
+from nni_manager.domain.attempts import HAVE_STARTED, AttemptPhase
 from nni_manager.domain.events import Effect
 from nni_manager.domain.jobs import MAX_PREFETCH, Job, Jobs, JobState
 from nni_manager.domain.search_budget import SearchBudget
@@ -94,7 +94,7 @@ class JobScheduler:
                 give = self.jobs.give if given.trial_id is None else self.jobs.prefetch
                 give(given, trial.trial_id)
                 if trial.state is not TrialState.WAITING:
-                    self.jobs.note_begun(given.job_id, trial.trial_id)
+                    self.jobs.note_started(given.job_id, trial.trial_id)
         for trial in self.trials.values():
             if trial.state.is_terminal and (had := self.jobs.live.get(trial.job_id)) is not None:
                 had.taken += 1
@@ -135,7 +135,7 @@ class JobScheduler:
         for trial in self.trials_of(job):
             if trial.trial_id in job.revoking_ids:
                 continue  # the answer to the revoke, which the keeper sends next, decides
-            if trial.phase_in(event.task) not in HAVE_BEGUN:
+            if trial.phase_in(event.task) not in HAVE_STARTED:
                 # The keeper has not received the trial: the dispatch was lost with a connection or a manager, or is in transit.
                 return [events.DispatchTrial(job, trial, event.task)]
         self.jobs.note_idle(job, event.task)
@@ -270,7 +270,7 @@ class JobScheduler:
                     self.stops.apply(job.job_id, StopEvent.DRAIN_ASKED, now_s)
                 case StopStage.STOP_SENT:
                     self.stops.stop_asked(job.job_id, now_s, ends_job=True)
-                    effects.append(events.EndJob(job))
+                    effects.append(events.EscalateStop(job, StopStage.ENDING))
         return effects
 
     def escalate(self, now_s: float) -> list[Effect]:
@@ -281,14 +281,10 @@ class JobScheduler:
             if job is None:
                 self.stops.forget(job_id)
                 continue
-            match after:
-                case StopStage.ENDING:
-                    effects += [events.DrainJob(job)] if before is StopStage.SHUTDOWN_SENT else []
-                    effects.append(events.EndJob(job))
-                case StopStage.KILLED:
-                    effects.append(events.KillJob(job))
-                case StopStage.ABANDONED:
-                    effects.append(events.AbandonJob(job))
+            if before is StopStage.SHUTDOWN_SENT:
+                effects.append(events.DrainJob(job))
+            if after is not StopStage.STALLED:
+                effects.append(events.EscalateStop(job, after))
         return effects
 
 

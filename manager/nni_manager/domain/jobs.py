@@ -84,7 +84,7 @@ class Job:
     """True if the keeper supported revoking when it last connected, and before its first connection."""
     is_linked: bool = False
     """True while the keeper is connected."""
-    begun_ids: set[str] = field(default_factory=set)
+    started_ids: set[str] = field(default_factory=set)
     """The trials of the job that are known to have started."""
     revoking_ids: set[str] = field(default_factory=set)
     """The trials of the job with a revoke in progress."""
@@ -103,8 +103,8 @@ class Job:
         The first of `trial_ids` is about to start and is left out. If a prefetched trial has already started, the keeper never
         received the first one or has returned it, so the first one is included.
         """
-        behind = self.prefetched_ids if self.begun_ids.isdisjoint(self.prefetched_ids) else self.trial_ids
-        return [trial_id for trial_id in behind if trial_id not in self.begun_ids]
+        behind = self.prefetched_ids if self.started_ids.isdisjoint(self.prefetched_ids) else self.trial_ids
+        return [trial_id for trial_id in behind if trial_id not in self.started_ids]
 
 
 class _BucketQueue:
@@ -195,7 +195,7 @@ class Jobs:
             job.prefetched_ids.remove(trial_id)
         else:
             job.trial_id = job.prefetched_ids.pop(0) if job.prefetched_ids else None
-        job.begun_ids.intersection_update(job.trial_ids)
+        job.started_ids.intersection_update(job.trial_ids)
         self._forget_revoking(job, trial_id)
         if job.trial_id is None:
             self._move(job, JobEvent.TRIAL_OVER)
@@ -205,12 +205,12 @@ class Jobs:
 
     # ---- revoking
 
-    def note_begun(self, job_id: str, trial_id: str) -> None:
+    def note_started(self, job_id: str, trial_id: str) -> None:
         """Mark a trial as started. A started trial can no longer be revoked."""
         job = self.live.get(job_id)
         if job is None or trial_id not in job.trial_ids:
             return
-        job.begun_ids.add(trial_id)
+        job.started_ids.add(trial_id)
         if trial_id in job.revoking_ids:
             self._forget_revoking(job, trial_id)
             job.idle_tasks.clear()  # the keeper reported idle before it received the trial

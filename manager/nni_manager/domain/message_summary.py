@@ -5,16 +5,13 @@ from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.signals import signal_name
 
 # Messages of these reasons start with the cause, followed by the trial's output. Other messages contain only the output.
-_NOT_OF_THE_TRIAL = tuple(
-    reason.value
-    for reason in (
-        ExitReason.KEEPER_LOST,
-        ExitReason.JOB_LOST,
-        ExitReason.COULD_NOT_START,
-        ExitReason.MOUNT,
-        ExitReason.VERSION,
-        ExitReason.OUT_OF_MEMORY,
-    )
+_NOT_OF_THE_TRIAL = (
+    ExitReason.KEEPER_LOST,
+    ExitReason.JOB_LOST,
+    ExitReason.COULD_NOT_START,
+    ExitReason.MOUNT,
+    ExitReason.VERSION,
+    ExitReason.OUT_OF_MEMORY,
 )
 # Shells report a process that was killed by signal n with the exit code 128 + n.
 _SIGNALLED = 128

@@ -156,16 +156,12 @@ class StopEscalation:
 
     def overdue(self, now_s: float) -> list[tuple[str, StopStage, StopStage]]:
         """Move each job that missed its deadline to the next stage. Returns (job id, stage before, stage after)."""
-        late = [
-            (job_id, job)
-            for job_id, job in self._jobs.items()
-            if job.deadline_s is not None and job.deadline_s <= now_s
-        ]
         moved = []
-        for job_id, job in late:
-            before = job.stage
-            self._enter(job, TRANSITIONS[before, StopEvent.OVERDUE], now_s)
-            moved.append((job_id, before, job.stage))
+        for job_id, job in self._jobs.items():
+            if job.deadline_s is not None and job.deadline_s <= now_s:
+                before = job.stage
+                self._enter(job, TRANSITIONS[before, StopEvent.OVERDUE], now_s)
+                moved.append((job_id, before, job.stage))
         return moved
 
     def begin_stopping(self, now_s: float) -> None:

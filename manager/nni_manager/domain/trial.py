@@ -42,22 +42,12 @@ class TrialState(str, Enum):
         return "RUNNING" if self in (TrialState.STOPPING, TrialState.CLOSING) else self.value
 
 
-# The only mapping from a reason to a terminal state.
-TERMINAL_STATE: dict[ExitReason, TrialState] = {
+# The only mapping from a reason to a terminal state. TRIAL_OVER fails only a trial whose single task reports it.
+TERMINAL_STATE: dict[ExitReason, TrialState] = dict.fromkeys(ExitReason, TrialState.FAILED) | {
     ExitReason.SUCCEEDED: TrialState.SUCCEEDED,
-    ExitReason.NONZERO_EXIT: TrialState.FAILED,
-    ExitReason.SIGNAL: TrialState.FAILED,
-    ExitReason.OUT_OF_MEMORY: TrialState.FAILED,
     ExitReason.STOPPED_BY_USER: TrialState.USER_CANCELED,
     ExitReason.EARLY_STOPPED: TrialState.EARLY_STOPPED,
     ExitReason.TIME_LIMIT: TrialState.SYS_CANCELED,
-    ExitReason.KEEPER_LOST: TrialState.FAILED,
-    ExitReason.JOB_LOST: TrialState.FAILED,
-    ExitReason.MOUNT: TrialState.FAILED,
-    ExitReason.VERSION: TrialState.FAILED,
-    ExitReason.COULD_NOT_START: TrialState.FAILED,
-    # Happens only if a keeper reports this reason for the only task of a trial.
-    ExitReason.TRIAL_OVER: TrialState.FAILED,
 }
 TERMINAL_STATES = frozenset(TERMINAL_STATE.values())
 

@@ -8,14 +8,14 @@ Times named `now_s` are monotonic; those inside events and trials are seconds si
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from nni_manager.domain import events
 from nni_manager.domain.attempts import (
-    HAVE_BEGUN,
     HAVE_ENDED,
+    HAVE_STARTED,
     UNDELIVERED,
     AttemptPhase,
     AttemptReport,
@@ -42,16 +42,12 @@ _KEEPER_RESTARTED = "its keeper restarted while the trial was being stopped"
 
 @dataclass(slots=True)
 class TrialLifecycle:
-    """All trials of the experiment, and the handlers of their events.
-
-    `fail`: ends the experiment with a message, at a monotonic time.
-    """
+    """All trials of the experiment, and the handlers of their events."""
 
     trials: dict[str, Trial]
     budget: SearchBudget
     scheduler: JobScheduler
     leaderboard: Leaderboard
-    fail: Callable[[str, float], list[Effect]]
     completion: Completion
     is_assessed: bool
     """True if an assessor receives intermediate results and may stop trials early."""
@@ -60,6 +56,8 @@ class TrialLifecycle:
     learns_from_early_stopped: bool
     """True if the tuner learns from the last intermediate result of a trial that was stopped early."""
     counts: Counter[TrialState] = field(default_factory=Counter)
+    fatal_error: str = ""
+    """The message of a trial after which the experiment cannot continue; the experiment clears it."""
     _running_by_start: dict[str, None] = field(default_factory=dict)
     """Running trials in the order in which their starts were received; may include some that no longer run."""
 
@@ -194,9 +192,9 @@ class TrialLifecycle:
         trial, key = self.trials[event.key.trial_id], event.key
         if trial.state.is_terminal or trial.registered.is_lost(key):
             return [events.CloseAttempt(key)]  # the report is too late: the keeper ends the attempt
-        if not trial.is_current(key) or trial.phase_of(key) in HAVE_BEGUN:
+        if not trial.is_current(key) or trial.phase_of(key) in HAVE_STARTED:
             return []
-        self.scheduler.jobs.note_begun(trial.job_id, trial.trial_id)
+        self.scheduler.jobs.note_started(trial.job_id, trial.trial_id)
         if trial.state is not TrialState.WAITING and not trial.supersedes(key):
             # One more task of the running attempt, or a repeated report to a manager that has just started.
             trial.add_task(key)
@@ -222,16 +220,11 @@ class TrialLifecycle:
         trial.warn(trial.reported(key))
         return [events.SaveTrial(trial)] if before != (trial.reporter, trial.warning) else []
 
-    def note_quota_reached(self, event: events.QuotaReached) -> list[Effect]:
-        """Warn that the files of the trial have reached their quota."""
-        trial = self.trials[event.key.trial_id]
-        is_new = not trial.state.is_terminal and trial.is_current(event.key) and trial.warn(event.message)
-        return [events.SaveTrial(trial)] if is_new else []
-
-    def note_rejected(self, event: events.AttemptRejected) -> list[Effect]:
-        """Warn that an attempt of the trial was rejected."""
-        trial = self.trials[event.trial_id]
-        return [events.SaveTrial(trial)] if trial.warn(event.message) else []
+    def note_problem(self, event: events.ProblemFound) -> list[Effect]:
+        """Add a warning to the trial, unless it concerns an attempt that does not count any more."""
+        trial, key = self.trials[event.trial_id], event.key
+        counts = key is None or (not trial.state.is_terminal and trial.is_current(key))
+        return [events.SaveTrial(trial)] if counts and trial.warn(event.message) else []
 
     def note_metrics(self, event: events.MetricsStored, now_s: float) -> list[Effect]:
         """Record stored results; the assessor receives the intermediate ones."""
@@ -279,7 +272,7 @@ class TrialLifecycle:
             return [events.SaveTrial(trial)] if trial.warn_of_files(ended) else []
         trial.ended_in(ended)
         # A command that could not be started has no start.
-        self.scheduler.jobs.note_begun(trial.job_id, trial.trial_id)
+        self.scheduler.jobs.note_started(trial.job_id, trial.trial_id)
         effects = self._evaluate_completion(trial, now_s)
         self.scheduler.note_stopped(trial, now_s)
         return effects
@@ -379,8 +372,8 @@ class TrialLifecycle:
         None if the job exited cleanly or had started a trial, which is charged instead (failure or retry). A queued trial may
         survive one crash. So each crash of a job with trials is charged to exactly one of them.
         """
-        has_begun = any(trial.trial_id not in event.untouched for trial in trials)
-        return None if event.is_clean or has_begun or not trials else trials[0]
+        has_started = any(trial.trial_id not in event.untouched for trial in trials)
+        return None if event.is_clean or has_started or not trials else trials[0]
 
     def _lose_job(
         self, trial: Trial, event: events.JobTerminated, now_s: float, *, is_suspect: bool, may_retry: bool
@@ -433,7 +426,7 @@ class TrialLifecycle:
             effects.append(events.TellAssessor(trial.trial_id, trial.state is TrialState.SUCCEEDED))
         if trial.reason is ExitReason.VERSION and not self.scheduler.any_compatible_keeper:
             # Every other job would fail in the same way.
-            effects += self.fail(trial.message, now_s)
+            self.fatal_error = trial.message
         return effects
 
     def stop(self, trial_id: str, reason: ExitReason, at_s: float, now_s: float) -> list[Effect]:

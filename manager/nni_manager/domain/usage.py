@@ -23,7 +23,12 @@ class PeakUsage:
         """The peak including `usage`; equal to this one if nothing was higher."""
         gpus = {gpu.index: gpu for gpu in self.gpus}
         for gpu in usage.gpus:
-            gpus[gpu.index] = _higher(gpus.get(gpu.index, gpu), gpu)
+            peak = gpus.get(gpu.index, gpu)
+            gpus[gpu.index] = GpuUsage(
+                gpu.index,
+                max(peak.utilisation_percent, gpu.utilisation_percent),
+                max(peak.memory_used_bytes, gpu.memory_used_bytes),
+            )
         return PeakUsage(
             max(self.cpu_percent, usage.cpu_percent),
             max(self.rss_bytes, usage.rss_bytes),
@@ -50,11 +55,3 @@ def gpus_to_json(gpus: Iterable[GpuUsage]) -> str:
 def gpus_from_json(text: str) -> tuple[GpuUsage, ...]:
     """The inverse of `gpus_to_json`."""
     return tuple(GpuUsage(**gpu) for gpu in json.loads(text))
-
-
-def _higher(one: GpuUsage, other: GpuUsage) -> GpuUsage:
-    return GpuUsage(
-        one.index,
-        max(one.utilisation_percent, other.utilisation_percent),
-        max(one.memory_used_bytes, other.memory_used_bytes),
-    )

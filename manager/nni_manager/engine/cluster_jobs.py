@@ -12,6 +12,7 @@ from typing import Any
 from nni_manager.backoff import delays_s
 from nni_manager.domain import events
 from nni_manager.domain.jobs import Job, JobState
+from nni_manager.domain.stop_escalation import StopStage
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.trial_lifecycle import STOPPED_BEFORE_START
 from nni_manager.engine.connected_keepers import ConnectedKeepers
@@ -274,22 +275,22 @@ class ClusterJobs:
         elif not await self._service.stop(job_id) and job_id not in self._recovering:
             self._report_terminated(job_id, ExitReason.JOB_LOST, STOPPED_BEFORE_START)
 
-    def escalate(self, effect: events.EndJob | events.KillJob | events.AbandonJob) -> None:
+    def escalate(self, job: Job, stage: StopStage) -> None:
         """Take the next step against a job that missed a stop deadline."""
-        job_id = effect.job.job_id
-        match effect:
-            case events.EndJob():
+        job_id = job.job_id
+        match stage:
+            case StopStage.ENDING:
                 log.warning(
                     "job %s has missed a stop deadline; ending it through the training service", job_id
                 )
                 self._service.wake(job_id)
                 self._spawn(self.stop(job_id))
-            case events.KillJob():
+            case StopStage.KILLED:
                 log.warning("job %s still runs after its stop deadline; killing it", job_id)
                 self._killed.add(job_id)
                 self._spawn(self._service.kill(job_id))
-            case events.AbandonJob():
-                self._spawn(self._abandon(effect.job))
+            case StopStage.ABANDONED:
+                self._spawn(self._abandon(job))
 
     async def _abandon(self, job: Job) -> None:
         """Stop waiting for the job, and ingest the data of its trials that the workspace shows now."""
@@ -301,7 +302,7 @@ class ClusterJobs:
             await asyncio.wait_for(self._ingest_visible(job), _ABANDONED_TIMEOUT_S)
         except (StoragePermissionDenied, TimeoutError, asyncio.TimeoutError) as error:
             log.warning("job %s: cannot read all files of its trials: %s", job.job_id, error)
-        untouched = frozenset(job.trial_ids) - job.begun_ids
+        untouched = frozenset(job.trial_ids) - job.started_ids
         self._report_terminated(job.job_id, ExitReason.JOB_LOST, message, untouched=untouched)
 
     async def _ingest_visible(self, job: Job) -> None:
@@ -419,10 +420,10 @@ class ClusterJobs:
             StoragePermissionDenied: the manager has no read permission on the storage.
         """
         # An end that another machine has written may not be visible yet. A keeper that failed itself rarely writes an end.
-        has_begun = trial.state is not TrialState.WAITING or ended.exit_code == 0
+        has_started = trial.state is not TrialState.WAITING or ended.exit_code == 0
         is_own = ended.exit_code is not None and known(ended.exit_code) is not None
         left = await self._storage_poller.scan_remaining(
-            trial, may_be_late=may_be_late and self._service.uses_snapshot and has_begun and not is_own
+            trial, may_be_late=may_be_late and self._service.uses_snapshot and has_started and not is_own
         )
         for each in left:
             at_s = time.time() if each.ended is None else each.ended.started_at_s

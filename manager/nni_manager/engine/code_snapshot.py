@@ -14,8 +14,9 @@ import posixpath
 import tarfile
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -161,7 +162,8 @@ def _feed(
             names = b"\0".join(os.fsencode(name) for name in (entry.path, entry.target))
             digest.update(b"%s %o %d %d\0%s" % (entry.kind, entry.mode, len(names), member.size, names))
             if content is not None:
-                for piece in _pieces(content):
+                content.seek(0)
+                for piece in iter(partial(content.read, _READ_BYTES), b""):
                     digest.update(piece)
                 content.seek(0)
             add(member, content)
@@ -205,11 +207,6 @@ def _copy(file: IO[bytes], copy: IO[bytes], size_bytes: int) -> None:
     while size_bytes > 0 and (data := file.read(min(size_bytes, _READ_BYTES))):
         copy.write(data)
         size_bytes -= len(data)
-
-
-def _pieces(content: IO[bytes]) -> Iterator[bytes]:
-    content.seek(0)
-    return iter(lambda: content.read(_READ_BYTES), b"")
 
 
 # ---- messages

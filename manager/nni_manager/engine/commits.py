@@ -20,20 +20,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from nni_manager.clock import monotonic_epoch_s
 from nni_manager.domain.ingest import StreamWrite
 from nni_manager.errors import RetryableError
-from nni_manager.store.rows import (
-    AttemptRow,
-    ConfigRow,
-    ExperimentRow,
-    ImportedRows,
-    JobRow,
-    TrialRow,
-    UsageRow,
-    Write,
-)
+from nni_manager.store.rows import RowWrite, UsageRow, Write
 from nni_manager.store.writer import Store
 from trial_keeper.wire.messages import AttemptKey
 
@@ -88,7 +80,7 @@ class GroupCommit:
         self._store = store
         self._on_failure = on_failure
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="store")
-        self._rows: dict[tuple[type[Write], str], _Waiting] = {}
+        self._rows: dict[tuple[str, str], _Waiting] = {}
         self._lanes: dict[AttemptKey, deque[_Waiting]] = {}
         """The pending writes by attempt; the first lane has the next turn."""
         self._batch: list[_Waiting] = []
@@ -113,7 +105,7 @@ class GroupCommit:
         self.problem = ""
         """Why nothing can be stored at present; empty if it can."""
 
-    def add(self, writes: Sequence[Write]) -> "asyncio.Future[None]":
+    def add(self, writes: Sequence[Write]) -> "asyncio.Future[Any]":
         """Store the writes; the future is done when they are durable, and fails only for a bug or a full disk at close.
 
         Without writes, the future is done when everything added before is durable.
@@ -123,7 +115,9 @@ class GroupCommit:
         parts = [self._put(write) for write in writes] or [waiting.done for waiting in self._all()]
         if parts:
             self._start()
-        return _when_all(parts)
+        stored = asyncio.gather(*parts)
+        stored.add_done_callback(_mark_retrieved)
+        return stored
 
     def waiting_bytes_of(self, key: AttemptKey) -> int:
         """The pending bytes of one attempt."""
@@ -188,9 +182,9 @@ class GroupCommit:
                 key = write.key
                 self._lanes.setdefault(key, deque()).append(waiting)
                 self._bytes_of[key] = self._bytes_of.get(key, 0) + waiting.size_bytes
-            case TrialRow() | AttemptRow() | JobRow() | ExperimentRow() | ConfigRow() | ImportedRows():
+            case RowWrite():
                 # The newest version replaces the earlier ones and moves to the end of the order.
-                identity = (type(write), _id_of(write))
+                identity = (write.query, write.identity)
                 earlier = self._rows.pop(identity, None)
                 if earlier is not None:
                     self.waiting_bytes -= earlier.size_bytes
@@ -262,7 +256,7 @@ class GroupCommit:
                 waiting.done.set_result(None)
             else:
                 waiting.done.set_exception(error)
-                waiting.done.exception()  # marks it as retrieved: there may be no waiter
+                _mark_retrieved(waiting.done)
         # Wake only producers that have capacity: with many bulk writers most have none after a transaction.
         for has_room, own_bytes in list(self._waiters.items()):
             if self.has_capacity(own_bytes()) and not has_room.done():
@@ -324,56 +318,20 @@ class GroupCommit:
         return not self._small_at_s.keys() <= self._bulk_at_s.keys()
 
 
-def _id_of(write: TrialRow | AttemptRow | JobRow | ExperimentRow | ConfigRow | ImportedRows) -> str:
-    match write:
-        case TrialRow():
-            return str(write.values["trial_id"])
-        case AttemptRow():
-            return str(write.key)
-        case JobRow():
-            return write.job_id
-        case ImportedRows():
-            return str(write.position)
-        case ExperimentRow() | ConfigRow():
-            return ""
-
-
 def _size_of(write: Write) -> int:
     match write:
         case StreamWrite():
             spans = len(write.records) + len(write.garbage)
             return write.new_offset - write.offset + _RECORD_BYTES * spans + _ROW_BYTES
-        case TrialRow():
+        case UsageRow():
+            return _ROW_BYTES + _GPU_BYTES * len(write.usage.gpus)
+        case RowWrite():
             # The parameters, the message and the result of a trial can have any length.
             texts = (value for value in write.values.values() if isinstance(value, str))
             return _ROW_BYTES + sum(map(sys.getsizeof, texts))
-        case UsageRow():
-            return _ROW_BYTES + _GPU_BYTES * len(write.usage.gpus)
-        case ConfigRow():
-            return _ROW_BYTES + sys.getsizeof(write.config)
-        case ImportedRows():
-            return (_ROW_BYTES + _RECORD_BYTES) * len(write.results)
-        case AttemptRow() | JobRow() | ExperimentRow():
-            return _ROW_BYTES
 
 
-def _when_all(parts: Sequence["asyncio.Future[None]"]) -> "asyncio.Future[None]":
-    """A future that is done when all parts are, and fails if one fails."""
-    done = asyncio.get_running_loop().create_future()
-    left = len(set(parts))
-
-    def count(part: "asyncio.Future[None]") -> None:
-        nonlocal left
-        left -= 1
-        error = None if part.cancelled() else part.exception()
-        if error is not None and not done.done():
-            done.set_exception(error)
-            done.exception()  # marks it as retrieved: there may be no waiter
-        elif left == 0 and not done.done():
-            done.set_result(None)
-
-    for part in set(parts):
-        part.add_done_callback(count)
-    if not parts:
-        done.set_result(None)
-    return done
+def _mark_retrieved(done: "asyncio.Future[Any]") -> None:
+    """Mark the exception of a future as retrieved: there may be no waiter."""
+    if not done.cancelled():
+        done.exception()

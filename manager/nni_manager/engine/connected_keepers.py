@@ -1,16 +1,42 @@
 """The registry of connected keepers, and the commands to them: run, revoke, stop, shut down."""
 
+import asyncio
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 
 from nni_manager.domain.experiment import Experiment
 from nni_manager.domain.trial import Trial
-from nni_manager.engine.send_queue import CoalescingQueue
 from nni_manager.engine.snapshot import KeeperSeen
 from trial_keeper.wire.attempt_ids import new_attempt_id, sort_key
-from trial_keeper.wire.messages import ManagerMessage, RunTrial, StopTrial
+from trial_keeper.wire.messages import Ack, ManagerMessage, RunTrial, StopTrial, Welcome
 from trial_keeper.wire.reasons import ExitReason
+
+
+class CoalescingQueue(asyncio.Queue[ManagerMessage | None]):
+    """A queue of bounded size even if the keeper does not read: among equivalent messages only the newest waits.
+
+    At most it holds one ack for each attempt of the keeper, one run, one revoke and one stop for each of its trials, one
+    shutdown, and the end of the stream.
+    """
+
+    def _init(self, maxsize: int) -> None:
+        self._queue: dict[Hashable, ManagerMessage | None] = {}
+
+    def _put(self, item: ManagerMessage | None) -> None:
+        match item:
+            case Ack(attempt=attempt):
+                earlier = self._queue.get(attempt.key)
+                if isinstance(earlier, Ack) and earlier.attempt.closed:
+                    return  # no ack may follow the closing one
+                self._queue[attempt.key] = item
+            case Welcome():
+                self._queue[Welcome] = item
+            case _:
+                self._queue[item] = item
+
+    def _get(self) -> ManagerMessage | None:
+        return self._queue.pop(next(iter(self._queue)))
 
 
 @dataclass(eq=False)

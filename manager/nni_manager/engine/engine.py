@@ -27,7 +27,7 @@ from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.storage_poller import SharedStoragePoller, StoragePermissionDenied
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.lease import Lease
-from nni_manager.store.rows import AttemptRow, ExperimentRow, JobRow, TrialRow, UsageRow
+from nni_manager.store.rows import UsageRow, attempt_row, experiment_row, job_row, trial_row
 from nni_manager.training_services.base import JobEnded, TrainingService
 from nni_manager.tuner.assessment import Assessment
 from nni_manager.tuner.base import BaseTuner
@@ -56,7 +56,8 @@ class Engine(Runtime):
         assessment: Assessment | None = None,
         lease: Lease | None = None,
     ) -> None:
-        super().__init__(config, folder, make_service, make_tuner, assessment, lease)
+        make_own_service = partial(make_service, self._note_job_ended)
+        super().__init__(config, folder, make_own_service, make_tuner, assessment, lease)
         self.finished = asyncio.Event()
         """Set when the experiment is terminal, no trial runs and this is stored."""
         self.ended_at_s: float | None = self.stored.ended_at_s
@@ -66,11 +67,7 @@ class Engine(Runtime):
         self.admission = KeeperAdmission(self, self.keepers, self.ingest)
         self.storage_poller = SharedStoragePoller(self, self.admission, self.ingest)
         self.jobs = ClusterJobs(self, self.admission, self.keepers, self.ingest, self.storage_poller)
-        self._pending_observations: set[str] = set()
-        """Ended trials that a user proposed and whose results are about to be sent to the tuner."""
-        self.all_known = partial(self.history.all_known, self._pending_observations)
-        """See `History.all_known`."""
-        self.changes = ExperimentCommands(self, self.all_known)
+        self.changes = ExperimentCommands(self, self.history)
         self._no_jobs = asyncio.Event()
         self._no_jobs.set()
         self._is_ending = asyncio.Event()
@@ -94,7 +91,7 @@ class Engine(Runtime):
         self.experiment.restore(trials)
         self.experiment.scheduler.restore(*self.reader.jobs())
         imported = self.reader.imported()
-        self.changes.imported_before(len(imported))
+        self.changes.imported = len(imported)
         if trials or imported:
             await self.algorithms.restore(
                 [self.history.past(trial) for trial in trials if not trial.is_customized],
@@ -119,7 +116,7 @@ class Engine(Runtime):
             return
         for left in all_left:
             if (new := trial.registered.register(left.key)) is not None:
-                self.commits.add([AttemptRow(new.key, new.number)])
+                self.commits.add([attempt_row(new.key, new.number)])
             trial.add_task(left.key)
             if left.ended is not None:
                 trial.ended_in(left.ended)
@@ -242,12 +239,12 @@ class Engine(Runtime):
             case events.SaveTrial():
                 self._save_trial(effect.trial)
             case events.SaveAttempt():
-                self.save(AttemptRow(effect.key, effect.number, effect.is_lost))
+                self.save(attempt_row(effect.key, effect.number, effect.is_lost))
             case events.SaveExperiment():
                 self._save_experiment()
             case events.SaveJob():
                 ended_at_s = time.time() if effect.is_over else None
-                self.save(JobRow(effect.job.job_id, effect.job.ever_connected, ended_at_s))
+                self.save(job_row(effect.job, monotonic_epoch_s(), ended_at_s))
             case events.SaveUsage():
                 self.commits.add_deferred([UsageRow(effect.usage, monotonic_epoch_s())])
             case events.AskTuner():
@@ -255,7 +252,7 @@ class Engine(Runtime):
             case events.TellTuner():
                 self.spawn(self.algorithms.tell(effect.sequence_id, self.history.observation(effect)))
             case events.AddObservation():
-                self._pending_observations.add(effect.trial_id)
+                self.history.pending.add(effect.trial_id)
                 self.spawn(self._teach(self.experiment.trials[effect.trial_id], effect.value))
             case events.AskAssessor():
                 self.spawn(self.algorithms.assess(effect))
@@ -274,8 +271,8 @@ class Engine(Runtime):
             case events.DrainJob():
                 if not self.keepers.send_all(effect.job.job_id, Shutdown("there are no more trials")):
                     self.spawn(self.jobs.stop(effect.job.job_id))
-            case events.EndJob() | events.KillJob() | events.AbandonJob():
-                self.jobs.escalate(effect)
+            case events.EscalateStop():
+                self.jobs.escalate(effect.job, effect.stage)
             case events.CloseAttempt():
                 self._after_save(lambda: self.ingest.close(effect.key))
             case events.DrainAttempt():
@@ -293,7 +290,7 @@ class Engine(Runtime):
     def _save_experiment(self) -> None:
         experiment = self.experiment
         self.save(
-            ExperimentRow(
+            experiment_row(
                 experiment.state,
                 experiment.error,
                 experiment.budget.duration_s(time.monotonic()),
@@ -307,11 +304,11 @@ class Engine(Runtime):
             self.finished.set()
 
     async def _teach(self, trial: Trial, value: float) -> None:
-        self._pending_observations.discard(trial.trial_id)
+        self.history.pending.discard(trial.trial_id)
         await self.algorithms.teach([self.history.prior_result(trial, value)])
 
     def _save_trial(self, trial: Trial) -> None:
-        self.save(TrialRow.of(trial))
+        self.save(trial_row(trial))
         if self._logged.get(trial.trial_id) is trial.state:
             return
         self._logged[trial.trial_id] = trial.state

@@ -6,17 +6,18 @@ Limits and the search space are parts of the configuration, so a change rewrites
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from nni_manager.config.changes import changed
-from nni_manager.config.prior_results import PriorResult, results_of
+from nni_manager.config.prior_results import results_of
 from nni_manager.domain.events import LimitsChanged, TrialProposed
 from nni_manager.domain.trial import Trial, TrialState
+from nni_manager.engine.history import History
 from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.snapshot import limits_of
 from nni_manager.errors import RetryableError, UserError
-from nni_manager.store.rows import ConfigRow, ImportedRows
+from nni_manager.store.rows import config_row, imported_rows
 
 log = logging.getLogger(__name__)
 
@@ -32,17 +33,13 @@ class TunerFailedOver(RetryableError):
 class ExperimentCommands:
     """Performs user commands on the experiment of one engine. Runs on the engine's loop."""
 
-    def __init__(self, engine: Runtime, all_known: Callable[[], tuple[list[PriorResult], set[int]]]) -> None:
-        """`all_known`: see `History.all_known`."""
+    def __init__(self, engine: Runtime, history: History) -> None:
         self._engine = engine
-        self._all_known = all_known
-        self._imported = 0
+        self._history = history
+        self.imported = 0
+        """The number of results that were imported, also under earlier managers."""
         self._tuner_updates = asyncio.Lock()
         """Serialises tuner updates; results are persisted before the tuner sees them."""
-
-    def imported_before(self, count: int) -> None:
-        """Set the number of results that were imported under earlier managers."""
-        self._imported = count
 
     async def update(self, update_type: str, params: Mapping[str, Any]) -> None:
         """Change one limit, or the search space; see `config.changes.changed`. A new limit does not stop running trials.
@@ -57,12 +54,12 @@ class ExperimentCommands:
         if after == before:
             return
         log.info("changed %s", update_type)
-        stored = engine.commits.add([ConfigRow(after.to_json())])
+        stored = engine.commits.add([config_row(after.to_json())])
         engine.post(LimitsChanged(limits_of(after)))
         await asyncio.shield(stored)
         if after.search_space_revision != before.search_space_revision:
             async with self._tuner_updates:
-                is_done = await engine.algorithms.change_space(after, *self._all_known())
+                is_done = await engine.algorithms.change_space(after, *self._history.all_known())
             if not is_done:
                 raise TunerFailedOver(
                     "cannot change the search space: the tuner failed; "
@@ -82,8 +79,8 @@ class ExperimentCommands:
             await asyncio.to_thread(results_of, raw, engine.config.search_space, engine.config.tuner.name)
         )
         async with self._tuner_updates:
-            position, self._imported = self._imported, self._imported + len(results)
-            await asyncio.shield(engine.commits.add([ImportedRows(position, results)]))
+            position, self.imported = self.imported, self.imported + len(results)
+            await asyncio.shield(engine.commits.add([imported_rows(position, results)]))
             used = await engine.algorithms.teach(results)
         log.info("imported %d results; the tuner uses %d of them", len(results), used)
         return {"imported": len(results), "used": used}

@@ -1,8 +1,8 @@
 """The results and learning curves of all trials so far, as types of tuner and assessor."""
 
 import json
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import chain
 
 from nni_manager.config.prior_results import PriorResult
@@ -20,6 +20,8 @@ class History:
 
     experiment: Experiment
     reader: StoreReader
+    pending: set[str] = field(default_factory=set)
+    """Ended trials that a user proposed and whose results are about to be sent to the tuner."""
 
     def past(self, trial: Trial) -> PastTrial:
         """A restored trial that the tuner proposed."""
@@ -52,17 +54,17 @@ class History:
         rewards = ((trial, reward_of(trial)) for trial in trials if trial.state.is_terminal)
         return [self.prior_result(trial, value) for trial, value in rewards if value is not None]
 
-    def all_known(self, pending: Collection[str]) -> tuple[list[PriorResult], set[int]]:
+    def all_known(self) -> tuple[list[PriorResult], set[int]]:
         """All known results except those of the `pending` trials, and the sequence ids of the terminal trials."""
         trials = self.experiment.trials.values()
         over = {trial.sequence_id for trial in trials if trial.state.is_terminal}
-        results = self.prior_results(trial for trial in trials if trial.trial_id not in pending)
+        results = self.prior_results(trial for trial in trials if trial.trial_id not in self.pending)
         return [*self.reader.imported(), *results], over
 
     def learning_curves(self, trials: Iterable[Trial]) -> Iterable[PastLearningCurve]:
         """The learning curve of each trial: the intermediate results of its current attempt."""
         curves: dict[str, list[float]] = {}
-        for row in chain.from_iterable(self.reader.metric_pages(False, 0, 2**62)):
+        for row in chain.from_iterable(self.reader.metric_pages(False)):
             if (number := self.experiment.lifecycle.seen_by_assessor(row.value)) is not None:
                 curves.setdefault(row.trial_id, []).append(number)
         return [

@@ -1,30 +1,21 @@
 """Decides which keepers may connect, and opens and closes their sessions."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Collection
 
-from nni_manager.domain.admission_errors import InvalidToken, NotAccepting, UnknownJob, VersionRefused
+from nni_manager.domain import admission_errors
 from nni_manager.domain.attempts import HAVE_ENDED
 from nni_manager.domain.events import AttemptOrphaned, KeeperConnected, KeeperDisconnected
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
 from nni_manager.engine.keeper_ingest import KeeperIngest
-from nni_manager.engine.probe import ProbeSession
 from nni_manager.engine.runtime import Runtime
 from nni_manager.engine.tokens import is_token, token_of
 from trial_keeper import __version__
-from trial_keeper.wire.messages import (
-    AttemptKey,
-    AttemptOffsets,
-    Hello,
-    Idle,
-    KeeperMessage,
-    Shutdown,
-    StopTrial,
-    TrialRevoked,
-    Welcome,
-)
+from trial_keeper.wire import messages
+from trial_keeper.wire.messages import AttemptKey, AttemptOffsets, Hello
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.versions import mismatch_message, versions_agree
 
@@ -49,14 +40,14 @@ class KeeperSession(ConnectedKeeper):
         """Apply backpressure: wait until the store has capacity for more data of this keeper."""
         await self._ingest.commits.wait_for_capacity(self._waiting_bytes)
 
-    def receive(self, message: KeeperMessage) -> None:
+    def receive(self, message: messages.KeeperMessage) -> None:
         """Handle a message of the keeper.
 
         Raises:
             OffsetGap: bytes are missing; the keeper must reconnect.
             ProtocolError: the message concerns another keeper's trial, or is a second Hello.
         """
-        if not isinstance(message, Hello | Idle | TrialRevoked):
+        if not isinstance(message, Hello | messages.Idle | messages.TrialRevoked):
             self._reported_keys.add(message.key)
         if self._admission.is_open:  # unacknowledged messages are resent to the next manager
             self._ingest.receive(self, message)
@@ -69,6 +60,32 @@ class KeeperSession(ConnectedKeeper):
     def closed(self) -> None:
         """Remove the session: its stream has ended."""
         self._admission.forget(self)
+
+
+class ProbeSession:
+    """Sends Welcome and ends the stream, without effect on the session of the job's real keeper."""
+
+    def __init__(self) -> None:
+        self.outgoing: asyncio.Queue[messages.ManagerMessage | None] = asyncio.Queue()
+        """The messages to send; None ends the stream."""
+        self.outgoing.put_nowait(messages.Welcome(__version__))
+        self.outgoing.put_nowait(None)
+
+    async def ready(self) -> None:
+        """Return at once."""
+
+    def receive(self, message: messages.KeeperMessage) -> None:
+        """Refuse the message: nothing may follow the Hello of a probe.
+
+        Raises:
+            ProtocolError: always.
+        """
+        raise admission_errors.ProtocolError(
+            f"cannot accept {type(message).__name__} from a probe; use the doctor of the manager's version"
+        )
+
+    def closed(self) -> None:
+        """Do nothing: a probe has no state."""
 
 
 class KeeperAdmission:
@@ -100,7 +117,7 @@ class KeeperAdmission:
             InvalidToken: the token does not belong to the job.
         """
         if not is_token(token.encode(), self.token(job_id)):
-            raise InvalidToken()
+            raise admission_errors.InvalidToken()
 
     def admit(self, hello: Hello, job_id: str, token: str) -> KeeperSession | ProbeSession:
         """Admit a keeper and queue its Welcome. A probe gets an answer but changes no state.
@@ -129,13 +146,13 @@ class KeeperAdmission:
         self._post(KeeperConnected(job_id, hello.supports_revoke))
         if not is_abandoned:
             self._experiment.transports.connected(job_id, hello.task, time.monotonic())
-        session.outgoing.put_nowait(Welcome(__version__, attempts))
+        session.outgoing.put_nowait(messages.Welcome(__version__, attempts))
         for trial in trials:
             if (reason := _stopped_for(trial, session.task)) is not None:
-                session.outgoing.put_nowait(StopTrial(trial.trial_id, reason))
+                session.outgoing.put_nowait(messages.StopTrial(trial.trial_id, reason))
         if is_abandoned:
             session.outgoing.put_nowait(
-                Shutdown("the manager abandoned this job while its keeper was disconnected")
+                messages.Shutdown("the manager abandoned this job while its keeper was disconnected")
             )
         else:
             self._report_orphaned(session, hello.attempts)
@@ -144,15 +161,15 @@ class KeeperAdmission:
     def _check(self, hello: Hello, job_id: str, token: str) -> None:
         self.check_token(job_id, token)
         if hello.job_id != job_id:
-            raise InvalidToken()
+            raise admission_errors.InvalidToken()
         if not self.is_open:
-            raise NotAccepting()
+            raise admission_errors.NotAccepting()
         if self._check_versions and not versions_agree(__version__, hello.version):
             message = mismatch_message(__version__, hello.version)
             log.error("job %s: %s", job_id, message)
-            raise VersionRefused(message)
+            raise admission_errors.VersionRefused(message)
         if hello.experiment_id != self._experiment.experiment_id:
-            raise UnknownJob()
+            raise admission_errors.UnknownJob()
 
     def _report_orphaned(self, session: KeeperSession, attempts: Collection[AttemptKey]) -> None:
         for trial_id in self._experiment.jobs.live[session.job_id].trial_ids:

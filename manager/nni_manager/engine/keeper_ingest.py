@@ -14,21 +14,9 @@ from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.domain.trial import METRICS_ARE_CUT, Trial
 from nni_manager.engine.connected_keepers import ConnectedKeeper, ConnectedKeepers
 from nni_manager.engine.runtime import Runtime
+from trial_keeper.wire import messages
 from trial_keeper.wire.limits import QUOTA_BYTES
-from trial_keeper.wire.messages import (
-    Ack,
-    AttemptKey,
-    AttemptOffsets,
-    Chunk,
-    Hello,
-    Idle,
-    KeeperMessage,
-    Stream,
-    TrialEnded,
-    TrialRevoked,
-    TrialStarted,
-    Usage,
-)
+from trial_keeper.wire.messages import AttemptKey, AttemptOffsets, Stream
 
 log = logging.getLogger(__name__)
 
@@ -59,17 +47,17 @@ class KeeperIngest:
 
     # ---- messages of keepers
 
-    def receive(self, keeper: ConnectedKeeper, message: KeeperMessage) -> None:
+    def receive(self, keeper: ConnectedKeeper, message: messages.KeeperMessage) -> None:
         """Handle a message of an admitted keeper; see `KeeperSession.receive`."""
         self._experiment.transports.received(keeper.job_id, keeper.task, time.monotonic())
         match message:
-            case Hello():
+            case messages.Hello():
                 raise ProtocolError(
                     "cannot accept a second Hello on one stream; use the keeper of the manager's version"
                 )
-            case Idle():
+            case messages.Idle():
                 self._post(events.KeeperIdle(keeper.job_id, keeper.task))
-            case TrialRevoked():
+            case messages.TrialRevoked():
                 if self._keepers.has(keeper):
                     # An answer on a superseded stream may belong to an earlier revoke.
                     self._post(events.TrialReclaimed(keeper.job_id, message.trial_id, time.time()))
@@ -77,24 +65,26 @@ class KeeperIngest:
                 self._receive_of_attempt(keeper, message)
 
     def _receive_of_attempt(
-        self, keeper: ConnectedKeeper, message: Chunk | TrialStarted | TrialEnded | Usage
+        self,
+        keeper: ConnectedKeeper,
+        message: messages.Chunk | messages.TrialStarted | messages.TrialEnded | messages.Usage,
     ) -> None:
         key = message.key
         trial = self.own_trial(keeper, key)
         if trial.job_id != keeper.job_id:
             # The keeper's job was abandoned, and the trial is reassigned or waits for a new job: ignore the message.
-            if isinstance(message, TrialStarted | TrialEnded):
+            if isinstance(message, messages.TrialStarted | messages.TrialEnded):
                 keeper.outgoing.put_nowait(_closed(key))
             return
         match message:
-            case Chunk():
+            case messages.Chunk():
                 if not (trial.state.is_terminal or trial.phase_of(key) is AttemptPhase.DELIVERED):
                     self.take(key, message.stream, message.offset, message.data)
-            case TrialStarted():
+            case messages.TrialStarted():
                 self._post(events.AttemptStarted(key, message.started_at_s))
-            case TrialEnded():
+            case messages.TrialEnded():
                 self.end(replace(message, message=message.message[-MESSAGE_CHARACTERS:]))
-            case Usage():
+            case messages.Usage():
                 self._post(events.UsageReported(message))
 
     def own_trial(self, keeper: ConnectedKeeper, key: AttemptKey) -> Trial:
@@ -135,7 +125,7 @@ class KeeperIngest:
             commits[-1] = self._truncate(commits[-1])
         self._store(receiver, commits)
 
-    def end(self, ended: TrialEnded) -> None:
+    def end(self, ended: messages.TrialEnded) -> None:
         """Record the end of an attempt. The attempt is delivered when all its bytes are durable."""
         self._post(events.AttemptEnded(ended))
         if self._experiment.trials[ended.key.trial_id].state.is_terminal:
@@ -167,7 +157,7 @@ class KeeperIngest:
 
     def _ack(self, attempt: AttemptOffsets) -> None:
         job_id = self._experiment.trials[attempt.key.trial_id].job_id
-        self._keepers.send(job_id, attempt.key.task, Ack(attempt))
+        self._keepers.send(job_id, attempt.key.task, messages.Ack(attempt))
 
     def _check_count(self, trial: Trial, key: AttemptKey) -> None:
         if len(trial.registered.registered) >= MAX_ATTEMPTS and trial.registered.find(key) is None:
@@ -187,7 +177,7 @@ class KeeperIngest:
         key, stream = commit.key, commit.stream
         message = quota_message(stream, self._workspace.attempt(key).stream(stream))
         log.warning("trial %s: %s", key, message)
-        self._post(events.QuotaReached(key, message))
+        self._post(events.ProblemFound(key.trial_id, message, key))
         is_log = stream is not Stream.METRICS
         return replace(commit, postscript=f"\n[trial-keeper] {message}\n".encode()) if is_log else commit
 
@@ -237,9 +227,9 @@ class KeeperIngest:
         return receiver
 
 
-def _closed(key: AttemptKey) -> Ack:
+def _closed(key: AttemptKey) -> messages.Ack:
     """The ack that closes an attempt: the manager needs no more of its data."""
-    return Ack(AttemptOffsets(key, {}, closed=True))
+    return messages.Ack(AttemptOffsets(key, {}, closed=True))
 
 
 def quota_message(stream: Stream, whole: Path) -> str:

@@ -21,7 +21,7 @@ from nni_manager.store.lease import Lease, LeaseLost
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import Write
 from nni_manager.store.writer import Store
-from nni_manager.training_services.base import JobEnded, TrainingService
+from nni_manager.training_services.base import TrainingService
 from nni_manager.tuner.assessment import Assessment
 from nni_manager.tuner.base import BaseTuner
 
@@ -44,7 +44,7 @@ class Runtime(ABC):
         self,
         config: ExperimentSpec,
         folder: ExperimentFolder,
-        make_service: Callable[[Callable[[JobEnded], None]], TrainingService],
+        make_service: Callable[[], TrainingService],
         make_tuner: Callable[[ExperimentSpec], BaseTuner],
         assessment: Assessment | None = None,
         lease: Lease | None = None,
@@ -62,7 +62,7 @@ class Runtime(ABC):
         """The error that names the manager which now holds the lease; None while this one holds it."""
         self.last_save: asyncio.Future[None] | None = None
         """Done when all decisions so far are durable; None: nothing was decided yet."""
-        self.service = make_service(self._note_job_ended)
+        self.service = make_service()
         self.files = SharedFiles(folder.workspace, self.service.share, self.service.runs_as_manager)
         self.algorithms = TunerExecutor(
             self.stored.experiment_id, config, make_tuner, assessment, self.post, self.new_trial_id
@@ -102,10 +102,6 @@ class Runtime(ABC):
     @abstractmethod
     def _note_handled(self) -> None:
         """Called when all effects of all posted events are performed."""
-
-    @abstractmethod
-    def _note_job_ended(self, ended: JobEnded) -> None:
-        """Called when the training service reports the end of a job."""
 
     # ---- the store
 

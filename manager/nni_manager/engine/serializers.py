@@ -117,7 +117,8 @@ def trial_view(snapshot: ExperimentSnapshot, trial: Trial) -> dict[str, Any]:
         "value": trial.value,
         "reason": trial.reason and trial.reason.value,
         "exitCode": trial.exit_code,
-        **_why_view(trial),
+        "how": trial.reason and how_it_ended(trial.reason.value, trial.exit_code),
+        "why": _why(trial),
         "message": _message(snapshot, trial),
         "warning": trial.warning,
         "attempt": trial.attempt,
@@ -186,11 +187,6 @@ def _names_in(metric: str | None) -> list[str]:
         return list(json.loads(metric))[:_MAX_KEYS]
     except (ValueError, RecursionError):
         return []
-
-
-def _why_view(trial: Trial) -> dict[str, Any]:
-    how = None if trial.reason is None else how_it_ended(trial.reason.value, trial.exit_code)
-    return {"how": how, "why": _why(trial)}
 
 
 def _why(trial: Trial) -> str:

@@ -51,12 +51,12 @@ Read = Callable[[Path, int, int], bytes]
 class AttemptReadout:
     """The state of one attempt as read from its files.
 
-    `has_begun`: its command runs, or has ended. `pieces`: bytes from the requested offsets on. `ended`: None until a complete
+    `has_started`: its command runs, or has ended. `pieces`: bytes from the requested offsets on. `ended`: None until a complete
     exit.json is visible.
     """
 
     key: AttemptKey
-    has_begun: bool
+    has_started: bool
     pieces: tuple[tuple[Stream, int, bytes], ...]
     ended: TrialEnded | None
 
@@ -213,8 +213,8 @@ class SharedFiles:
             if data:
                 pieces.append((stream, offset, data))
         # A keeper writes its own stream first when a command runs.
-        has_begun = bool(ended or pieces or read(folder.stream(Stream.KEEPER), 0, 1))
-        return AttemptReadout(key, has_begun, tuple(pieces), ended)
+        has_started = bool(ended or pieces or read(folder.stream(Stream.KEEPER), 0, 1))
+        return AttemptReadout(key, has_started, tuple(pieces), ended)
 
     def fetch(self, trial_id: str, stream: Stream) -> None:
         """Copy the missing bytes of a stream from the share to the local files, for every attempt of a trial."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from nni_manager.config.model import ExperimentSpec
 from nni_manager.domain.experiment import Experiment
-from nni_manager.domain.limits import Limits
+from nni_manager.domain.search_budget import Limits
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
 from nni_manager.store.rows import StoredExperiment

@@ -12,8 +12,8 @@ from functools import partial
 from typing import TypeVar
 
 from nni_manager.domain.admission_errors import ProtocolError
-from nni_manager.domain.attempts import HAVE_BEGUN, AttemptPhase
-from nni_manager.domain.events import AttemptRejected, AttemptStarted, KeeperSeenOnStorage
+from nni_manager.domain.attempts import HAVE_STARTED, AttemptPhase
+from nni_manager.domain.events import AttemptStarted, KeeperSeenOnStorage, ProblemFound
 from nni_manager.domain.ingest import OffsetGap
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.keeper_admission import KeeperAdmission
@@ -121,9 +121,9 @@ class SharedStoragePoller:
             seen = await self.threads.call(
                 self._files.see_attempt, key, self._offsets(key), self._signer(trial)
             )
-            if not seen.has_begun or not self._is_wanted(job_id, trial, key):
+            if not seen.has_started or not self._is_wanted(job_id, trial, key):
                 return
-            has_new_data = bool(seen.pieces) or trial.phase_of(key) not in HAVE_BEGUN
+            has_new_data = bool(seen.pieces) or trial.phase_of(key) not in HAVE_STARTED
             self._transports.found(job_id, key.task, time.monotonic(), has_new_data=has_new_data)
             if not self._experiment.jobs.live[job_id].was_found:
                 self._post(KeeperSeenOnStorage(job_id))
@@ -168,7 +168,7 @@ class SharedStoragePoller:
         self._rejected[trial.trial_id] = (message, _REPORTED if is_due else since_s)
         if is_due:
             log.warning("trial %s: %s", trial.trial_id, message)
-            self._post(AttemptRejected(trial.trial_id, message))
+            self._post(ProblemFound(trial.trial_id, message))
 
     async def report_rejected(self, trial: Trial) -> None:
         """Report rejected attempts of a trial whose job has ended."""
@@ -180,7 +180,7 @@ class SharedStoragePoller:
             self._note_rejected(trial, found, is_over=True)
 
     def _report_start(self, trial: Trial, seen: AttemptReadout) -> None:
-        if trial.phase_of(seen.key) not in HAVE_BEGUN:
+        if trial.phase_of(seen.key) not in HAVE_STARTED:
             at_s = time.time() if seen.ended is None else seen.ended.started_at_s
             self._post(AttemptStarted(seen.key, at_s))
 
@@ -245,7 +245,7 @@ class SharedStoragePoller:
             seen = await self._with_retries(trial, see)
             if trial.state.is_terminal:
                 return
-            await self._ingest_readout(AttemptReadout(seen.key, seen.has_begun, seen.pieces, None))
+            await self._ingest_readout(AttemptReadout(seen.key, seen.has_started, seen.pieces, None))
             if seen.pieces:
                 on_stored()
                 deadline_s = time.monotonic() + STORAGE_LAG_S

@@ -17,26 +17,13 @@ from typing import Protocol, TypeVar
 import grpc
 import grpc.aio
 
-from nni_manager.domain.admission_errors import (
-    InvalidToken,
-    KeeperTimeout,
-    NotAccepting,
-    ProtocolError,
-    TooManyStreams,
-    UnknownJob,
-    VersionRefused,
-)
+from nni_manager.domain import admission_errors
 from nni_manager.domain.ingest import OffsetGap
 from nni_manager.errors import CANNOT_LISTEN, UserError
 from nni_manager.grpc_server.connections import Connections, counted
 from nni_manager.store.certificate import Certificate
 from nni_manager.store.errors import StoreBusy
-from trial_keeper.wire.convert import (
-    CONNECT_METHOD,
-    MessageInvalid,
-    keeper_messages_from_bytes,
-    manager_messages_to_bytes,
-)
+from trial_keeper.wire import convert
 from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, ManagerMessage, Stream
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 
@@ -48,16 +35,16 @@ _T = TypeVar("_T")
 # may not. gRPC itself answers RESOURCE_EXHAUSTED to messages and metadata that are too large, and UNIMPLEMENTED to calls of
 # other methods.
 STATUS_OF: dict[type[Exception], grpc.StatusCode] = {
-    InvalidToken: grpc.StatusCode.UNAUTHENTICATED,
-    VersionRefused: grpc.StatusCode.FAILED_PRECONDITION,
-    UnknownJob: grpc.StatusCode.NOT_FOUND,
-    ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
-    MessageInvalid: grpc.StatusCode.INVALID_ARGUMENT,
+    admission_errors.InvalidToken: grpc.StatusCode.UNAUTHENTICATED,
+    admission_errors.VersionRefused: grpc.StatusCode.FAILED_PRECONDITION,
+    admission_errors.UnknownJob: grpc.StatusCode.NOT_FOUND,
+    admission_errors.ProtocolError: grpc.StatusCode.INVALID_ARGUMENT,
+    convert.MessageInvalid: grpc.StatusCode.INVALID_ARGUMENT,
     OffsetGap: grpc.StatusCode.ABORTED,
-    NotAccepting: grpc.StatusCode.ABORTED,
+    admission_errors.NotAccepting: grpc.StatusCode.ABORTED,
     StoreBusy: grpc.StatusCode.ABORTED,
-    KeeperTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
-    TooManyStreams: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    admission_errors.KeeperTimeout: grpc.StatusCode.DEADLINE_EXCEEDED,
+    admission_errors.TooManyStreams: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 # A keeper sends Hello together with its call. If its machine stalls for longer, the keeper reconnects.
 HELLO_TIMEOUT_S = 20.0
@@ -169,7 +156,7 @@ class KeeperServicer:
         job_id, token = metadata.get(JOB_KEY, ""), metadata.get(TOKEN_KEY, "")
         self._gate.check_token(job_id, token)
         if self._streams_of_job[job_id] >= self._gate.most_streams_of_job:
-            raise TooManyStreams()
+            raise admission_errors.TooManyStreams()
         with counted(self._streams_of_job, job_id), self._connections.authenticated(context.peer()):
             first = await _within(HELLO_TIMEOUT_S, anext(requests, None))
             if first is not None:
@@ -178,9 +165,9 @@ class KeeperServicer:
     async def _serve(
         self, first: bytes, job_id: str, token: str, requests: AsyncIterator[bytes], context: Context
     ) -> None:
-        hello, *further_messages = keeper_messages_from_bytes(first)
+        hello, *further_messages = convert.keeper_messages_from_bytes(first)
         if not isinstance(hello, Hello):
-            raise ProtocolError(
+            raise admission_errors.ProtocolError(
                 "cannot accept a message before Hello; use the keeper of the manager's version"
             )
         session = self._gate.admit(hello, job_id, token)
@@ -219,7 +206,7 @@ async def _within(seconds: float, step: Awaitable[_T]) -> _T:
     )  # marks the exception as retrieved, even without a waiter
     done, _ = await asyncio.wait({task}, timeout=seconds)
     if not done:
-        raise KeeperTimeout()
+        raise admission_errors.KeeperTimeout()
     return task.result()
 
 
@@ -231,14 +218,14 @@ async def _send(session: AdmittedStream, context: Context) -> None:
             is_last = following is None
             if following is not None:
                 messages.append(following)
-        await _within(TAKEN_TIMEOUT_S, context.write(manager_messages_to_bytes(messages)))
+        await _within(TAKEN_TIMEOUT_S, context.write(convert.manager_messages_to_bytes(messages)))
         if is_last:
             return
 
 
 async def _receive(session: AdmittedStream, requests: AsyncIterator[bytes]) -> None:
     async for request in requests:
-        for message in keeper_messages_from_bytes(request):
+        for message in convert.keeper_messages_from_bytes(request):
             for piece in _pieces(message):
                 await session.ready()
                 session.receive(piece)
@@ -300,9 +287,9 @@ class KeeperServer:
         handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(
             KeeperServicer(gate, self._connections).connect
         )
-        service = CONNECT_METHOD.containing_service.full_name
+        service = convert.CONNECT_METHOD.containing_service.full_name
         self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, {CONNECT_METHOD.name: handler}),)
+            (grpc.method_handlers_generic_handler(service, {convert.CONNECT_METHOD.name: handler}),)
         )
 
     async def start(self, host: str, port: int, certificate: Certificate | None = None) -> None:

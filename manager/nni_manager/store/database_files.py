@@ -17,6 +17,7 @@ import struct
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 
 _MAGIC = b"SQLite format 3\0"
@@ -123,11 +124,8 @@ def _missing_frames(path: Path) -> str | None:
 
 def _reads_well(path: Path) -> bool:
     try:
-        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
-        try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
             return bool(connection.execute("PRAGMA quick_check(1)").fetchone() == ("ok",))
-        finally:
-            connection.close()
     except sqlite3.DatabaseError:
         return False
 

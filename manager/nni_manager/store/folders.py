@@ -13,16 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.errors import UserError
+from nni_manager.store import lease
 from nni_manager.store.certificate import Certificate
-from nni_manager.store.lease import (
-    Lease,
-    LeaseHolder,
-    LeaseRecord,
-    find_remote_holder,
-    is_expired,
-    read_record,
-    write_record,
-)
 from nni_manager.store.owner_lock import OwnerLock
 from trial_keeper.wire.workspace import Workspace, replace_file
 
@@ -247,9 +239,9 @@ class ExperimentFolder:
                 f"{error.strerror}; give this user read permission for it"
             ) from error
 
-    def lease_holder(self) -> LeaseHolder | None:
+    def lease_holder(self) -> lease.LeaseHolder | None:
         """The process that the lock file names; None if it names none."""
-        found = read_record(self._lock.path)
+        found = lease.read_record(self._lock.path)
         return None if found is None else found.holder
 
     def lease_is_expired(self) -> bool:
@@ -257,7 +249,7 @@ class ExperimentFolder:
 
         Takes a few seconds if it runs on another machine, and `LEASE_TTL_S` if it is frozen there.
         """
-        return is_expired(self._lock.path)
+        return lease.is_expired(self._lock.path)
 
     def has_database(self) -> bool:
         """True if anything of the experiment is stored.
@@ -273,7 +265,7 @@ class ExperimentFolder:
             ) from error
 
     @contextlib.contextmanager
-    def owned(self) -> Iterator[Lease]:
+    def owned(self) -> Iterator[lease.Lease]:
         """Own the experiment: one manager at a time. Ownership ends with the process, however it ends.
 
         Takes a while if the last owner was on another machine and did not release its lease. An owner that holds the lock but
@@ -283,7 +275,7 @@ class ExperimentFolder:
             ExperimentLocked: another process owns it.
             StoreBusy: the process to be replaced is frozen in the middle of a write.
         """
-        path, name, holder = self._lock.path, self.experiment_id, LeaseHolder.here()
+        path, name, holder = self._lock.path, self.experiment_id, lease.LeaseHolder.here()
         with contextlib.ExitStack() as stack:
             try:
                 stack.enter_context(self._lock.owned())
@@ -294,7 +286,7 @@ class ExperimentFolder:
                     stack.enter_context(self._lock.taken_over(lambda path: self._fence(path, holder)))
                 except BlockingIOError as later:
                     raise self._taken() from later
-            elsewhere = find_remote_holder(path)
+            elsewhere = lease.find_remote_holder(path)
             if elsewhere is not None:
                 raise ExperimentLocked(
                     f"cannot own experiment {name}: manager {elsewhere} owns it and still writes to {path}; "
@@ -302,11 +294,11 @@ class ExperimentFolder:
                 )
             # The file names the previous manager; its pid and port may have been reused.
             self._process_json.unlink(missing_ok=True)
-            lease = Lease(path, holder)
+            own = lease.Lease(path, holder)
             try:
-                yield lease
+                yield own
             finally:
-                lease.release()
+                own.release()
 
     def _taken(self) -> ExperimentLocked:
         name, holder, process = self.experiment_id, self.lease_holder(), self.process()
@@ -316,7 +308,7 @@ class ExperimentFolder:
             f"cannot own experiment {name}: {whom}{port} owns it; stop it first with `nnictl stop {name}`"
         )
 
-    def _fence(self, successor: Path, holder: LeaseHolder) -> None:
+    def _fence(self, successor: Path, holder: lease.LeaseHolder) -> None:
         """Fence a frozen process: it can store nothing more, even after it resumes.
 
         Raises:
@@ -340,7 +332,7 @@ class ExperimentFolder:
                     f"write and keeps {self.database} locked; end it there with `kill -9 {frozen.pid}` (nothing stored is lost), "
                     "then resume again"
                 ) from error
-        write_record(successor, LeaseRecord(holder, 0, time.monotonic()))
+        lease.write_record(successor, lease.LeaseRecord(holder, 0, time.monotonic()))
 
     @contextlib.contextmanager
     def viewed(self) -> Iterator[None]:

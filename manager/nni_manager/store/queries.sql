@@ -18,8 +18,9 @@ SELECT epoch, holder FROM lease WHERE only_row = 1;
 -- name: save_config -- the new configuration
 UPDATE experiment SET config = :config;
 
--- name: add_imported -- one imported result
-INSERT INTO imported (position, parameters, metric) VALUES (?, ?, ?);
+-- name: add_imported -- imported results: a JSON list of pairs of texts
+INSERT INTO imported (position, parameters, metric)
+SELECT :position + key, json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(:results);
 
 -- name: get_imported -- all, in order of import
 SELECT * FROM imported ORDER BY position;

@@ -2,7 +2,8 @@
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import fields
 from itertools import chain
 from pathlib import Path
@@ -44,26 +45,23 @@ class StoreReader:
             StoreUnusable: there is no such database, or a newer version wrote it.
         """
         self._path = path
-        self._is_closed = False
-        register_opening(path)
-        try:
-            self._file = sqlite3.connect(
-                f"{path.absolute().as_uri()}?mode=ro", uri=True, check_same_thread=False
-            )
-        except sqlite3.OperationalError as error:
-            OPEN_DATABASES.remove(path)
-            raise StoreUnusable(
-                f"cannot open {path}: {error}; `nnictl experiment list --all` lists all experiments"
-            ) from error
-        try:
+        with ExitStack() as resources:
+            register_opening(path)
+            resources.callback(OPEN_DATABASES.remove, path)
+            uri = f"{path.absolute().as_uri()}?mode=ro"
+            try:
+                self._file = sqlite3.connect(uri, uri=True, check_same_thread=False)
+            except sqlite3.OperationalError as error:
+                raise StoreUnusable(
+                    f"cannot open {path}: {error}; `nnictl experiment list --all` lists all experiments"
+                ) from error
+            resources.callback(self._file.close)
             with read_errors(path):
                 is_current = version_of(path, self._file) == SCHEMA_VERSION
                 self._connection = self._file if is_current else migrated_copy(path, self._file)
-        except BaseException:
-            self._file.close()
-            OPEN_DATABASES.remove(path)
-            raise
-        self._connection.row_factory = sqlite3.Row
+            resources.callback(self._connection.close)
+            self._connection.row_factory = sqlite3.Row
+            self._resources = resources.pop_all()
 
     def __enter__(self) -> "StoreReader":
         return self
@@ -72,12 +70,8 @@ class StoreReader:
         self.close()
 
     def close(self) -> None:
-        """Close the database."""
-        self._connection.close()
-        self._file.close()
-        if not self._is_closed:
-            self._is_closed = True
-            OPEN_DATABASES.remove(self._path)
+        """Close the database; idempotent."""
+        self._resources.close()
 
     def data_version(self) -> int:
         """A number that changes when another connection has written since the last call."""
@@ -166,22 +160,8 @@ class StoreReader:
 
     def usage_of(self, trial_id: str) -> list[tuple[int, UsageRow]]:
         """Usage samples of a trial's tasks, in all its attempts, oldest first; each with the attempt's number."""
-        return [
-            (
-                row["attempt"],
-                UsageRow(
-                    Usage(
-                        AttemptKey(row["trial_id"], row["attempt_id"], row["task"]),
-                        row["cpu_percent"],
-                        row["rss_bytes"],
-                        row["disk_bytes"],
-                        gpus_from_json(row["gpus"]),
-                    ),
-                    row["at_s"],
-                ),
-            )
-            for row in self._rows("get_usage_of_trial", {"trial_id": trial_id})
-        ]
+        rows = self._rows("get_usage_of_trial", {"trial_id": trial_id})
+        return [(row["attempt"], _usage_of(row)) for row in rows]
 
     def offsets(self, key: AttemptKey) -> dict[Stream, int]:
         """The durable offset of each stream of an attempt; a stream without stored bytes is absent."""
@@ -204,15 +184,9 @@ class StoreReader:
         """Number of corrupt bytes in the metrics files of each trial, by trial id; trials without any are absent."""
         return {row["trial_id"]: row["corrupt_bytes"] for row in self._rows("get_corrupt_bytes")}
 
-    def metrics_of(self, trial_id: str, is_final: bool | None = None) -> list[MetricRow]:
-        """The records of a trial that count, in the order they were written."""
-        return list(chain.from_iterable(self.metric_pages(is_final, *self.place_of(trial_id))))
-
-    def metrics(
-        self, is_final: bool | None = None, first_sequence_id: int = 0, last_sequence_id: int = 2**62
-    ) -> list[MetricRow]:
-        """The records that count of a range of trials, trial by trial."""
-        return list(chain.from_iterable(self.metric_pages(is_final, first_sequence_id, last_sequence_id)))
+    def metrics(self, is_final: bool | None = None) -> list[MetricRow]:
+        """The records that count, trial by trial."""
+        return list(chain.from_iterable(self.metric_pages(is_final)))
 
     def place_of(self, trial_id: str) -> tuple[int, int]:
         """The first and the last sequence number of one trial; an empty range if there is no such trial."""
@@ -220,45 +194,45 @@ class StoreReader:
         return (found[0], found[0]) if found else (0, -1)
 
     def metric_pages(
-        self, is_final: bool | None, first_sequence_id: int, last_sequence_id: int
+        self, is_final: bool | None, first_sequence_id: int = 0, last_sequence_id: int = 2**62
     ) -> Iterator[list[MetricRow]]:
-        """Yield the same records in pages: a trial may have more than fits into memory.
+        """Yield the same records, of a range of trials, in pages: a trial may have more than fits into memory.
 
         No read transaction stays open between two pages, so a slow consumer does not block the writer.
         """
-        after_offset = -1
-        while True:
-            rows = list(
-                self._rows(
-                    "get_metrics",
-                    {
-                        "is_final": is_final,
-                        "first_sequence_id": first_sequence_id,
-                        "last_sequence_id": last_sequence_id,
-                        "after_offset": after_offset,
-                        "most": ROWS_OF_A_PAGE,
-                    },
-                )
-            )
-            if rows:
-                yield [_metric_of(row) for row in rows]
+        values: dict[str, Any] = {"is_final": is_final, "most": ROWS_OF_A_PAGE, "after_offset": -1}
+        values |= {"first_sequence_id": first_sequence_id, "last_sequence_id": last_sequence_id}
+        while rows := self._rows("get_metrics", values):
+            yield [_metric_of(row) for row in rows]
             if len(rows) < ROWS_OF_A_PAGE:
                 return
-            first_sequence_id, after_offset = rows[-1]["sequence_id"], rows[-1]["record_offset"]
+            values |= {
+                "first_sequence_id": rows[-1]["sequence_id"],
+                "after_offset": rows[-1]["record_offset"],
+            }
 
     def latest_intermediates(self) -> list[MetricRow]:
         """The newest intermediate record of each trial."""
         return [_metric_of(row) for row in self._rows("get_latest_intermediates")]
 
-    def _rows(self, query: str, values: Mapping[str, Any] | None = None) -> Iterable[sqlite3.Row]:
+    def _rows(self, query: str, values: Mapping[str, Any] | None = None) -> list[sqlite3.Row]:
         with read_errors(self._path):
             return self._connection.execute(QUERIES[query], values or {}).fetchall()
 
 
+def _key_of(row: sqlite3.Row) -> AttemptKey:
+    return AttemptKey(row["trial_id"], row["attempt_id"], row["task"])
+
+
 def _attempt_of(row: sqlite3.Row) -> RegisteredAttempt:
-    key = AttemptKey(row["trial_id"], row["attempt_id"], row["task"])
     phase = AttemptPhase.LOST if row["is_lost"] else AttemptPhase.REGISTERED
-    return RegisteredAttempt(key, row["attempt"], phase)
+    return RegisteredAttempt(_key_of(row), row["attempt"], phase)
+
+
+def _usage_of(row: sqlite3.Row) -> UsageRow:
+    gpus = gpus_from_json(row["gpus"])
+    usage = Usage(_key_of(row), row["cpu_percent"], row["rss_bytes"], row["disk_bytes"], gpus)
+    return UsageRow(usage, row["at_s"])
 
 
 def _metric_of(row: sqlite3.Row) -> MetricRow:

@@ -3,7 +3,7 @@
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import StreamWrite
+from nni_manager.domain.jobs import Job
 from nni_manager.domain.trial import Trial, TrialState
 from nni_manager.domain.usage import PeakUsage
 from nni_manager.store.queries import QUERIES
@@ -33,40 +34,22 @@ class StoredExperiment:
     any_compatible_keeper: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ExperimentRow:
-    """Write: the mutable columns of table `experiment`."""
-
-    state: ExperimentState
-    error: str
-    active_s: float
-    ended_at_s: float | None
-    any_compatible_keeper: bool
-
-
 def json_of(document: object) -> str:
     """A document as the database stores it."""
     # A fast path: most documents are empty, and each trial is stored five times.
     return json.dumps(document) if document else "{}"
 
 
-def _value_of(reason: ExitReason | None) -> str | None:
-    return reason and reason.value
-
-
-def _reason_of(value: str | None) -> ExitReason | None:
-    return ExitReason(value) if value else None
-
-
 # The fields of `Trial` that are stored.
 _COLUMNS = re.findall(r":(\w+)", QUERIES["save_trial"])
+_REASON = (lambda reason: reason and reason.value, lambda value: ExitReason(value) if value else None)
 # Those that are converted: (to the store, from the store).
 _CONVERTED: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "parameters": (json_of, json.loads),
     "metadata": (json_of, json.loads),
     "state": (attrgetter("value"), TrialState),
-    "stop_reason": (_value_of, _reason_of),
-    "reason": (_value_of, _reason_of),
+    "stop_reason": _REASON,
+    "reason": _REASON,
     "peak_usage": (
         lambda usage: usage and usage.to_json(),
         lambda text: text and PeakUsage.from_json(text),
@@ -82,34 +65,49 @@ def trial_of(row: sqlite3.Row, **fields: Any) -> Trial:
 
 
 @dataclass(frozen=True, slots=True)
-class TrialRow:
-    """Write: a snapshot of a trial. The trial itself may have changed since."""
+class RowWrite:
+    """Write: a snapshot of one row, for the named statement. The newest of several with the same identity replaces the others."""
 
+    query: str
+    identity: str
     values: Mapping[str, Any]
 
-    @classmethod
-    def of(cls, trial: Trial) -> "TrialRow":
-        """Take a snapshot of the trial."""
-        converted = {name: convert(getattr(trial, name)) for name, (convert, _) in _CONVERTED.items()}
-        return cls({name: getattr(trial, name) for name in _COLUMNS} | converted)
+
+def trial_row(trial: Trial) -> RowWrite:
+    """A snapshot of a trial, which may change afterwards."""
+    converted = {name: convert(getattr(trial, name)) for name, (convert, _) in _CONVERTED.items()}
+    values = {name: getattr(trial, name) for name in _COLUMNS} | converted
+    return RowWrite("save_trial", trial.trial_id, values)
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptRow:
-    """Write: an attempt and the number that represents it in other tables."""
-
-    key: AttemptKey
-    number: int
-    is_lost: bool = False
+def attempt_row(key: AttemptKey, number: int, is_lost: bool = False) -> RowWrite:
+    """An attempt and the number that represents it in other tables."""
+    return RowWrite("save_attempt", str(key), columns_of(key, attempt=number, is_lost=is_lost))
 
 
-@dataclass(frozen=True, slots=True)
-class JobRow:
-    """Write: a snapshot of a job. `ended_at_s` None: the job may still run."""
+def job_row(job: Job, now_s: float, ended_at_s: float | None) -> RowWrite:
+    """A snapshot of a job. `now_s`: the creation time of a new row. `ended_at_s` None: the job may still run."""
+    values = {"job_id": job.job_id, "ever_connected": job.ever_connected}
+    return RowWrite("save_job", job.job_id, values | {"now_s": now_s, "ended_at_s": ended_at_s})
 
-    job_id: str
-    ever_connected: bool
-    ended_at_s: float | None = None
+
+def experiment_row(
+    state: ExperimentState, error: str, active_s: float, ended_at_s: float | None, any_compatible_keeper: bool
+) -> RowWrite:
+    """The mutable columns of table `experiment`."""
+    values = {"state": state.value, "error": error, "active_s": active_s, "ended_at_s": ended_at_s}
+    return RowWrite("save_experiment", "", values | {"any_compatible_keeper": any_compatible_keeper})
+
+
+def config_row(config: str) -> RowWrite:
+    """The experiment's new configuration, as JSON."""
+    return RowWrite("save_config", "", {"config": config})
+
+
+def imported_rows(position: int, results: Iterable[PriorResult]) -> RowWrite:
+    """Imported results, all or none. `position` is the number of results that were imported before."""
+    texts = json.dumps([(json.dumps(result.parameters), result.metric) for result in results])
+    return RowWrite("add_imported", str(position), {"position": position, "results": texts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,22 +132,7 @@ class UsageRow:
         return self.usage.key
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigRow:
-    """Write: the experiment's new configuration, as JSON."""
-
-    config: str
-
-
-@dataclass(frozen=True, slots=True)
-class ImportedRows:
-    """Write: imported results, all or none. `position` is the number of results that were imported before."""
-
-    position: int
-    results: tuple[PriorResult, ...]
-
-
-Write = StreamWrite | TrialRow | AttemptRow | ExperimentRow | JobRow | UsageRow | ConfigRow | ImportedRows
+Write = StreamWrite | UsageRow | RowWrite
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -63,32 +64,27 @@ def copy_tables(source: Path, target: Path, *, is_bounded: bool = True) -> None:
         StoreTooLarge: `source` exceeds the limits of an untrusted database.
         StoreBusy: the disk of `target` is full.
     """
-    reader = _TableReader(source, MAX_BYTES_IN_MEMORY if is_bounded else math.inf)
-    try:
-        writer = sqlite3.connect(target, isolation_level=None)
+    with closing(_TableReader(source, MAX_BYTES_IN_MEMORY if is_bounded else math.inf)) as reader:
         try:
-            # The copy is temporary, so it need not survive a crash.
-            writer.execute("PRAGMA journal_mode = OFF")
-            writer.execute("PRAGMA synchronous = OFF")
-            writer.execute("BEGIN")
-            for table in reader.tables():
-                writer.execute(table.definition)
-                writer.executemany(table.insertion, reader.rows_of(table))
-            writer.execute("COMMIT")
-            writer.execute(f"PRAGMA user_version = {reader.version()}")
-        finally:
-            writer.close()
-    except (sqlite3.Error, ValueError, OverflowError) as error:
-        if str(error) == FULL:
-            raise StoreBusy(
-                f"cannot copy {source.name} to {target}: {error}; free some disk space there"
+            with closing(sqlite3.connect(target, isolation_level=None)) as writer:
+                # The copy is temporary, so it need not survive a crash.
+                writer.execute("PRAGMA journal_mode = OFF")
+                writer.execute("PRAGMA synchronous = OFF")
+                writer.execute("BEGIN")
+                for table in reader.tables():
+                    writer.execute(table.definition)
+                    writer.executemany(table.insertion, reader.rows_of(table))
+                writer.execute("COMMIT")
+                writer.execute(f"PRAGMA user_version = {reader.version()}")
+        except (sqlite3.Error, ValueError, OverflowError) as error:
+            if str(error) == FULL:
+                raise StoreBusy(
+                    f"cannot copy {source.name} to {target}: {error}; free some disk space there"
+                ) from error
+            why = reader.interruption or escaped(str(error))
+            raise StoreUnusable(
+                f"cannot use {source.name}: it is not the database of an experiment ({why}); save the experiment again"
             ) from error
-        why = reader.interruption or escaped(str(error))
-        raise StoreUnusable(
-            f"cannot use {source.name}: it is not the database of an experiment ({why}); save the experiment again"
-        ) from error
-    finally:
-        reader.close()
 
 
 class _Table:

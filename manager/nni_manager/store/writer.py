@@ -6,8 +6,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -17,31 +16,13 @@ from nni_manager.domain.experiment import ExperimentState
 from nni_manager.domain.ingest import StreamWrite
 from nni_manager.domain.usage import gpus_to_json
 from nni_manager.errors import InternalError
+from nni_manager.store import errors, rows
 from nni_manager.store.database_files import OPEN_DATABASES
-from nni_manager.store.errors import (
-    StoreBusy,
-    StoreUnusable,
-    disk_full_message,
-    register_opening,
-    wal_bytes,
-    write_errors,
-)
 from nni_manager.store.lease import Lease, LeaseHolder, LeaseLost
 from nni_manager.store.migrations import SCHEMA_VERSION, migrate
+from nni_manager.store.owner_lock import opened
 from nni_manager.store.queries import QUERIES, sql_text
 from nni_manager.store.reader import BUSY_WAIT_MS
-from nni_manager.store.rows import (
-    AttemptRow,
-    ConfigRow,
-    ExperimentRow,
-    ImportedRows,
-    JobRow,
-    Stored,
-    TrialRow,
-    UsageRow,
-    Write,
-    columns_of,
-)
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.workspace import safe_name
 
@@ -59,13 +40,13 @@ _MAX_CACHED_NUMBERS = 10_000
 ROWS_AT_ONCE = (195, 39, 8, 1)
 
 
-def _add_metrics(rows: int) -> str:
-    """The statement that inserts `rows` records of one attempt."""
+def _add_metrics(count: int) -> str:
+    """The statement that inserts `count` records of one attempt."""
     all_before, values, row = QUERIES["add_metrics"].removesuffix(");").partition("VALUES ")
-    return f"{all_before}{values}{', '.join([row] * rows)})"
+    return f"{all_before}{values}{', '.join([row] * count)})"
 
 
-_ADD_METRICS = {rows: _add_metrics(rows) for rows in ROWS_AT_ONCE}
+_ADD_METRICS = {count: _add_metrics(count) for count in ROWS_AT_ONCE}
 
 
 class Store:
@@ -88,26 +69,21 @@ class Store:
         self._logs = logs
         self._lease = lease
         if not path.is_file():
-            raise StoreUnusable(
+            raise errors.StoreUnusable(
                 f"cannot open {path}: there is no such file; `nnictl experiment list --all` lists all experiments"
             )
         self._next_checkpoint_s = 0.0
         self._numbers: dict[AttemptKey, int] = {}
         """Cached numbers of the attempts that were written recently."""
-        self._is_closed = False
-        register_opening(path)
-        try:
+        with ExitStack() as resources:
+            errors.register_opening(path)
+            resources.callback(OPEN_DATABASES.remove, path)
             self._connection = self._connect(path)
-        except BaseException:
-            OPEN_DATABASES.remove(path)
-            raise
-        try:
-            with write_errors(path):
+            resources.callback(self._connection.close)
+            with errors.write_errors(path):
                 migrate(path, self._connection)
                 self._epoch = self._begin_epoch(lease.holder if lease else LeaseHolder.here())
-        except BaseException:
-            self.close()
-            raise
+            self._resources = resources.pop_all()
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -140,7 +116,7 @@ class Store:
         path.touch(mode=0o600, exist_ok=False)  # the database contains the secret
         connection = cls._connect(path)
         schema = sql_text("schema.sql")
-        with write_errors(path):
+        with errors.write_errors(path):
             connection.executescript(f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
             connection.execute(
                 QUERIES["add_experiment"],
@@ -157,7 +133,7 @@ class Store:
 
     @staticmethod
     def _connect(path: Path) -> sqlite3.Connection:
-        with write_errors(path):
+        with errors.write_errors(path):
             # Writes are serialised, but do not always come from the same thread.
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
@@ -171,7 +147,7 @@ class Store:
                 raise
             return connection
 
-    def commit(self, writes: Sequence[Write], now_s: float) -> Stored:
+    def commit(self, writes: Sequence[rows.Write], now_s: float) -> rows.Stored:
         """Commit all writes in one transaction, or none. Log bytes are synced before the offsets that refer to them.
 
         Raises:
@@ -182,21 +158,21 @@ class Store:
             self._lease.check()
         logs = [write for write in writes if isinstance(write, StreamWrite) and write.data]
         if logs:
-            with write_errors(self._path):
+            with errors.write_errors(self._path):
                 self._check_epoch()  # a later rollback does not undo writes to files
         sync_s = self._write_logs(logs)
-        with write_errors(self._path):
+        with errors.write_errors(self._path):
             with self._transaction():
                 self._check_epoch()
                 for write in writes:
                     self._apply(write, now_s)
                 began_s = time.monotonic()
             sync_s += time.monotonic() - began_s
-        return Stored(sync_s, self._checkpoint_wal())
+        return rows.Stored(sync_s, self._checkpoint_wal())
 
     def _checkpoint_wal(self) -> str:
         """Truncate the write-ahead log if it has grown in spite of checkpoints; return a message if that fails, else empty."""
-        now_s, size_bytes = time.monotonic(), wal_bytes(self._path)
+        now_s, size_bytes = time.monotonic(), errors.wal_bytes(self._path)
         if size_bytes >= MAX_LOG_BYTES and now_s >= self._next_checkpoint_s:
             self._next_checkpoint_s = now_s + _WAL_CHECKPOINT_INTERVAL_S
             self._connection.execute(f"PRAGMA busy_timeout = {_WAL_CHECKPOINT_WAIT_MS}")
@@ -204,7 +180,7 @@ class Store:
             with suppress(sqlite3.OperationalError):
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             self._connection.execute(f"PRAGMA busy_timeout = {BUSY_WAIT_MS}")
-            size_bytes = wal_bytes(self._path)
+            size_bytes = errors.wal_bytes(self._path)
         if size_bytes < _WAL_ALARM_BYTES:
             return ""
         return (
@@ -213,35 +189,17 @@ class Store:
         )
 
     def close(self) -> None:
-        """Close the database; SQLite checkpoints its write-ahead log."""
-        self._connection.close()
-        if not self._is_closed:
-            self._is_closed = True
-            OPEN_DATABASES.remove(self._path)
+        """Close the database; SQLite checkpoints its write-ahead log. Idempotent."""
+        self._resources.close()
 
-    def _apply(self, write: Write, now_s: float) -> None:
+    def _apply(self, write: rows.Write, now_s: float) -> None:
         match write:
             case StreamWrite():
                 self._add_commit(write, now_s)
-            case TrialRow():
-                self._execute("save_trial", write.values)
-            case AttemptRow():
-                columns = columns_of(write.key, attempt=write.number, is_lost=write.is_lost)
-                self._execute("save_attempt", columns)
-            case ConfigRow():
-                self._execute("save_config", {"config": write.config})
-            case ImportedRows():
-                self._connection.executemany(
-                    QUERIES["add_imported"],
-                    [
-                        (position, json.dumps(result.parameters), result.metric)
-                        for position, result in enumerate(write.results, write.position)
-                    ],
-                )
-            case JobRow():
-                self._execute("save_job", asdict(write) | {"now_s": now_s})
-            case UsageRow(usage=usage):
-                columns = columns_of(
+            case rows.RowWrite():
+                self._execute(write.query, write.values)
+            case rows.UsageRow(usage=usage):
+                columns = rows.columns_of(
                     usage.key,
                     attempt=self._number_of(usage.key),
                     at_s=write.at_s,
@@ -251,8 +209,6 @@ class Store:
                     gpus=gpus_to_json(usage.gpus),
                 )
                 self._execute("add_usage", columns)
-            case ExperimentRow():
-                self._execute("save_experiment", asdict(write) | {"state": write.state.value})
 
     def _execute(self, query: str, values: Mapping[str, Any]) -> sqlite3.Cursor:
         return self._connection.execute(QUERIES[query], values)
@@ -262,17 +218,17 @@ class Store:
         number = self._number_of(key)
         shared = (key.trial_id, number, key.task, now_s)
         first = 0
-        for rows, statement in _ADD_METRICS.items():
-            while len(commit.records) - first >= rows:
+        for count, statement in _ADD_METRICS.items():
+            while len(commit.records) - first >= count:
                 own = [
                     (offset, type_ == "FINAL", _parameter_id_text(parameter_id), sequence, value)
                     for offset, parameter_id, _, type_, sequence, value, _ in commit.records[
-                        first : first + rows
+                        first : first + count
                     ]
                 ]
                 self._connection.execute(statement, (*shared, *chain.from_iterable(own)))
-                first += rows
-        columns = columns_of(
+                first += count
+        columns = rows.columns_of(
             key,
             attempt=number,
             stream=commit.stream.value,
@@ -284,7 +240,7 @@ class Store:
     def _number_of(self, key: AttemptKey) -> int:
         number = self._numbers.get(key)
         if number is None:
-            row = self._execute("get_number", columns_of(key)).fetchone()
+            row = self._execute("get_number", rows.columns_of(key)).fetchone()
             if row is None:
                 raise InternalError(
                     f"cannot store data of attempt {key}: the attempt is not registered; "
@@ -305,20 +261,19 @@ class Store:
             path = log_path(self._logs, key, stream)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-                try:
+                with opened(path, os.O_WRONLY | os.O_CREAT) as descriptor:
                     for piece in pieces:
                         # Each write has its offset, so a retry overwrites the bytes of a failed commit.
                         _write_all_at(descriptor, piece.data + piece.postscript, piece.offset)
                     began_s = time.monotonic()
                     os.fdatasync(descriptor)
                     sync_s += time.monotonic() - began_s
-                finally:
-                    os.close(descriptor)
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                    raise StoreBusy(disk_full_message(self._path, f"{path}: {error.strerror}")) from error
-                raise StoreBusy(
+                    raise errors.StoreBusy(
+                        errors.disk_full_message(self._path, f"{path}: {error.strerror}")
+                    ) from error
+                raise errors.StoreBusy(
                     f"cannot write {path}: {error.strerror}; free some space on its disk"
                 ) from error
         return sync_s

@@ -13,7 +13,6 @@ from typing import Any
 
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.config.search_space import Choice, Nested, Parameter, QUniform, RandInt, SearchSpace
-from nni_manager.errors import InternalError
 from nni_manager.tuner.base import KeyedTuner, PastTrial, Suggestion, natural, reading_metadata_of
 
 
@@ -107,10 +106,8 @@ def _axis_of(parameter: Parameter) -> Points:
             return _one_after_another([_points_of(option) for option in options])
         case RandInt(low, high):
             return Points(high - low, lambda index: low + index)
-        case QUniform():
-            return _multiples(parameter)
-        case _:
-            raise InternalError(f"cannot count the values of {parameter}; please report this")
+    assert isinstance(parameter, QUniform)
+    return _multiples(parameter)
 
 
 def _points_of(option: Any) -> Points:

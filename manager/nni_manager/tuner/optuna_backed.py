@@ -28,34 +28,10 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from nni_manager.config import search_space
 from nni_manager.config.model import OptimizeMode
 from nni_manager.config.prior_results import PriorResult
-from nni_manager.config.search_space import (
-    Choice,
-    LogNormal,
-    LogUniform,
-    Nested,
-    Normal,
-    Parameter,
-    QLogNormal,
-    QLogUniform,
-    QNormal,
-    QUniform,
-    RandInt,
-    SearchSpace,
-    Uniform,
-    contains,
-    multiple_of,
-)
-from nni_manager.errors import InternalError
-from nni_manager.tuner.base import (
-    JsonScalar,
-    KeyedTuner,
-    PastTrial,
-    Place,
-    Suggestion,
-    reading_metadata_of,
-)
+from nni_manager.tuner import base
 from nni_manager.tuner.optuna_log import configure_logging
 from nni_manager.tuner.samplers import from_unit
 from nni_manager.tuner.untrusted_metadata import NOTED_ON_STUDY, NOTED_ON_TRIAL
@@ -84,10 +60,12 @@ MakeSampler: TypeAlias = Callable[[SamplerSeeds, Mapping[str, BaseDistribution]]
 """Makes the sampler of one trial from its seeds and the hyper-parameters that every trial has."""
 
 
-class SeededTuner(KeyedTuner[Place]):
+class SeededTuner(base.KeyedTuner[base.Place]):
     """Base of tuners that draw parameters at random from a search space."""
 
-    def __init__(self, space: SearchSpace, optimize_mode: OptimizeMode, seed: int | None) -> None:
+    def __init__(
+        self, space: search_space.SearchSpace, optimize_mode: OptimizeMode, seed: int | None
+    ) -> None:
         """`seed` None: a random seed."""
         super().__init__()
         self.sampling = Sampling(space)
@@ -98,7 +76,7 @@ class SeededTuner(KeyedTuner[Place]):
         """The result as a loss: lower is better; infinite if the trial failed."""
         return math.inf if value is None else self._sign * value
 
-    def draws_in(self, trial: PastTrial) -> dict[str, JsonScalar]:
+    def draws_in(self, trial: base.PastTrial) -> dict[str, base.JsonScalar]:
         """The draws in a trial's metadata.
 
         Raises:
@@ -117,7 +95,7 @@ class OptunaTuner(SeededTuner[int]):
 
     def __init__(
         self,
-        space: SearchSpace,
+        space: search_space.SearchSpace,
         optimize_mode: OptimizeMode,
         seed: int | None,
         make_sampler: MakeSampler,
@@ -141,7 +119,7 @@ class OptunaTuner(SeededTuner[int]):
         )
         self._study_id = self._storage.get_study_id_from_name(self._study.study_name)
 
-    def propose(self, trial_key: int) -> Suggestion:
+    def propose(self, trial_key: int) -> base.Suggestion:
         """See `KeyedTuner`. Never exhausted: a space of one point yields that point again."""
         seeds = SamplerSeeds(self.seed, seed_of_trial(self.seed, trial_key))
         self._study.sampler = self._make_sampler(seeds, self.sampling.always_there)
@@ -163,7 +141,7 @@ class OptunaTuner(SeededTuner[int]):
             },
         }
         notes = {name: json.dumps(attributes) for name, attributes in noted.items() if attributes}
-        return Suggestion(parameters, {**trial.params, **notes})
+        return base.Suggestion(parameters, {**trial.params, **notes})
 
     def learn(self, place: int, value: float | None) -> None:
         """See `KeyedTuner`."""
@@ -172,7 +150,7 @@ class OptunaTuner(SeededTuner[int]):
         else:
             self._study.tell(place, value)
 
-    def replay(self, trials: Iterable[PastTrial]) -> None:
+    def replay(self, trials: Iterable[base.PastTrial]) -> None:
         """See `KeyedTuner`."""
         for number, trial in enumerate(trials, len(self._study.get_trials(deepcopy=False))):
             self._study.add_trial(self._frozen(trial))
@@ -194,13 +172,13 @@ class OptunaTuner(SeededTuner[int]):
             count += 1
         return count
 
-    def _frozen(self, trial: PastTrial) -> FrozenTrial:
+    def _frozen(self, trial: base.PastTrial) -> FrozenTrial:
         value, state = None, TrialState.FAIL
         if not trial.ended:
             state = TrialState.RUNNING
         elif trial.value is not None and math.isfinite(trial.value):
             value, state = trial.value, TrialState.COMPLETE
-        with reading_metadata_of(trial):
+        with base.reading_metadata_of(trial):
             return optuna.create_trial(
                 state=state,
                 value=value,
@@ -210,7 +188,7 @@ class OptunaTuner(SeededTuner[int]):
             )
 
 
-def _noted(trial: PastTrial, name: str) -> dict[str, Any]:
+def _noted(trial: base.PastTrial, name: str) -> dict[str, Any]:
     attributes: dict[str, Any] = json.loads(str(trial.metadata.get(name, "{}")))
     return attributes
 
@@ -218,7 +196,7 @@ def _noted(trial: PastTrial, name: str) -> dict[str, Any]:
 class Sampling:
     """Maps draws to parameters. The key of a hyper-parameter's distribution is its JSON pointer in the space."""
 
-    def __init__(self, space: SearchSpace, above: str = "") -> None:
+    def __init__(self, space: search_space.SearchSpace, above: str = "") -> None:
         """`above`: the JSON pointer of a nested space. `always_there`: the distributions outside of nested choices."""
         self._space = space
         self._pointers = {name: _pointer(above, name) for name in space.parameters}
@@ -228,9 +206,9 @@ class Sampling:
         self._nested = {
             (self._pointers[name], index): Sampling(option.space, f"{self._pointers[name]}/{index}")
             for name, parameter in space.parameters.items()
-            if isinstance(parameter, Choice)
+            if isinstance(parameter, search_space.Choice)
             for index, option in enumerate(parameter.options)
-            if isinstance(option, Nested)
+            if isinstance(option, search_space.Nested)
         }
 
     def sample(self, draw: Callable[[str, BaseDistribution], Any]) -> dict[str, Any]:
@@ -239,21 +217,21 @@ class Sampling:
         for name, parameter in self._space.parameters.items():
             pointer = self._pointers[name]
             drawn = draw(pointer, self.always_there[pointer])
-            if not isinstance(parameter, Choice):
+            if not isinstance(parameter, search_space.Choice):
                 parameters[name] = _value_of(parameter, drawn)
                 continue
             option = parameter.options[drawn]
-            if isinstance(option, Nested):
+            if isinstance(option, search_space.Nested):
                 option = {"_name": option.name, **self._nested[pointer, drawn].sample(draw)}
             # A copy: changes by the caller must not reach the search space.
             parameters[name] = copy.deepcopy(option)
         return parameters
 
     def complete(
-        self, known: Mapping[str, JsonScalar], random: Random
-    ) -> tuple[dict[str, Any], dict[str, JsonScalar]]:
+        self, known: Mapping[str, base.JsonScalar], random: Random
+    ) -> tuple[dict[str, Any], dict[str, base.JsonScalar]]:
         """The parameters and their draws: the known draws, and random ones for all others."""
-        draws: dict[str, JsonScalar] = {}
+        draws: dict[str, base.JsonScalar] = {}
 
         def draw(name: str, distribution: BaseDistribution) -> Any:
             draws[name] = known[name] if name in known else from_unit(distribution, random.random())
@@ -276,14 +254,14 @@ class Sampling:
         self.sample(recall)
         return used
 
-    def draws_of(self, parameters: Mapping[str, Any]) -> dict[str, JsonScalar] | None:
+    def draws_of(self, parameters: Mapping[str, Any]) -> dict[str, base.JsonScalar] | None:
         """Draws that yield these parameters; None if the parameters are not in the space."""
-        if contains(self._space, dict(parameters)):
+        if search_space.contains(self._space, dict(parameters)):
             return None
-        draws: dict[str, JsonScalar] = {}
+        draws: dict[str, base.JsonScalar] = {}
         for name, parameter in self._space.parameters.items():
             pointer, value = self._pointers[name], parameters[name]
-            if isinstance(parameter, Choice):
+            if isinstance(parameter, search_space.Choice):
                 options = enumerate(parameter.options)
                 found = (self._draws_of_option(pointer, index, option, value) for index, option in options)
                 draws |= next(filter(None, found), {})
@@ -293,9 +271,9 @@ class Sampling:
 
     def _draws_of_option(
         self, pointer: str, index: int, option: Any, value: Any
-    ) -> dict[str, JsonScalar] | None:
+    ) -> dict[str, base.JsonScalar] | None:
         """Draws that yield this value of a choice by this option; None if the option does not match the value."""
-        if not isinstance(option, Nested):
+        if not isinstance(option, search_space.Nested):
             is_same = json.dumps(option, sort_keys=True) == json.dumps(value, sort_keys=True)
             return {pointer: index} if is_same else None
         if not isinstance(value, dict) or value.get("_name") != option.name:
@@ -311,17 +289,22 @@ def _pointer(above: str, name: str) -> str:
     return f"{above}/{name.replace('~', '~0').replace('/', '~1')}"
 
 
-def _distribution_of(parameter: Parameter) -> BaseDistribution:
+def _distribution_of(parameter: search_space.Parameter) -> BaseDistribution:
     match parameter:
-        case Choice(options):
+        case search_space.Choice(options):
             return CategoricalDistribution(tuple(range(len(options))))
-        case RandInt(low, high):
+        case search_space.RandInt(low, high):
             return IntDistribution(low, high - 1)
-        case Uniform(low, high) | QUniform(low, high):
+        case search_space.Uniform(low, high) | search_space.QUniform(low, high):
             return FloatDistribution(low, high)
-        case LogUniform(low, high) | QLogUniform(low, high):
+        case search_space.LogUniform(low, high) | search_space.QLogUniform(low, high):
             return FloatDistribution(low, high, log=True)
-        case Normal() | QNormal() | LogNormal() | QLogNormal():
+        case (
+            search_space.Normal()
+            | search_space.QNormal()
+            | search_space.LogNormal()
+            | search_space.QLogNormal()
+        ):
             return PROBABILITY
 
 
@@ -332,41 +315,37 @@ def draw(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> Any:
             return trial.suggest_categorical(name, distribution.choices)
         case IntDistribution():
             return trial.suggest_int(name, distribution.low, distribution.high)
-        case FloatDistribution():
-            return trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
-        case _:
-            raise InternalError(
-                f"cannot draw {name}: unknown distribution {distribution}; please report this"
-            )
+    assert isinstance(distribution, FloatDistribution)
+    return trial.suggest_float(name, distribution.low, distribution.high, log=distribution.log)
 
 
-def _value_of(parameter: Parameter, drawn: Any) -> JsonScalar:
+def _value_of(parameter: search_space.Parameter, drawn: Any) -> base.JsonScalar:
     """The value of a draw, as a plain int or float."""
     match parameter:
-        case RandInt():
+        case search_space.RandInt():
             return int(drawn)
-        case QUniform() | QLogUniform():
+        case search_space.QUniform() | search_space.QLogUniform():
             return parameter.quantised(drawn)
-        case Normal(mu, sigma):
+        case search_space.Normal(mu, sigma):
             return NormalDist(mu, sigma).inv_cdf(drawn)
-        case QNormal(mu, sigma, q):
-            return multiple_of(NormalDist(mu, sigma).inv_cdf(drawn), q)
-        case LogNormal(mu, sigma):
+        case search_space.QNormal(mu, sigma, q):
+            return search_space.multiple_of(NormalDist(mu, sigma).inv_cdf(drawn), q)
+        case search_space.LogNormal(mu, sigma):
             return math.exp(NormalDist(mu, sigma).inv_cdf(drawn))
-        case QLogNormal(mu, sigma, q):
-            return multiple_of(math.exp(NormalDist(mu, sigma).inv_cdf(drawn)), q)
+        case search_space.QLogNormal(mu, sigma, q):
+            return search_space.multiple_of(math.exp(NormalDist(mu, sigma).inv_cdf(drawn)), q)
         case _:
             return float(drawn)
 
 
-def _draw_of(parameter: Parameter, value: Any) -> JsonScalar:
+def _draw_of(parameter: search_space.Parameter, value: Any) -> base.JsonScalar:
     """A draw that yields the value, which lies in the parameter's support."""
     match parameter:
-        case RandInt():
+        case search_space.RandInt():
             return int(value)
-        case Normal(mu, sigma) | QNormal(mu, sigma):
+        case search_space.Normal(mu, sigma) | search_space.QNormal(mu, sigma):
             share = NormalDist(mu, sigma).cdf(value)
-        case LogNormal(mu, sigma) | QLogNormal(mu, sigma):
+        case search_space.LogNormal(mu, sigma) | search_space.QLogNormal(mu, sigma):
             share = NormalDist(mu, sigma).cdf(math.log(value)) if value > 0 else 0.0
         case _:
             return float(value)

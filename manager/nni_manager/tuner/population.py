@@ -24,7 +24,6 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 
 from nni_manager.config.algorithms import PbtArgs
 from nni_manager.config.search_space import SearchSpace
-from nni_manager.errors import InternalError
 from nni_manager.tuner.base import JsonScalar, Later, PastTrial, Suggestion, natural, reading_metadata_of
 from nni_manager.tuner.optuna_backed import PROBABILITY, SeededTuner, seed_of_trial
 from nni_manager.tuner.samplers import from_unit
@@ -160,12 +159,8 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
                 return choices[min(max(choices.index(drawn) + sign, 0), len(choices) - 1)]
             case IntDistribution(low=low, high=high):
                 return min(max(drawn + sign, low), high)
-            case FloatDistribution(low=low, high=high):
-                return min(max(drawn * (1 + sign * self._args.factor), low), high)
-            case _:
-                raise InternalError(
-                    f"cannot change a draw: unknown distribution {distribution}; please report this"
-                )
+        assert isinstance(distribution, FloatDistribution)
+        return min(max(drawn * (1 + sign * self._args.factor), distribution.low), distribution.high)
 
     def _random(self, number: int, member: int, *, for_plan: bool = False) -> Random:
         # The position is the seed, so the draws do not depend on the trial's key.

@@ -16,8 +16,6 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from nni_manager.errors import InternalError
-
 if TYPE_CHECKING:
     from optuna import Study
 
@@ -203,14 +201,11 @@ def from_unit(distribution: BaseDistribution, unit: float) -> Any:
             return choices[min(int(unit * len(choices)), len(choices) - 1)]
         case IntDistribution(low=low, high=high):
             return min(low + int(unit * (high - low + 1)), high)
-        case FloatDistribution(low=low, high=high, log=True):
-            return min(max(math.exp(_between(math.log(low), math.log(high), unit)), low), high)
-        case FloatDistribution(low=low, high=high):
-            return min(max(_between(low, high, unit), low), high)
-        case _:
-            raise InternalError(
-                f"cannot draw a value: unknown distribution {distribution}; please report this"
-            )
+    assert isinstance(distribution, FloatDistribution)
+    start, end = distribution.low, distribution.high
+    if distribution.log:
+        return min(max(math.exp(_between(math.log(start), math.log(end), unit)), start), end)
+    return min(max(_between(start, end, unit), start), end)
 
 
 def to_unit(distribution: BaseDistribution, drawn: Any) -> float:
@@ -220,15 +215,11 @@ def to_unit(distribution: BaseDistribution, drawn: Any) -> float:
             return (choices.index(drawn) + 0.5) / len(choices)
         case IntDistribution(low=low, high=high):
             return float((drawn - low + 0.5) / (high - low + 1))
-        case FloatDistribution(low=low, high=high, log=True):
-            low, high, drawn = math.log(low), math.log(high), math.log(drawn)
-            return float((drawn - low) / (high - low)) if high > low else 0.5
-        case FloatDistribution(low=low, high=high):
-            return float((drawn - low) / (high - low)) if high > low else 0.5
-        case _:
-            raise InternalError(
-                f"cannot locate a draw: unknown distribution {distribution}; please report this"
-            )
+    assert isinstance(distribution, FloatDistribution)
+    start, end = distribution.low, distribution.high
+    if distribution.log:
+        start, end, drawn = math.log(start), math.log(end), math.log(drawn)
+    return float((drawn - start) / (end - start)) if end > start else 0.5
 
 
 def _between(low: float, high: float, unit: float) -> float:

@@ -14,7 +14,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from statistics import NormalDist
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +22,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import FrozenTrial, TrialState
 
 from nni_manager.config.algorithms import GpArgs, MetisArgs, SmacArgs
-from nni_manager.tuner.samplers import (
-    LearningSampler,
-    Space,
-    best_first,
-    completed,
-    draws_at,
-    loss_of,
-    to_unit,
-    without_single,
-)
+from nni_manager.tuner import samplers
 
 if TYPE_CHECKING:
     from optuna import Study
@@ -48,7 +39,7 @@ _LENGTH_SCALES = np.geomspace(0.05, 5.0, 7)
 _NOISES = (0.0, 1e-3, 1e-1)
 
 
-class ModelSampler(LearningSampler):
+class ModelSampler(samplers.LearningSampler):
     """Proposes random points first, then the best predicted of many candidates and their neighbours."""
 
     repeats: bool = True
@@ -57,7 +48,7 @@ class ModelSampler(LearningSampler):
     def __init__(
         self,
         seeds: SamplerSeeds,
-        always_there: Space,
+        always_there: samplers.Space,
         *,
         cold_start: int,
         candidates: int,
@@ -65,7 +56,7 @@ class ModelSampler(LearningSampler):
     ) -> None:
         """`candidates`: the number of random points. `starting_points`: how many of the best have their neighbours evaluated."""
         super().__init__(seeds)
-        self._space = without_single(always_there)
+        self._space = samplers.without_single(always_there)
         self._cold_start = cold_start
         self._candidates = candidates
         self._starting_points = min(starting_points, candidates)
@@ -81,7 +72,7 @@ class ModelSampler(LearningSampler):
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """The hyper-parameters that every trial has, once there are `cold_start` results."""
-        return dict(self._space) if len(completed(study)) >= self._cold_start else {}
+        return dict(self._space) if len(samplers.completed(study)) >= self._cold_start else {}
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -89,28 +80,28 @@ class ModelSampler(LearningSampler):
         """The draws of the most promising candidate."""
         if not search_space:
             return {}
-        past = completed(study)
+        past = samplers.completed(study)
         if len(past) > MAX_TRIALS:
-            past = [*best_first(study)[: MAX_TRIALS // 2], *past[-MAX_TRIALS // 2 :]]
+            past = [*samplers.best_first(study)[: MAX_TRIALS // 2], *past[-MAX_TRIALS // 2 :]]
         running = [
             each
             for each in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
             if self._space.keys() <= each.params.keys()
         ][-MAX_TRIALS:]
-        losses = _standardised([loss_of(study, each) for each in past])
+        losses = _standardised([samplers.loss_of(study, each) for each in past])
         places = np.array([self._places(each) for each in (*past, *running)])
         self.fit(self._features(places), np.concatenate([losses, np.zeros(len(running))]))
         places = self._search(places[: len(past)][np.argsort(losses, kind="stable")])
         if self.repeats:
-            return draws_at(self._space, places[0])
-        return self._first_new(places, (*past, *running)) or draws_at(self._space, places[0])
+            return samplers.draws_at(self._space, places[0])
+        return self._first_new(places, (*past, *running)) or samplers.draws_at(self._space, places[0])
 
     def _first_new(self, places: Floats, known: Sequence[FrozenTrial]) -> dict[str, Any] | None:
         tried = {tuple(each.params[name] for name in self._space) for each in known}
         # In a small space, all promising points are soon tried, so others are tried at random.
         others = self.numbers.random((self._candidates, len(self._space)))
         for place in (*places, *others[np.argsort(-self.acquisition(self._features(others)), kind="stable")]):
-            draws = draws_at(self._space, place)
+            draws = samplers.draws_at(self._space, place)
             if tuple(draws.values()) not in tried:
                 return draws
         return None
@@ -132,7 +123,7 @@ class ModelSampler(LearningSampler):
         return pool[order[: self._starting_points]]
 
     def _places(self, trial: FrozenTrial) -> list[float]:
-        return [to_unit(each, trial.params[name]) for name, each in self._space.items()]
+        return [samplers.to_unit(each, trial.params[name]) for name, each in self._space.items()]
 
     def _features(self, places: Floats) -> Floats:
         columns: list[Floats] = []
@@ -153,7 +144,7 @@ class ModelSampler(LearningSampler):
 class GaussianProcess(ModelSampler):
     """A Gaussian process with a Matérn kernel. Its length scale and noise maximise the likelihood of the data."""
 
-    def __init__(self, seeds: SamplerSeeds, always_there: Space, args: GpArgs) -> None:
+    def __init__(self, seeds: SamplerSeeds, always_there: samplers.Space, args: GpArgs) -> None:
         """Apply the settings of the experiment file."""
         super().__init__(
             seeds,
@@ -162,9 +153,7 @@ class GaussianProcess(ModelSampler):
             candidates=args.selection_num_warm_up,
             starting_points=args.selection_num_starting_points,
         )
-        self._utility: Literal["ei", "ucb", "poi"] = args.utility
-        self._kappa, self._xi = args.kappa, args.xi
-        self._nu, self._alpha = args.nu, args.alpha
+        self._args = args
 
     def fit(self, points: Floats, losses: Floats) -> None:
         """See `ModelSampler`."""
@@ -172,9 +161,9 @@ class GaussianProcess(ModelSampler):
         distances = _distances(points, points)
         likeliest = -math.inf
         for length_scale in _LENGTH_SCALES * math.sqrt(points.shape[1]):
-            kernel = _matern(distances / length_scale, self._nu)
+            kernel = _matern(distances / length_scale, self._args.nu)
             for noise in _NOISES:
-                noisy = kernel + (self._alpha + noise) * np.eye(len(points))
+                noisy = kernel + (self._args.alpha + noise) * np.eye(len(points))
                 try:
                     root = np.linalg.cholesky(noisy)
                 except np.linalg.LinAlgError:
@@ -189,24 +178,25 @@ class GaussianProcess(ModelSampler):
 
     def predict(self, points: Floats) -> tuple[Floats, Floats]:
         """Expected losses and their standard deviations."""
-        kernel = _matern(_distances(points, self._points) / self._length_scale, self._nu)
+        kernel = _matern(_distances(points, self._points) / self._length_scale, self._args.nu)
         variances = 1 - np.einsum("ij,ij->i", kernel @ self._inverse, kernel)
         return kernel @ self._weights, np.sqrt(self._scale * np.maximum(variances, 1e-12))
 
     def acquisition(self, points: Floats) -> Floats:
         """See `ModelSampler`."""
         means, deviations = self.predict(points)
-        if self._utility == "ucb":
-            return self._kappa * deviations - means
-        if self._utility == "poi":
-            return _normal_share((self._best - means - self._xi) / deviations)
-        return expected_improvement(means, deviations, self._best - self._xi)
+        args = self._args
+        if args.utility == "ucb":
+            return args.kappa * deviations - means
+        if args.utility == "poi":
+            return _normal_share((self._best - means - args.xi) / deviations)
+        return expected_improvement(means, deviations, self._best - args.xi)
 
 
 class Metis(GaussianProcess):
     """Proposes the best predicted point or, with the exploration probability, the point of greatest expected improvement."""
 
-    def __init__(self, seeds: SamplerSeeds, always_there: Space, args: MetisArgs) -> None:
+    def __init__(self, seeds: SamplerSeeds, always_there: samplers.Space, args: MetisArgs) -> None:
         """Apply the settings of the experiment file."""
         super().__init__(
             seeds,
@@ -231,7 +221,7 @@ class Forest(ModelSampler):
 
     _RANDOM_SHARE = 0.2
 
-    def __init__(self, seeds: SamplerSeeds, always_there: Space, args: SmacArgs) -> None:
+    def __init__(self, seeds: SamplerSeeds, always_there: samplers.Space, args: SmacArgs) -> None:
         """Apply the settings of the experiment file."""
         super().__init__(seeds, always_there, cold_start=10, candidates=5000, starting_points=100)
         self.repeats = not args.config_dedup
