@@ -34,7 +34,7 @@ from nni_manager.training_services.kubernetes.errors import (
     MissingCapability,
 )
 from nni_manager.training_services.kubernetes.preflight import check
-from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage
+from nni_manager.training_services.kubernetes.render import SecretContent
 from nni_manager.training_services.kubernetes.watch import Deleted, Synced, Upserted
 from trial_keeper.wire.reasons import ExitReason
 
@@ -305,15 +305,18 @@ def test_a_submission_that_was_lost_on_its_way_back_is_taken_up(site):
     run(work())
 
 
-class OtherStorage(SharedStorage):
+class ShareWithKey:
     """One that has a key of its own."""
 
     def secrets(self):
         return (SecretContent("-key", "Opaque", {"key": "c0a1"}),)
 
+    def close(self):
+        pass
+
 
 def test_the_key_of_a_storage_belongs_to_the_job_and_the_token_is_made_when_all_else_is(site):
-    site.storage = OtherStorage()
+    site.share = ShareWithKey()
 
     async def work():
         async with site.manager() as service:

@@ -32,7 +32,6 @@ from nni_manager.training_services.kubernetes.watch import (
     Upserted,
     Watch,
     WatchFailed,
-    WatchForbidden,
 )
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
@@ -87,7 +86,7 @@ class Told:
         match change:
             case Upserted(document) | Deleted(document):
                 return type(change).__name__, document["metadata"]["name"]
-            case WatchFailed(message) | WatchForbidden(message):
+            case WatchFailed(message):
                 return type(change).__name__, message
         return (type(change).__name__,)
 
@@ -361,7 +360,7 @@ def test_a_watch_that_one_can_do_without_says_once_that_it_is_denied_and_ends(cl
         if verb == "watch":
             assert told.next() == ("Synced",)
         kind, message = told.next()
-        assert kind == "WatchForbidden"
+        assert kind == "WatchFailed"
         assert f'cannot {verb} resource "secrets"' in message
         told.watch.join()
     assert server.api.counted()[verb, "secrets"] == 1

@@ -16,6 +16,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nni_manager.domain.completion import Completion
 from nni_manager.domain.stop_escalation import KEEPER_GRACE_S
@@ -47,7 +48,6 @@ from nni_manager.training_services.kubernetes.render import (
 )
 from nni_manager.training_services.kubernetes.resource_calls import ResourceCalls, retry_delays_s
 from nni_manager.training_services.kubernetes.resources import EVENTS, PODS
-from nni_manager.training_services.kubernetes.storage import SharedStorage
 from nni_manager.training_services.kubernetes.watch import (
     Change,
     Deleted,
@@ -55,12 +55,14 @@ from nni_manager.training_services.kubernetes.watch import (
     Upserted,
     Watch,
     WatchFailed,
-    WatchForbidden,
 )
 from nni_manager.training_services.share import Share
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
+
+if TYPE_CHECKING:
+    from nni_manager.training_services.kubernetes.azure_share import AzureShare
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +90,7 @@ class KubernetesService(TrainingService):
         workspace: Workspace,
         on_job_ended: Callable[[JobEnded], None],
         logins: Mapping[Path, str] | None = None,
-        storage: SharedStorage | None = None,
+        share: AzureShare | None = None,
     ) -> None:
         """`logins`: the content of each role's registry login. Containers see the workspace's parent at MOUNT."""
         super().__init__(on_job_ended)
@@ -96,9 +98,9 @@ class KubernetesService(TrainingService):
         self._operator = operator
         self._namespace = operator.config.namespace or cluster.namespace
         self._experiment_id = workspace.root.name
-        self._storage = storage or SharedStorage()
+        self._share = share
         self._calls = ResourceCalls(
-            *(cluster, operator, self._namespace, self._experiment_id, self._storage, logins or {})
+            *(cluster, operator, self._namespace, self._experiment_id, share, logins or {})
         )
         self._jobs: dict[str, KubernetesJob] = {}
         self._observed = ObservedObjects(operator, self._namespace, self._experiment_id)
@@ -119,8 +121,8 @@ class KubernetesService(TrainingService):
 
     @property
     def share(self) -> Share | None:
-        """The share of the storage."""
-        return self._storage.share
+        """The Azure share. None: this machine mounts the storage as well."""
+        return self._share
 
     @property
     def completion(self) -> Completion:
@@ -254,7 +256,8 @@ class KubernetesService(TrainingService):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._storage.close()
+        if self._share is not None:
+            self._share.close()
         await self._calls.close()
         for watch in self._watches:
             await asyncio.to_thread(watch.join)
@@ -301,8 +304,6 @@ class KubernetesService(TrainingService):
             case WatchFailed(message):
                 self._set_watch_failure(self._operator.resource.plural, message)
                 self._list_changed.set()
-            case WatchForbidden():
-                pass
 
     def _on_pod(self, change: Change) -> None:
         match change:
@@ -316,7 +317,7 @@ class KubernetesService(TrainingService):
                 self._pods_changed.set()
             case WatchFailed(message):
                 self._set_watch_failure("pods", message)
-            case Synced() | WatchForbidden():
+            case Synced():
                 pass
 
     def _on_event(self, change: Change) -> None:
@@ -325,12 +326,12 @@ class KubernetesService(TrainingService):
                 self._observed.warnings.take(document)
             case Deleted(document):
                 self._observed.warnings.drop(document)
-            case WatchForbidden(message):
+            case WatchFailed(message):
                 logger.warning(
                     "%s; without this right, the reasons of some pending pods are not shown", message
                 )
-            case Synced() | WatchFailed():
-                pass  # the watches of resources and pods report the same failure
+            case Synced():
+                pass
 
     def _set_watch_failure(self, of: str, message: str) -> None:
         if message:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from nni_manager.config.model import (
@@ -25,7 +25,6 @@ from nni_manager.config.model import (
 )
 from nni_manager.errors import InternalError
 from nni_manager.training_services.kubernetes.api import Document
-from nni_manager.training_services.kubernetes.storage import STORAGE_SECRET, SecretContent
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import PREFIX, KeeperSettings
@@ -38,6 +37,17 @@ _REUSED = "env-"
 _POD_FIELDS = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
 TERMINATION_MARGIN_S = 15
 """Seconds that a keeper has after its trial's grace to report how the trial ended."""
+# The suffix of the secret with which pods mount the storage.
+_STORAGE_SECRET = "-storage"
+
+
+@dataclass(frozen=True, slots=True)
+class SecretContent:
+    """A secret that a job's resource owns. Its name is that resource's name plus `suffix`; `kind` is its type."""
+
+    suffix: str
+    kind: str
+    texts: Mapping[str, str] = field(repr=False)
 
 
 # ---- names
@@ -145,7 +155,7 @@ def volume_of(storage: KubernetesStorage, name: str) -> Document:
         case ClaimStorage(_, str() as claim):
             return {"persistentVolumeClaim": {"claimName": claim}}
         case AzureStorage(_, share):
-            return {"azureFile": {"secretName": f"{name}{STORAGE_SECRET}", "shareName": share}}
+            return {"azureFile": {"secretName": f"{name}{_STORAGE_SECRET}", "shareName": share}}
         case ClaimStorage():
             raise InternalError(
                 f"cannot mount the storage of {name}: the claim has no name, which is a bug; please report it"
@@ -191,6 +201,12 @@ def with_escaped_dollars(text: str) -> str:
 
 
 # ---- secrets
+
+
+def azure_secret(account: str, key: str) -> SecretContent:
+    """Returns the secret that Kubernetes needs for an azureFile volume."""
+    texts = {"azurestorageaccountname": account, "azurestorageaccountkey": key}
+    return SecretContent(_STORAGE_SECRET, "Opaque", texts)
 
 
 def job_secrets(config: KubernetesConfig, token: str, logins: Mapping[Path, str]) -> list[SecretContent]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nni_manager.backoff import delays_s
 from nni_manager.errors import NniManagerError, RetryableError
@@ -24,8 +24,10 @@ from nni_manager.training_services.kubernetes.render import (
     render_secrets,
 )
 from nni_manager.training_services.kubernetes.resources import SECRETS
-from nni_manager.training_services.kubernetes.storage import SharedStorage
 from trial_keeper.settings import KeeperSettings
+
+if TYPE_CHECKING:
+    from nni_manager.training_services.kubernetes.azure_share import AzureShare
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +55,11 @@ class ResourceCalls:
         operator: Operator,
         namespace: str,
         experiment_id: str,
-        storage: SharedStorage,
+        share: AzureShare | None,
         logins: Mapping[Path, str],
     ) -> None:
         """`logins`: the content of each role's registry login."""
-        self._cluster, self._operator, self._storage, self._logins = cluster, operator, storage, logins
+        self._cluster, self._operator, self._share, self._logins = cluster, operator, share, logins
         self._namespace, self._experiment_id = namespace, experiment_id
         self.doomed: set[str] = set()
         """The uids of resources that are no longer needed and being deleted."""
@@ -88,7 +90,10 @@ class ResourceCalls:
             if not is_ours:
                 raise
         # The token's secret is created last, because `has_secret` checks only this one.
-        contents = [*self._storage.secrets(), *job_secrets(operator.config, settings.token, self._logins)]
+        contents = [
+            *(self._share.secrets() if self._share else ()),
+            *job_secrets(operator.config, settings.token, self._logins),
+        ]
         for secret in render_secrets(made, contents):
             # The secret may exist from an earlier try, or belong to a previous resource of this name that is being deleted.
             with contextlib.suppress(AlreadyExists):
