@@ -271,7 +271,7 @@ def storage_here(config: ExperimentSpec) -> Path | None:
     """Local path of the storage that jobs share; None if jobs run here, or if an Azure share is used instead.
 
     Raises:
-        NotMounted: the storage is not mounted on this machine.
+        UserError: the storage is not mounted on this machine.
     """
     from nni_manager.training_services.mounts import folder_of_export
 
@@ -291,7 +291,7 @@ def share_of(
     """The Azure share that jobs mount and this machine does not; None if the jobs use other storage.
 
     Raises:
-        AzureMissing, KeyUnreadable, VaultUnavailable: the share cannot be used.
+        UserError, RetryableError: the share cannot be used.
     """
     if config.kubernetes is None or not isinstance(config.kubernetes.storage, AzureStorage):
         return None
@@ -300,9 +300,9 @@ def share_of(
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("azure"):
             raise
-        from nni_manager.training_services.kubernetes.errors import AzureMissing
-
-        raise AzureMissing from error
+        raise UserError(
+            "cannot use Azure's storage: the Python clients are not installed; run `pip install 'trial-keeper[azure]'`"
+        ) from error
     return AzureShare(config.kubernetes.storage, workspace.root, retry_policy)
 
 

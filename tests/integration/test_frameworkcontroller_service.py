@@ -31,7 +31,6 @@ from nni_manager.training_services.kubernetes.errors import (
     AlreadyExists,
     ApiServerUnavailable,
     Conflict,
-    MissingCapability,
 )
 from nni_manager.training_services.kubernetes.preflight import check
 from nni_manager.training_services.kubernetes.render import SecretContent
@@ -807,6 +806,6 @@ def test_what_the_cluster_lacks_is_told_before_anything_is_made(site):
     operator = FrameworkController(site.config)
     check(kubernetes, operator, "default")
     site.cluster.api.denied |= {("create", "secrets"), ("watch", "pods")}
-    with pytest.raises(MissingCapability, match=r"may not watch pods(.|\n)*may not create secrets"):
+    with pytest.raises(UserError, match=r"may not watch pods(.|\n)*may not create secrets"):
         check(kubernetes, operator, "default")
     kubernetes.close()

@@ -17,7 +17,6 @@ from nni_manager.training_services.openpai.connection import (
     JobNotOnCluster,
     JobRefused,
     LoginRejected,
-    NotAllowed,
     RequestRejected,
     address_of,
 )
@@ -211,7 +210,7 @@ def test_several_threads_log_in_once(server):
 def test_a_token_that_has_expired_is_told_apart_from_what_is_forbidden(server, cluster):
     cluster.submit(job_text())
     server.wait_for_job().user = "somebody else"
-    with pytest.raises(NotAllowed, match=r"not allowed to do this operation; ask an administrator"):
+    with pytest.raises(JobRefused, match=r"not allowed to do this operation; ask an administrator"):
         cluster.stop("job")
     server.tokens.clear()
     with pytest.raises(
@@ -331,7 +330,7 @@ def test_an_exceeded_quota_is_told_apart_from_a_missing_right(server, cluster):
     with pytest.raises(QuotaExceeded, match="exceeds the GPU quota of default; the call is retried until"):
         cluster.submit(job_text())
     server.misbehave((403, "ForbiddenUserError", "user ada may not use default"))
-    with pytest.raises(NotAllowed, match="may not use default; ask an administrator"):
+    with pytest.raises(JobRefused, match="may not use default; ask an administrator"):
         cluster.submit(job_text())
 
 

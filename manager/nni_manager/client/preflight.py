@@ -130,7 +130,7 @@ def check_platform(config: ExperimentSpec) -> PlatformCheck:
     """Check that trials can run on the experiment's platform.
 
     Raises:
-        GpusMissing, CommandMissing: this machine cannot run them.
+        UserError: this machine cannot run them.
         UserError, RetryableError: the cluster cannot run them.
     """
     from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
@@ -217,8 +217,7 @@ def check_kubernetes(config: ExperimentSpec, kubernetes: KubernetesConfig) -> Pl
     """Check that Kubernetes accepts this user and has what the jobs need.
 
     Raises:
-        MissingCapability: with everything that is missing.
-        NotMounted: the storage is not mounted on this machine.
+        UserError: with everything that is missing, or the storage is not mounted on this machine.
         UserError, RetryableError: this version does not support such jobs, or Kubernetes is unreachable.
     """
     from nni_manager import training_service_factory

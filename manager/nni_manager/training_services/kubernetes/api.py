@@ -19,7 +19,7 @@ from typing import Any
 
 import urllib3
 
-from nni_manager.errors import NniManagerError
+from nni_manager.errors import NniManagerError, UserError
 from nni_manager.training_services.errors import QuotaExceeded
 from nni_manager.training_services.kubernetes import errors
 from nni_manager.training_services.kubernetes.login import log_in
@@ -47,7 +47,7 @@ class Kubernetes:
         """See `log_in` for the sources of the login.
 
         Raises:
-            ClientMissing, LoginInvalid: no usable login.
+            UserError: no usable login.
         """
         self._kubeconfig = kubeconfig
         self._retry_policy = retry_policy or ClientRetryPolicy()
@@ -192,7 +192,7 @@ class Kubernetes:
         """
         try:
             found = self._find(f"/openapi/v3{resource.root}", f"read the schema of {resource.plural}")
-        except (errors.Forbidden, errors.RequestInvalid):
+        except UserError:
             return None
         own = {"group": resource.group, "version": resource.version, "kind": resource.kind}
         for schema in ((found.get("components") or {}).get("schemas") or {}).values():
@@ -312,7 +312,7 @@ class Kubernetes:
 
     def _document(self, content: bytes, what: str) -> Document:
         if (found := _parsed(content)) is None:
-            raise errors.AnswerNotUnderstood(
+            raise UserError(
                 f"cannot {what}: {self.address} is not a Kubernetes API server; correct your kubeconfig file"
             )
         return found

@@ -50,7 +50,7 @@ class AzureShare(Share):
         """Read the key. `retry_policy` defaults to as many upload retries as the experiment file allows.
 
         Raises:
-            KeyUnreadable, VaultUnavailable: the key cannot be read.
+            UserError, StorageUnavailable: the key cannot be read.
         """
         self._storage, self._root = storage, root
         self._retry_policy = retry_policy or ClientRetryPolicy(tries=1 + storage.upload_tries_again)

@@ -25,7 +25,6 @@ from nni_manager.training_services.base import JobEnded, JobPresence, TrainingSe
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
 from nni_manager.training_services.kubernetes.errors import (
     AlreadyExists,
-    AnswerNotUnderstood,
     Forbidden,
     RequestInvalid,
 )
@@ -173,16 +172,14 @@ class KubernetesService(TrainingService):
         try:
             job.uid = await self._calls.create(settings)
             answer = _E.SUBMITTED
-        except AnswerNotUnderstood as error:
-            # The answer is not about the job: gateways send such answers while the server behind them starts.
-            raise RetryableError(str(error)) from error
         except (Forbidden, RequestInvalid, AlreadyExists):
             answer = _E.REFUSED
             self._forget_job(job)
             self._calls.start_delete_refused(job)
             raise
         except UserError as error:
-            # A missing namespace or kind may be created later, and a storage's key may become readable.
+            # A missing namespace or kind may be created later, and a storage's key may become readable. An answer that is not
+            # Kubernetes' is not about the job: gateways send such answers while the server behind them starts.
             raise RetryableError(str(error)) from error
         finally:
             self._apply(job, answer)

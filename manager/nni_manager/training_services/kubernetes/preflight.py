@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nni_manager.config.model import ClaimStorage
+from nni_manager.errors import UserError
 from nni_manager.training_services.kubernetes.api import Kubernetes
-from nni_manager.training_services.kubernetes.errors import Forbidden, MissingCapability, NotFound
+from nni_manager.training_services.kubernetes.errors import Forbidden, NotFound
 from nni_manager.training_services.kubernetes.operator import Operator
 from nni_manager.training_services.kubernetes.resources import (
     CLAIMS,
@@ -28,13 +29,13 @@ def check(
     `others`: further missing requirements, which the caller has found.
 
     Raises:
-        MissingCapability: lists everything that is missing, a line each.
+        UserError: lists everything that is missing, a line each.
         ApiServerUnavailable, CredentialsRejected: the cluster cannot be queried.
     """
     missing = [*_missing(cluster, operator, namespace), *others]
     if missing:
         lines = "\n".join(f"  {each}" for each in missing)
-        raise MissingCapability(f"cannot run the experiment on {cluster.address}:\n{lines}")
+        raise UserError(f"cannot run the experiment on {cluster.address}:\n{lines}")
     if all(cluster.allows(verb, EVENTS, namespace) for verb in ("list", "watch")):
         return ()
     return (

@@ -59,7 +59,7 @@ class LocalTrainingService(TrainingService):
         """Create the service of one experiment.
 
         Raises:
-            GpusMissing: trials need more GPUs than this machine has.
+            UserError: trials need more GPUs than this machine has.
         """
         super().__init__(on_job_ended)
         self._config = config

@@ -51,12 +51,8 @@ class LoginRejected(Unauthenticated):
     """cannot log in to OpenPAI; write a token that is valid into the experiment file"""
 
 
-class NotAllowed(UserError):
-    """cannot access OpenPAI: this account lacks the right; ask an administrator of the cluster for the right"""
-
-
 class JobRefused(UserError):
-    """cannot run this job on OpenPAI; fix the fields that its answer names"""
+    """cannot run this job on OpenPAI, or lacks the right to do so; fix what its answer names"""
 
 
 class JobNotOnCluster(UserError):
@@ -126,7 +122,7 @@ def address_of(host: str) -> str:
 class PaiConnection:
     """Calls to one cluster for one user.
 
-    Every call raises ClusterUnavailable or LoginRejected if a later call may succeed, and NotAllowed, JobRefused,
+    Every call raises ClusterUnavailable or LoginRejected if a later call may succeed, and JobRefused,
     JobNotOnCluster or RequestRejected if not.
     """
 
@@ -275,7 +271,7 @@ class PaiConnection:
                     f"{refusal}; the call is retried until the quota has room; end other jobs, or request more"
                 )
             case 403:
-                return NotAllowed(
+                return JobRefused(
                     f"{refusal}; ask an administrator of the cluster, or use another account or virtual cluster"
                 )
             case 404 if code in ("", "NoApiError"):
@@ -343,7 +339,7 @@ class PaiConnection:
             answer = self._ask(
                 "POST", "/authn/basic/login", f"log in as {self.user}", json_body=body, with_token=False
             )
-        except (JobRefused, NotAllowed) as error:  # 400: no such user, wrong password
+        except JobRefused as error:  # 400: no such user, wrong password
             raise LoginRejected(f"{str(error).rpartition(';')[0]}; correct userName and passWord") from error
         token = answer.get("token") if isinstance(answer, dict) else None
         if not isinstance(token, str):

@@ -39,10 +39,6 @@ MAX_BYTES = 100 * 1024
 _ADDED_BYTES = 4096
 
 
-class JobTooLarge(UserError):
-    """cannot submit the job: OpenPAI accepts at most 100 kB; move long scripts to codeDir"""
-
-
 def job_prefix(experiment_id: str) -> str:
     """Returns the prefix of all job names of an experiment; no other job has it."""
     return f"nni_exp_{experiment_id}_"
@@ -97,7 +93,7 @@ def template_of(pai: PaiConfig) -> JobTemplate:
 
     Raises:
         ProtocolInvalid: the job file is invalid; has all diagnostics.
-        JobTooLarge: it exceeds OpenPAI's size limit.
+        UserError: it exceeds OpenPAI's size limit.
     """
     if pai.job_text is None:
         return JobTemplate(of_values(_values_of(pai)), has_own_commands=False)
@@ -109,7 +105,7 @@ def template_of(pai: PaiConfig) -> JobTemplate:
     _fill_in(values, pai, has_storage=job.storages is not None)
     template = JobTemplate(of_values(values), has_own_commands=True, warnings=warnings)
     if len(template.job.document.text.encode()) > MAX_BYTES - _ADDED_BYTES:
-        raise JobTooLarge(
+        raise UserError(
             f"cannot submit {file}: it exceeds 96 kB, and OpenPAI accepts at most 100 kB; move long scripts to codeDir"
         )
     return template

@@ -20,7 +20,6 @@ from nni_manager.training_services.openpai.connection import (
     ClusterUnavailable,
     JobAlreadyExists,
     JobRefused,
-    NotAllowed,
     PaiConnection,
     RequestRejected,
     why_no_answer,
@@ -69,7 +68,7 @@ class OpenPai(PaiConnection):
         """Submit a job as YAML. On return OpenPAI has stored it; its lists show the job some seconds later.
 
         Raises:
-            JobAlreadyExists, JobRefused, NotAllowed: permanent; submitting again does not help.
+            JobAlreadyExists, JobRefused: permanent; submitting again does not help.
             RequestRejected: the answer is not OpenPAI's answer to a job, e.g. a gateway's error page.
             QuotaExceeded, LoginRejected, ClusterUnavailable: a later submit may succeed.
         """
@@ -212,7 +211,7 @@ class OpenPai(PaiConnection):
         path = f"/users/{quote(self.user, safe='')}"
         try:
             answer = self._ask_mapping(path, f"read what {self.user} may use")
-        except (JobRefused, NotAllowed, RequestRejected):
+        except (JobRefused, RequestRejected):
             return None  # older releases lack this route, and some restrict it to administrators
         names = None if answer.get("admin") is True else answer.get("virtualCluster")
         return [str(name) for name in names] if isinstance(names, list) else None
@@ -221,7 +220,7 @@ class OpenPai(PaiConnection):
         """Returns the total resources of each node; empty if this OpenPAI does not report them."""
         try:
             documents = self._ask_mapping("/virtual-clusters", "list nodes", query={"nodes": ""}).values()
-        except (JobRefused, NotAllowed, RequestRejected):
+        except (JobRefused, RequestRejected):
             return []
         return [_node(document) for document in documents if isinstance(document, dict)]
 
