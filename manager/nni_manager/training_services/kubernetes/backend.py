@@ -13,12 +13,11 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nni_manager.domain.completion import Completion
 from nni_manager.domain.stop_escalation import KEEPER_GRACE_S
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
@@ -55,7 +54,6 @@ from nni_manager.training_services.kubernetes.watch import (
     Watch,
     WatchFailed,
 )
-from nni_manager.training_services.share import Share
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
@@ -93,11 +91,11 @@ class KubernetesService(TrainingService):
     ) -> None:
         """`logins`: the content of each role's registry login. Containers see the workspace's parent at MOUNT."""
         super().__init__(on_job_ended)
+        self.run_script, self.completion, self.share = render_run_script(), operator.completion, share
         self._cluster = cluster
         self._operator = operator
         self._namespace = operator.config.namespace or cluster.namespace
         self._experiment_id = workspace.root.name
-        self._share = share
         self._calls = ResourceCalls(
             *(cluster, operator, self._namespace, self._experiment_id, share, logins or {})
         )
@@ -112,21 +110,6 @@ class KubernetesService(TrainingService):
         self._list_changed, self._pods_changed = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: list[Watch] = []
-
-    @property
-    def run_script(self) -> str:
-        """The content of run.sh."""
-        return render_run_script()
-
-    @property
-    def share(self) -> Share | None:
-        """The Azure share. None: this machine mounts the storage as well."""
-        return self._share
-
-    @property
-    def completion(self) -> Completion:
-        """The operator's tasks and rule."""
-        return self._operator.completion
 
     @property
     def problem(self) -> str:
@@ -236,9 +219,6 @@ class KubernetesService(TrainingService):
         """The message that the cluster still had at adoption; empty if none."""
         return self._termination_messages.get(job_id, "")
 
-    async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
-        """Does nothing: a terminated container leaves no processes."""
-
     def garbage_collect(self) -> None:
         """Delete terminal resources and their secrets."""
         self._all_are_adopted = True
@@ -253,8 +233,6 @@ class KubernetesService(TrainingService):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._share is not None:
-            self._share.close()
         await self._calls.close()
         for watch in self._watches:
             await asyncio.to_thread(watch.join)

@@ -180,7 +180,9 @@ class ResourceCalls:
                 )
 
     async def close(self) -> None:
-        """Cancel everything in progress, and close the cluster's client."""
+        """Cancel everything in progress, and close the clients of the share and the cluster."""
+        if self._share is not None:
+            self._share.close()
         for task in self._deletes:
             task.cancel()
         await asyncio.gather(*self._deletes, return_exceptions=True)

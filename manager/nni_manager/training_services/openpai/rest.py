@@ -16,14 +16,7 @@ from urllib.parse import quote
 
 import requests
 
-from nni_manager.training_services.openpai.connection import (
-    ClusterUnavailable,
-    JobAlreadyExists,
-    JobRefused,
-    PaiConnection,
-    RequestRejected,
-    why_no_answer,
-)
+from nni_manager.training_services.openpai import connection
 from nni_manager.training_services.openpai.export import dumped
 from nni_manager.training_services.openpai.states import PaiJobState
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
@@ -61,7 +54,7 @@ class NodeResources:
     memory_mb: int | None
 
 
-class OpenPai(PaiConnection):
+class OpenPai(connection.PaiConnection):
     """Client of one cluster for one user. Errors: as `PaiConnection`. A job's name may be `user~job`."""
 
     def submit(self, text: str) -> None:
@@ -75,7 +68,7 @@ class OpenPai(PaiConnection):
         headers = {"Content-Type": "text/yaml"}
         try:
             self._ask("POST", "/jobs", "submit the job", data=text.encode(), headers=headers)
-        except JobAlreadyExists as error:
+        except connection.JobAlreadyExists as error:
             # An earlier try whose answer was lost has succeeded: no other process uses this name.
             if not error.may_be_ours:
                 raise
@@ -173,8 +166,8 @@ class OpenPai(PaiConnection):
                     if len(text) >= _MAX_LOG_BYTES or time.monotonic() >= deadline_s:
                         break
             except requests.RequestException as error:
-                raise ClusterUnavailable(
-                    f"cannot read the log: {why_no_answer(error)}; open the job's page instead"
+                raise connection.ClusterUnavailable(
+                    f"cannot read the log: {connection.why_no_answer(error)}; open the job's page instead"
                 ) from error
         return bytes(text[-most_bytes:])
 
@@ -190,7 +183,7 @@ class OpenPai(PaiConnection):
         """Returns the user that the token belongs to; None if this OpenPAI does not report it."""
         try:
             name = self._ask_mapping("/tokens/check", "check the token").get("username")
-        except RequestRejected:  # older releases lack this route
+        except connection.RequestRejected:  # older releases lack this route
             return None
         return name if isinstance(name, str) else None
 
@@ -211,7 +204,7 @@ class OpenPai(PaiConnection):
         path = f"/users/{quote(self.user, safe='')}"
         try:
             answer = self._ask_mapping(path, f"read what {self.user} may use")
-        except (JobRefused, RequestRejected):
+        except (connection.JobRefused, connection.RequestRejected):
             return None  # older releases lack this route, and some restrict it to administrators
         names = None if answer.get("admin") is True else answer.get("virtualCluster")
         return [str(name) for name in names] if isinstance(names, list) else None
@@ -220,7 +213,7 @@ class OpenPai(PaiConnection):
         """Returns the total resources of each node; empty if this OpenPAI does not report them."""
         try:
             documents = self._ask_mapping("/virtual-clusters", "list nodes", query={"nodes": ""}).values()
-        except (JobRefused, RequestRejected):
+        except (connection.JobRefused, connection.RequestRejected):
             return []
         return [_node(document) for document in documents if isinstance(document, dict)]
 
