@@ -220,7 +220,7 @@ def test_no_token_is_shown(cluster, server, caplog):
     server.api.misbehave(500, 3)
     with pytest.raises(errors.ApiServerUnavailable) as failure:
         cluster.serves(PODS)
-    for text in (str(failure.value), repr(cluster), repr(cluster._login), caplog.text):
+    for text in (str(failure.value), repr(cluster), repr(cluster.login), caplog.text):
         assert TOKEN not in text
 
 
@@ -322,7 +322,9 @@ def test_a_watch_outlives_an_answer_that_is_none(cluster, server):
     with Told(cluster) as told:
         kind, message = told.next()
         assert kind == "WatchFailed"
-        assert message.startswith(f"cannot watch secrets: the answer of {cluster.address} cannot be parsed ")
+        assert message.startswith(
+            f"cannot watch secrets: the answer of {cluster.login.address} cannot be parsed "
+        )
         assert told.next() == ("Synced",)
         assert told.next() == ("WatchFailed", "")
 

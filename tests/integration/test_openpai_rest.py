@@ -20,8 +20,7 @@ from nni_manager.training_services.openpai.connection import (
     RequestRejected,
     address_of,
 )
-from nni_manager.training_services.openpai.rest import NodeResources, OpenPai
-from nni_manager.training_services.openpai.states import LIVE, PaiJobState
+from nni_manager.training_services.openpai.rest import LIVE, NodeResources, OpenPai, PaiJobState
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 TOKEN = "token-of-the-profile-page"

@@ -229,9 +229,9 @@ def check_kubernetes(config: ExperimentSpec, kubernetes: KubernetesConfig) -> Pl
     training_service_factory.storage_here(config)
     operator = training_service_factory.operator_of(kubernetes)
     with contextlib.closing(Kubernetes(retry_policy=ClientRetryPolicy(tries=2))) as cluster:
-        namespace = kubernetes.namespace or cluster.namespace
+        namespace = kubernetes.namespace or cluster.login.namespace
         warnings = check(cluster, operator, namespace, _share_problems(config))
-        where = f"{operator.title} at {cluster.address}, in namespace {namespace}"
+        where = f"{operator.title} at {cluster.login.address}, in namespace {namespace}"
         return PlatformCheck(where, operator.warnings + warnings)
 
 

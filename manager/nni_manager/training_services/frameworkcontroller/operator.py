@@ -61,11 +61,7 @@ class FrameworkController(Operator):
     """The operator whose resources are Frameworks."""
 
     title = "FrameworkController"
-
-    @property
-    def resource(self) -> Resource:
-        """Frameworks."""
-        return FRAMEWORKS
+    resource = FRAMEWORKS
 
     @property
     def completion(self) -> Completion:

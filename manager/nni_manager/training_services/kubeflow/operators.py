@@ -169,6 +169,8 @@ class TrainJobs(ConditionedOperator):
 
     title = software = "Kubeflow Trainer"
     group, kind = "trainer.kubeflow.org", "TrainJob"
+    # Nodes get their storage through one of these; Trainer 2.0 had a different field.
+    required_fields = ("podTemplateOverrides", "runtimePatches")
     node: ClassVar = "node"
     """The name of the training job in runtimes, and of its container."""
     stages: ClassVar = {"Suspended": Stage.WAITING, "Complete": Stage.ENDED, "Failed": Stage.ENDED}
@@ -181,11 +183,6 @@ class TrainJobs(ConditionedOperator):
             self.resource, plural=f"{kind.lower()}s", kind=kind, is_in_namespace=kind == "TrainingRuntime"
         )
         return (*super().required_objects, (runtimes, name))
-
-    @property
-    def required_fields(self) -> tuple[str, ...]:
-        """Nodes get their storage through one of these; Trainer 2.0 had a different field."""
-        return ("podTemplateOverrides", "runtimePatches")
 
     def spec(self, name: str, settings: KeeperSettings, labels: dict[str, str]) -> Document:
         """The reference to a runtime, and the job's changes to that runtime."""

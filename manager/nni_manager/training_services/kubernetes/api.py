@@ -51,20 +51,10 @@ class Kubernetes:
         """
         self._kubeconfig = kubeconfig
         self._retry_policy = retry_policy or ClientRetryPolicy()
-        self._login = log_in(kubeconfig)
+        self.login = log_in(kubeconfig)
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
         self._streams: set[Any] = set()
-
-    @property
-    def namespace(self) -> str:
-        """The login's namespace."""
-        return self._login.namespace
-
-    @property
-    def address(self) -> str:
-        """The API server's address."""
-        return self._login.address
 
     # ---- objects
 
@@ -170,7 +160,7 @@ class Kubernetes:
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
                 if not self._is_closed.is_set():
                     raise errors.ApiServerUnavailable(
-                        f"cannot {what}: the connection to {self.address} was lost; the watch is resumed"
+                        f"cannot {what}: the connection to {self.login.address} was lost; the watch is resumed"
                     ) from error
 
     # ---- capabilities and rights
@@ -226,8 +216,8 @@ class Kubernetes:
             streams = list(self._streams)
         for raw in streams:
             _cut(raw)
-        self._login.client.close()
-        self._login.client.rest_client.close()
+        self.login.client.close()
+        self.login.client.rest_client.close()
 
     # ---- calls
 
@@ -287,7 +277,7 @@ class Kubernetes:
         headers = {"Accept": "application/json", "User-Agent": "trial-keeper"}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        client = self._login.client
+        client = self.login.client
         request = client.param_serialize(
             *(verb, path, None, list(query.items()), headers, dict(body) if body is not None else None),
             auth_settings=["BearerToken"],
@@ -305,15 +295,15 @@ class Kubernetes:
             if not is_of_client and not isinstance(error, (urllib3.exceptions.HTTPError, OSError)):
                 raise
             raise errors.ApiServerUnavailable(
-                f"cannot {what}: {self.address} does not answer ({_reason(error)}); check that the API server runs and that "
-                f"{self._login.where} has its address"
+                f"cannot {what}: {self.login.address} does not answer ({_reason(error)}); check that the API server runs and "
+                f"that {self.login.where} has its address"
             ) from error
         return response
 
     def _document(self, content: bytes, what: str) -> Document:
         if (found := _parsed(content)) is None:
             raise UserError(
-                f"cannot {what}: {self.address} is not a Kubernetes API server; correct your kubeconfig file"
+                f"cannot {what}: {self.login.address} is not a Kubernetes API server; correct your kubeconfig file"
             )
         return found
 
@@ -323,7 +313,7 @@ class Kubernetes:
         except NniManagerError as error:
             raise errors.CredentialsRejected(str(error)) from error
         with self._lock:
-            self._login = newer
+            self.login = newer
 
     @contextlib.contextmanager
     def _following(self, raw: Any) -> Iterator[None]:

@@ -27,14 +27,13 @@ from nni_manager.training_services.kubernetes.errors import (
     Forbidden,
     RequestInvalid,
 )
-from nni_manager.training_services.kubernetes.events import FIELDS
 from nni_manager.training_services.kubernetes.job_states import (
     FollowUp,
     KubernetesJob,
     KubernetesJobEvent,
     KubernetesJobState,
 )
-from nni_manager.training_services.kubernetes.observed import ObservedObjects
+from nni_manager.training_services.kubernetes.observed import FIELDS, ObservedObjects
 from nni_manager.training_services.kubernetes.operator import Operator, Stage
 from nni_manager.training_services.kubernetes.pods import has_run
 from nni_manager.training_services.kubernetes.render import (
@@ -94,7 +93,7 @@ class KubernetesService(TrainingService):
         self.run_script, self.completion, self.share = render_run_script(), operator.completion, share
         self._cluster = cluster
         self._operator = operator
-        self._namespace = operator.config.namespace or cluster.namespace
+        self._namespace = operator.config.namespace or cluster.login.namespace
         self._experiment_id = workspace.root.name
         self._calls = ResourceCalls(
             *(cluster, operator, self._namespace, self._experiment_id, share, logins or {})

@@ -27,7 +27,7 @@ def check(
     missing = [*_missing(cluster, operator, namespace), *others]
     if missing:
         lines = "\n".join(f"  {each}" for each in missing)
-        raise UserError(f"cannot run the experiment on {cluster.address}:\n{lines}")
+        raise UserError(f"cannot run the experiment on {cluster.login.address}:\n{lines}")
     if all(cluster.allows(verb, resources.EVENTS, namespace) for verb in ("list", "watch")):
         return ()
     return (

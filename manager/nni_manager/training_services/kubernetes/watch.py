@@ -129,7 +129,7 @@ class Watch:
                 logger.exception("cannot parse an answer from Kubernetes")
                 since = None
                 self._note(
-                    f"cannot watch {self._where[0].plural}: the answer of {self._cluster.address} cannot be parsed "
+                    f"cannot watch {self._where[0].plural}: the answer of {self._cluster.login.address} cannot be parsed "
                     f"({error!r}); the watch is retried, check the proxies on the way if this persists"
                 )
             else:

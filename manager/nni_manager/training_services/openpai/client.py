@@ -29,8 +29,7 @@ from nni_manager.training_services.openpai.job import (
     render_job,
     render_run_script,
 )
-from nni_manager.training_services.openpai.rest import JobStatus, OpenPai
-from nni_manager.training_services.openpai.states import LIVE, OUT_OF_MEMORY, PaiJobState
+from nni_manager.training_services.openpai.rest import LIVE, OUT_OF_MEMORY, JobStatus, OpenPai, PaiJobState
 from nni_manager.training_services.openpai.termination import TerminationMessages
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason

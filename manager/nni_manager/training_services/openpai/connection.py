@@ -17,11 +17,11 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
-from requests.auth import AuthBase
 
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.loopback_auth import untrusted_listener_in, verify_connections
@@ -86,15 +86,10 @@ _REFUSALS: dict[tuple[int, str | None], tuple[type[UserError], str]] = {
 }
 
 
-class _Bearer(AuthBase):
-    """Bearer authentication. Passed as `auth`, so that requests does not replace it from the user's .netrc."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self._token}"
-        return request
+def _authorize(token: str, request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Add the token. Passed as `auth`, so that requests does not add a login from the user's .netrc."""
+    request.headers["Authorization"] = f"Bearer {token}"
+    return request
 
 
 def address_of(host: str) -> str:
@@ -214,7 +209,7 @@ class PaiConnection:
                     data=data,
                     json=json_body,
                     headers=headers,
-                    auth=None if token is None else _Bearer(token),
+                    auth=None if token is None else partial(_authorize, token),
                     timeout=(policy.connect_within_s, policy.answer_within_s),
                     allow_redirects=False,
                     stream=stream,

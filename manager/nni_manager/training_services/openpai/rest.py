@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +19,6 @@ import requests
 
 from nni_manager.training_services.openpai import connection
 from nni_manager.training_services.openpai.export import dumped
-from nni_manager.training_services.openpai.states import PaiJobState
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 # Source: the default limit of OpenPAI's job list. It also accepts explicit limits up to 50000.
@@ -26,6 +26,37 @@ PAGE_ROWS = 5000
 _LOG_CHUNK_BYTES = 4096
 # A log server without tail-mode sends the whole log.
 _MAX_LOG_BYTES = 2**20
+
+
+class PaiJobState(Enum):
+    """OpenPAI's job states. UNKNOWN is both OpenPAI's own and ours for states of other versions.
+
+    Source: microsoft/pai v1.8.1, src/rest-server/src/models/v2/job/k8s.js (convertState).
+    """
+
+    WAITING = "WAITING"  # accepted, or in the queue
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    SUCCEEDED = "SUCCEEDED"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+    UNKNOWN = "UNKNOWN"
+
+    @classmethod
+    def of(cls, value: object) -> PaiJobState:
+        """Returns the state with this value."""
+        return cls(value) if value in cls._value2member_map_ else cls.UNKNOWN
+
+    @property
+    def is_terminal(self) -> bool:
+        """True if the job has ended. UNKNOWN is not terminal, because a later poll shows a known state."""
+        return self in (PaiJobState.SUCCEEDED, PaiJobState.STOPPED, PaiJobState.FAILED)
+
+
+OUT_OF_MEMORY = -1200
+"""The exit code of a container that was killed for lack of memory (UserContainerDockerOOMKilled)."""
+LIVE = (PaiJobState.WAITING, PaiJobState.RUNNING, PaiJobState.STOPPING)
+"""The states that select live jobs in a list request."""
 
 
 @dataclass(frozen=True, slots=True)
