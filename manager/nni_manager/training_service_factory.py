@@ -162,7 +162,7 @@ def _cluster_of_this_machine(
     state = local_openpai.StateFolder.of_user()
     known = local_openpai.running(state)
     options = known.process.options if known else local_openpai.last_options(state)
-    wanted = None if template is None else template.storage_at(pai.mount)
+    wanted = None if template is None else template.job.storage_at(pai.mount)
     if wanted is not None and wanted.name not in options.storages:
         # A restart with one more storage does not disturb running jobs.
         local_openpai.stop(state)

@@ -320,15 +320,11 @@ class OpenPaiService(TrainingService):
         match detail.state:
             case PaiJobState.SUCCEEDED:
                 self._end(job, 0, "")
-            case PaiJobState.STOPPED if job.stop_is_wanted:
-                self._end(job, None, f"OpenPAI has stopped job {job.name} on request", ExitReason.JOB_LOST)
             case PaiJobState.STOPPED:
-                self._end(
-                    job,
-                    None,
-                    f"job {job.name} was stopped on OpenPAI, but not by this manager",
-                    ExitReason.JOB_LOST,
-                )
+                message = f"job {job.name} was stopped on OpenPAI, but not by this manager"
+                if job.stop_is_wanted:
+                    message = f"OpenPAI has stopped job {job.name} on request"
+                self._end(job, None, message, ExitReason.JOB_LOST)
             case _:
                 job.is_ending = True
                 ending = asyncio.get_running_loop().create_task(self._end_failed(job, detail))

@@ -15,7 +15,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any
@@ -187,14 +187,10 @@ class PaiConnection:
         url: str,
         what: str,
         *,
-        query: Mapping[str, str] | None = None,
-        data: bytes | None = None,
-        json_body: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
         with_token: bool = True,
-        stream: bool = False,
+        **options: Any,
     ) -> requests.Response:
-        """Returns a successful answer, or a 416 answer to a range request."""
+        """Returns a successful answer, or a 416 answer to a range request. `options` are those of `requests.request`."""
         has_new_token = may_be_done = False
         failures, problem = 0, ""
         policy = self._retry_policy
@@ -205,23 +201,17 @@ class PaiConnection:
                 answer = self._session().request(
                     verb,
                     url,
-                    params=query,
-                    data=data,
-                    json=json_body,
-                    headers=headers,
                     auth=None if token is None else partial(_authorize, token),
                     timeout=(policy.connect_within_s, policy.answer_within_s),
                     allow_redirects=False,
-                    stream=stream,
+                    **options,
                 )
             except requests.RequestException as error:
                 problem, may_be_done = why_no_answer(error), True
             else:
                 status = answer.status_code
-                is_past_end = status == requests.codes.requested_range_not_satisfiable and "Range" in (
-                    headers or ()
-                )
-                if status < 300 or is_past_end:
+                has_range = "Range" in (options.get("headers") or ())
+                if status < 300 or (has_range and status == requests.codes.requested_range_not_satisfiable):
                     return answer
                 is_expired = status == requests.codes.unauthorized and token is not None
                 if is_expired and not has_new_token and self._replace(token):
@@ -332,7 +322,7 @@ class PaiConnection:
         body = {"username": self.user, "password": self._password}
         try:
             answer = self._ask(
-                "POST", "/authn/basic/login", f"log in as {self.user}", json_body=body, with_token=False
+                "POST", "/authn/basic/login", f"log in as {self.user}", json=body, with_token=False
             )
         except JobRefused as error:  # 400: no such user, wrong password
             raise LoginRejected(f"{str(error).rpartition(';')[0]}; correct userName and passWord") from error

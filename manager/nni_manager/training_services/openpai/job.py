@@ -22,7 +22,7 @@ from nni_manager.errors import UserError
 from nni_manager.training_services.openpai.document import read_document
 from nni_manager.training_services.openpai.export import dumped, of_values
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
-from nni_manager.training_services.openpai.protocol import JobProtocol, ProtocolTaskRole, Storage, parse
+from nni_manager.training_services.openpai.protocol import JobProtocol, ProtocolTaskRole, parse
 from nni_manager.training_services.openpai.render import render
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
@@ -80,12 +80,6 @@ class JobTemplate:
             name for name, each in (by_sku or {}).items() if isinstance(each, Mapping) and each.get("skuType")
         ]
         return [role for role in self.job.task_roles if role.name not in skipped]
-
-    def storage_at(self, mount: str) -> Storage | None:
-        """Returns the storage that containers mount at this path or above it; None: unknown here, only the cluster has it."""
-        path = PurePosixPath(mount)
-        seen = {PurePosixPath(storage.mount_path): storage for storage in self.job.storages or ()}
-        return next((seen[each] for each in (path, *path.parents) if each in seen), None)
 
 
 def template_of(pai: PaiConfig) -> JobTemplate:
@@ -232,9 +226,7 @@ def _refuse_without_storage(job: JobProtocol, pai: PaiConfig) -> None:
     storages = job.storages
     if storages == () or (storages is None and pai.storage_name is not None):
         return  # the user's default storages, which are defined on the cluster, or the experiment file's storage
-    mount = PurePosixPath(pai.mount)
-    seen = [PurePosixPath(storage.mount_path) for storage in storages or ()]
-    if any(each in (mount, *mount.parents) for each in seen):
+    if job.storage_at(pai.mount) is not None:
         return
     mounted = ", ".join(f"{storage.name} at {storage.mount_path}" for storage in storages or ())
     what = f"it mounts {mounted}, not {pai.mount}" if storages else "it mounts no storage"

@@ -127,7 +127,7 @@ class OpenPai(connection.PaiConnection):
         query |= {name: value for name, value in filters.items() if value}
         rows: dict[tuple[str, str], JobStatus] = {}
         while True:
-            answer = self._ask("GET", "/jobs", "list jobs", query={**query, "offset": str(len(rows))})
+            answer = self._ask("GET", "/jobs", "list jobs", params={**query, "offset": str(len(rows))})
             page = answer.get("data", []) if isinstance(answer, dict) else answer
             before = len(rows)
             for row in map(_status, page if isinstance(page, list) else []):
@@ -142,11 +142,11 @@ class OpenPai(connection.PaiConnection):
 
     def stop(self, name: str) -> None:
         """Request the end of a job. A terminal job is left as it is."""
-        self._ask("PUT", f"{self._path(name)}/executionType", f"stop job {name}", json_body={"value": "STOP"})
+        self._ask("PUT", f"{self._path(name)}/executionType", f"stop job {name}", json={"value": "STOP"})
 
     def tag(self, name: str, tag: str) -> None:
         """Add a tag to a job; idempotent. A tag must not contain a comma."""
-        self._ask("PUT", f"{self._path(name)}/tag", f"tag job {name}", json_body={"value": tag})
+        self._ask("PUT", f"{self._path(name)}/tag", f"tag job {name}", json={"value": tag})
 
     def config(self, name: str) -> str:
         """Returns the job as YAML with masked secrets."""
@@ -170,7 +170,7 @@ class OpenPai(connection.PaiConnection):
             f"/attempts/{task_attempt}/logs"
         )
         query = {"tail-mode": "true"} if is_tail else None
-        answer = self._ask_mapping(path, f"find the logs of {role}-{index} of job {name}", query=query)
+        answer = self._ask_mapping(path, f"find the logs of {role}-{index} of job {name}", params=query)
         locations = answer.get("locations", [])
         return {str(each["name"]): str(each["uri"]) for each in locations if "name" in each and "uri" in each}
 
@@ -243,7 +243,7 @@ class OpenPai(connection.PaiConnection):
     def nodes(self) -> list[NodeResources]:
         """Returns the total resources of each node; empty if this OpenPAI does not report them."""
         try:
-            documents = self._ask_mapping("/virtual-clusters", "list nodes", query={"nodes": ""}).values()
+            documents = self._ask_mapping("/virtual-clusters", "list nodes", params={"nodes": ""}).values()
         except (connection.JobRefused, connection.RequestRejected):
             return []
         return [_node(document) for document in documents if isinstance(document, dict)]
