@@ -13,16 +13,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from nni_manager.backoff import delays_s
 from nni_manager.errors import NniManagerError, RetryableError
+from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
 from nni_manager.training_services.kubernetes.errors import AlreadyExists, Forbidden, NotFound
 from nni_manager.training_services.kubernetes.job_states import KubernetesJob
 from nni_manager.training_services.kubernetes.operator import Operator
-from nni_manager.training_services.kubernetes.render import (
-    as_in_containers,
-    job_secrets,
-    labels_of,
-    render_secrets,
-)
 from nni_manager.training_services.kubernetes.resources import SECRETS
 from trial_keeper.settings import KeeperSettings
 
@@ -72,7 +67,7 @@ class ResourceCalls:
 
     def _create(self, settings: KeeperSettings) -> str:
         operator, resource = self._operator, self._operator.resource
-        wanted = operator.render(self._namespace, as_in_containers(settings))
+        wanted = operator.render(self._namespace, render.as_in_containers(settings))
         name = wanted["metadata"]["name"]
         try:
             made = self._cluster.create(resource, self._namespace, wanted)
@@ -92,9 +87,9 @@ class ResourceCalls:
         # The token's secret is created last, because `has_secret` checks only this one.
         contents = [
             *(self._share.secrets() if self._share else ()),
-            *job_secrets(operator.config, settings.token, self._logins),
+            *render.job_secrets(operator.config, settings.token, self._logins),
         ]
-        for secret in render_secrets(made, contents):
+        for secret in render.render_secrets(made, contents):
             # The secret may exist from an earlier try, or belong to a previous resource of this name that is being deleted.
             with contextlib.suppress(AlreadyExists):
                 self._cluster.create(SECRETS, self._namespace, secret)
@@ -110,7 +105,7 @@ class ResourceCalls:
     def is_of(self, document: Document, job_id: str) -> bool:
         """True if it is this job's resource. Operators and the cluster's webhooks may have added labels."""
         labels = document["metadata"].get("labels") or {}
-        return labels_of(self._experiment_id, job_id).items() <= labels.items()
+        return render.labels_of(self._experiment_id, job_id).items() <= labels.items()
 
     async def read(self, job: KubernetesJob) -> bool:
         """True if there is a resource of the job's name."""
