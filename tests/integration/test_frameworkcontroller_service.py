@@ -22,14 +22,13 @@ from nni_manager.config.model import KubernetesConfig, NfsStorage
 from nni_manager.engine.serializers import trial_view
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.training_services.base import JobPresence
-from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
+from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded, Unauthenticated
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.kubernetes import resource_calls
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.backend import KubernetesService
 from nni_manager.training_services.kubernetes.errors import (
     AlreadyExists,
-    ApiServerUnavailable,
     Conflict,
 )
 from nni_manager.training_services.kubernetes.preflight import check
@@ -250,12 +249,12 @@ def test_what_kubernetes_refuses_for_good_is_said_once_and_leaves_nothing(site, 
     [
         ((403, "Forbidden", QUOTA), QuotaExceeded),
         ((401, "Unauthorized", "Unauthorized"), Unauthenticated),
-        (408, ApiServerUnavailable),
-        (429, ApiServerUnavailable),
-        (500, ApiServerUnavailable),
-        (520, ApiServerUnavailable),
+        (408, ClusterUnavailable),
+        (429, ClusterUnavailable),
+        (500, ClusterUnavailable),
+        (520, ClusterUnavailable),
         ("conflict", Conflict),
-        ("drop", ApiServerUnavailable),
+        ("drop", ClusterUnavailable),
     ],
 )
 def test_what_may_pass_is_tried_again(site, answer, kind):

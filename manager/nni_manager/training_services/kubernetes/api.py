@@ -20,7 +20,7 @@ from typing import Any
 import urllib3
 
 from nni_manager.errors import NniManagerError, UserError
-from nni_manager.training_services.errors import QuotaExceeded
+from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded, Unauthenticated
 from nni_manager.training_services.kubernetes import errors
 from nni_manager.training_services.kubernetes.login import log_in
 from nni_manager.training_services.kubernetes.resources import Resource
@@ -132,7 +132,7 @@ class Kubernetes:
 
         Raises:
             ResourceExpired: the server no longer has that version.
-            ApiServerUnavailable: the connection failed or broke.
+            ClusterUnavailable: the connection failed or broke.
         """
         query = _selectors(selector, fields) | {
             "watch": "true",
@@ -159,7 +159,7 @@ class Kubernetes:
                     yield event["type"], document
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
                 if not self._is_closed.is_set():
-                    raise errors.ApiServerUnavailable(
+                    raise ClusterUnavailable(
                         f"cannot {what}: the connection to {self.login.address} was lost; the watch is resumed"
                     ) from error
 
@@ -246,12 +246,12 @@ class Kubernetes:
                     return self._document(response.read(), what)
                 retry_after_s = _seconds(response.headers.get("Retry-After"))
                 raise _error(response.status, response.read(), what)
-            except errors.CredentialsRejected:
+            except Unauthenticated:
                 if has_new_login:
                     raise
                 has_new_login = True
                 self._log_in_anew()
-            except (errors.ApiServerUnavailable, errors.Conflict) as error:
+            except (ClusterUnavailable, errors.Conflict) as error:
                 failures += 1
                 if failures >= self._retry_policy.tries:
                     raise
@@ -271,7 +271,7 @@ class Kubernetes:
     ) -> Any:
         """Returns the response, read to its end unless it is an established watch."""
         if self._is_closed.is_set():
-            raise errors.ApiServerUnavailable(
+            raise ClusterUnavailable(
                 f"cannot {what}: the client of this cluster is closed; resume the experiment"
             )
         headers = {"Accept": "application/json", "User-Agent": "trial-keeper"}
@@ -294,7 +294,7 @@ class Kubernetes:
             is_of_client = type(error).__module__.startswith("kubernetes.")
             if not is_of_client and not isinstance(error, (urllib3.exceptions.HTTPError, OSError)):
                 raise
-            raise errors.ApiServerUnavailable(
+            raise ClusterUnavailable(
                 f"cannot {what}: {self.login.address} does not answer ({_reason(error)}); check that the API server runs and "
                 f"that {self.login.where} has its address"
             ) from error
@@ -311,7 +311,7 @@ class Kubernetes:
         try:
             newer = log_in(self._kubeconfig)
         except NniManagerError as error:
-            raise errors.CredentialsRejected(str(error)) from error
+            raise Unauthenticated(str(error)) from error
         with self._lock:
             self.login = newer
 
@@ -364,7 +364,7 @@ def _error(status: int, content: bytes, what: str) -> NniManagerError:
     ]
     match status:
         case 401:
-            return errors.CredentialsRejected(
+            return Unauthenticated(
                 f"cannot {what}: Kubernetes rejects the login; renew the login in your kubeconfig file"
             )
         case 403 if _QUOTA_EXCEEDED in message:
@@ -386,7 +386,7 @@ def _error(status: int, content: bytes, what: str) -> NniManagerError:
         case 410:
             return errors.ResourceExpired(f"cannot {what}: {message}; the objects are listed again")
         case _ if status in _RETRYABLE or status >= 500:
-            return errors.ApiServerUnavailable(
+            return ClusterUnavailable(
                 f"cannot {what}: Kubernetes answers {status}, {message}; the call is retried; if this persists, check the server"
             )
         case _:

@@ -1,15 +1,6 @@
 """Errors of calls to a Kubernetes cluster."""
 
 from nni_manager.errors import RetryableError, UserError
-from nni_manager.training_services.errors import Unauthenticated
-
-
-class CredentialsRejected(Unauthenticated):
-    """cannot log in to Kubernetes; renew the login in your kubeconfig file"""
-
-
-class ApiServerUnavailable(RetryableError):
-    """cannot reach Kubernetes now; check that its API server runs and your kubeconfig file has its address"""
 
 
 class Forbidden(UserError):

@@ -22,7 +22,7 @@ def check(
 
     Raises:
         UserError: lists everything that is missing, a line each.
-        ApiServerUnavailable, CredentialsRejected: the cluster cannot be queried.
+        ClusterUnavailable, Unauthenticated: the cluster cannot be queried.
     """
     missing = [*_missing(cluster, operator, namespace), *others]
     if missing:

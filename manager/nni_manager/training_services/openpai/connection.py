@@ -23,9 +23,9 @@ from urllib.parse import urlsplit
 
 import requests
 
-from nni_manager.errors import RetryableError, UserError
+from nni_manager.errors import UserError
 from nni_manager.loopback_auth import untrusted_listener_in, verify_connections
-from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
+from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded, Unauthenticated
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 logger = logging.getLogger(__name__)
@@ -41,14 +41,6 @@ _EXCEEDS_QUOTA = re.compile(
 )
 # The server has not completed the request. The same applies to every 5xx.
 _RETRYABLE = (requests.codes.request_timeout, requests.codes.too_many_requests)
-
-
-class ClusterUnavailable(RetryableError):
-    """cannot reach OpenPAI; check that its host is correct and its services run"""
-
-
-class LoginRejected(Unauthenticated):
-    """cannot log in to OpenPAI; write a token that is valid into the experiment file"""
 
 
 class JobRefused(UserError):
@@ -117,7 +109,7 @@ def address_of(host: str) -> str:
 class PaiConnection:
     """Calls to one cluster for one user.
 
-    Every call raises ClusterUnavailable or LoginRejected if a later call may succeed, and JobRefused,
+    Every call raises ClusterUnavailable or Unauthenticated if a later call may succeed, and JobRefused,
     JobNotOnCluster or RequestRejected if not.
     """
 
@@ -140,10 +132,10 @@ class PaiConnection:
 
         Raises:
             UserError: `host` is not a valid host.
-            LoginRejected: `token` contains characters that no token has.
+            Unauthenticated: `token` contains characters that no token has.
         """
         if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-            raise LoginRejected(
+            raise Unauthenticated(
                 "cannot use this token: it contains blanks or other invalid characters; copy it again from your profile page"
             )
         self.address = address_of(host)
@@ -247,10 +239,10 @@ class PaiConnection:
                     f"cannot {what}: {self.address} redirects to {where}; write that as host"
                 )
             case 401 if self._password:
-                return LoginRejected(f"{refusal}; correct paiConfig.passWord")
+                return Unauthenticated(f"{refusal}; correct paiConfig.passWord")
             case 401:
                 remedy = "create a new token on OpenPAI's profile page (application tokens do not expire)"
-                return LoginRejected(f"{refusal}; {remedy}, and write it into the experiment file")
+                return Unauthenticated(f"{refusal}; {remedy}, and write it into the experiment file")
             case 403 if "quota" in code.lower() or _EXCEEDS_QUOTA.search(message):
                 return QuotaExceeded(
                     f"{refusal}; the call is retried until the quota has room; end other jobs, or request more"
@@ -316,7 +308,7 @@ class PaiConnection:
 
     def _new_token(self) -> str:
         if self._password is None:
-            raise LoginRejected(
+            raise Unauthenticated(
                 f"cannot log in to OpenPAI at {self.address}: neither token nor password is set; set one of them"
             )
         body = {"username": self.user, "password": self._password}
@@ -325,10 +317,12 @@ class PaiConnection:
                 "POST", "/authn/basic/login", f"log in as {self.user}", json=body, with_token=False
             )
         except JobRefused as error:  # 400: no such user, wrong password
-            raise LoginRejected(f"{str(error).rpartition(';')[0]}; correct userName and passWord") from error
+            raise Unauthenticated(
+                f"{str(error).rpartition(';')[0]}; correct userName and passWord"
+            ) from error
         token = answer.get("token") if isinstance(answer, dict) else None
         if not isinstance(token, str):
-            raise LoginRejected(
+            raise Unauthenticated(
                 f"cannot log in as {self.user}: OpenPAI's answer has no token; use a token of OpenPAI's profile page"
             )
         return token

@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 import requests
 
+from nni_manager.training_services.errors import ClusterUnavailable
 from nni_manager.training_services.openpai import connection
 from nni_manager.training_services.openpai.export import dumped
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
@@ -94,7 +95,7 @@ class OpenPai(connection.PaiConnection):
         Raises:
             JobAlreadyExists, JobRefused: permanent; submitting again does not help.
             RequestRejected: the answer is not OpenPAI's answer to a job, e.g. a gateway's error page.
-            QuotaExceeded, LoginRejected, ClusterUnavailable: a later submit may succeed.
+            QuotaExceeded, Unauthenticated, ClusterUnavailable: a later submit may succeed.
         """
         headers = {"Content-Type": "text/yaml"}
         try:
@@ -197,7 +198,7 @@ class OpenPai(connection.PaiConnection):
                     if len(text) >= _MAX_LOG_BYTES or time.monotonic() >= deadline_s:
                         break
             except requests.RequestException as error:
-                raise connection.ClusterUnavailable(
+                raise ClusterUnavailable(
                     f"cannot read the log: {connection.why_no_answer(error)}; open the job's page instead"
                 ) from error
         return bytes(text[-most_bytes:])
