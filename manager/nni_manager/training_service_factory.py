@@ -17,16 +17,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from nni_manager.config import model
 from nni_manager.config.diagnostics import ConfigInvalid
-from nni_manager.config.model import (
-    MOUNT,
-    AzureStorage,
-    ClaimStorage,
-    ExperimentSpec,
-    KubernetesConfig,
-    NfsStorage,
-    PaiConfig,
-)
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store.folders import WORLD_WRITABLE_STICKY, ExperimentFolder
 from nni_manager.training_services.base import JobEnded, TrainingService
@@ -49,7 +41,7 @@ _ANY_PORT = 9
 
 
 def make_service(
-    config: ExperimentSpec, folder: ExperimentFolder
+    config: model.ExperimentSpec, folder: ExperimentFolder
 ) -> Callable[[Callable[[JobEnded], None]], TrainingService]:
     """A factory for the experiment's training service, to be called on the event loop that will run it.
 
@@ -87,7 +79,7 @@ def make_service(
     )
 
 
-def _which_cluster(config: ExperimentSpec, pai: PaiConfig) -> str:
+def _which_cluster(config: model.ExperimentSpec, pai: model.PaiConfig) -> str:
     """The nnictl options that select the cluster. An experiment file contains the login as well."""
     if config.config_path.is_file():
         return f"--config {shlex.quote(str(config.config_path))}"
@@ -103,7 +95,7 @@ def _uses_containers() -> bool:
     return process is not None and process.options.sandbox != Sandbox.PROCESS.value
 
 
-def checkpoints_of(config: ExperimentSpec, folder: ExperimentFolder) -> Path:
+def checkpoints_of(config: model.ExperimentSpec, folder: ExperimentFolder) -> Path:
     """The path of the checkpoint folder inside trials. The folder is created if the tuner uses it.
 
     Raises:
@@ -118,14 +110,14 @@ def checkpoints_of(config: ExperimentSpec, folder: ExperimentFolder) -> Path:
         if config.kubernetes is not None or not is_private:
             checkpoints.chmod(WORLD_WRITABLE_STICKY)  # for the users that containers run as
     if config.kubernetes is not None:
-        return Workspace(Path(MOUNT) / folder.experiment_id).checkpoints
+        return Workspace(Path(model.MOUNT) / folder.experiment_id).checkpoints
     if config.pai is None or (config.pai.is_local and not mounts_work()):
         return folder.workspace.checkpoints.resolve()
     return Workspace(Path(config.pai.mount) / folder.experiment_id).checkpoints
 
 
 def open_cluster(
-    pai: PaiConfig,
+    pai: model.PaiConfig,
     template: JobTemplate | None = None,
     retry_policy: ClientRetryPolicy | None = None,
     newer_token: Callable[[], str | None] = lambda: None,
@@ -152,7 +144,7 @@ def open_cluster(
 
 
 def _cluster_of_this_machine(
-    pai: PaiConfig, template: JobTemplate | None, retry_policy: ClientRetryPolicy | None
+    pai: model.PaiConfig, template: JobTemplate | None, retry_policy: ClientRetryPolicy | None
 ) -> OpenPai:
     """The local OpenPAI, started if it does not run, with the storage that jobs need.
 
@@ -170,7 +162,7 @@ def _cluster_of_this_machine(
     state = local_openpai.StateFolder.of_user()
     known = local_openpai.running(state)
     options = known.process.options if known else local_openpai.last_options(state)
-    wanted = None if template is None else template.storage_at(pai.mount)
+    wanted = None if template is None else template.job.storage_at(pai.mount)
     if wanted is not None and wanted.name not in options.storages:
         # A restart with one more storage does not disturb running jobs.
         local_openpai.stop(state)
@@ -197,7 +189,7 @@ def _client_of(service: Service, retry_policy: ClientRetryPolicy | None) -> Open
     )
 
 
-def _shown_at(pai: PaiConfig, storage: Storage) -> Path:
+def _shown_at(pai: model.PaiConfig, storage: Storage) -> Path:
     """The folder that must be the storage, so that containers see `pai.storage` at `pai.mount`."""
     below = PurePosixPath(pai.mount).relative_to(storage.mount_path).parts
     if pai.storage.parts[len(pai.storage.parts) - len(below) :] != below:
@@ -221,7 +213,7 @@ def running_here(retry_policy: ClientRetryPolicy | None = None) -> OpenPai | Non
 
 
 def _on_kubernetes(
-    config: ExperimentSpec, kubernetes: KubernetesConfig, folder: ExperimentFolder
+    config: model.ExperimentSpec, kubernetes: model.KubernetesConfig, folder: ExperimentFolder
 ) -> Callable[[Callable[[JobEnded], None]], TrainingService]:
     from nni_manager.training_services.kubernetes.api import Kubernetes
     from nni_manager.training_services.kubernetes.backend import KubernetesService
@@ -242,7 +234,7 @@ def _on_kubernetes(
     )
 
 
-def operator_of(kubernetes: KubernetesConfig) -> Operator:
+def operator_of(kubernetes: model.KubernetesConfig) -> Operator:
     """The Kubernetes operator that runs the experiment's jobs."""
     if kubernetes.operator == "frameworkcontroller":
         from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
@@ -253,60 +245,60 @@ def operator_of(kubernetes: KubernetesConfig) -> Operator:
     return OPERATORS[kubernetes.operator](kubernetes)
 
 
-def refuse_nameless_claim(config: ExperimentSpec) -> None:
+def refuse_nameless_claim(config: model.ExperimentSpec) -> None:
     """Refuse a claim without a name: experiment files may omit the name, but containers cannot mount such a claim.
 
     Raises:
         UserError: the claim has no name.
     """
     match config.kubernetes and config.kubernetes.storage:
-        case ClaimStorage(path, None):
+        case model.ClaimStorage(path, None):
             raise UserError(
                 f"cannot use pvc in {config.config_path.name}: the claim has no name, by which containers mount it; write "
                 f"e.g. pvc: {{path: {path}, name: nni}}"
             )
 
 
-def storage_here(config: ExperimentSpec) -> Path | None:
+def storage_here(config: model.ExperimentSpec) -> Path | None:
     """Local path of the storage that jobs share; None if jobs run here, or if an Azure share is used instead.
 
     Raises:
-        NotMounted: the storage is not mounted on this machine.
+        UserError: the storage is not mounted on this machine.
     """
     from nni_manager.training_services.mounts import folder_of_export
 
     if config.pai is not None:
         return config.pai.storage
     match config.kubernetes and config.kubernetes.storage:
-        case NfsStorage(server, path):
+        case model.NfsStorage(server, path):
             return folder_of_export(server, path)
-        case ClaimStorage(path):
+        case model.ClaimStorage(path):
             return path
     return None
 
 
 def share_of(
-    config: ExperimentSpec, workspace: Workspace, retry_policy: ClientRetryPolicy | None = None
+    config: model.ExperimentSpec, workspace: Workspace, retry_policy: ClientRetryPolicy | None = None
 ) -> AzureShare | None:
     """The Azure share that jobs mount and this machine does not; None if the jobs use other storage.
 
     Raises:
-        AzureMissing, KeyUnreadable, VaultUnavailable: the share cannot be used.
+        UserError, RetryableError: the share cannot be used.
     """
-    if config.kubernetes is None or not isinstance(config.kubernetes.storage, AzureStorage):
+    if config.kubernetes is None or not isinstance(config.kubernetes.storage, model.AzureStorage):
         return None
     try:
         from nni_manager.training_services.kubernetes.azure_share import AzureShare
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("azure"):
             raise
-        from nni_manager.training_services.kubernetes.errors import AzureMissing
-
-        raise AzureMissing from error
+        raise UserError(
+            "cannot use Azure's storage: the Python clients are not installed; run `pip install 'trial-keeper[azure]'`"
+        ) from error
     return AzureShare(config.kubernetes.storage, workspace.root, retry_policy)
 
 
-def remove_from_share(config: ExperimentSpec, workspace: Workspace) -> str:
+def remove_from_share(config: model.ExperimentSpec, workspace: Workspace) -> str:
     """Remove the experiment's folder from its Azure share, if any. Returns the error message; empty if none."""
     from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
@@ -322,7 +314,7 @@ def remove_from_share(config: ExperimentSpec, workspace: Workspace) -> str:
     return ""
 
 
-def address_for_keepers(config: ExperimentSpec) -> str:
+def address_for_keepers(config: model.ExperimentSpec) -> str:
     """The address at which keepers reach this machine; loopback if they run here.
 
     Raises:
@@ -355,7 +347,7 @@ def listens_at(address: str) -> str:
     return address if address.startswith(_LOOPBACK) else "0.0.0.0"
 
 
-def _current_login(config: ExperimentSpec, stored: PaiConfig) -> PaiConfig:
+def _current_login(config: model.ExperimentSpec, stored: model.PaiConfig) -> model.PaiConfig:
     """The current login in the experiment file: tokens may expire during an experiment."""
     from nni_manager.config.reader import read_experiment_file
 

@@ -54,12 +54,9 @@ class LocalServiceApart(LocalTrainingService):
     def __init__(self, apart: Apart, config, folder, on_job_ended):
         super().__init__(config, Workspace(Path(apart.workspace)), folder.jobs, on_job_ended)
         self._apart = apart
-
-    @property
-    def run_script(self) -> str:
-        settings = [f"{name}={value}" for name, value in self._apart.environ]
-        command = [*self._apart.prefix, "env", *settings, sys.executable, "-m", "trial_keeper"]
-        return f"#!/bin/bash\nexec {shlex.join(command)}\n"
+        settings = [f"{name}={value}" for name, value in apart.environ]
+        command = [*apart.prefix, "env", *settings, sys.executable, "-m", "trial_keeper"]
+        self.run_script = f"#!/bin/bash\nexec {shlex.join(command)}\n"
 
     async def submit(self, settings):
         await super().submit(replace(settings, workspace=self._apart.workspace))

@@ -23,6 +23,7 @@ class ContainerService(TrainingService):
     """One container per job."""
 
     uses_snapshot = True
+    run_script = "# The image has an entry point.\n"
 
     def __init__(self, podman: Podman, prefix: str, storage: Path, options: tuple[str, ...], on_job_ended):
         """`prefix` begins the containers' names, `storage` is what they see at MOUNT, `options` are podman's."""
@@ -38,10 +39,6 @@ class ContainerService(TrainingService):
     def name(self, job_id: str) -> str:
         """The container of a job."""
         return self._prefix + job_id
-
-    @property
-    def run_script(self) -> str:
-        return "# The image has an entry point.\n"
 
     async def place(self, job_id):
         pass

@@ -137,7 +137,7 @@ class Place:
         """The test is about an operator that runs these: it is skipped where they are not served."""
         with contextlib.closing(Kubernetes(self.around.kubeconfig)) as cluster:
             if not cluster.serves(resource):
-                pytest.skip(f"{cluster.address} has no {resource.plural} of {resource.api_version}")
+                pytest.skip(f"{cluster.login.address} has no {resource.plural} of {resource.api_version}")
 
     def nnictl(self, *arguments):
         (self.work / "config.yml").write_text(json.dumps(self.config))

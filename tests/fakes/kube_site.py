@@ -15,7 +15,6 @@ from nni_manager.training_services.kubernetes import resource_calls
 from nni_manager.training_services.kubernetes import watch as watch_module
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.backend import KubernetesService
-from nni_manager.training_services.kubernetes.storage import SharedStorage
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.workspace import Workspace
@@ -26,12 +25,12 @@ TIMEOUT_S = 90
 
 
 class KubeSite:
-    """The site. `config` and `storage` may be changed before a manager begins."""
+    """The site. `config` and `share` may be changed before a manager begins."""
 
     def __init__(self, folder, cluster):
         self.cluster, self.folder = cluster, folder
         self.ends = []
-        self.storage = SharedStorage()
+        self.share = None
         self.config = KubernetesConfig(
             "frameworkcontroller",
             NfsStorage("nas", "/nni"),
@@ -50,7 +49,7 @@ class KubeSite:
         kubernetes = Kubernetes(self.folder / "kubeconfig", QUICK)
         workspace = Workspace(self.folder / "EXPT")
         operator = operator_of(self.config)
-        service = KubernetesService(kubernetes, operator, workspace, self.ends.append, storage=self.storage)
+        service = KubernetesService(kubernetes, operator, workspace, self.ends.append, share=self.share)
         try:
             yield service
         finally:

@@ -15,21 +15,15 @@ from trial_keeper.settings import without_settings
 class TeamService(TrainingService):
     """As many processes per job as `completion` has tasks. A job has ended when all of them have."""
 
+    run_script = "# Keepers are started directly.\n"
+
     def __init__(self, completion: Completion, code_dir: str, on_job_ended):
         super().__init__(on_job_ended)
-        self._completion = completion
+        self.completion = completion
         self._code_dir = code_dir
         self.keepers: dict[str, dict[str, subprocess.Popen[bytes]]] = {}
         self._environs: dict[tuple[str, str], dict[str, str]] = {}
         self._watching: set[asyncio.Task[None]] = set()
-
-    @property
-    def completion(self) -> Completion:
-        return self._completion
-
-    @property
-    def run_script(self) -> str:
-        return "# Keepers are started directly.\n"
 
     async def place(self, job_id):
         pass
@@ -41,7 +35,7 @@ class TeamService(TrainingService):
         pass
 
     async def submit(self, settings):
-        roles = self._completion.roles
+        roles = self.completion.roles
         job = {
             "PAI_JOB_NAME": f"tests~{settings.job_id}",
             "PAI_TASK_ROLE_LIST": ",".join(role.name for role in roles),

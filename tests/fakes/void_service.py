@@ -11,16 +11,14 @@ from nni_manager.tuner.registry import make_tuner
 class Void(TrainingService):
     """Takes every job and runs none."""
 
+    run_script = "#!/bin/bash\n"
+
     def __init__(self, on_job_ended, state=JobPresence.UNKNOWN):
         super().__init__(on_job_ended)
         self.submitted = asyncio.Event()
         self.settings = None
         self.state = state
         self.released = []
-
-    @property
-    def run_script(self):
-        return "#!/bin/bash\n"
 
     async def place(self, job_id):
         pass

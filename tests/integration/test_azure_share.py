@@ -15,9 +15,9 @@ from attempts import attempt_id
 from nni_manager.config.model import AzureStorage
 from nni_manager.domain.trial import Trial
 from nni_manager.engine.shared_files import SharedFiles, Signer
+from nni_manager.errors import UserError
 from nni_manager.training_services.base import Placement
 from nni_manager.training_services.kubernetes.azure_share import AzureShare
-from nni_manager.training_services.kubernetes.errors import KeyUnreadable, VaultUnavailable
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from nni_manager.training_services.share import StorageUnavailable
 from trial_keeper.wire.messages import AttemptKey, StopTrial, Stream, TrialEnded
@@ -281,27 +281,27 @@ def test_a_key_that_nobody_put_into_the_vault_is_told_and_never_shown(azure, sha
 def test_a_key_that_cannot_be_had_is_told_with_the_way_out(azure, workspace, change, told):
     for name, value in change.items():
         setattr(azure, name, value)
-    with pytest.raises(KeyUnreadable, match="cannot read the key of storage account mystorage") as raised:
+    with pytest.raises(UserError, match="cannot read the key of storage account mystorage") as raised:
         AzureShare(STORAGE, workspace.root, QUICK)
     assert told in str(raised.value)
 
 
 def test_a_login_that_azure_refuses_is_told_in_azures_words(azure, workspace, monkeypatch):
     monkeypatch.setenv("AZURE_CLIENT_SECRET", "wrong-s3cret")
-    with pytest.raises(KeyUnreadable, match=r"AADSTS7000215.*az login") as raised:
+    with pytest.raises(UserError, match=r"AADSTS7000215.*az login") as raised:
         AzureShare(STORAGE, workspace.root, QUICK)
     assert "wrong-s3cret" not in str(raised.value)
 
 
 def test_a_secret_that_is_not_there_is_no_key(azure, workspace):
     with pytest.raises(
-        KeyUnreadable, match="secret other of the vault my-vault does not exist; correct keyVault"
+        UserError, match="secret other of the vault my-vault does not exist; correct keyVault"
     ):
         AzureShare(AzureStorage(ACCOUNT, SHARE, VAULT, "other"), workspace.root, QUICK)
 
 
 def test_a_vault_that_does_not_answer_is_asked_later(azure, workspace):
-    with pytest.raises(VaultUnavailable, match=r"check the network and keyVault\.vaultName"):
+    with pytest.raises(StorageUnavailable, match=r"check the network and keyVault\.vaultName"):
         AzureShare(AzureStorage(ACCOUNT, SHARE, "elsewhere", SECRET), workspace.root, QUICK)
 
 

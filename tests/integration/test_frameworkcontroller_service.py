@@ -22,19 +22,17 @@ from nni_manager.config.model import KubernetesConfig, NfsStorage
 from nni_manager.engine.serializers import trial_view
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.training_services.base import JobPresence
-from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
+from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded, Unauthenticated
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.kubernetes import resource_calls
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.backend import KubernetesService
 from nni_manager.training_services.kubernetes.errors import (
     AlreadyExists,
-    ApiServerUnavailable,
     Conflict,
-    MissingCapability,
 )
 from nni_manager.training_services.kubernetes.preflight import check
-from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage
+from nni_manager.training_services.kubernetes.render import SecretContent
 from nni_manager.training_services.kubernetes.watch import Deleted, Synced, Upserted
 from trial_keeper.wire.reasons import ExitReason
 
@@ -251,12 +249,12 @@ def test_what_kubernetes_refuses_for_good_is_said_once_and_leaves_nothing(site, 
     [
         ((403, "Forbidden", QUOTA), QuotaExceeded),
         ((401, "Unauthorized", "Unauthorized"), Unauthenticated),
-        (408, ApiServerUnavailable),
-        (429, ApiServerUnavailable),
-        (500, ApiServerUnavailable),
-        (520, ApiServerUnavailable),
+        (408, ClusterUnavailable),
+        (429, ClusterUnavailable),
+        (500, ClusterUnavailable),
+        (520, ClusterUnavailable),
         ("conflict", Conflict),
-        ("drop", ApiServerUnavailable),
+        ("drop", ClusterUnavailable),
     ],
 )
 def test_what_may_pass_is_tried_again(site, answer, kind):
@@ -305,15 +303,18 @@ def test_a_submission_that_was_lost_on_its_way_back_is_taken_up(site):
     run(work())
 
 
-class OtherStorage(SharedStorage):
+class ShareWithKey:
     """One that has a key of its own."""
 
     def secrets(self):
         return (SecretContent("-key", "Opaque", {"key": "c0a1"}),)
 
+    def close(self):
+        pass
+
 
 def test_the_key_of_a_storage_belongs_to_the_job_and_the_token_is_made_when_all_else_is(site):
-    site.storage = OtherStorage()
+    site.share = ShareWithKey()
 
     async def work():
         async with site.manager() as service:
@@ -804,6 +805,6 @@ def test_what_the_cluster_lacks_is_told_before_anything_is_made(site):
     operator = FrameworkController(site.config)
     check(kubernetes, operator, "default")
     site.cluster.api.denied |= {("create", "secrets"), ("watch", "pods")}
-    with pytest.raises(MissingCapability, match=r"may not watch pods(.|\n)*may not create secrets"):
+    with pytest.raises(UserError, match=r"may not watch pods(.|\n)*may not create secrets"):
         check(kubernetes, operator, "default")
     kubernetes.close()

@@ -9,20 +9,16 @@ from openpai_jobs import a_job, text_of
 from strangers import give_away
 
 from nni_manager.errors import UserError
-from nni_manager.training_services.errors import QuotaExceeded
+from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded, Unauthenticated
 from nni_manager.training_services.openpai import rest
 from nni_manager.training_services.openpai.connection import (
-    ClusterUnavailable,
     JobAlreadyExists,
     JobNotOnCluster,
     JobRefused,
-    LoginRejected,
-    NotAllowed,
     RequestRejected,
     address_of,
 )
-from nni_manager.training_services.openpai.rest import NodeResources, OpenPai
-from nni_manager.training_services.openpai.states import LIVE, PaiJobState
+from nni_manager.training_services.openpai.rest import LIVE, NodeResources, OpenPai, PaiJobState
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 TOKEN = "token-of-the-profile-page"
@@ -191,7 +187,7 @@ def test_a_password_gets_a_token_and_a_new_one_when_that_has_expired(server):
 def test_a_token_that_has_expired_is_replaced_by_one_that_somebody_has_written_down(server):
     written = ["expired"]
     cluster = OpenPai(server.host, USER, token="expired", newer_token=lambda: written[-1], retry_policy=QUICK)
-    with pytest.raises(LoginRejected):
+    with pytest.raises(Unauthenticated):
         cluster.jobs()
     written.append(TOKEN)
     assert cluster.jobs() == []
@@ -211,18 +207,18 @@ def test_several_threads_log_in_once(server):
 def test_a_token_that_has_expired_is_told_apart_from_what_is_forbidden(server, cluster):
     cluster.submit(job_text())
     server.wait_for_job().user = "somebody else"
-    with pytest.raises(NotAllowed, match=r"not allowed to do this operation; ask an administrator"):
+    with pytest.raises(JobRefused, match=r"not allowed to do this operation; ask an administrator"):
         cluster.stop("job")
     server.tokens.clear()
     with pytest.raises(
-        LoginRejected, match=r"Your token is invalid; create a new token on OpenPAI's profile page"
+        Unauthenticated, match=r"Your token is invalid; create a new token on OpenPAI's profile page"
     ):
         cluster.stop("job")
 
 
 @pytest.mark.parametrize(("user", "password"), [(USER, "wrong"), ("nobody", PASSWORD)])
 def test_a_wrong_login_says_what_to_correct(server, user, password):
-    with pytest.raises(LoginRejected, match=r"(is incorrect|is not found); correct userName and passWord"):
+    with pytest.raises(Unauthenticated, match=r"(is incorrect|is not found); correct userName and passWord"):
         OpenPai(server.host, user, password=password, retry_policy=QUICK).jobs()
 
 
@@ -235,7 +231,7 @@ def test_no_secret_is_in_a_message_a_log_or_a_repr(server, caplog):
     server.misbehave(500, at=("GET", "/jobs"))
     told = []
     for cluster in clusters:
-        with pytest.raises(LoginRejected) as caught:
+        with pytest.raises(Unauthenticated) as caught:
             cluster.jobs()
         told += [str(caught.value), repr(cluster), repr(vars(cluster)["address"])]
     everything = "\n".join([*told, caplog.text])
@@ -244,7 +240,7 @@ def test_no_secret_is_in_a_message_a_log_or_a_repr(server, caplog):
 
 @pytest.mark.parametrize("token", ["a b", "tökén", "a\nb"])
 def test_what_cannot_be_a_token_is_not_sent(token):
-    with pytest.raises(LoginRejected, match="cannot use this token: it contains blanks") as caught:
+    with pytest.raises(Unauthenticated, match="cannot use this token: it contains blanks") as caught:
         OpenPai("127.0.0.1", USER, token=token)
     assert token not in str(caught.value)
 
@@ -331,7 +327,7 @@ def test_an_exceeded_quota_is_told_apart_from_a_missing_right(server, cluster):
     with pytest.raises(QuotaExceeded, match="exceeds the GPU quota of default; the call is retried until"):
         cluster.submit(job_text())
     server.misbehave((403, "ForbiddenUserError", "user ada may not use default"))
-    with pytest.raises(NotAllowed, match="may not use default; ask an administrator"):
+    with pytest.raises(JobRefused, match="may not use default; ask an administrator"):
         cluster.submit(job_text())
 
 

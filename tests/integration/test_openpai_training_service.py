@@ -10,10 +10,10 @@ from real_experiment import until
 from nni_manager.config.model import PaiConfig
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.training_services.base import JobPresence
-from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
+from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded, Unauthenticated
 from nni_manager.training_services.openpai import client, termination
 from nni_manager.training_services.openpai.client import OpenPaiService
-from nni_manager.training_services.openpai.connection import ClusterUnavailable, JobAlreadyExists
+from nni_manager.training_services.openpai.connection import JobAlreadyExists
 from nni_manager.training_services.openpai.job import template_of
 from nni_manager.training_services.openpai.protocol import parse
 from nni_manager.training_services.openpai.rest import OpenPai

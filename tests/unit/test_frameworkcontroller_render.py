@@ -20,13 +20,13 @@ from nni_manager.domain.completion import TaskRole
 from nni_manager.training_services.frameworkcontroller.operator import FrameworkController
 from nni_manager.training_services.kubernetes.render import (
     as_in_containers,
+    azure_secret,
     job_secrets,
     labels_of,
     render_run_script,
     render_secrets,
     selector_of,
 )
-from nni_manager.training_services.kubernetes.storage import azure_secret
 from trial_keeper.settings import KeeperSettings
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "frameworkcontroller"

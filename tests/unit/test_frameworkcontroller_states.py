@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from nni_manager.training_services.frameworkcontroller.states import FrameworkState, verdict_of
+from nni_manager.config.model import KubernetesConfig, NfsStorage
+from nni_manager.training_services.frameworkcontroller.operator import STAGES, FrameworkController
 from nni_manager.training_services.kubernetes.operator import Stage
 from nni_manager.training_services.kubernetes.pods import is_over, pending_reason, termination_message
 from trial_keeper.wire.reasons import ExitReason
 
+OPERATOR = FrameworkController(KubernetesConfig("frameworkcontroller", NfsStorage("nas", "/nni"), ()))
 GOLDEN = Path(__file__).parents[1] / "golden" / "kubernetes" / "framework_that_fails.json"
 FAILED = {
     "metadata": {"name": "fw"},
@@ -60,26 +62,24 @@ def changed(code=3, reason="Error", **pod):
 
 def test_every_recorded_state_is_known_and_only_the_last_is_an_end():
     told = [row[1] for row in json.loads(GOLDEN.read_text())["frameworks"] if row[1]]
-    states = [FrameworkState.of({"status": {"state": word}}) for word in told]
-    assert FrameworkState.UNKNOWN not in states
-    ends = [state.stage is Stage.ENDED for state in states]
+    assert set(told) <= set(STAGES)
+    ends = [OPERATOR.stage_of({"status": {"state": word}}) is Stage.ENDED for word in told]
     assert ends.index(True) == told.index("Completed")
-    assert FrameworkState.of({}).stage is Stage.WAITING
-    assert FrameworkState.of({"status": {"state": "New"}}) is FrameworkState.UNKNOWN
+    assert OPERATOR.stage_of({}) is OPERATOR.stage_of({"status": {"state": "New"}}) is Stage.WAITING
 
 
 def test_a_framework_that_succeeded_has_nothing_to_say():
     made = copy.deepcopy(FAILED)
     made["status"]["attemptStatus"]["completionStatus"] = {"code": 0, "type": {"name": "Succeeded"}}
-    verdict = verdict_of(made, {})
+    verdict = OPERATOR.verdict_of(made, {})
     assert (verdict.exit_code, verdict.message) == (0, "")
 
 
 def test_a_failure_is_that_of_the_task_that_decided_it():
-    verdict = verdict_of(FAILED, {})
+    verdict = OPERATOR.verdict_of(FAILED, {})
     assert (verdict.exit_code, verdict.pod, verdict.reason) == (3, "fw-worker-1", ExitReason.KEEPER_LOST)
     assert verdict.awaits_pod, "it may have written last words"
-    assert not verdict_of(FAILED, {"fw-worker-1": {"status": {"phase": "Failed"}}}).awaits_pod
+    assert not OPERATOR.verdict_of(FAILED, {"fw-worker-1": {"status": {"phase": "Failed"}}}).awaits_pod
     assert verdict.message == (
         "FrameworkController reports fw: ContainerUnrecognizedFailed, code 3; enough have failed"
     )
@@ -95,12 +95,12 @@ def test_a_failure_is_that_of_the_task_that_decided_it():
     ],
 )
 def test_what_took_a_task_away_is_its_reason(framework, reason, exit_code):
-    verdict = verdict_of(framework, {})
+    verdict = OPERATOR.verdict_of(framework, {})
     assert (verdict.reason, verdict.exit_code) == (reason, exit_code)
 
 
 def test_an_end_of_which_nothing_is_said_is_told_all_the_same():
-    verdict = verdict_of({"metadata": {"name": "fw"}, "status": {"state": "Completed"}}, {})
+    verdict = OPERATOR.verdict_of({"metadata": {"name": "fw"}, "status": {"state": "Completed"}}, {})
     assert (verdict.exit_code, verdict.pod) == (None, None)
     assert "FrameworkController reports fw: failed" in verdict.message
 

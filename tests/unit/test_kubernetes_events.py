@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.training_services.kubernetes.events import WarningEventCache
+from nni_manager.training_services.kubernetes.observed import WarningEventCache
 from nni_manager.training_services.kubernetes.pods import blocking_init_step, pending_reason
 
 

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nni_manager.config.model import LocalSpec
-from nni_manager.training_services.local.gpus import GpuShares, GpusMissing
+from nni_manager.errors import UserError
+from nni_manager.training_services.local.gpus import GpuShares
 
 
 def test_the_least_loaded_gpus_are_given_first():
@@ -17,9 +18,9 @@ def test_the_least_loaded_gpus_are_given_first():
 
 
 def test_more_gpus_than_there_are_is_refused_at_once_with_both_numbers():
-    with pytest.raises(GpusMissing, match=r"gpuNum is 2 and the experiment may use 1"):
+    with pytest.raises(UserError, match=r"gpuNum is 2 and the experiment may use 1"):
         GpuShares.of(LocalSpec(), 2, present=(0,))
-    with pytest.raises(GpusMissing, match=r"GPU 7 does not exist"):
+    with pytest.raises(UserError, match=r"GPU 7 does not exist"):
         GpuShares.of(LocalSpec(gpu_indices=(7,)), 1, present=(0, 1))
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from nni_manager.training_services.mounts import NotMounted, export_in, folder_of_export
+from nni_manager.errors import UserError
+from nni_manager.training_services.mounts import export_in, folder_of_export
 
 TABLE = """\
 21 1 0:20 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -39,5 +40,5 @@ def test_of_two_mounts_the_later_hides_the_earlier():
 
 def test_an_export_that_is_mounted_nowhere_is_named_with_what_to_do():
     told = "cannot find a mount of nas.example:/nni on this machine"
-    with pytest.raises(NotMounted, match=rf"{re.escape(told)}.*sudo mount -t nfs nas.example:/nni /mnt/nni"):
+    with pytest.raises(UserError, match=rf"{re.escape(told)}.*sudo mount -t nfs nas.example:/nni /mnt/nni"):
         folder_of_export("nas.example", "/nni")

@@ -13,9 +13,9 @@ from openpai_jobs import REMOVED, a_job, text_of
 
 from nni_manager.config.model import PaiConfig
 from nni_manager.domain.completion import TaskRole
+from nni_manager.errors import UserError
 from nni_manager.training_services.openpai.export import MASK, without_secrets
 from nni_manager.training_services.openpai.job import (
-    JobTooLarge,
     job_name,
     job_prefix,
     render_command,
@@ -248,7 +248,7 @@ def test_the_experiment_file_fills_in_what_a_job_file_leaves_open_and_says_what_
 
 def test_a_job_that_openpai_would_not_take_for_its_size_is_refused_at_once():
     job = a_job((("taskRoles", "worker", "commands"), ["x" * 100_000]), extras=STORAGE)
-    with pytest.raises(JobTooLarge, match="exceeds 96 kB"):
+    with pytest.raises(UserError, match="exceeds 96 kB"):
         template_of(with_job_file(job))
 
 

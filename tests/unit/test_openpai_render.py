@@ -107,13 +107,12 @@ def test_a_deployment_puts_its_commands_around_those_of_its_roles():
         {"name": "b", "taskRoles": {"worker": {"preCommands": [" before "], "postCommands": ["after"]}}},
     ]
     job = rendered(deployments=deployments, defaults={"deployment": "b"})
-    assert job.roles[0].entry_point == "before\necho hello\nafter"
-    assert rendered(deployments=deployments).roles[0].entry_point == "echo hello"
+    assert job.roles[0].scripts.user.endswith("\n\nbefore\necho hello\nafter\n")
+    assert scripts(deployments=deployments).user.endswith("\n\necho hello\n")
 
 
-def test_secrets_are_in_the_script_and_not_in_the_entry_point():
+def test_secrets_are_in_the_script():
     job = rendered(((*WORKER, "commands"), ["echo '<% $secrets.t %>'"]), secrets={"t": 'a&"b'})
-    assert job.roles[0].entry_point == "echo '<% $secrets.t %>'"
     assert job.roles[0].scripts.user.endswith("echo 'a&\"b'\n")
 
 
@@ -247,8 +246,8 @@ def test_callbacks_are_pre_and_post_commands_and_an_event_that_never_comes_is_wa
         },
     }
     job = rendered(**with_plugins(call))
-    assert job.roles[0].scripts.pre == ("#!/bin/bash\nset -o errexit\necho 1\ntrue\n4\n",)
-    assert job.roles[0].scripts.post == ("#!/bin/bash\nset -o errexit\necho 3\n",)
+    assert job.roles[0].scripts.pre == ["#!/bin/bash\nset -o errexit\necho 1\ntrue\n4\n"]
+    assert job.roles[0].scripts.post == ["#!/bin/bash\nset -o errexit\necho 3\n"]
     (warning,) = job.warnings
     assert warning.message.endswith('does nothing on event "containerStarts"; use taskStarts or taskSucceeds')
 
@@ -320,13 +319,13 @@ def test_tensorboard_starts_on_the_first_task_of_the_first_role(tmp_path):
         **with_plugins({"plugin": "tensorboard", "parameters": parameters}),
     )
     first, later = job.roles
-    assert later.scripts.pre == ()
+    assert later.scripts.pre == []
     path = f"{tmp_path}:{os.environ['PATH']}"
     (script,) = first.scripts.pre
     assert run(script, PATH=path, PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX="1").stdout == ""
     ran = run(script, PATH=path, PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX="0")
     assert ran.stdout == "--logdir_spec=a:/x,b:/y --port=6006 --bind_all\n"
-    assert rendered(**with_plugins({"plugin": "tensorboard"})).roles[0].scripts.pre == ()
+    assert rendered(**with_plugins({"plugin": "tensorboard"})).roles[0].scripts.pre == []
 
 
 def ssh(**parameters):
@@ -334,13 +333,13 @@ def ssh(**parameters):
 
 
 def test_ssh_does_nothing_unless_asked():
-    assert scripts(**ssh()).pre == ()
-    assert scripts(**ssh(jobssh="no", sshbarrier=True)).pre == ()
-    assert scripts(**ssh(userssh={"type": "custom", "value": ""})).pre == ()
-    assert scripts(**ssh(userssh={"value": "k"})).pre == ()
+    assert scripts(**ssh()).pre == []
+    assert scripts(**ssh(jobssh="no", sshbarrier=True)).pre == []
+    assert scripts(**ssh(userssh={"type": "custom", "value": ""})).pre == []
+    assert scripts(**ssh(userssh={"value": "k"})).pre == []
     assert (
         scripts(environment=TaskEnvironment(ssh_public_keys=("k",)), **ssh(userssh={"type": "none"})).pre
-        == ()
+        == []
     )
 
 
@@ -368,7 +367,7 @@ def test_ssh_between_tasks_waits_as_long_as_it_is_told():
 def test_ssh_between_tasks_needs_the_gang():
     call = {"plugin": "ssh", "parameters": {"jobssh": True}}
     job = rendered(**with_plugins(call, gangAllocation=False))
-    assert job.roles[0].scripts.pre == ()
+    assert job.roles[0].scripts.pre == []
     assert "ignores jobssh: without gangAllocation" in job.warnings[-1].message
 
 

@@ -19,8 +19,6 @@ from nni_manager.config.model import (
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserError
 from nni_manager.store.folders import WORLD_WRITABLE_STICKY, ExperimentFolder
-from nni_manager.training_services.kubernetes.errors import AzureMissing
-from nni_manager.training_services.mounts import NotMounted
 from nni_manager.training_services.openpai.protocol import Storage
 from trial_keeper.wire.workspace import Workspace
 
@@ -138,7 +136,7 @@ def test_the_storage_is_where_this_machine_has_it(config, tmp_path):
     assert training_service_factory.storage_here(on_kubernetes(config, storage=AZURE)) is None, (
         "calls are made to it"
     )
-    with pytest.raises(NotMounted, match="cannot find a mount of nas:/nni on this machine"):
+    with pytest.raises(UserError, match="cannot find a mount of nas:/nni on this machine"):
         training_service_factory.storage_here(on_kubernetes(config))
 
 
@@ -163,7 +161,7 @@ def test_without_the_clients_of_azure_it_is_said_how_to_get_them(config, tmp_pat
     module = "nni_manager.training_services.kubernetes.azure_share"
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "azure.storage.fileshare", None)
-    with pytest.raises(AzureMissing, match=r"run `pip install 'trial-keeper\[azure\]'`"):
+    with pytest.raises(UserError, match=r"run `pip install 'trial-keeper\[azure\]'`"):
         training_service_factory.share_of(on_kubernetes(config, storage=AZURE), Workspace(tmp_path))
     assert training_service_factory.share_of(on_kubernetes(config), Workspace(tmp_path)) is None
     assert training_service_factory.share_of(config(), Workspace(tmp_path)) is None

@@ -210,7 +210,7 @@ def list_jobs(
     as_json: bool,
 ) -> None:
     """List jobs, newest first."""
-    from nni_manager.training_services.openpai.states import PaiJobState
+    from nni_manager.training_services.openpai.rest import PaiJobState
 
     known = [state.value for state in PaiJobState]
     wanted = [word.strip().upper() for word in states.split(",") if word.strip()]

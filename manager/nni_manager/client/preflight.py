@@ -130,7 +130,7 @@ def check_platform(config: ExperimentSpec) -> PlatformCheck:
     """Check that trials can run on the experiment's platform.
 
     Raises:
-        GpusMissing, CommandMissing: this machine cannot run them.
+        UserError: this machine cannot run them.
         UserError, RetryableError: the cluster cannot run them.
     """
     from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
@@ -217,8 +217,7 @@ def check_kubernetes(config: ExperimentSpec, kubernetes: KubernetesConfig) -> Pl
     """Check that Kubernetes accepts this user and has what the jobs need.
 
     Raises:
-        MissingCapability: with everything that is missing.
-        NotMounted: the storage is not mounted on this machine.
+        UserError: with everything that is missing, or the storage is not mounted on this machine.
         UserError, RetryableError: this version does not support such jobs, or Kubernetes is unreachable.
     """
     from nni_manager import training_service_factory
@@ -230,9 +229,9 @@ def check_kubernetes(config: ExperimentSpec, kubernetes: KubernetesConfig) -> Pl
     training_service_factory.storage_here(config)
     operator = training_service_factory.operator_of(kubernetes)
     with contextlib.closing(Kubernetes(retry_policy=ClientRetryPolicy(tries=2))) as cluster:
-        namespace = kubernetes.namespace or cluster.namespace
+        namespace = kubernetes.namespace or cluster.login.namespace
         warnings = check(cluster, operator, namespace, _share_problems(config))
-        where = f"{operator.title} at {cluster.address}, in namespace {namespace}"
+        where = f"{operator.title} at {cluster.login.address}, in namespace {namespace}"
         return PlatformCheck(where, operator.warnings + warnings)
 
 

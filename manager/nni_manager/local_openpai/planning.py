@@ -85,10 +85,10 @@ def _role(rendered: RenderedRole) -> RolePlan:
         completion=CompletionPolicy(role.completion.min_failed, role.completion.min_succeeded),
         image=rendered.image,
         image_auth=None if rendered.image_auth is None else dict(rendered.image_auth),
-        init=scripts.init,
-        pre=scripts.pre,
+        init=tuple(scripts.init),
+        pre=tuple(scripts.pre),
         user=scripts.user,
-        post=scripts.post,
+        post=tuple(scripts.post),
     )
 
 

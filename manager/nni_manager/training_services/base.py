@@ -54,38 +54,26 @@ class TrainingService(ABC):
     """True if jobs cannot see the code folder, so that the training code must be packed into the workspace."""
     grace_s: ClassVar[float] = 0.0
     """Seconds between a stop request and the cluster's kill, plus the time to send and detect it; 0: the cluster never kills."""
+    run_script: str
+    """The content of run.sh: starts the keeper in the job's environment."""
+    runs_as_manager = False
+    """True if tasks run as the manager's own user on this machine. The workspace can then be private."""
+    share: Share | None = None
+    """Access to the jobs' storage if this machine has not mounted it. None: the workspace is on that storage, as usual."""
+    completion = Completion()
+    """The tasks of a job, and the rule by which they end its trial."""
 
     def __init__(self, on_job_ended: Callable[[JobEnded], None]) -> None:
         self.on_job_ended = on_job_ended
-
-    @property
-    @abstractmethod
-    def run_script(self) -> str:
-        """The content of run.sh: starts the keeper in the job's environment."""
 
     @property
     def problem(self) -> str:
         """Why jobs cannot start or the cluster cannot be queried at present; empty if there is no problem."""
         return ""
 
-    @property
-    def runs_as_manager(self) -> bool:
-        """True if tasks run as the manager's own user on this machine. The workspace can then be private."""
-        return False
-
     def pending_reason(self, job_id: str) -> str:
         """Returns why this job has not started, for people; empty if unknown or once it has started."""
         return ""
-
-    @property
-    def share(self) -> Share | None:
-        """Access to the jobs' storage if this machine has not mounted it. None: the workspace is on that storage, as usual."""
-        return None
-
-    @property
-    def completion(self) -> Completion:
-        """The tasks of a job, and the rule by which they end its trial."""
-        return Completion()
 
     def link(self, job_id: str) -> str | None:
         """Returns the URL of the job's page, also for an ended job; None if there is no page."""
@@ -139,9 +127,8 @@ class TrainingService(ABC):
         """Returns why a job ended while no manager was running, for people; empty if unknown."""
         return ""
 
-    @abstractmethod
-    async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
-        """Ensure that no process of these trials runs after their job is gone."""
+    async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:  # noqa: B027 - as for wake
+        """Ensure that no process of these trials runs after their job is gone. A terminated container leaves none."""
 
     def garbage_collect(self) -> None:  # noqa: B027 - most clusters keep no ended jobs that the manager must delete
         """Delete ended jobs of earlier managers. Call it after all other jobs were adopted."""

@@ -5,7 +5,8 @@
 | 400, 403, 409 of another's object, 413, 422 | `UserError` | the trial ends with the cluster's message |
 | 403 of an exceeded quota | `QuotaExceeded` | the job waits, with that reason |
 | 401 | `Unauthenticated` | submission is suspended until a login is valid |
-| 408, 409 Conflict, 429, 5xx, a lost connection | any other `RetryableError` | the job is submitted again |
+| 408, 429, 5xx, a lost connection | `ClusterUnavailable` | the job is submitted again |
+| 409 Conflict | any other `RetryableError` | the job is submitted again |
 """
 
 from nni_manager.errors import RetryableError
@@ -13,6 +14,10 @@ from nni_manager.errors import RetryableError
 
 class Unauthenticated(RetryableError):
     """cannot log in to the cluster; renew the token or the login"""
+
+
+class ClusterUnavailable(RetryableError):
+    """cannot reach the cluster; check that its services run and its address is correct"""
 
 
 class QuotaExceeded(RetryableError):

@@ -11,19 +11,15 @@ _MOUNTS = Path("/proc/self/mountinfo")
 _NFS = ("nfs", "nfs4")
 
 
-class NotMounted(UserError):
-    """cannot find the shared storage on this machine; mount it"""
-
-
 def folder_of_export(server: str, path: str) -> Path:
     """Returns this machine's folder for `path` on an NFS server: the mounted export or a folder below it.
 
     Raises:
-        NotMounted: no mount covers it.
+        UserError: no mount covers it.
     """
     found = export_in(_MOUNTS.read_text(), server, path)
     if found is None:
-        raise NotMounted(
+        raise UserError(
             f"cannot find a mount of {server}:{path} on this machine: the manager shares files with containers there; mount the "
             f"export, e.g. `sudo mount -t nfs {server}:{path} /mnt/nni`"
         )

@@ -3,28 +3,29 @@
 Pods of multi-task jobs start with FrameworkController's barrier. The barrier waits until all tasks have an address, and
 writes the addresses to a script for the commands.
 
-Source: FrameworkController v1 (Framework, FrameworkBarrier); NNI v2.10 for names, ports and variables. Unlike NNI, a
-failed task is not restarted in its pod, and single-task jobs have no barrier.
+A user's own Framework is a template: it keeps its roles, images, volumes, resources and other pod fields. The job's name and
+labels and the shared storage are added; the keeper, with its variables, replaces each role's command. Unset fields are set
+where the default of Kubernetes or FrameworkController does not suit a trial.
+
+Source: FrameworkController v1 (Framework, FrameworkBarrier, FrameworkState, CompletionStatus and its predefined completion
+codes); NNI v2.10 for names, ports and variables. Unlike NNI, a failed task is not restarted in its pod, and single-task jobs
+have no barrier.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
-from nni_manager.config.model import RoleConfig
+from nni_manager.config.model import MOUNT, VOLUME, RoleConfig
 from nni_manager.domain.completion import Completion, TaskRole
-from nni_manager.training_services.frameworkcontroller.states import FrameworkState, verdict_of
-from nni_manager.training_services.frameworkcontroller.template import (
-    pods_of,
-    template_of,
-    with_keeper,
-    with_labels,
-)
+from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.kubernetes.api import Document
-from nni_manager.training_services.kubernetes.operator import JobOutcome, Operator, Stage
-from nni_manager.training_services.kubernetes.render import pod_spec, short_name
+from nni_manager.training_services.kubernetes.operator import SUCCESS, JobOutcome, Operator, Stage
+from nni_manager.training_services.kubernetes.pods import is_over, reason_and_message
 from nni_manager.training_services.kubernetes.resources import Resource
-from trial_keeper.settings import KeeperSettings
+from trial_keeper.settings import PREFIX, KeeperSettings
+from trial_keeper.wire.reasons import ExitReason
 
 FRAMEWORKS = Resource(
     "frameworkcontroller.microsoft.com", "v1", "frameworks", "Framework", operator="FrameworkController"
@@ -38,17 +39,29 @@ _FIRST_PORT = 4000
 # A node that does not end a pod within ten minutes counts as lost. No task can run twice: tasks are never retried.
 _NODE_LOST_S = 600
 _NO_RETRIES = {"fancyRetryPolicy": False, "maxRetryCount": 0}
+# FrameworkController's codes for pods or jobs that were deleted externally.
+_DELETED_EXTERNALLY = frozenset({-100, -101, -210, -220, -230})
+# Exports the role's command, exactly as Kubernetes expands it, as a line of bash.
+_EXPORTS_COMMAND = f"""export {PREFIX}COMMAND="$(printf '%q ' "$@")\""""
+STAGES = {
+    "AttemptCreationPending": Stage.WAITING,
+    "AttemptCreationRequested": Stage.WAITING,
+    "AttemptPreparing": Stage.WAITING,
+    "AttemptRunning": Stage.RUNNING,
+    "AttemptDeletionPending": Stage.RUNNING,
+    "AttemptDeletionRequested": Stage.RUNNING,
+    "AttemptDeleting": Stage.RUNNING,
+    "AttemptCompleted": Stage.RUNNING,  # another attempt may follow
+    "Completed": Stage.ENDED,
+}
+"""The stage of a job by its Framework's state."""
 
 
 class FrameworkController(Operator):
     """The operator whose resources are Frameworks."""
 
     title = "FrameworkController"
-
-    @property
-    def resource(self) -> Resource:
-        """Frameworks."""
-        return FRAMEWORKS
+    resource = FRAMEWORKS
 
     @property
     def completion(self) -> Completion:
@@ -65,8 +78,10 @@ class FrameworkController(Operator):
         """Warns that the barrier must be allowed to read the Framework."""
         if not self._waits_at_barrier or self.config.service_account is not None:
             return ()
-        template = template_of(self.config)
-        if template is not None and all("serviceAccountName" in pod for pod in pods_of(template)):
+        template = self._template
+        if template and all(
+            "serviceAccountName" in role["task"]["pod"]["spec"] for role in template["spec"]["taskRoles"]
+        ):
             return ()
         return (
             "tasks of one job wait for each other at FrameworkController's barrier, which reads the Framework; if "
@@ -75,15 +90,15 @@ class FrameworkController(Operator):
 
     def name_of(self, experiment_id: str, job_id: str) -> str:
         """Lower-case letters and digits, so names of two jobs may collide."""
-        return f"nniexp{experiment_id}{short_name(job_id)}".lower()
+        return f"nniexp{experiment_id}{render.short_name(job_id)}".lower()
 
     def metadata(self, labels: dict[str, str]) -> Document:
         """The labels, and those and the annotations of the template."""
-        return with_labels((template_of(self.config) or {}).get("metadata"), labels)
+        return _with_labels(self._template.get("metadata"), labels)
 
     def spec(self, name: str, settings: KeeperSettings, labels: dict[str, str]) -> Document:
         """The template with a keeper in each pod, or one made from the roles."""
-        template: Document = (template_of(self.config) or {"spec": {}})["spec"]
+        template: Document = self._template.get("spec") or {}
         given = template.get("taskRoles") or [{"task": {"pod": {}}} for _ in self.config.roles]
         roles = [
             {
@@ -98,7 +113,7 @@ class FrameworkController(Operator):
                     "podGracefulDeletionTimeoutSec": _NODE_LOST_S,
                     **own["task"],
                     "pod": {
-                        "metadata": with_labels(own["task"]["pod"].get("metadata"), labels),
+                        "metadata": _with_labels(own["task"]["pod"].get("metadata"), labels),
                         "spec": self._pod(role, name, settings, own["task"]["pod"].get("spec")),
                     },
                 },
@@ -108,12 +123,42 @@ class FrameworkController(Operator):
         return {"executionType": "Start", "retryPolicy": _NO_RETRIES, **template, "taskRoles": roles}
 
     def stage_of(self, document: Document) -> Stage:
-        """Based on the Framework's state."""
-        return FrameworkState.of(document).stage
+        """WAITING without a state, or in one of another version: a later event shows a known state."""
+        return STAGES.get((document.get("status") or {}).get("state", ""), Stage.WAITING)
 
     def verdict_of(self, document: Document, pods: Mapping[str, Document]) -> JobOutcome:
         """The outcome of the Framework's deciding task."""
-        return verdict_of(document, pods)
+        attempt = document["status"].get("attemptStatus") or {}
+        completion = attempt.get("completionStatus") or {}
+        if (completion.get("type") or {}).get("name") == "Succeeded":
+            return SUCCESS
+        code = int(completion.get("code") or 0)
+        task = _deciding_task(attempt, completion.get("trigger") or {})
+        ended = (task.get("completionStatus") or {}).get("pod") or {}
+        failed = [each for each in ended.get("containers") or [] if each.get("code")]
+        name = document["metadata"]["name"]
+        because = (
+            (completion.get("trigger") or {}).get("message")
+            or completion.get("diagnostics")
+            or "no reason given"
+        )
+        message = f"FrameworkController reports {name}: {completion.get('phrase') or 'failed'}, code {code}; {because}"
+        if pod_message := reason_and_message(ended):
+            message += f"\nKubernetes reports for its pod: {pod_message}"
+        reason = ExitReason.JOB_LOST if code in _DELETED_EXTERNALLY else ExitReason.KEEPER_LOST
+        exit_code = None
+        if failed:
+            exit_code = int(failed[-1]["code"])
+            if failed[-1].get("reason") == "OOMKilled":
+                reason = ExitReason.OUT_OF_MEMORY
+        pod = task.get("podName")
+        return JobOutcome(exit_code, message, reason, pod, pod is not None and not is_over(pods.get(pod, {})))
+
+    @property
+    def _template(self) -> Document:
+        """The user's own Framework; empty if the experiment has none."""
+        found: Document = json.loads(self.config.template_text or "{}")
+        return found
 
     @property
     def _waits_at_barrier(self) -> bool:
@@ -127,11 +172,11 @@ class FrameworkController(Operator):
         ports = {each.name: port for port, each in enumerate(self.config.roles, _FIRST_PORT)}
         environ = {f"FB_{role_name.upper()}_PORT": f"{port}" for role_name, port in ports.items()}
         before = (f". {_BARRIER_PATH}/injector.sh",) if has_barrier else ()
-        job = (self.config, role, name, settings)
         if given is None:
-            spec = pod_spec(*job, container=CONTAINER, environ=environ, port=ports[role.name], before=before)
+            job, port = (self.config, role, name, settings), ports[role.name]
+            spec = render.pod_spec(*job, container=CONTAINER, environ=environ, port=port, before=before)
         else:
-            spec = with_keeper(given, *job, environ=environ, before=before)
+            spec = self._with_keeper(given, role, name, settings, environ, before)
         if has_barrier:
             barrier = {"name": _BARRIER_VOLUME, "mountPath": _BARRIER_PATH}
             spec["volumes"].append({"name": _BARRIER_VOLUME, "emptyDir": {}})
@@ -142,6 +187,63 @@ class FrameworkController(Operator):
             ]
         return spec
 
+    def _with_keeper(
+        self,
+        pod: Document,
+        role: RoleConfig,
+        name: str,
+        settings: KeeperSettings,
+        environ: dict[str, str],
+        before: tuple[str, ...],
+    ) -> Document:
+        """Returns the user's pod, in which the keeper runs the command of its only container. See `render.pod_spec`."""
+        (container,) = pod["containers"]
+        own = [each for each in container.get("env") or () if isinstance(each, dict)]
+        names = {each.get("name") for each in own} | {f"{PREFIX}COMMAND"}
+        ours = render.environment_of(role, name, settings, environ)
+        made = {
+            "terminationMessagePolicy": "FallbackToLogsOnError",
+            **container,
+            "command": [*render.command_of(settings, (_EXPORTS_COMMAND, *before)), "bash"],
+            "args": [*container["command"], *(container.get("args") or ())],
+            # The user's variables come first, because later ones may refer to them. They take precedence.
+            "env": [*own, *(each for each in ours if each["name"] not in names)],
+            "volumeMounts": [*(container.get("volumeMounts") or ()), {"name": VOLUME, "mountPath": MOUNT}],
+        }
+        account = (
+            {} if self.config.service_account is None else {"serviceAccountName": self.config.service_account}
+        )
+        return {
+            **account,
+            "restartPolicy": "Never",
+            **pod,
+            "containers": [made],
+            "terminationGracePeriodSeconds": max(
+                pod.get("terminationGracePeriodSeconds") or 0, render.grace_of(settings)
+            ),
+            "volumes": [
+                *(pod.get("volumes") or ()),
+                {"name": VOLUME, **render.volume_of(self.config.storage, name)},
+            ],
+        }
+
 
 def _count(wanted: int | None) -> int:
     return -1 if wanted is None else wanted
+
+
+def _deciding_task(attempt: Document, trigger: Document) -> Document:
+    wanted = trigger.get("taskRoleName"), trigger.get("taskIndex")
+    for role in attempt.get("taskRoleStatuses") or []:
+        for task in role.get("taskStatuses") or []:
+            if (role.get("name"), task.get("index")) == wanted:
+                found: Document = task.get("attemptStatus") or {}
+                return found
+    return {}
+
+
+def _with_labels(metadata: Document | None, labels: dict[str, str]) -> Document:
+    """Returns the user's labels and annotations, merged with the job's labels."""
+    given = metadata or {}
+    notes = {"annotations": given["annotations"]} if given.get("annotations") else {}
+    return {"labels": {**(given.get("labels") or {}), **labels}, **notes}

@@ -19,8 +19,8 @@ from typing import Any
 
 import urllib3
 
-from nni_manager.errors import NniManagerError
-from nni_manager.training_services.errors import QuotaExceeded
+from nni_manager.errors import NniManagerError, UserError
+from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded, Unauthenticated
 from nni_manager.training_services.kubernetes import errors
 from nni_manager.training_services.kubernetes.login import log_in
 from nni_manager.training_services.kubernetes.resources import Resource
@@ -47,24 +47,14 @@ class Kubernetes:
         """See `log_in` for the sources of the login.
 
         Raises:
-            ClientMissing, LoginInvalid: no usable login.
+            UserError: no usable login.
         """
         self._kubeconfig = kubeconfig
         self._retry_policy = retry_policy or ClientRetryPolicy()
-        self._login = log_in(kubeconfig)
+        self.login = log_in(kubeconfig)
         self._lock = threading.Lock()
         self._is_closed = threading.Event()
         self._streams: set[Any] = set()
-
-    @property
-    def namespace(self) -> str:
-        """The login's namespace."""
-        return self._login.namespace
-
-    @property
-    def address(self) -> str:
-        """The API server's address."""
-        return self._login.address
 
     # ---- objects
 
@@ -142,7 +132,7 @@ class Kubernetes:
 
         Raises:
             ResourceExpired: the server no longer has that version.
-            ApiServerUnavailable: the connection failed or broke.
+            ClusterUnavailable: the connection failed or broke.
         """
         query = _selectors(selector, fields) | {
             "watch": "true",
@@ -169,8 +159,8 @@ class Kubernetes:
                     yield event["type"], document
             except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
                 if not self._is_closed.is_set():
-                    raise errors.ApiServerUnavailable(
-                        f"cannot {what}: the connection to {self.address} was lost; the watch is resumed"
+                    raise ClusterUnavailable(
+                        f"cannot {what}: the connection to {self.login.address} was lost; the watch is resumed"
                     ) from error
 
     # ---- capabilities and rights
@@ -192,7 +182,7 @@ class Kubernetes:
         """
         try:
             found = self._find(f"/openapi/v3{resource.root}", f"read the schema of {resource.plural}")
-        except (errors.Forbidden, errors.RequestInvalid):
+        except UserError:
             return None
         own = {"group": resource.group, "version": resource.version, "kind": resource.kind}
         for schema in ((found.get("components") or {}).get("schemas") or {}).values():
@@ -226,8 +216,8 @@ class Kubernetes:
             streams = list(self._streams)
         for raw in streams:
             _cut(raw)
-        self._login.client.close()
-        self._login.client.rest_client.close()
+        self.login.client.close()
+        self.login.client.rest_client.close()
 
     # ---- calls
 
@@ -256,12 +246,12 @@ class Kubernetes:
                     return self._document(response.read(), what)
                 retry_after_s = _seconds(response.headers.get("Retry-After"))
                 raise _error(response.status, response.read(), what)
-            except errors.CredentialsRejected:
+            except Unauthenticated:
                 if has_new_login:
                     raise
                 has_new_login = True
                 self._log_in_anew()
-            except (errors.ApiServerUnavailable, errors.Conflict) as error:
+            except (ClusterUnavailable, errors.Conflict) as error:
                 failures += 1
                 if failures >= self._retry_policy.tries:
                     raise
@@ -281,13 +271,13 @@ class Kubernetes:
     ) -> Any:
         """Returns the response, read to its end unless it is an established watch."""
         if self._is_closed.is_set():
-            raise errors.ApiServerUnavailable(
+            raise ClusterUnavailable(
                 f"cannot {what}: the client of this cluster is closed; resume the experiment"
             )
         headers = {"Accept": "application/json", "User-Agent": "trial-keeper"}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        client = self._login.client
+        client = self.login.client
         request = client.param_serialize(
             *(verb, path, None, list(query.items()), headers, dict(body) if body is not None else None),
             auth_settings=["BearerToken"],
@@ -304,16 +294,16 @@ class Kubernetes:
             is_of_client = type(error).__module__.startswith("kubernetes.")
             if not is_of_client and not isinstance(error, (urllib3.exceptions.HTTPError, OSError)):
                 raise
-            raise errors.ApiServerUnavailable(
-                f"cannot {what}: {self.address} does not answer ({_reason(error)}); check that the API server runs and that "
-                f"{self._login.where} has its address"
+            raise ClusterUnavailable(
+                f"cannot {what}: {self.login.address} does not answer ({_reason(error)}); check that the API server runs and "
+                f"that {self.login.where} has its address"
             ) from error
         return response
 
     def _document(self, content: bytes, what: str) -> Document:
         if (found := _parsed(content)) is None:
-            raise errors.AnswerNotUnderstood(
-                f"cannot {what}: {self.address} is not a Kubernetes API server; correct your kubeconfig file"
+            raise UserError(
+                f"cannot {what}: {self.login.address} is not a Kubernetes API server; correct your kubeconfig file"
             )
         return found
 
@@ -321,9 +311,9 @@ class Kubernetes:
         try:
             newer = log_in(self._kubeconfig)
         except NniManagerError as error:
-            raise errors.CredentialsRejected(str(error)) from error
+            raise Unauthenticated(str(error)) from error
         with self._lock:
-            self._login = newer
+            self.login = newer
 
     @contextlib.contextmanager
     def _following(self, raw: Any) -> Iterator[None]:
@@ -374,7 +364,7 @@ def _error(status: int, content: bytes, what: str) -> NniManagerError:
     ]
     match status:
         case 401:
-            return errors.CredentialsRejected(
+            return Unauthenticated(
                 f"cannot {what}: Kubernetes rejects the login; renew the login in your kubeconfig file"
             )
         case 403 if _QUOTA_EXCEEDED in message:
@@ -396,7 +386,7 @@ def _error(status: int, content: bytes, what: str) -> NniManagerError:
         case 410:
             return errors.ResourceExpired(f"cannot {what}: {message}; the objects are listed again")
         case _ if status in _RETRYABLE or status >= 500:
-            return errors.ApiServerUnavailable(
+            return ClusterUnavailable(
                 f"cannot {what}: Kubernetes answers {status}, {message}; the call is retried; if this persists, check the server"
             )
         case _:

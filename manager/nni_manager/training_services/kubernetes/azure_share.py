@@ -22,7 +22,7 @@ from azure.storage.fileshare import ShareClient
 from nni_manager.config.model import AzureStorage
 from nni_manager.errors import NniManagerError
 from nni_manager.training_services.kubernetes.azure_vault import error_text, read_key
-from nni_manager.training_services.kubernetes.storage import SecretContent, SharedStorage, azure_secret
+from nni_manager.training_services.kubernetes.render import SecretContent, azure_secret
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 from nni_manager.training_services.share import Share, StorageUnavailable
 
@@ -41,7 +41,7 @@ _REMEDIES = {
 }
 
 
-class AzureShare(Share, SharedStorage):
+class AzureShare(Share):
     """The share of one experiment. The content of `root`, the local workspace, is in a folder of the same name."""
 
     def __init__(
@@ -50,7 +50,7 @@ class AzureShare(Share, SharedStorage):
         """Read the key. `retry_policy` defaults to as many upload retries as the experiment file allows.
 
         Raises:
-            KeyUnreadable, VaultUnavailable: the key cannot be read.
+            UserError, StorageUnavailable: the key cannot be read.
         """
         self._storage, self._root = storage, root
         self._retry_policy = retry_policy or ClientRetryPolicy(tries=1 + storage.upload_tries_again)
@@ -61,13 +61,8 @@ class AzureShare(Share, SharedStorage):
         """Folders known to exist."""
         self._is_closed = threading.Event()
 
-    @property
-    def share(self) -> Share:
-        """This object."""
-        return self
-
     def secrets(self) -> tuple[SecretContent, ...]:
-        """The account and its current key."""
+        """Returns the secrets that pods currently need to mount the share: the account and its current key."""
         return (azure_secret(self._storage.account, self._key),)
 
     def check(self) -> None:

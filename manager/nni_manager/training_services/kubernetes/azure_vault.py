@@ -24,8 +24,9 @@ from azure.identity import DefaultAzureCredential
 from azure.keyvault.secrets import SecretClient
 
 from nni_manager.config.model import AzureStorage
-from nni_manager.training_services.kubernetes.errors import KeyUnreadable, VaultUnavailable
+from nni_manager.errors import UserError
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
+from nni_manager.training_services.share import StorageUnavailable
 
 _MAX_CHARS = 300
 # These libraries log all headers of every call, and their error logs add nothing to our errors.
@@ -37,8 +38,8 @@ def read_key(storage: AzureStorage, retry_policy: ClientRetryPolicy) -> str:
     """Returns the account's current key.
 
     Raises:
-        KeyUnreadable: no login may read the key, or it does not exist.
-        VaultUnavailable: the vault is unreachable.
+        UserError: no login may read the key, or it does not exist.
+        StorageUnavailable: the vault is unreachable.
     """
     what = f"cannot read the key of storage account {storage.account}"
     where = f"secret {storage.secret} of the vault {storage.vault}"
@@ -57,25 +58,25 @@ def read_key(storage: AzureStorage, retry_policy: ClientRetryPolicy) -> str:
         ):
             key = vault.get_secret(storage.secret).value or ""
     except ResourceNotFoundError as error:
-        raise KeyUnreadable(
+        raise UserError(
             f"{what}: {where} does not exist; correct keyVault, or store the key in that secret"
         ) from error
     except ClientAuthenticationError as error:
-        raise KeyUnreadable(
+        raise UserError(
             f"{what}: Azure rejects this process's login ({error_text(error)}); log in with `az login`, set AZURE_TENANT_ID, "
             "AZURE_CLIENT_ID and AZURE_CLIENT_SECRET, or give this machine a managed identity"
         ) from error
     except HttpResponseError as error:
         if error.status_code != HTTPStatus.FORBIDDEN:
-            raise VaultUnavailable(
+            raise StorageUnavailable(
                 f"{what}: {where} is not available ({error_text(error)}); try again later"
             ) from error
-        raise KeyUnreadable(
+        raise UserError(
             f"{what}: this login may not read {where} ({error_text(error)}); ask the vault's owner for the role Key Vault "
             "Secrets User, and allow this machine in the vault's firewall"
         ) from error
     except AzureError as error:
-        raise VaultUnavailable(
+        raise StorageUnavailable(
             f"{what}: the vault at {address} does not answer ({error_text(error)}); check the network and "
             "keyVault.vaultName"
         ) from error
@@ -84,7 +85,7 @@ def read_key(storage: AzureStorage, retry_policy: ClientRetryPolicy) -> str:
     except binascii.Error:
         key = ""
     if not key:
-        raise KeyUnreadable(
+        raise UserError(
             f"{what}: {where} is not the key of a storage account; store one of the account's two keys there"
         )
     return key

@@ -13,54 +13,38 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from nni_manager.domain.completion import Completion
 from nni_manager.domain.stop_escalation import KEEPER_GRACE_S
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
+from nni_manager.training_services.kubernetes import render, watch
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
 from nni_manager.training_services.kubernetes.errors import (
     AlreadyExists,
-    AnswerNotUnderstood,
     Forbidden,
     RequestInvalid,
 )
-from nni_manager.training_services.kubernetes.events import FIELDS
 from nni_manager.training_services.kubernetes.job_states import (
     FollowUp,
     KubernetesJob,
     KubernetesJobEvent,
     KubernetesJobState,
 )
-from nni_manager.training_services.kubernetes.observed import ObservedObjects
+from nni_manager.training_services.kubernetes.observed import FIELDS, ObservedObjects
 from nni_manager.training_services.kubernetes.operator import Operator, Stage
 from nni_manager.training_services.kubernetes.pods import has_run
-from nni_manager.training_services.kubernetes.render import (
-    TERMINATION_MARGIN_S,
-    job_of,
-    labels_of,
-    render_run_script,
-    selector_of,
-)
 from nni_manager.training_services.kubernetes.resource_calls import ResourceCalls, retry_delays_s
 from nni_manager.training_services.kubernetes.resources import EVENTS, PODS
-from nni_manager.training_services.kubernetes.storage import SharedStorage
-from nni_manager.training_services.kubernetes.watch import (
-    Change,
-    Deleted,
-    Synced,
-    Upserted,
-    Watch,
-    WatchFailed,
-    WatchForbidden,
-)
-from nni_manager.training_services.share import Share
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
+
+if TYPE_CHECKING:
+    from nni_manager.training_services.kubernetes.azure_share import AzureShare
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +63,7 @@ class KubernetesService(TrainingService):
     """One experiment's jobs on one cluster. API calls and watches run on worker threads."""
 
     uses_snapshot = True
-    grace_s = KEEPER_GRACE_S + TERMINATION_MARGIN_S
+    grace_s = KEEPER_GRACE_S + render.TERMINATION_MARGIN_S
 
     def __init__(
         self,
@@ -88,17 +72,17 @@ class KubernetesService(TrainingService):
         workspace: Workspace,
         on_job_ended: Callable[[JobEnded], None],
         logins: Mapping[Path, str] | None = None,
-        storage: SharedStorage | None = None,
+        share: AzureShare | None = None,
     ) -> None:
         """`logins`: the content of each role's registry login. Containers see the workspace's parent at MOUNT."""
         super().__init__(on_job_ended)
+        self.run_script, self.completion, self.share = render.render_run_script(), operator.completion, share
         self._cluster = cluster
         self._operator = operator
-        self._namespace = operator.config.namespace or cluster.namespace
+        self._namespace = operator.config.namespace or cluster.login.namespace
         self._experiment_id = workspace.root.name
-        self._storage = storage or SharedStorage()
         self._calls = ResourceCalls(
-            *(cluster, operator, self._namespace, self._experiment_id, self._storage, logins or {})
+            *(cluster, operator, self._namespace, self._experiment_id, share, logins or {})
         )
         self._jobs: dict[str, KubernetesJob] = {}
         self._observed = ObservedObjects(operator, self._namespace, self._experiment_id)
@@ -110,22 +94,7 @@ class KubernetesService(TrainingService):
         self._all_are_adopted = False
         self._list_changed, self._pods_changed = asyncio.Event(), asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._watches: list[Watch] = []
-
-    @property
-    def run_script(self) -> str:
-        """The content of run.sh."""
-        return render_run_script()
-
-    @property
-    def share(self) -> Share | None:
-        """The share of the storage."""
-        return self._storage.share
-
-    @property
-    def completion(self) -> Completion:
-        """The operator's tasks and rule."""
-        return self._operator.completion
+        self._watches: list[watch.Watch] = []
 
     @property
     def problem(self) -> str:
@@ -171,16 +140,14 @@ class KubernetesService(TrainingService):
         try:
             job.uid = await self._calls.create(settings)
             answer = _E.SUBMITTED
-        except AnswerNotUnderstood as error:
-            # The answer is not about the job: gateways send such answers while the server behind them starts.
-            raise RetryableError(str(error)) from error
         except (Forbidden, RequestInvalid, AlreadyExists):
             answer = _E.REFUSED
             self._forget_job(job)
             self._calls.start_delete_refused(job)
             raise
         except UserError as error:
-            # A missing namespace or kind may be created later, and a storage's key may become readable.
+            # A missing namespace or kind may be created later, and a storage's key may become readable. An answer that is not
+            # Kubernetes' is not about the job: gateways send such answers while the server behind them starts.
             raise RetryableError(str(error)) from error
         finally:
             self._apply(job, answer)
@@ -202,7 +169,9 @@ class KubernetesService(TrainingService):
 
     def removal_command(self, job_id: str) -> str:
         """A kubectl command. It also force-deletes pods on an unresponsive node; these may still run there."""
-        labels = ",".join(f"{key}={value}" for key, value in labels_of(self._experiment_id, job_id).items())
+        labels = ",".join(
+            f"{key}={value}" for key, value in render.labels_of(self._experiment_id, job_id).items()
+        )
         return (
             f"kubectl delete {self._operator.resource.plural},pods -n {self._namespace} "
             f"-l {labels} --grace-period=0 --force"
@@ -237,9 +206,6 @@ class KubernetesService(TrainingService):
         """The message that the cluster still had at adoption; empty if none."""
         return self._termination_messages.get(job_id, "")
 
-    async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
-        """Does nothing: a terminated container leaves no processes."""
-
     def garbage_collect(self) -> None:
         """Delete terminal resources and their secrets."""
         self._all_are_adopted = True
@@ -249,88 +215,85 @@ class KubernetesService(TrainingService):
     async def close(self) -> None:
         """Stop watching, and wait briefly for pending deletes. Jobs continue."""
         await self._calls.finish_deletes()
-        for watch in self._watches:
-            watch.end()
+        for each in self._watches:
+            each.end()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._storage.close()
         await self._calls.close()
-        for watch in self._watches:
-            await asyncio.to_thread(watch.join)
+        for each in self._watches:
+            await asyncio.to_thread(each.join)
 
     # ---- changes from the watches
 
     def _watch(self) -> None:
         if self._watches:
             return
-        loop, selector = asyncio.get_running_loop(), selector_of(self._experiment_id)
+        loop, selector = asyncio.get_running_loop(), render.selector_of(self._experiment_id)
         for resource, take in ((self._operator.resource, self._on_resource), (PODS, self._on_pod)):
             self._watches.append(
-                Watch(self._cluster, resource, self._namespace, selector, partial(_post, loop, take))
+                watch.Watch(self._cluster, resource, self._namespace, selector, partial(_post, loop, take))
             )
         # Events do not carry the labels of their objects.
-        events = Watch(
+        events = watch.Watch(
             *(self._cluster, EVENTS, self._namespace, "", partial(_post, loop, self._on_event)),
             fields=FIELDS,
             concerns=self._observed.warnings.concerns,
             is_optional=True,
         )
         self._watches.append(events)
-        for watch in self._watches:
-            watch.start()
+        for each in self._watches:
+            each.start()
 
-    def _on_resource(self, change: Change) -> None:
+    def _on_resource(self, change: watch.Change) -> None:
         match change:
-            case Upserted(document):
+            case watch.Upserted(document):
                 self._observed.resources[document["metadata"]["name"]] = document
                 if (job := self._job_of(document)) is not None:
                     self._apply_document(job, document)
-            case Deleted(document):
+            case watch.Deleted(document):
                 job = self._job_of(document)
                 self._observed.drop_resource(document)
                 self._calls.doomed.discard(document["metadata"]["uid"])
                 if job is not None:
                     self._apply(job, _E.DELETED)
-            case Synced():
+            case watch.Synced():
                 self._was_listed = True
                 self._list_changed.set()
                 for job in list(self._jobs.values()):
                     self._apply(job, _E.LISTED)
                 self._delete_leftovers()
-            case WatchFailed(message):
+            case watch.WatchFailed(message):
                 self._set_watch_failure(self._operator.resource.plural, message)
                 self._list_changed.set()
-            case WatchForbidden():
-                pass
 
-    def _on_pod(self, change: Change) -> None:
+    def _on_pod(self, change: watch.Change) -> None:
         match change:
-            case Upserted(document) | Deleted(document):
-                job = self._jobs.get(job_of(document))
+            case watch.Upserted(document) | watch.Deleted(document):
+                job = self._jobs.get(render.job_of(document))
                 self._observed.store_pod(
-                    document, is_gone=isinstance(change, Deleted), is_kept=job is not None
+                    document, is_gone=isinstance(change, watch.Deleted), is_kept=job is not None
                 )
                 if job is not None and has_run(document):
                     self._apply(job, _E.POD_STARTED)
                 self._pods_changed.set()
-            case WatchFailed(message):
+            case watch.WatchFailed(message):
                 self._set_watch_failure("pods", message)
-            case Synced() | WatchForbidden():
+            case watch.Synced():
                 pass
 
-    def _on_event(self, change: Change) -> None:
+    def _on_event(self, change: watch.Change) -> None:
         match change:
-            case Upserted(document):
+            case watch.Upserted(document):
                 self._observed.warnings.take(document)
-            case Deleted(document):
+            case watch.Deleted(document):
                 self._observed.warnings.drop(document)
-            case WatchForbidden(message):
+            case watch.WatchFailed(message):
                 logger.warning(
                     "%s; without this right, the reasons of some pending pods are not shown", message
                 )
-            case Synced() | WatchFailed():
-                pass  # the watches of resources and pods report the same failure
+            case watch.Synced():
+                pass
 
     def _set_watch_failure(self, of: str, message: str) -> None:
         if message:
@@ -340,7 +303,7 @@ class KubernetesService(TrainingService):
         self._failures[of] = message
 
     def _job_of(self, document: Document) -> KubernetesJob | None:
-        job = self._jobs.get(job_of(document))
+        job = self._jobs.get(render.job_of(document))
         name, uid = document["metadata"]["name"], document["metadata"]["uid"]
         if job is None or job.name != name or uid in self._calls.doomed or job.uid not in (None, uid):
             return None
@@ -434,7 +397,7 @@ class KubernetesService(TrainingService):
             return
         for name, document in self._observed.resources.items():
             uid = document["metadata"]["uid"]
-            is_known = uid in self._calls.doomed or job_of(document) in self._jobs
+            is_known = uid in self._calls.doomed or render.job_of(document) in self._jobs
             if not is_known and self._operator.stage_of(document) is Stage.ENDED:
                 self._calls.start_delete(name, uid)
 
@@ -470,7 +433,9 @@ class KubernetesService(TrainingService):
             logger.critical("%s", self._problem, exc_info=error)
 
 
-def _post(loop: asyncio.AbstractEventLoop, take: Callable[[Change], None], change: Change) -> None:
+def _post(
+    loop: asyncio.AbstractEventLoop, take: Callable[[watch.Change], None], change: watch.Change
+) -> None:
     # A closed event loop accepts no more calls.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(take, change)

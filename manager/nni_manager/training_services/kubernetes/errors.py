@@ -1,23 +1,6 @@
 """Errors of calls to a Kubernetes cluster."""
 
 from nni_manager.errors import RetryableError, UserError
-from nni_manager.training_services.errors import Unauthenticated
-
-
-class ClientMissing(UserError):
-    """cannot use Kubernetes: its Python client is not installed; run `pip install 'trial-keeper[kubernetes]'`"""
-
-
-class LoginInvalid(UserError):
-    """cannot determine the Kubernetes cluster; set KUBECONFIG to your kubeconfig file"""
-
-
-class CredentialsRejected(Unauthenticated):
-    """cannot log in to Kubernetes; renew the login in your kubeconfig file"""
-
-
-class ApiServerUnavailable(RetryableError):
-    """cannot reach Kubernetes now; check that its API server runs and your kubeconfig file has its address"""
 
 
 class Forbidden(UserError):
@@ -36,29 +19,9 @@ class RequestInvalid(UserError):
     """cannot complete the request: Kubernetes rejects it; fix the fields that its answer names"""
 
 
-class AnswerNotUnderstood(RequestInvalid):
-    """cannot use the answer: the server is not a Kubernetes API server; correct the address in your kubeconfig file"""
-
-
 class Conflict(RetryableError):
     """cannot change the Kubernetes object: other clients change it repeatedly; find and stop these clients"""
 
 
 class ResourceExpired(RetryableError):
     """cannot resume the watch: Kubernetes no longer has that resource version; list the objects again"""
-
-
-class MissingCapability(UserError):
-    """cannot run the experiment on this cluster: required objects or rights are missing; add them"""
-
-
-class AzureMissing(UserError):
-    """cannot use Azure's storage: the Python clients are not installed; run `pip install 'trial-keeper[azure]'`"""
-
-
-class KeyUnreadable(UserError):
-    """cannot read the key of the storage account; log in to Azure with an account that may read the key"""
-
-
-class VaultUnavailable(RetryableError):
-    """cannot reach the vault with the storage account's key; check the network"""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nni_manager.training_services.kubernetes.errors import ClientMissing, LoginInvalid
+from nni_manager.errors import UserError
 
 _USUAL = Path("~/.kube/config")
 _OWN_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -30,15 +30,16 @@ def log_in(kubeconfig: Path | None = None) -> Login:
     """Returns the login of `kubeconfig`. None: that of KUBECONFIG, ~/.kube/config, or this process's pod.
 
     Raises:
-        ClientMissing: the extra is not installed.
-        LoginInvalid: no usable login.
+        UserError: no usable login, or the extra is not installed.
     """
     try:
         # The import takes half a second, so it is lazy.
         import yaml
         from kubernetes import client, config
     except ImportError as error:
-        raise ClientMissing from error
+        raise UserError(
+            "cannot use Kubernetes: its Python client is not installed; run `pip install 'trial-keeper[kubernetes]'`"
+        ) from error
     settings = client.Configuration()
     # Our retry policy decides about retries.
     settings.retries = False
@@ -49,14 +50,14 @@ def log_in(kubeconfig: Path | None = None) -> Login:
             config.load_incluster_config(client_configuration=settings)
             namespace = _OWN_NAMESPACE.read_text().strip()
         except (config.ConfigException, OSError) as error:
-            raise LoginInvalid(
+            raise UserError(
                 f"cannot use the service account of this pod: {error}; give the pod a service account, or set KUBECONFIG"
             ) from error
         return _login(client, settings, namespace, "the service account of this pod")
     files = files or str(usual)
     if not any(each and Path(each).expanduser().exists() for each in files.split(os.pathsep)):
         # The client would call the missing file invalid.
-        raise LoginInvalid(
+        raise UserError(
             f"cannot log in to Kubernetes: file {files} does not exist; ask the cluster's administrator for the file, and "
             "save it there or set KUBECONFIG to its path"
         )
@@ -65,7 +66,7 @@ def log_in(kubeconfig: Path | None = None) -> Login:
         config.load_kube_config(files, client_configuration=settings, persist_config=False)
     except (config.ConfigException, OSError, yaml.YAMLError, ValueError, KeyError, TypeError) as error:
         reason = str(error).partition("\n")[0]
-        raise LoginInvalid(
+        raise UserError(
             f"cannot use the kubeconfig file {files}: {reason}; fix the file, or set KUBECONFIG to another file"
         ) from error
     return _login(client, settings, (context.get("context") or {}).get("namespace") or "default", files)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from nni_manager.training_services.kubernetes import pods
 from nni_manager.training_services.kubernetes.api import Document
-from nni_manager.training_services.kubernetes.events import WarningEventCache
 from nni_manager.training_services.kubernetes.operator import JobOutcome, Operator, Stage
-from nni_manager.training_services.kubernetes.pods import (
-    blocking_init_step,
-    has_node,
-    has_run,
-    is_pending,
-    pending_reason,
-    termination_message,
-)
 from nni_manager.training_services.kubernetes.render import job_of
 
+FIELDS = "type=Warning"
+"""The field selector of warning events."""
+# A scheduler event that is outdated once the pod has a node.
+_NO_NODE = "FailedScheduling"
+_MAX_CHARS = 500
 # An idle operator creates pods within a second.
 _PODS_TIMEOUT_S = 10.0
 
@@ -34,15 +34,15 @@ class ObservedObjects:
     def store_pod(self, pod: Document, *, is_gone: bool, is_kept: bool) -> None:
         """Store a pod. `is_kept`: its job's end is not reported yet."""
         job_id, name = job_of(pod), pod["metadata"]["name"]
-        pods = self._pods.setdefault(job_id, {})
-        pods[name] = pod
+        shown = self._pods.setdefault(job_id, {})
+        shown[name] = pod
         if not is_gone:
             self._gone_pods.discard(name)  # a recreated pod may have the same name
         elif is_kept:
             self._gone_pods.add(name)
         else:
-            del pods[name]
-            if not pods:
+            del shown[name]
+            if not shown:
                 del self._pods[job_id]
 
     def drop_resource(self, document: Document) -> None:
@@ -59,7 +59,7 @@ class ObservedObjects:
     def has_started(self, job_id: str, resource: Document) -> bool:
         """True if the resource, or a pod of the job, shows that a task has started."""
         is_waiting = self._operator.stage_of(resource) is Stage.WAITING
-        return not is_waiting or any(map(has_run, self._pods.get(job_id, {}).values()))
+        return not is_waiting or any(map(pods.has_run, self._pods.get(job_id, {}).values()))
 
     def verdict(self, job_id: str, resource: Document) -> JobOutcome:
         """The outcome of a terminal resource, by the pods shown so far."""
@@ -74,7 +74,7 @@ class ObservedObjects:
     def termination_message(self, job_id: str, verdict: JobOutcome) -> str:
         """The outcome, with the deciding pod's own message, for people."""
         pod = self._pods.get(job_id, {}).get(verdict.pod or "", {})
-        message = "\n".join(part for part in (verdict.message, termination_message(pod)) if part)
+        message = "\n".join(part for part in (verdict.message, pods.termination_message(pod)) if part)
         if verdict.exit_code is None and verdict.pod is not None:
             # No container reports a cause, e.g. after a node loss; a warning may.
             warning = self.warnings.of(verdict.pod, has_node=True)
@@ -83,15 +83,15 @@ class ObservedObjects:
 
     def pending_reason(self, job_id: str, name: str, waited_s: float) -> str:
         """Why a job has not started, for people; empty if unknown."""
-        pods, seen = self._pods.get(job_id, {}), self.resources.get(name)
+        shown, seen = self._pods.get(job_id, {}), self.resources.get(name)
         # If one pod lacks its image, the others wait at a barrier, which explains less and is reported last.
-        for explain in (pending_reason, self._warning_of, blocking_init_step):
-            if reason := next(filter(None, map(explain, pods.values())), ""):
+        for explain in (pods.pending_reason, self._warning_of, pods.blocking_init_step):
+            if reason := next(filter(None, map(explain, shown.values())), ""):
                 return reason
         if reason := "" if seen is None else self._operator.pending_reason(seen):
             return reason
-        if pods or waited_s < _PODS_TIMEOUT_S:
-            return "" if pods else self.warnings.of(name)
+        if shown or waited_s < _PODS_TIMEOUT_S:
+            return "" if shown else self.warnings.of(name)
         # Not every operator reports a missing pod: FrameworkController retries without a message.
         return self.warnings.of(name) or (
             f"{self._operator.title} has created no pod of this job yet; check the namespace's quota with "
@@ -99,4 +99,71 @@ class ObservedObjects:
         )
 
     def _warning_of(self, pod: Document) -> str:
-        return self.warnings.of(pod["metadata"]["name"], has_node=has_node(pod)) if is_pending(pod) else ""
+        return (
+            self.warnings.of(pod["metadata"]["name"], has_node=pods.has_node(pod))
+            if pods.is_pending(pod)
+            else ""
+        )
+
+
+class WarningEventCache:
+    """The newest warning event of each object of an experiment, while the cluster stores the event.
+
+    No status contains some reasons of a pending pod: a failed mount, or a quota that keeps an operator from creating pods.
+    Objects are identified by name, which starts with the name of their job. `concerns` is thread-safe.
+
+    Source: Kubernetes core/v1 Event, its supported field selectors, and how recorders of client-go fill it in.
+    """
+
+    def __init__(self, experiment_id: str) -> None:
+        self._id = experiment_id.lower()
+        self._newest: dict[str, Document] = {}
+        """By object name and each of its prefixes: `job`, `job-worker`, `job-worker-0`."""
+
+    def concerns(self, event: Document) -> bool:
+        """True if the event's object has the experiment's id in its name."""
+        return self._id in _about(event).lower()
+
+    def take(self, event: Document) -> None:
+        """Add a new or repeated event."""
+        for name in self._names(_about(event)):
+            if (known := self._newest.get(name)) is None or _at(known) <= _at(event):
+                self._newest[name] = event
+
+    def drop(self, event: Document) -> None:
+        """Remove an event that the cluster has deleted."""
+        for name in self._names(_about(event)):
+            if name in self._newest and self._newest[name]["metadata"]["uid"] == event["metadata"]["uid"]:
+                del self._newest[name]
+
+    def forget(self, name: str) -> None:
+        """Remove the events of a job that has ended."""
+        for each in [each for each in self._newest if each == name or each.startswith(f"{name}-")]:
+            del self._newest[each]
+
+    def of(self, name: str, *, has_node: bool = False) -> str:
+        """Returns the newest warning of this job or pod, for people; empty if there is none. `has_node`: the pod has a node."""
+        event = self._newest.get(name)
+        if event is None or (has_node and event.get("reason") == _NO_NODE):
+            return ""
+        return " ".join(pods.reason_and_message(event).split())[:_MAX_CHARS]
+
+    def _names(self, name: str) -> Iterator[str]:
+        while self._id in name.lower():
+            yield name
+            name = name.rpartition("-")[0]
+
+
+def _about(event: Document) -> str:
+    return str((event.get("involvedObject") or {}).get("name", ""))
+
+
+def _at(event: Document) -> str:
+    """Returns the time of the last occurrence, as text that sorts by time."""
+    series: dict[str, Any] = event.get("series") or {}
+    return str(
+        series.get("lastObservedTime")
+        or event.get("lastTimestamp")
+        or event.get("eventTime")
+        or event["metadata"].get("creationTimestamp", "")
+    )

@@ -50,6 +50,8 @@ class Operator(ABC):
 
     title: ClassVar[str]
     """The operator's name, for people."""
+    required_fields: ClassVar[tuple[str, ...]] = ()
+    """Spec fields of which the cluster must support at least one; a release without any is too old."""
 
     def __init__(self, config: KubernetesConfig) -> None:
         self.config = config
@@ -68,11 +70,6 @@ class Operator(ABC):
     def required_objects(self) -> tuple[tuple[Resource, str], ...]:
         """The objects that must exist on the cluster, by name, besides those that every operator's jobs need."""
         return ((LOCAL_QUEUES, self.config.queue),) if self.config.queue is not None else ()
-
-    @property
-    def required_fields(self) -> tuple[str, ...]:
-        """Spec fields of which the cluster must support at least one; a release without any is too old."""
-        return ()
 
     @property
     def warnings(self) -> tuple[str, ...]:

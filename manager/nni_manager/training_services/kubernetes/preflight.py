@@ -6,18 +6,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from nni_manager.config.model import ClaimStorage
+from nni_manager.errors import UserError
+from nni_manager.training_services.kubernetes import resources
 from nni_manager.training_services.kubernetes.api import Kubernetes
-from nni_manager.training_services.kubernetes.errors import Forbidden, MissingCapability, NotFound
+from nni_manager.training_services.kubernetes.errors import Forbidden, NotFound
 from nni_manager.training_services.kubernetes.operator import Operator
-from nni_manager.training_services.kubernetes.resources import (
-    CLAIMS,
-    EVENTS,
-    NAMESPACES,
-    PODS,
-    SECRETS,
-    SERVICE_ACCOUNTS,
-    Resource,
-)
 
 
 def check(
@@ -28,14 +21,14 @@ def check(
     `others`: further missing requirements, which the caller has found.
 
     Raises:
-        MissingCapability: lists everything that is missing, a line each.
-        ApiServerUnavailable, CredentialsRejected: the cluster cannot be queried.
+        UserError: lists everything that is missing, a line each.
+        ClusterUnavailable, Unauthenticated: the cluster cannot be queried.
     """
     missing = [*_missing(cluster, operator, namespace), *others]
     if missing:
         lines = "\n".join(f"  {each}" for each in missing)
-        raise MissingCapability(f"cannot run the experiment on {cluster.address}:\n{lines}")
-    if all(cluster.allows(verb, EVENTS, namespace) for verb in ("list", "watch")):
+        raise UserError(f"cannot run the experiment on {cluster.login.address}:\n{lines}")
+    if all(cluster.allows(verb, resources.EVENTS, namespace) for verb in ("list", "watch")):
         return ()
     return (
         f"this login may not list and watch events in namespace {namespace}: some reasons of pending "
@@ -49,13 +42,13 @@ def _missing(cluster: Kubernetes, operator: Operator, namespace: str) -> Iterato
         yield _unserved(cluster, jobs, names_version=operator.config.api_version is not None)
     elif fields and (known := cluster.spec_fields(jobs)) and not known & set(fields):
         yield f"its {jobs.operator} is too old: {jobs.plural} have no {' or '.join(fields)}; upgrade it"
-    if not _may_exist(cluster, NAMESPACES, "", namespace):
+    if not _may_exist(cluster, resources.NAMESPACES, "", namespace):
         yield f"namespace {namespace} does not exist; correct the name, or create the namespace with kubectl"
         return
     verbs = {
         jobs: ("create", "get", "list", "watch", "delete"),
-        PODS: ("list", "watch"),
-        SECRETS: ("create", "get"),
+        resources.PODS: ("list", "watch"),
+        resources.SECRETS: ("create", "get"),
     }
     for resource, verb in ((resource, verb) for resource, each in verbs.items() for verb in each):
         if not cluster.allows(verb, resource, namespace):
@@ -77,16 +70,16 @@ def _missing(cluster: Kubernetes, operator: Operator, namespace: str) -> Iterato
             yield f"{resource.kind} {name} does not exist{where}; correct the name, or create the object with kubectl"
 
 
-def _required_objects(operator: Operator) -> Iterator[tuple[Resource, str]]:
+def _required_objects(operator: Operator) -> Iterator[tuple[resources.Resource, str]]:
     yield from operator.required_objects
     storage, account = operator.config.storage, operator.config.service_account
     if isinstance(storage, ClaimStorage) and storage.name:
-        yield CLAIMS, storage.name
+        yield resources.CLAIMS, storage.name
     if account is not None:
-        yield SERVICE_ACCOUNTS, account
+        yield resources.SERVICE_ACCOUNTS, account
 
 
-def _may_exist(cluster: Kubernetes, resource: Resource, namespace: str, name: str) -> bool:
+def _may_exist(cluster: Kubernetes, resource: resources.Resource, namespace: str, name: str) -> bool:
     """False if the object does not exist. The right to use an object does not include the right to read it."""
     try:
         cluster.get(resource, namespace, name)
@@ -97,13 +90,13 @@ def _may_exist(cluster: Kubernetes, resource: Resource, namespace: str, name: st
     return True
 
 
-def _served(cluster: Kubernetes, resource: Resource) -> list[str]:
+def _served(cluster: Kubernetes, resource: resources.Resource) -> list[str]:
     """Returns the versions that serve this kind. The group may have further versions for other kinds."""
     versions = cluster.served_versions(resource.group)
     return [each for each in versions if cluster.serves(replace(resource, version=each))]
 
 
-def _unserved(cluster: Kubernetes, jobs: Resource, *, names_version: bool = False) -> str:
+def _unserved(cluster: Kubernetes, jobs: resources.Resource, *, names_version: bool = False) -> str:
     served = _served(cluster, jobs)
     if not served:
         return f"it does not serve {jobs.plural}.{jobs.group}; install {jobs.operator} there"

@@ -10,22 +10,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from nni_manager.config.model import (
-    MOUNT,
-    VOLUME,
-    AzureStorage,
-    ClaimStorage,
-    KubernetesConfig,
-    KubernetesStorage,
-    NfsStorage,
-    RoleConfig,
-)
+from nni_manager.config import model
 from nni_manager.errors import InternalError
 from nni_manager.training_services.kubernetes.api import Document
-from nni_manager.training_services.kubernetes.storage import STORAGE_SECRET, SecretContent
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import PREFIX, KeeperSettings
@@ -38,6 +28,17 @@ _REUSED = "env-"
 _POD_FIELDS = {"POD_NAME": "metadata.name", "NODE_NAME": "spec.nodeName"}
 TERMINATION_MARGIN_S = 15
 """Seconds that a keeper has after its trial's grace to report how the trial ended."""
+# The suffix of the secret with which pods mount the storage.
+_STORAGE_SECRET = "-storage"
+
+
+@dataclass(frozen=True, slots=True)
+class SecretContent:
+    """A secret that a job's resource owns. Its name is that resource's name plus `suffix`; `kind` is its type."""
+
+    suffix: str
+    kind: str
+    texts: Mapping[str, str] = field(repr=False)
 
 
 # ---- names
@@ -71,7 +72,9 @@ def selector_of(experiment_id: str) -> str:
 
 def as_in_containers(settings: KeeperSettings) -> KeeperSettings:
     """Returns the settings with paths as containers see them."""
-    return replace(settings, workspace=f"{MOUNT}/{settings.experiment_id}", mount=MOUNT, relay_output=True)
+    return replace(
+        settings, workspace=f"{model.MOUNT}/{settings.experiment_id}", mount=model.MOUNT, relay_output=True
+    )
 
 
 def render_run_script() -> str:
@@ -88,8 +91,8 @@ exec "${{keeper[@]}}"
 
 
 def pod_spec(
-    config: KubernetesConfig,
-    role: RoleConfig,
+    config: model.KubernetesConfig,
+    role: model.RoleConfig,
     name: str,
     settings: KeeperSettings,
     *,
@@ -102,8 +105,8 @@ def pod_spec(
 
     `environ`: the operator's additions to the keeper's variables. `before`: lines of shell that run before the keeper.
     """
-    volumes: list[Document] = [{"name": VOLUME, **volume_of(config.storage, name)}]
-    mounts = [{"name": VOLUME, "mountPath": MOUNT}]
+    volumes: list[Document] = [{"name": model.VOLUME, **volume_of(config.storage, name)}]
+    mounts = [{"name": model.VOLUME, "mountPath": model.MOUNT}]
     if role.shm_mb is not None:
         shm = {"medium": "Memory", "sizeLimit": f"{role.shm_mb}Mi"}
         volumes.append({"name": _SHM_VOLUME, "emptyDir": shm})
@@ -137,16 +140,16 @@ def pod_spec(
     return spec
 
 
-def volume_of(storage: KubernetesStorage, name: str) -> Document:
+def volume_of(storage: model.KubernetesStorage, name: str) -> Document:
     """Returns the volume source of the shared storage. `name` is that of the job's resource; it prefixes the secret's name."""
     match storage:
-        case NfsStorage(server, path):
+        case model.NfsStorage(server, path):
             return {"nfs": {"server": server, "path": path}}
-        case ClaimStorage(_, str() as claim):
+        case model.ClaimStorage(_, str() as claim):
             return {"persistentVolumeClaim": {"claimName": claim}}
-        case AzureStorage(_, share):
-            return {"azureFile": {"secretName": f"{name}{STORAGE_SECRET}", "shareName": share}}
-        case ClaimStorage():
+        case model.AzureStorage(_, share):
+            return {"azureFile": {"secretName": f"{name}{_STORAGE_SECRET}", "shareName": share}}
+        case model.ClaimStorage():
             raise InternalError(
                 f"cannot mount the storage of {name}: the claim has no name, which is a bug; please report it"
             )
@@ -161,7 +164,7 @@ def command_of(settings: KeeperSettings, before: tuple[str, ...] = ()) -> list[s
 
 
 def environment_of(
-    role: RoleConfig, name: str, settings: KeeperSettings, environ: Mapping[str, str]
+    role: model.RoleConfig, name: str, settings: KeeperSettings, environ: Mapping[str, str]
 ) -> list[Document]:
     """Returns the variables of a task of the role. The token comes from the secret named after the resource."""
     own = replace(settings, command=role.command, role=role.name).to_environ()
@@ -193,7 +196,15 @@ def with_escaped_dollars(text: str) -> str:
 # ---- secrets
 
 
-def job_secrets(config: KubernetesConfig, token: str, logins: Mapping[Path, str]) -> list[SecretContent]:
+def azure_secret(account: str, key: str) -> SecretContent:
+    """Returns the secret that Kubernetes needs for an azureFile volume."""
+    texts = {"azurestorageaccountname": account, "azurestorageaccountkey": key}
+    return SecretContent(_STORAGE_SECRET, "Opaque", texts)
+
+
+def job_secrets(
+    config: model.KubernetesConfig, token: str, logins: Mapping[Path, str]
+) -> list[SecretContent]:
     """Returns the secrets that pods of every job need, the token last. `logins`: the content of each registry login."""
     return [
         *(
@@ -227,7 +238,7 @@ def render_secrets(owner: Document, contents: Iterable[SecretContent]) -> list[D
     ]
 
 
-def _login_names(config: KubernetesConfig, name: str) -> dict[Path, str]:
+def _login_names(config: model.KubernetesConfig, name: str) -> dict[Path, str]:
     """Returns the secret's name for each registry login, in the order of the roles."""
     paths = dict.fromkeys(role.registry_login for role in config.roles if role.registry_login is not None)
     return {path: f"{name}-registry-{number}" for number, path in enumerate(paths)}

@@ -9,23 +9,20 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from nni_manager.backoff import delays_s
 from nni_manager.errors import NniManagerError, RetryableError
+from nni_manager.training_services.kubernetes import render
 from nni_manager.training_services.kubernetes.api import Document, Kubernetes
 from nni_manager.training_services.kubernetes.errors import AlreadyExists, Forbidden, NotFound
 from nni_manager.training_services.kubernetes.job_states import KubernetesJob
 from nni_manager.training_services.kubernetes.operator import Operator
-from nni_manager.training_services.kubernetes.render import (
-    as_in_containers,
-    job_secrets,
-    labels_of,
-    render_secrets,
-)
 from nni_manager.training_services.kubernetes.resources import SECRETS
-from nni_manager.training_services.kubernetes.storage import SharedStorage
 from trial_keeper.settings import KeeperSettings
+
+if TYPE_CHECKING:
+    from nni_manager.training_services.kubernetes.azure_share import AzureShare
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +50,11 @@ class ResourceCalls:
         operator: Operator,
         namespace: str,
         experiment_id: str,
-        storage: SharedStorage,
+        share: AzureShare | None,
         logins: Mapping[Path, str],
     ) -> None:
         """`logins`: the content of each role's registry login."""
-        self._cluster, self._operator, self._storage, self._logins = cluster, operator, storage, logins
+        self._cluster, self._operator, self._share, self._logins = cluster, operator, share, logins
         self._namespace, self._experiment_id = namespace, experiment_id
         self.doomed: set[str] = set()
         """The uids of resources that are no longer needed and being deleted."""
@@ -70,7 +67,7 @@ class ResourceCalls:
 
     def _create(self, settings: KeeperSettings) -> str:
         operator, resource = self._operator, self._operator.resource
-        wanted = operator.render(self._namespace, as_in_containers(settings))
+        wanted = operator.render(self._namespace, render.as_in_containers(settings))
         name = wanted["metadata"]["name"]
         try:
             made = self._cluster.create(resource, self._namespace, wanted)
@@ -88,8 +85,11 @@ class ResourceCalls:
             if not is_ours:
                 raise
         # The token's secret is created last, because `has_secret` checks only this one.
-        contents = [*self._storage.secrets(), *job_secrets(operator.config, settings.token, self._logins)]
-        for secret in render_secrets(made, contents):
+        contents = [
+            *(self._share.secrets() if self._share else ()),
+            *render.job_secrets(operator.config, settings.token, self._logins),
+        ]
+        for secret in render.render_secrets(made, contents):
             # The secret may exist from an earlier try, or belong to a previous resource of this name that is being deleted.
             with contextlib.suppress(AlreadyExists):
                 self._cluster.create(SECRETS, self._namespace, secret)
@@ -105,7 +105,7 @@ class ResourceCalls:
     def is_of(self, document: Document, job_id: str) -> bool:
         """True if it is this job's resource. Operators and the cluster's webhooks may have added labels."""
         labels = document["metadata"].get("labels") or {}
-        return labels_of(self._experiment_id, job_id).items() <= labels.items()
+        return render.labels_of(self._experiment_id, job_id).items() <= labels.items()
 
     async def read(self, job: KubernetesJob) -> bool:
         """True if there is a resource of the job's name."""
@@ -175,7 +175,9 @@ class ResourceCalls:
                 )
 
     async def close(self) -> None:
-        """Cancel everything in progress, and close the cluster's client."""
+        """Cancel everything in progress, and close the clients of the share and the cluster."""
+        if self._share is not None:
+            self._share.close()
         for task in self._deletes:
             task.cancel()
         await asyncio.gather(*self._deletes, return_exceptions=True)

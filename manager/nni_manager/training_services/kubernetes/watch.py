@@ -49,19 +49,15 @@ class Synced:
 
 @dataclass(frozen=True, slots=True)
 class WatchFailed:
-    """The reason why no changes arrive; empty once the watch works again."""
+    """The reason why no changes arrive; empty once the watch works again.
+
+    An optional watch sends it only if the login may not watch the objects, and ends.
+    """
 
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class WatchForbidden:
-    """The login may not watch these objects, so the watch has ended. Sent by optional watches only."""
-
-    message: str
-
-
-Change = Upserted | Deleted | Synced | WatchFailed | WatchForbidden
+Change = Upserted | Deleted | Synced | WatchFailed
 
 
 class Watch:
@@ -81,7 +77,7 @@ class Watch:
     ) -> None:
         """`selector` matches labels, `fields` matches fields. `concerns` filters the matches, on the watch's thread.
 
-        `is_optional`: a forbidden watch ends and is not a failure.
+        `is_optional`: other watches report the same failures, except a missing right, which ends this watch.
         """
         self._cluster = cluster
         self._resource = resource
@@ -126,14 +122,14 @@ class Watch:
                 since = None
             except NniManagerError as error:
                 if self._is_optional and isinstance(error, Forbidden):
-                    self._emit(WatchForbidden(str(error)))
+                    self._emit(WatchFailed(str(error)))
                     return
                 self._note(str(error))
             except Exception as error:  # without this thread, no job's end is detected
                 logger.exception("cannot parse an answer from Kubernetes")
                 since = None
                 self._note(
-                    f"cannot watch {self._where[0].plural}: the answer of {self._cluster.address} cannot be parsed "
+                    f"cannot watch {self._where[0].plural}: the answer of {self._cluster.login.address} cannot be parsed "
                     f"({error!r}); the watch is retried, check the proxies on the way if this persists"
                 )
             else:
@@ -165,7 +161,8 @@ class Watch:
     def _note(self, failure: str) -> None:
         if failure != self._failure:
             self._failure = failure
-            self._emit(WatchFailed(failure))
+            if not self._is_optional:
+                self._emit(WatchFailed(failure))
 
     def _emit(self, change: Change) -> None:
         if not self._must_end.is_set():

@@ -5,6 +5,7 @@ import contextlib
 import json
 import logging
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -20,19 +21,8 @@ from nni_manager.leftovers import reap_orphans
 from nni_manager.store.torn_files import read_state
 from nni_manager.training_services.base import JobEnded, JobPresence, Placement, TrainingService
 from nni_manager.training_services.local.gpus import GpuShares, gpus_of_this_machine
-from nni_manager.training_services.local.render import render_run_script
+from trial_keeper import processes
 from trial_keeper.errors import SettingsInvalid
-from trial_keeper.processes import (
-    ProcessIdentity,
-    all_pids,
-    descendants,
-    end_all,
-    end_below,
-    is_sent,
-    pids_where,
-    session_of,
-    wait_for_ends,
-)
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.workspace import MARKER, TrialDocument, Workspace, replace_file
@@ -49,6 +39,8 @@ _WAKES_TIMEOUT_S = 2.0
 class LocalTrainingService(TrainingService):
     """One process per job. Its files: jobs/<job>.json (the process identity) and jobs/<job>.log (the keeper's own output)."""
 
+    runs_as_manager = True
+
     def __init__(
         self,
         config: ExperimentSpec,
@@ -59,9 +51,15 @@ class LocalTrainingService(TrainingService):
         """Create the service of one experiment.
 
         Raises:
-            GpusMissing: trials need more GPUs than this machine has.
+            UserError: trials need more GPUs than this machine has.
         """
         super().__init__(on_job_ended)
+        # The manager's own Python, so that their versions are equal.
+        self.run_script = (
+            "#!/bin/bash\n"
+            "# Started once per job; the TRIAL_KEEPER_* variables are the keeper's settings.\n"
+            f"exec {shlex.quote(sys.executable)} -m trial_keeper\n"
+        )
         self._config = config
         self._workspace = workspace
         self._jobs = jobs
@@ -72,11 +70,6 @@ class LocalTrainingService(TrainingService):
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._pids: dict[str, int] = {}
         """The keeper's pid of each running job."""
-
-    @property
-    def run_script(self) -> str:
-        """The content of run.sh."""
-        return render_run_script(sys.executable)
 
     async def place(self, job_id: str) -> None:
         """Wait for free GPUs, if trials need any."""
@@ -114,7 +107,7 @@ class LocalTrainingService(TrainingService):
             ) from error
         open_files.restore_limit(child.pid)
         self._children[job_id] = child
-        identity = ProcessIdentity.of(child.pid)
+        identity = processes.ProcessIdentity.of(child.pid)
         if identity is not None:  # otherwise the process has ended, and `_watch` reports the end
             self._write_identity(job_id, identity)
         self._watch(job_id, child.pid)
@@ -127,11 +120,6 @@ class LocalTrainingService(TrainingService):
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, signal.SIGTERM)
         self.wake(job_id)
-        return True
-
-    @property
-    def runs_as_manager(self) -> bool:
-        """True: keepers run as the manager's user."""
         return True
 
     def wake(self, job_id: str) -> None:
@@ -155,10 +143,12 @@ class LocalTrainingService(TrainingService):
         stored = read_state(self._file(job_id), _parse_identity)
         if stored is None:
             # The earlier manager may have crashed before writing the file, or used another format.
-            keepers = await asyncio.to_thread(pids_where, partial(_is_keeper_of, self._workspace, job_id))
+            keepers = await asyncio.to_thread(
+                processes.pids_where, partial(_is_keeper_of, self._workspace, job_id)
+            )
             # The oldest process is the keeper: its guard is a child with the same environment.
             identity = min(
-                filter(None, map(ProcessIdentity.of, keepers)),
+                filter(None, map(processes.ProcessIdentity.of, keepers)),
                 key=lambda each: each.start_ticks,
                 default=None,
             )
@@ -183,7 +173,7 @@ class LocalTrainingService(TrainingService):
             return document.gpu_indices or ()
         return ()
 
-    def _write_identity(self, job_id: str, identity: ProcessIdentity) -> None:
+    def _write_identity(self, job_id: str, identity: processes.ProcessIdentity) -> None:
         """Record the process for a later manager. Processes end with the machine, so the file need not survive a power loss."""
         document = identity._asdict() | {"gpu_indices": self._gpus.held_by(job_id)}
         try:
@@ -215,7 +205,7 @@ class LocalTrainingService(TrainingService):
         """Stop watching. Keepers continue."""
         self._running.clear()
 
-    def _watch(self, job_id: str, pid: int, identity: ProcessIdentity | None = None) -> bool:
+    def _watch(self, job_id: str, pid: int, identity: processes.ProcessIdentity | None = None) -> bool:
         """Watch for the process's end. False if the process has ended or does not match `identity`."""
         try:
             descriptor = os.pidfd_open(pid)  # readable when the process ends, also for a non-child
@@ -253,7 +243,7 @@ class LocalTrainingService(TrainingService):
 
 def processes_of(workspace: Workspace) -> list[int]:
     """Returns the pids of the workspace's experiment on this machine: keepers, and processes that trials started."""
-    return pids_where(partial(_is_of, workspace))
+    return processes.pids_where(partial(_is_of, workspace))
 
 
 def end_processes_of(workspace: Workspace) -> list[int]:
@@ -277,20 +267,20 @@ def _settings_in(environ: dict[str, str]) -> KeeperSettings | None:
     return None
 
 
-def _parse_identity(content: bytes) -> tuple[ProcessIdentity, tuple[int, ...]]:
+def _parse_identity(content: bytes) -> tuple[processes.ProcessIdentity, tuple[int, ...]]:
     """Parses jobs/<job>.json: the keeper's process, and the job's GPUs."""
     document = json.loads(content)
     pid, start_ticks = int(document["pid"]), int(document["start_ticks"])
     if not 0 < pid <= _MAX_PID:
         raise ValueError(f"{pid} is not a process id")
-    return ProcessIdentity(pid, start_ticks, str(document["boot_id"])), tuple(
+    return processes.ProcessIdentity(pid, start_ticks, str(document["boot_id"])), tuple(
         map(int, document["gpu_indices"])
     )
 
 
 def _wake_where(is_wanted: Callable[[dict[str, str]], bool]) -> None:
-    for pid in pids_where(is_wanted):
-        is_sent(pid, signal.SIGCONT)
+    for pid in processes.pids_where(is_wanted):
+        processes.is_sent(pid, signal.SIGCONT)
 
 
 def _kill_keeper(pid: int, belongs: Callable[[dict[str, str]], bool]) -> None:
@@ -298,13 +288,15 @@ def _kill_keeper(pid: int, belongs: Callable[[dict[str, str]], bool]) -> None:
 
     `belongs`: true for the keeper's own environment. While the keeper lives, everything it started is its descendant.
     """
-    keeper = ProcessIdentity.of(pid)
-    wait_for_ends([pid], time.monotonic() + _WAKES_TIMEOUT_S)
+    keeper = processes.ProcessIdentity.of(pid)
+    processes.wait_for_ends([pid], time.monotonic() + _WAKES_TIMEOUT_S)
     if keeper is not None and keeper.is_alive:
-        sessions = {session_of(each) for each in (pid, *descendants((pid,)))} - {None}
+        sessions = {processes.session_of(each) for each in (pid, *processes.descendants((pid,)))} - {None}
         # The keeper is killed last: orphans that it adopted would lose their last known ancestor.
-        end_below(pid)
-        end_all(lambda: [each for each in all_pids() if session_of(each) in sessions])
+        processes.end_below(pid)
+        processes.end_all(
+            lambda: [each for each in processes.all_pids() if processes.session_of(each) in sessions]
+        )
     reap_orphans(belongs)
 
 

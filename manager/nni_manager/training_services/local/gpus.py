@@ -11,10 +11,6 @@ from nni_manager.errors import UserError
 _NVIDIA_GPUS = Path("/proc/driver/nvidia/gpus")
 
 
-class GpusMissing(UserError):
-    """cannot run trials on this machine: it has too few GPUs; lower gpuNum"""
-
-
 def gpus_of_this_machine() -> tuple[int, ...]:
     """Returns the indices of the NVIDIA GPUs that the driver shows; empty without a driver."""
     return tuple(range(len(list(_NVIDIA_GPUS.iterdir())))) if _NVIDIA_GPUS.is_dir() else ()
@@ -33,17 +29,17 @@ class GpuShares:
         """Returns the allocator of one experiment.
 
         Raises:
-            GpusMissing: a trial needs more GPUs than the experiment may use here.
+            UserError: a trial needs more GPUs than the experiment may use here.
         """
         usable = present if local.gpu_indices is None else local.gpu_indices
         absent = sorted(set(usable) - set(present))
         if gpu_num and absent:
-            raise GpusMissing(
+            raise UserError(
                 f"cannot use localConfig.gpuIndices: GPU {absent[0]} does not exist, this machine has {len(present)} GPUs; "
                 "remove gpuIndices to use all of them"
             )
         if (gpu_num or 0) > len(usable):
-            raise GpusMissing(
+            raise UserError(
                 f"cannot run trials on this machine: trial.gpuNum is {gpu_num} and the experiment may use {len(usable)} GPUs; "
                 "lower gpuNum (0 hides all GPUs from trials; without gpuNum, GPUs are not managed)"
             )

@@ -7,14 +7,13 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 from urllib.parse import urlencode
 
-from nni_manager.domain.completion import Completion
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.training_services.base import JobEnded, JobPresence, TrainingService
 from nni_manager.training_services.openpai.connection import (
@@ -30,8 +29,7 @@ from nni_manager.training_services.openpai.job import (
     render_job,
     render_run_script,
 )
-from nni_manager.training_services.openpai.rest import JobStatus, OpenPai
-from nni_manager.training_services.openpai.states import LIVE, OUT_OF_MEMORY, PaiJobState
+from nni_manager.training_services.openpai.rest import LIVE, OUT_OF_MEMORY, JobStatus, OpenPai, PaiJobState
 from nni_manager.training_services.openpai.termination import TerminationMessages
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.reasons import ExitReason
@@ -98,16 +96,17 @@ class OpenPaiService(TrainingService):
     ) -> None:
         """`mount`: the path where containers see the workspace's parent folder. `python`: see `render_run_script`.
 
-        `runs_as_manager`: see the property. `which`: options that select this cluster for nnictl.
+        `runs_as_manager`: on the local OpenPAI without containers. `which`: options that select this cluster for nnictl.
         """
         super().__init__(on_job_ended)
+        self.run_script, self.completion = render_run_script(python), template.completion
+        self.runs_as_manager = runs_as_manager
         self._cluster = cluster
         self._template = template
         self._mount = mount
         self._experiment_id = workspace.root.name
         self._poll_s = poll_s
         self._python = python
-        self._runs_as_manager = runs_as_manager
         self._which = which
         self._jobs: dict[str, _Job] = {}
         self._listed: dict[str, PaiJobState] | None = None
@@ -121,21 +120,6 @@ class OpenPaiService(TrainingService):
         self._endings: set[asyncio.Task[None]] = set()
         self._submitters = ThreadPoolExecutor(_SUBMITTERS, thread_name_prefix="openpai-submit")
         self._watcher = ThreadPoolExecutor(1, thread_name_prefix="openpai-watch")
-
-    @property
-    def run_script(self) -> str:
-        """The content of run.sh."""
-        return render_run_script(self._python)
-
-    @property
-    def runs_as_manager(self) -> bool:
-        """True on the local OpenPAI, unless it runs tasks in containers."""
-        return self._runs_as_manager
-
-    @property
-    def completion(self) -> Completion:
-        """As declared in the job file."""
-        return self._template.completion
 
     @property
     def problem(self) -> str:
@@ -243,9 +227,6 @@ class OpenPaiService(TrainingService):
         self._watch()
         return JobPresence.RUNNING
 
-    async def reap_orphans(self, job_id: str, trial_ids: Collection[str]) -> None:
-        """Does nothing: a terminated container leaves no processes."""
-
     async def close(self) -> None:
         """Stop polling. Jobs continue."""
         if self._poller is not None:
@@ -339,15 +320,11 @@ class OpenPaiService(TrainingService):
         match detail.state:
             case PaiJobState.SUCCEEDED:
                 self._end(job, 0, "")
-            case PaiJobState.STOPPED if job.stop_is_wanted:
-                self._end(job, None, f"OpenPAI has stopped job {job.name} on request", ExitReason.JOB_LOST)
             case PaiJobState.STOPPED:
-                self._end(
-                    job,
-                    None,
-                    f"job {job.name} was stopped on OpenPAI, but not by this manager",
-                    ExitReason.JOB_LOST,
-                )
+                message = f"job {job.name} was stopped on OpenPAI, but not by this manager"
+                if job.stop_is_wanted:
+                    message = f"OpenPAI has stopped job {job.name} on request"
+                self._end(job, None, message, ExitReason.JOB_LOST)
             case _:
                 job.is_ending = True
                 ending = asyncio.get_running_loop().create_task(self._end_failed(job, detail))

@@ -15,17 +15,17 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from email.utils import parsedate_to_datetime
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
 import requests
-from requests.auth import AuthBase
 
-from nni_manager.errors import RetryableError, UserError
+from nni_manager.errors import UserError
 from nni_manager.loopback_auth import untrusted_listener_in, verify_connections
-from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
+from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded, Unauthenticated
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 logger = logging.getLogger(__name__)
@@ -43,20 +43,8 @@ _EXCEEDS_QUOTA = re.compile(
 _RETRYABLE = (requests.codes.request_timeout, requests.codes.too_many_requests)
 
 
-class ClusterUnavailable(RetryableError):
-    """cannot reach OpenPAI; check that its host is correct and its services run"""
-
-
-class LoginRejected(Unauthenticated):
-    """cannot log in to OpenPAI; write a token that is valid into the experiment file"""
-
-
-class NotAllowed(UserError):
-    """cannot access OpenPAI: this account lacks the right; ask an administrator of the cluster for the right"""
-
-
 class JobRefused(UserError):
-    """cannot run this job on OpenPAI; fix the fields that its answer names"""
+    """cannot run this job on OpenPAI, or lacks the right to do so; fix what its answer names"""
 
 
 class JobNotOnCluster(UserError):
@@ -90,15 +78,10 @@ _REFUSALS: dict[tuple[int, str | None], tuple[type[UserError], str]] = {
 }
 
 
-class _Bearer(AuthBase):
-    """Bearer authentication. Passed as `auth`, so that requests does not replace it from the user's .netrc."""
-
-    def __init__(self, token: str) -> None:
-        self._token = token
-
-    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
-        request.headers["Authorization"] = f"Bearer {self._token}"
-        return request
+def _authorize(token: str, request: requests.PreparedRequest) -> requests.PreparedRequest:
+    """Add the token. Passed as `auth`, so that requests does not add a login from the user's .netrc."""
+    request.headers["Authorization"] = f"Bearer {token}"
+    return request
 
 
 def address_of(host: str) -> str:
@@ -126,7 +109,7 @@ def address_of(host: str) -> str:
 class PaiConnection:
     """Calls to one cluster for one user.
 
-    Every call raises ClusterUnavailable or LoginRejected if a later call may succeed, and NotAllowed, JobRefused,
+    Every call raises ClusterUnavailable or Unauthenticated if a later call may succeed, and JobRefused,
     JobNotOnCluster or RequestRejected if not.
     """
 
@@ -149,10 +132,10 @@ class PaiConnection:
 
         Raises:
             UserError: `host` is not a valid host.
-            LoginRejected: `token` contains characters that no token has.
+            Unauthenticated: `token` contains characters that no token has.
         """
         if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
-            raise LoginRejected(
+            raise Unauthenticated(
                 "cannot use this token: it contains blanks or other invalid characters; copy it again from your profile page"
             )
         self.address = address_of(host)
@@ -196,14 +179,10 @@ class PaiConnection:
         url: str,
         what: str,
         *,
-        query: Mapping[str, str] | None = None,
-        data: bytes | None = None,
-        json_body: Mapping[str, Any] | None = None,
-        headers: Mapping[str, str] | None = None,
         with_token: bool = True,
-        stream: bool = False,
+        **options: Any,
     ) -> requests.Response:
-        """Returns a successful answer, or a 416 answer to a range request."""
+        """Returns a successful answer, or a 416 answer to a range request. `options` are those of `requests.request`."""
         has_new_token = may_be_done = False
         failures, problem = 0, ""
         policy = self._retry_policy
@@ -214,23 +193,17 @@ class PaiConnection:
                 answer = self._session().request(
                     verb,
                     url,
-                    params=query,
-                    data=data,
-                    json=json_body,
-                    headers=headers,
-                    auth=None if token is None else _Bearer(token),
+                    auth=None if token is None else partial(_authorize, token),
                     timeout=(policy.connect_within_s, policy.answer_within_s),
                     allow_redirects=False,
-                    stream=stream,
+                    **options,
                 )
             except requests.RequestException as error:
                 problem, may_be_done = why_no_answer(error), True
             else:
                 status = answer.status_code
-                is_past_end = status == requests.codes.requested_range_not_satisfiable and "Range" in (
-                    headers or ()
-                )
-                if status < 300 or is_past_end:
+                has_range = "Range" in (options.get("headers") or ())
+                if status < 300 or (has_range and status == requests.codes.requested_range_not_satisfiable):
                     return answer
                 is_expired = status == requests.codes.unauthorized and token is not None
                 if is_expired and not has_new_token and self._replace(token):
@@ -266,16 +239,16 @@ class PaiConnection:
                     f"cannot {what}: {self.address} redirects to {where}; write that as host"
                 )
             case 401 if self._password:
-                return LoginRejected(f"{refusal}; correct paiConfig.passWord")
+                return Unauthenticated(f"{refusal}; correct paiConfig.passWord")
             case 401:
                 remedy = "create a new token on OpenPAI's profile page (application tokens do not expire)"
-                return LoginRejected(f"{refusal}; {remedy}, and write it into the experiment file")
+                return Unauthenticated(f"{refusal}; {remedy}, and write it into the experiment file")
             case 403 if "quota" in code.lower() or _EXCEEDS_QUOTA.search(message):
                 return QuotaExceeded(
                     f"{refusal}; the call is retried until the quota has room; end other jobs, or request more"
                 )
             case 403:
-                return NotAllowed(
+                return JobRefused(
                     f"{refusal}; ask an administrator of the cluster, or use another account or virtual cluster"
                 )
             case 404 if code in ("", "NoApiError"):
@@ -335,19 +308,21 @@ class PaiConnection:
 
     def _new_token(self) -> str:
         if self._password is None:
-            raise LoginRejected(
+            raise Unauthenticated(
                 f"cannot log in to OpenPAI at {self.address}: neither token nor password is set; set one of them"
             )
         body = {"username": self.user, "password": self._password}
         try:
             answer = self._ask(
-                "POST", "/authn/basic/login", f"log in as {self.user}", json_body=body, with_token=False
+                "POST", "/authn/basic/login", f"log in as {self.user}", json=body, with_token=False
             )
-        except (JobRefused, NotAllowed) as error:  # 400: no such user, wrong password
-            raise LoginRejected(f"{str(error).rpartition(';')[0]}; correct userName and passWord") from error
+        except JobRefused as error:  # 400: no such user, wrong password
+            raise Unauthenticated(
+                f"{str(error).rpartition(';')[0]}; correct userName and passWord"
+            ) from error
         token = answer.get("token") if isinstance(answer, dict) else None
         if not isinstance(token, str):
-            raise LoginRejected(
+            raise Unauthenticated(
                 f"cannot log in as {self.user}: OpenPAI's answer has no token; use a token of OpenPAI's profile page"
             )
         return token

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from nni_manager import yaml_reader
 from nni_manager.config.diagnostics import key_of, shown
 from nni_manager.training_services.openpai.job_checks import (
     Path,
@@ -20,15 +21,6 @@ from nni_manager.training_services.openpai.job_checks import (
     Violation,
 )
 from nni_manager.training_services.openpai.scalars import explicitly, javascript_text, resolved
-from nni_manager.yaml_reader import (
-    TAGS,
-    PositionedLoader,
-    Tree,
-    Unreadable,
-    explained,
-    place,
-    short_tag,
-)
 
 # A job has about ten levels. Deeper nesting indicates a faulty generator or an attack.
 MAX_LEVELS = 64
@@ -36,9 +28,9 @@ MAX_LEVELS = 64
 # A plain scalar, which `scalars` resolves.
 _PLAIN = "plain"
 _TAG_OF_KIND = {
-    yaml.ScalarNode: f"{TAGS}str",
-    yaml.SequenceNode: f"{TAGS}seq",
-    yaml.MappingNode: f"{TAGS}map",
+    yaml.ScalarNode: f"{yaml_reader.TAGS}str",
+    yaml.SequenceNode: f"{yaml_reader.TAGS}seq",
+    yaml.MappingNode: f"{yaml_reader.TAGS}map",
 }
 _ANCHOR = re.compile(r"[^\s,\[\]{}\0]+")
 _BLANKS = " \t\r\n\0"
@@ -52,12 +44,12 @@ class JobDocument:
     file: str
     value: Any
     diagnostics: tuple[ProtocolDiagnostic, ...] = ()
-    tree: Tree = field(default=Tree(None), repr=False, compare=False)
+    tree: yaml_reader.Tree = field(default=yaml_reader.Tree(None), repr=False, compare=False)
 
     def diagnostic(self, path: Path, message: str, violation: Violation | None = None) -> ProtocolDiagnostic:
         """Returns a diagnostic at this path, or at its nearest ancestor in the text."""
         root = self.tree.root
-        at = self.tree.place_of(path) or ((1, 1) if root is None else place(root.start_mark))
+        at = self.tree.place_of(path) or ((1, 1) if root is None else yaml_reader.place(root.start_mark))
         return ProtocolDiagnostic(self.file, *at, key_of(path), message, path, violation)
 
     def invalid_value(self, path: Path, problem: str) -> ProtocolDiagnostic:
@@ -107,7 +99,7 @@ def read_document(text: str, file: str = "") -> JobDocument:
         # js-yaml terminates the last line too, and a block scalar includes that line feed.
         tree = _Loader(text if text.endswith("\n") else f"{text}\n").tree()
     except yaml.MarkedYAMLError as error:
-        raise _refused(file, *explained(text, error)) from error
+        raise _refused(file, *yaml_reader.explained(text, error)) from error
     except yaml.reader.ReaderError as error:
         index = error.position
         line, column = text.count("\n", 0, index) + 1, index - text.rfind("\n", 0, index)
@@ -116,7 +108,7 @@ def read_document(text: str, file: str = "") -> JobDocument:
     diagnostics = tuple(
         ProtocolDiagnostic(
             file,
-            *place(each.mark),
+            *yaml_reader.place(each.mark),
             key_of(each.path),
             f"cannot use {key_of(each.path)}: line {each.first_line} has the same key; keep one of the two",
             each.path,
@@ -126,7 +118,7 @@ def read_document(text: str, file: str = "") -> JobDocument:
     return JobDocument(text, file, tree.value, diagnostics, tree)
 
 
-class _Loader(PositionedLoader):
+class _Loader(yaml_reader.PositionedLoader):
     """Reads as js-yaml and YAML 1.2 where PyYAML follows YAML 1.1, and resolves scalars by `scalars`."""
 
     max_levels = MAX_LEVELS
@@ -136,23 +128,25 @@ class _Loader(PositionedLoader):
         """The tag of a node without one."""
         if kind is not yaml.ScalarNode or not implicit[0]:
             return _TAG_OF_KIND[kind]
-        return f"{TAGS}merge" if value == "<<" else _PLAIN
+        return f"{yaml_reader.TAGS}merge" if value == "<<" else _PLAIN
 
     def scalar(self, node: yaml.ScalarNode) -> Any:
         """The value of a scalar."""
         text = _whole(node.value)
         if text is None:
-            raise Unreadable("half of a surrogate pair is not a character; remove it", node.start_mark)
+            raise yaml_reader.Unreadable(
+                "half of a surrogate pair is not a character; remove it", node.start_mark
+            )
         try:
-            is_plain = node.tag in (_PLAIN, f"{TAGS}merge")
-            return resolved(text) if is_plain else explicitly(node.tag.removeprefix(TAGS), text)
+            is_plain = node.tag in (_PLAIN, f"{yaml_reader.TAGS}merge")
+            return resolved(text) if is_plain else explicitly(node.tag.removeprefix(yaml_reader.TAGS), text)
         except (OverflowError, ValueError, KeyError) as error:
             problems = {
                 OverflowError: f"the date {shown(text)} is out of range; put it in quotes to use it as text",
-                ValueError: f"{shown(text)} is not of type {short_tag(node)}; remove the tag",
-                KeyError: f"the tag {short_tag(node)} is not supported; remove it",
+                ValueError: f"{shown(text)} is not of type {yaml_reader.short_tag(node)}; remove the tag",
+                KeyError: f"the tag {yaml_reader.short_tag(node)} is not supported; remove it",
             }
-            raise Unreadable(problems[type(error)], node.start_mark) from error
+            raise yaml_reader.Unreadable(problems[type(error)], node.start_mark) from error
 
     def key(self, node: yaml.ScalarNode) -> tuple[str, str]:
         """The key as JavaScript has it: always a string."""
@@ -182,7 +176,7 @@ class _Loader(PositionedLoader):
         self.forward()
         name = _ANCHOR.match(self.buffer, self.pointer)
         if name is None:
-            raise Unreadable("an anchor has no name; write a name after & or *", start)
+            raise yaml_reader.Unreadable("an anchor has no name; write a name after & or *", start)
         self.forward(len(name[0]))
         return TokenClass(name[0], start, self.get_mark())
 

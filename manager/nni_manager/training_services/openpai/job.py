@@ -22,7 +22,7 @@ from nni_manager.errors import UserError
 from nni_manager.training_services.openpai.document import read_document
 from nni_manager.training_services.openpai.export import dumped, of_values
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
-from nni_manager.training_services.openpai.protocol import JobProtocol, ProtocolTaskRole, Storage, parse
+from nni_manager.training_services.openpai.protocol import JobProtocol, ProtocolTaskRole, parse
 from nni_manager.training_services.openpai.render import render
 from nni_manager.training_services.run_script import keeper_lookup_snippet
 from trial_keeper.exit_codes import KeeperExit
@@ -37,10 +37,6 @@ _ANY_NAME = "job"
 MAX_BYTES = 100 * 1024
 # Reserved for what the manager adds to a job file.
 _ADDED_BYTES = 4096
-
-
-class JobTooLarge(UserError):
-    """cannot submit the job: OpenPAI accepts at most 100 kB; move long scripts to codeDir"""
 
 
 def job_prefix(experiment_id: str) -> str:
@@ -85,19 +81,13 @@ class JobTemplate:
         ]
         return [role for role in self.job.task_roles if role.name not in skipped]
 
-    def storage_at(self, mount: str) -> Storage | None:
-        """Returns the storage that containers mount at this path or above it; None: unknown here, only the cluster has it."""
-        path = PurePosixPath(mount)
-        seen = {PurePosixPath(storage.mount_path): storage for storage in self.job.storages or ()}
-        return next((seen[each] for each in (path, *path.parents) if each in seen), None)
-
 
 def template_of(pai: PaiConfig) -> JobTemplate:
     """Returns the template that the experiment file describes, with or without a job file.
 
     Raises:
         ProtocolInvalid: the job file is invalid; has all diagnostics.
-        JobTooLarge: it exceeds OpenPAI's size limit.
+        UserError: it exceeds OpenPAI's size limit.
     """
     if pai.job_text is None:
         return JobTemplate(of_values(_values_of(pai)), has_own_commands=False)
@@ -109,7 +99,7 @@ def template_of(pai: PaiConfig) -> JobTemplate:
     _fill_in(values, pai, has_storage=job.storages is not None)
     template = JobTemplate(of_values(values), has_own_commands=True, warnings=warnings)
     if len(template.job.document.text.encode()) > MAX_BYTES - _ADDED_BYTES:
-        raise JobTooLarge(
+        raise UserError(
             f"cannot submit {file}: it exceeds 96 kB, and OpenPAI accepts at most 100 kB; move long scripts to codeDir"
         )
     return template
@@ -236,9 +226,7 @@ def _refuse_without_storage(job: JobProtocol, pai: PaiConfig) -> None:
     storages = job.storages
     if storages == () or (storages is None and pai.storage_name is not None):
         return  # the user's default storages, which are defined on the cluster, or the experiment file's storage
-    mount = PurePosixPath(pai.mount)
-    seen = [PurePosixPath(storage.mount_path) for storage in storages or ()]
-    if any(each in (mount, *mount.parents) for each in seen):
+    if job.storage_at(pai.mount) is not None:
         return
     mounted = ", ".join(f"{storage.name} at {storage.mount_path}" for storage in storages or ())
     what = f"it mounts {mounted}, not {pai.mount}" if storages else "it mounts no storage"

@@ -39,9 +39,13 @@ class TaskEnvironment:
 
 
 @dataclass(frozen=True, slots=True)
-class PluginScripts:
-    """The scripts of a role's plugins, each kind in execution order, and the diagnostics for the author."""
+class TaskScripts:
+    """The bash scripts of a task, in execution order: all of `init`, all of `pre`, `user`; after success, all of `post`.
 
+    `warnings` and `diagnostics` are about its plugins, for the author.
+    """
+
+    user: str
     init: list[str] = field(default_factory=list)
     pre: list[str] = field(default_factory=list)
     post: list[str] = field(default_factory=list)
@@ -91,12 +95,14 @@ def in_order(names: Sequence[str], requires: Mapping[str, Sequence[str]]) -> tup
     return tuple(done)
 
 
-def scripts_of(job: JobProtocol, role: ProtocolTaskRole, environment: TaskEnvironment) -> PluginScripts:
-    """Returns the scripts of the role's plugins with their parameters filled in.
+def scripts_of(
+    job: JobProtocol, role: ProtocolTaskRole, environment: TaskEnvironment, user: str
+) -> TaskScripts:
+    """Returns the scripts of the role's plugins with their parameters filled in, around the script `user`.
 
     `diagnostics` report parameters with unresolved references, and those of the wrong type after filling in.
     """
-    task, scripts = _Task(job, role, environment), PluginScripts()
+    task, scripts = _Task(job, role, environment), TaskScripts(user)
     for call in calls_of(job, role):
         try:
             lines = _PLUGINS[call.plugin](_filled(task, call), task, call)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePosixPath
 from typing import Any
 
 from nni_manager.training_services.openpai.document import JobDocument, read_document
@@ -126,6 +127,12 @@ class JobProtocol:
         return next(
             each for each in reversed(self.prerequisites) if each.name == name and kind in (None, each.type)
         )
+
+    def storage_at(self, mount: str) -> Storage | None:
+        """Returns the storage that containers mount at this path or above it; None: unknown here, only the cluster has it."""
+        path = PurePosixPath(mount)
+        seen = {PurePosixPath(storage.mount_path): storage for storage in self.storages or ()}
+        return next((seen[each] for each in (path, *path.parents) if each in seen), None)
 
 
 def parse(text: str, file: str = "") -> JobProtocol:

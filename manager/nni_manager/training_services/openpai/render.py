@@ -10,7 +10,12 @@ from dataclasses import dataclass
 
 from nni_manager.config.diagnostics import key_of
 from nni_manager.training_services.openpai.job_checks import Path, ProtocolDiagnostic, ProtocolInvalid
-from nni_manager.training_services.openpai.plugins import TaskEnvironment, scripts_of, variables_of
+from nni_manager.training_services.openpai.plugins import (
+    TaskEnvironment,
+    TaskScripts,
+    scripts_of,
+    variables_of,
+)
 from nni_manager.training_services.openpai.protocol import (
     JobProtocol,
     Prerequisite,
@@ -23,23 +28,12 @@ _HEAD = "#!/bin/bash\n\nset -o errexit\nset -o nounset\nset -o pipefail\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class TaskScripts:
-    """The bash scripts of a task, in execution order: all of `init`, all of `pre`, `user`; after success, all of `post`."""
-
-    init: tuple[str, ...]
-    pre: tuple[str, ...]
-    user: str
-    post: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RenderedRole:
-    """A rendered role. `entry_point` is its commands without secrets and may be shown; `scripts` contain secrets."""
+    """A rendered role. `scripts` contain secrets."""
 
     role: ProtocolTaskRole
     image: str
     image_auth: Mapping[str, str] | None
-    entry_point: str
     scripts: TaskScripts
 
 
@@ -75,16 +69,13 @@ class _Rendering:
         self.warnings: list[ProtocolDiagnostic] = []
 
     def role(self, role: ProtocolTaskRole) -> RenderedRole:
-        entry_point = self._entry_point(role)
-        commands = fill_secrets(entry_point, self._job.secrets)
+        commands = fill_secrets(self._entry_point(role), self._job.secrets)
         self._warn_of_unknown(commands.unknown, ("taskRoles", role.name, "commands"))
-        plugins = scripts_of(self._job, role, self._environment)
-        self.diagnostics += plugins.diagnostics
-        self.warnings += plugins.warnings
+        scripts = scripts_of(self._job, role, self._environment, f"{_HEAD}{commands.text}\n")
+        self.diagnostics += scripts.diagnostics
+        self.warnings += scripts.warnings
         image = self._job.prerequisite(role.docker_image, "dockerimage")
-        user = f"{_HEAD}{commands.text}\n"
-        scripts = TaskScripts(tuple(plugins.init), tuple(plugins.pre), user, tuple(plugins.post))
-        return RenderedRole(role, str(image.values["uri"]), self._auth(image), entry_point, scripts)
+        return RenderedRole(role, str(image.values["uri"]), self._auth(image), scripts)
 
     def _entry_point(self, role: ProtocolTaskRole) -> str:
         """Returns the commands with those of the deployment as one script, so that a failing line ends all of it."""

@@ -11,22 +11,15 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 from urllib.parse import quote
 
 import requests
 
-from nni_manager.training_services.openpai.connection import (
-    ClusterUnavailable,
-    JobAlreadyExists,
-    JobRefused,
-    NotAllowed,
-    PaiConnection,
-    RequestRejected,
-    why_no_answer,
-)
+from nni_manager.training_services.errors import ClusterUnavailable
+from nni_manager.training_services.openpai import connection
 from nni_manager.training_services.openpai.export import dumped
-from nni_manager.training_services.openpai.states import PaiJobState
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 # Source: the default limit of OpenPAI's job list. It also accepts explicit limits up to 50000.
@@ -34,6 +27,37 @@ PAGE_ROWS = 5000
 _LOG_CHUNK_BYTES = 4096
 # A log server without tail-mode sends the whole log.
 _MAX_LOG_BYTES = 2**20
+
+
+class PaiJobState(Enum):
+    """OpenPAI's job states. UNKNOWN is both OpenPAI's own and ours for states of other versions.
+
+    Source: microsoft/pai v1.8.1, src/rest-server/src/models/v2/job/k8s.js (convertState).
+    """
+
+    WAITING = "WAITING"  # accepted, or in the queue
+    RUNNING = "RUNNING"
+    STOPPING = "STOPPING"
+    SUCCEEDED = "SUCCEEDED"
+    STOPPED = "STOPPED"
+    FAILED = "FAILED"
+    UNKNOWN = "UNKNOWN"
+
+    @classmethod
+    def of(cls, value: object) -> PaiJobState:
+        """Returns the state with this value."""
+        return cls(value) if value in cls._value2member_map_ else cls.UNKNOWN
+
+    @property
+    def is_terminal(self) -> bool:
+        """True if the job has ended. UNKNOWN is not terminal, because a later poll shows a known state."""
+        return self in (PaiJobState.SUCCEEDED, PaiJobState.STOPPED, PaiJobState.FAILED)
+
+
+OUT_OF_MEMORY = -1200
+"""The exit code of a container that was killed for lack of memory (UserContainerDockerOOMKilled)."""
+LIVE = (PaiJobState.WAITING, PaiJobState.RUNNING, PaiJobState.STOPPING)
+"""The states that select live jobs in a list request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +86,21 @@ class NodeResources:
     memory_mb: int | None
 
 
-class OpenPai(PaiConnection):
+class OpenPai(connection.PaiConnection):
     """Client of one cluster for one user. Errors: as `PaiConnection`. A job's name may be `user~job`."""
 
     def submit(self, text: str) -> None:
         """Submit a job as YAML. On return OpenPAI has stored it; its lists show the job some seconds later.
 
         Raises:
-            JobAlreadyExists, JobRefused, NotAllowed: permanent; submitting again does not help.
+            JobAlreadyExists, JobRefused: permanent; submitting again does not help.
             RequestRejected: the answer is not OpenPAI's answer to a job, e.g. a gateway's error page.
-            QuotaExceeded, LoginRejected, ClusterUnavailable: a later submit may succeed.
+            QuotaExceeded, Unauthenticated, ClusterUnavailable: a later submit may succeed.
         """
         headers = {"Content-Type": "text/yaml"}
         try:
             self._ask("POST", "/jobs", "submit the job", data=text.encode(), headers=headers)
-        except JobAlreadyExists as error:
+        except connection.JobAlreadyExists as error:
             # An earlier try whose answer was lost has succeeded: no other process uses this name.
             if not error.may_be_ours:
                 raise
@@ -104,7 +128,7 @@ class OpenPai(PaiConnection):
         query |= {name: value for name, value in filters.items() if value}
         rows: dict[tuple[str, str], JobStatus] = {}
         while True:
-            answer = self._ask("GET", "/jobs", "list jobs", query={**query, "offset": str(len(rows))})
+            answer = self._ask("GET", "/jobs", "list jobs", params={**query, "offset": str(len(rows))})
             page = answer.get("data", []) if isinstance(answer, dict) else answer
             before = len(rows)
             for row in map(_status, page if isinstance(page, list) else []):
@@ -119,11 +143,11 @@ class OpenPai(PaiConnection):
 
     def stop(self, name: str) -> None:
         """Request the end of a job. A terminal job is left as it is."""
-        self._ask("PUT", f"{self._path(name)}/executionType", f"stop job {name}", json_body={"value": "STOP"})
+        self._ask("PUT", f"{self._path(name)}/executionType", f"stop job {name}", json={"value": "STOP"})
 
     def tag(self, name: str, tag: str) -> None:
         """Add a tag to a job; idempotent. A tag must not contain a comma."""
-        self._ask("PUT", f"{self._path(name)}/tag", f"tag job {name}", json_body={"value": tag})
+        self._ask("PUT", f"{self._path(name)}/tag", f"tag job {name}", json={"value": tag})
 
     def config(self, name: str) -> str:
         """Returns the job as YAML with masked secrets."""
@@ -147,7 +171,7 @@ class OpenPai(PaiConnection):
             f"/attempts/{task_attempt}/logs"
         )
         query = {"tail-mode": "true"} if is_tail else None
-        answer = self._ask_mapping(path, f"find the logs of {role}-{index} of job {name}", query=query)
+        answer = self._ask_mapping(path, f"find the logs of {role}-{index} of job {name}", params=query)
         locations = answer.get("locations", [])
         return {str(each["name"]): str(each["uri"]) for each in locations if "name" in each and "uri" in each}
 
@@ -175,7 +199,7 @@ class OpenPai(PaiConnection):
                         break
             except requests.RequestException as error:
                 raise ClusterUnavailable(
-                    f"cannot read the log: {why_no_answer(error)}; open the job's page instead"
+                    f"cannot read the log: {connection.why_no_answer(error)}; open the job's page instead"
                 ) from error
         return bytes(text[-most_bytes:])
 
@@ -191,7 +215,7 @@ class OpenPai(PaiConnection):
         """Returns the user that the token belongs to; None if this OpenPAI does not report it."""
         try:
             name = self._ask_mapping("/tokens/check", "check the token").get("username")
-        except RequestRejected:  # older releases lack this route
+        except connection.RequestRejected:  # older releases lack this route
             return None
         return name if isinstance(name, str) else None
 
@@ -212,7 +236,7 @@ class OpenPai(PaiConnection):
         path = f"/users/{quote(self.user, safe='')}"
         try:
             answer = self._ask_mapping(path, f"read what {self.user} may use")
-        except (JobRefused, NotAllowed, RequestRejected):
+        except (connection.JobRefused, connection.RequestRejected):
             return None  # older releases lack this route, and some restrict it to administrators
         names = None if answer.get("admin") is True else answer.get("virtualCluster")
         return [str(name) for name in names] if isinstance(names, list) else None
@@ -220,8 +244,8 @@ class OpenPai(PaiConnection):
     def nodes(self) -> list[NodeResources]:
         """Returns the total resources of each node; empty if this OpenPAI does not report them."""
         try:
-            documents = self._ask_mapping("/virtual-clusters", "list nodes", query={"nodes": ""}).values()
-        except (JobRefused, NotAllowed, RequestRejected):
+            documents = self._ask_mapping("/virtual-clusters", "list nodes", params={"nodes": ""}).values()
+        except (connection.JobRefused, connection.RequestRejected):
             return []
         return [_node(document) for document in documents if isinstance(document, dict)]
 
