@@ -26,7 +26,6 @@ from nni_manager.local_openpai.core.job import (
     StopContainer,
     Submitted,
 )
-from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.policies import RetryCounts
 from nni_manager.local_openpai.core.states import (
     JOB_TRANSITIONS,
@@ -241,11 +240,6 @@ def test_a_gang_without_ports_ends_with_the_code_for_that_and_is_tried_again():
     assert kept[0].exit.code == 253
     # The place they had is free again.
     assert {effect.container_id for effect in played.of(ReleaseAllocation)} == set(waiting)
-
-
-def test_a_plan_survives_its_way_through_the_database():
-    plan = a_plan(a_role("ps"), a_role(), is_gang=False, task_retries=2)
-    assert JobPlan.from_json(plan.to_json()) == plan
 
 
 class AnyJob(RuleBasedStateMachine):

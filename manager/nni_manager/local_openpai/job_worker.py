@@ -40,7 +40,7 @@ from nni_manager.local_openpai.core.states import SubState
 from nni_manager.local_openpai.errors import ClusterClosed, StateBusy
 from nni_manager.local_openpai.notifications import Notifier
 from nni_manager.local_openpai.settings import ClusterSettings
-from nni_manager.local_openpai.store import JobStore, Write, attempt_write, event_write, job_write, task_write
+from nni_manager.local_openpai.store import JobStore, Write, effect_write, job_write
 from nni_manager.local_openpai.store_thread import StoreThread
 
 logger = logging.getLogger(__name__)
@@ -203,12 +203,8 @@ class JobWorker:
                 batch.effects.append((job, effect))
             case StartContainer() | StopContainer():
                 batch.effects.append((job, effect))
-            case SaveTask():
-                batch.writes.append(task_write(job, effect))
-            case SaveAttempt():
-                batch.writes.append(attempt_write(job.job_id, effect))
-            case RecordEvent():
-                batch.writes.append(event_write(job.job_id, effect, batch.now_s))
+            case SaveTask() | SaveAttempt() | RecordEvent():
+                batch.writes.append(effect_write(job, effect, batch.now_s))
             case Notify():
                 logger.info("%s: %s", job.plan.framework_name, effect.change.value)
                 if effect.change.value in job.plan.tells and self._notifier.is_enabled:
