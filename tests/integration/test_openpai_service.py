@@ -221,12 +221,12 @@ def test_options_survive_the_way_over_a_command_line(tmp_path):
     folder = tmp_path / "with = and , and blank"
     folder.mkdir()
     assert storage_of(f"team={folder}") == ("team", str(folder))
-    assert virtual_cluster_of("vc.1=4,1024,0") == ("vc.1", (4, 1024, 0))
+    assert virtual_cluster_of("vc.1=4,1024,0") == ("vc.1", [4, 1024, 0])
     with pytest.raises(OptionInvalid, match="does not exist"):
         new_storage_of(str(tmp_path / "nope"))
-    options = Options(5, {"team": str(folder)}, {"a": (1, 2, 3)}, "podman", "http://x/?a=b", "/f")
+    options = Options(5, {"team": str(folder)}, {"a": [1, 2, 3]}, "podman", "http://x/?a=b", "/f")
     assert options.to_arguments()[1] == f"--storage=team={folder}"
-    assert Options.from_json(json.loads(json.dumps(vars_of(options)))) == options
+    assert Options(**json.loads(json.dumps(vars_of(options)))) == options
 
 
 def vars_of(options):

@@ -23,7 +23,7 @@ from nni_manager.leftovers import reap_orphans
 from nni_manager.local_openpai import sandbox, supervisor
 from nni_manager.local_openpai.core import exits
 from nni_manager.local_openpai.core.exits import TaskExit
-from nni_manager.local_openpai.core.job import StartContainer, Task
+from nni_manager.local_openpai.core.job import ContainerEnded, ContainerStarted, StartContainer, Task
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.environment import CONTAINER_ID, inherited, task_variables
 from nni_manager.local_openpai.fork_server import ForkServer, ProcessNotStarted, program
@@ -79,20 +79,16 @@ class ContainerRuntime:
     """The containers of this machine. Used from one event loop."""
 
     def __init__(
-        self,
-        settings: ClusterSettings,
-        on_started: Callable[[str], None],
-        on_ended: Callable[[str, TaskExit], None],
+        self, settings: ClusterSettings, report: Callable[[ContainerStarted | ContainerEnded], None]
     ) -> None:
-        """`on_started` and `on_ended` are called once for each container, with its id.
+        """`report` is called with both events of each container.
 
         Raises:
             SandboxMissing: tasks are to run in containers, and no container tool is installed.
         """
         self._settings = settings
         self._paths = StatePaths(settings.state_dir)
-        self._on_started = on_started
-        self._on_ended = on_ended
+        self._report = report
         self._containers: dict[str, _Container] = {}
         self._tool = None if settings.sandbox is Sandbox.PROCESS else sandbox.container_tool()
         self._starter = ForkServer()
@@ -240,7 +236,7 @@ class ContainerRuntime:
         container = self._containers[container_id]
         with contextlib.suppress(ProcessLookupError):
             container.descriptor = os.pidfd_open(process["pid"])
-        self._on_started(container_id)
+        self._report(ContainerStarted(container_id))
         # The pid may have been reused before pidfd_open, so check the identity of the opened process.
         if container.descriptor is None or not ProcessIdentity.from_json(process).is_alive:
             self._note_end(container_id)
@@ -293,7 +289,7 @@ class ContainerRuntime:
 
     def _ended(self, container_id: str, ended: TaskExit) -> None:
         del self._containers[container_id]
-        self._on_ended(container_id, ended)
+        self._report(ContainerEnded(container_id, ended))
 
     # ---- threads
 

@@ -171,9 +171,7 @@ class StateFolder:
         """The process of the running or last daemon; None before the first one was ready."""
         return _read(
             self._process_json,
-            lambda document: ServiceProcess(
-                **{**document, "options": Options.from_json(document["options"])}
-            ),
+            lambda document: ServiceProcess(**{**document, "options": Options(**document["options"])}),
         )
 
     def write_process(self, process: ServiceProcess) -> None:

@@ -91,8 +91,7 @@ class JobWorker:
         self._notifier = notifier
         self._runtime = ContainerRuntime(
             settings,
-            lambda container_id: self._put(container_id, ContainerStarted(container_id)),
-            lambda container_id, ended: self._put(container_id, ContainerEnded(container_id, ended)),
+            self._put,
         )
         self._jobs: dict[int, PaiJob] = {}
         self._containers: dict[str, int] = {}
@@ -119,7 +118,7 @@ class JobWorker:
             await self._runtime.close()
 
     async def wait_until_broken(self) -> None:
-        """Return when the worker has failed. The log has the reason."""
+        """Return when the worker has failed. The log has the reason; only a new cluster can resume the jobs."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
@@ -138,11 +137,14 @@ class JobWorker:
         self._inbox.put_nowait(_Item(job.job_id, Submitted()))
 
     async def stop(self, job_id: int) -> None:
-        """Stop a job. Returns when the stop is durable, or, on a full disk, when the stop is executed.
+        """Stop a job; no-op if it is terminal. Returns when the stop is durable, or, on a full disk, when it is executed.
 
         Raises:
             ClusterClosed.
         """
+        self.check_open()
+        if job_id not in self:
+            return
         done = asyncio.get_running_loop().create_future()
         self._inbox.put_nowait(_Item(job_id, StopAsked(), done))
         assert self._task is not None
@@ -264,8 +266,8 @@ class JobWorker:
             case ReleaseAllocation():
                 self._runtime.remove_folder(effect.container_id)
 
-    def _put(self, container_id: str, event: Event) -> None:
-        job_id = self._containers.get(container_id)
+    def _put(self, event: ContainerStarted | ContainerEnded) -> None:
+        job_id = self._containers.get(event.container_id)
         if job_id is not None:
             self._inbox.put_nowait(_Item(job_id, event))
 

@@ -11,6 +11,7 @@ import requests
 
 from nni_manager.backoff import delays_s
 from nni_manager.local_openpai.errors import StateBusy
+from nni_manager.local_openpai.settings import ClusterSettings
 from nni_manager.local_openpai.store import JobStore
 from nni_manager.local_openpai.store_thread import StoreThread
 
@@ -25,9 +26,9 @@ _MAX_RETRY_S = 3600.0
 class Notifier:
     """Delivers the stored notifications in order. A failed delivery to a webhook is retried for an hour."""
 
-    def __init__(self, url: str | None, file: Path | None, database: StoreThread) -> None:
-        self._url = url
-        self._file = file
+    def __init__(self, settings: ClusterSettings, database: StoreThread) -> None:
+        self._url = settings.notification_url
+        self._file = settings.notification_file
         self._database = database
         self._in_file: set[int] = set()
         self._first_tried_s: dict[int, float] = {}

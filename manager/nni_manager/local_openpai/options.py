@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from nni_manager.errors import UserError
 from nni_manager.local_openpai.core.queue import ResourceCounts
@@ -34,7 +33,7 @@ class Options:
 
     port: int = DEFAULT_PORT
     storages: Mapping[str, str] = field(default_factory=dict)
-    virtual_clusters: Mapping[str, tuple[int, int, int]] = field(default_factory=dict)
+    virtual_clusters: Mapping[str, Sequence[int]] = field(default_factory=dict)
     sandbox: str = Sandbox.PROCESS.value
     notification_url: str | None = None
     notification_file: str | None = None
@@ -53,23 +52,9 @@ class Options:
             *([f"--notification-file={self.notification_file}"] if self.notification_file else []),
         ]
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Options:
-        """The options stored as JSON.
-
-        Raises:
-            TypeError: the document does not have these fields.
-        """
-        options = cls(**document)
-        counts = {name: tuple(each) for name, each in options.virtual_clusters.items()}
-        return cls(**{**document, "virtual_clusters": counts})
-
     def settings(self, state_dir: Path) -> ClusterSettings:
         """The settings of a cluster with these options and this state directory."""
-        clusters = {
-            name: ResourceCounts(cpu, memory_mb, gpu)
-            for name, (cpu, memory_mb, gpu) in self.virtual_clusters.items()
-        }
+        clusters = {name: ResourceCounts(*counts) for name, counts in self.virtual_clusters.items()}
         return ClusterSettings(
             state_dir=state_dir,
             virtual_clusters=clusters or {"default": this_machine(len(gpus_of_this_machine()))},
@@ -110,7 +95,7 @@ def new_storage_of(text: str) -> tuple[str, str]:
     return name, folder
 
 
-def virtual_cluster_of(text: str) -> tuple[str, tuple[int, int, int]]:
+def virtual_cluster_of(text: str) -> tuple[str, list[int]]:
     """Name and resources of a virtual cluster written as NAME=CPUS,MEMORY_MB,GPUS.
 
     Raises:
@@ -121,7 +106,8 @@ def virtual_cluster_of(text: str) -> tuple[str, tuple[int, int, int]]:
         raise OptionInvalid(
             f"cannot use --virtual-cluster {text}; use NAME=CPUS,MEMORY_MB,GPUS, e.g. default=8,32768,2"
         )
-    return match[1], (int(match[2]), int(match[3]), int(match[4]))
+    name, *counts = match.groups()
+    return name, list(map(int, counts))
 
 
 def absolute(path: str) -> str:

@@ -7,7 +7,7 @@ Source: microsoft/pai v1.8.1, REST server: models/v2/job/k8s.js, models/v2/utils
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, astuple
 from typing import Any
 
@@ -101,12 +101,17 @@ def event(stored: JobEvent, job: JobSummary) -> Document:
     }
 
 
-def virtual_cluster(cluster: VirtualCluster, total: ResourceCounts) -> Document:
-    """A virtual cluster; `total` is the capacity of all of them. Shares are in percent."""
-    share, used = _share(cluster.capacity, total), _share(cluster.used, total)
+def virtual_clusters(clusters: Collection[VirtualCluster]) -> Document:
+    """All virtual clusters, by name. Shares are in percent of the capacity of all of them."""
+    total = summed(cluster.capacity for cluster in clusters)
+    return {cluster.name: _virtual_cluster(cluster, total) for cluster in clusters}
+
+
+def _virtual_cluster(cluster: VirtualCluster, total: ResourceCounts) -> Document:
+    share = _share(cluster.capacity, total)
     return {
         "capacity": share,
-        "usedCapacity": used,
+        "usedCapacity": _share(cluster.used, total),
         "maxCapacity": share,
         "dedicated": False,
         "resourcesUsed": _resources(cluster.used),
@@ -116,16 +121,11 @@ def virtual_cluster(cluster: VirtualCluster, total: ResourceCounts) -> Document:
     }
 
 
-def node(clusters: Iterable[VirtualCluster]) -> Document:
+def node(clusters: Collection[VirtualCluster]) -> Document:
     """The only machine, as an item of a list of nodes."""
-    clusters = list(clusters)
-    total, used = total_of(clusters), summed(cluster.used for cluster in clusters)
-    return {NODE_NAME: {"total": _resources(total), "available": _resources(total - used)}}
-
-
-def total_of(clusters: Iterable[VirtualCluster]) -> ResourceCounts:
-    """The capacity of all virtual clusters."""
-    return summed(cluster.capacity for cluster in clusters)
+    total = summed(cluster.capacity for cluster in clusters)
+    free = total - summed(cluster.used for cluster in clusters)
+    return {NODE_NAME: {"total": _resources(total), "available": _resources(free)}}
 
 
 def storage(settings: StorageSettings) -> Document:
