@@ -193,7 +193,7 @@ def test_options_are_kept_and_change_what_there_is(nnictl, state, tmp_path):
     assert there.process.options == Options(
         int(options[1]),
         {"confignfs-data": str(tmp_path / "data")},
-        {"big": (8, 32768, 2)},
+        {"big": [8, 32768, 2]},
         "process",
         None,
         str(told),

@@ -21,6 +21,7 @@ from typing import Any
 
 from nni_manager.leftovers import reap_orphans
 from nni_manager.local_openpai import sandbox, supervisor
+from nni_manager.local_openpai.container_logs import CURRENT, LOG_FOLDERS
 from nni_manager.local_openpai.core import exits
 from nni_manager.local_openpai.core.exits import TaskExit
 from nni_manager.local_openpai.core.job import ContainerEnded, ContainerStarted, StartContainer, Task
@@ -345,7 +346,7 @@ def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
         problem = f"an init script of a plugin failed with exit code {code}; see runtime.log"
         return TaskExit(kept, container_exit_code=kept, diagnostics=problem)
     if stage == "user":
-        ended = exits.container_exit(code, _tail(logs / supervisor.LOG_FOLDERS["all"], exits.SEARCHED_BYTES))
+        ended = exits.container_exit(code, _tail(logs / LOG_FOLDERS["all"], exits.SEARCHED_BYTES))
         return replace(ended, diagnostics=_last_output(f"the commands ended with exit code {code}", logs))
     when, origin = ("before", None) if stage == "pre" else ("after", 0)
     problem = f"a script that runs {when} the commands failed with exit code {code}; see runtime.log"
@@ -353,7 +354,7 @@ def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
 
 
 def _creation_failure(logs: Path) -> TaskExit:
-    output = _tail(logs / supervisor.LOG_FOLDERS["runtime.log"], _LAST_BYTES)
+    output = _tail(logs / LOG_FOLDERS["runtime.log"], _LAST_BYTES)
     code = exits.IMAGE_NOT_FOUND if _NO_IMAGE.search(output) else exits.CONTAINER_NOT_MADE
     return TaskExit(code, diagnostics=f"cannot create the container:\n{output}")
 
@@ -384,21 +385,20 @@ def _lost(container_id: str, folder: Path) -> TaskExit:
 
 
 def _last_output(what: str, logs: Path) -> str:
-    lines = _tail(logs / supervisor.LOG_FOLDERS["all"], _LAST_BYTES).splitlines()[-_LAST_LINES:]
+    lines = _tail(logs / LOG_FOLDERS["all"], _LAST_BYTES).splitlines()[-_LAST_LINES:]
     return "\n".join([f"{what}; its last output:", *lines]) if lines else f"{what} without any output"
 
 
 def _tail(folder: Path, most_bytes: int) -> str:
     try:
-        with (folder / supervisor.CURRENT).open("rb") as file:
+        with (folder / CURRENT).open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
             return file.read(most_bytes).decode(errors="replace")
     except OSError:
         return ""
 
 
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+_remove = partial(shutil.rmtree, ignore_errors=True)
 
 
 def mounts_work() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,7 +33,7 @@ class Options:
 
     port: int = DEFAULT_PORT
     storages: Mapping[str, str] = field(default_factory=dict)
-    virtual_clusters: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    virtual_clusters: Mapping[str, list[int]] = field(default_factory=dict)
     sandbox: str = Sandbox.PROCESS.value
     notification_url: str | None = None
     notification_file: str | None = None
