@@ -25,7 +25,7 @@ from strangers import give_away
 
 from nni_manager.local_openpai import daemon
 from nni_manager.local_openpai.daemon import FolderUnusable, ServiceFailed, StateFolder
-from nni_manager.local_openpai.options import (
+from nni_manager.local_openpai.settings import (
     OptionInvalid,
     Options,
     new_storage_of,

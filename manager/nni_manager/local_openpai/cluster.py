@@ -25,8 +25,7 @@ from nni_manager.local_openpai.jobs import JobSummary
 from nni_manager.local_openpai.notifications import Notifier
 from nni_manager.local_openpai.planning import planned
 from nni_manager.local_openpai.settings import ClusterSettings
-from nni_manager.local_openpai.store import JobStore
-from nni_manager.local_openpai.store_thread import StoreThread
+from nni_manager.local_openpai.store import JobStore, StoreThread
 from nni_manager.store.owner_lock import OwnerLock
 
 # Parsing a job's text takes 20 ms of a core. More threads would only delay other work.

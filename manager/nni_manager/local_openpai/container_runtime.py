@@ -121,7 +121,7 @@ class ContainerRuntime:
 
     def remove_folder(self, container_id: str) -> None:
         """Remove the folder of a container whose end is stored."""
-        self._soon(self._in_thread(_remove, self._paths.containers / container_id))
+        self._threads.submit(_remove, self._paths.containers / container_id)
 
     def remove_others(self, container_ids: Iterable[str]) -> None:
         """Remove the folders of all other containers."""
@@ -139,7 +139,7 @@ class ContainerRuntime:
             self._unwatch(container)
         self._containers.clear()
         await self._in_thread(self._starter.close)
-        self._threads.shutdown()
+        await asyncio.to_thread(self._threads.shutdown)
 
     # ---- start
 
@@ -235,11 +235,9 @@ class ContainerRuntime:
     def _watch(self, container_id: str, process: dict[str, Any]) -> None:
         """Watch exactly this process, or report its end if the process has exited."""
         container = self._containers[container_id]
-        with contextlib.suppress(ProcessLookupError):
-            container.descriptor = os.pidfd_open(process["pid"])
+        container.descriptor = ProcessIdentity.from_json(process).pidfd()
         self._report(ContainerStarted(container_id))
-        # The pid may have been reused before pidfd_open, so check the identity of the opened process.
-        if container.descriptor is None or not ProcessIdentity.from_json(process).is_alive:
+        if container.descriptor is None:
             self._note_end(container_id)
             return
         asyncio.get_running_loop().add_reader(container.descriptor, self._note_end, container_id)
@@ -297,12 +295,12 @@ class ContainerRuntime:
     async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
-    def _soon(self, work: Coroutine[Any, Any, None], container_id: str | None = None) -> None:
+    def _soon(self, work: Coroutine[Any, Any, None], container_id: str) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, container_id))
 
-    def _done(self, container_id: str | None, task: asyncio.Task[None]) -> None:
+    def _done(self, container_id: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled() or task.exception() is None:
             return

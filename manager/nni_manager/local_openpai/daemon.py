@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from nni_manager import open_files
 from nni_manager.errors import RetryableError, UserError
-from nni_manager.local_openpai.options import Options
+from nni_manager.local_openpai.settings import Options
 from nni_manager.loopback_auth import VerifiedConnection
 from nni_manager.store.folders import state_of_user
 from nni_manager.store.owner_lock import OwnerLock
@@ -332,7 +332,8 @@ def stop(state: StateFolder) -> ServiceProcess | None:
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     while state.is_owned():
         process = state.process()
-        descriptor = None if process is None else _descriptor_of(process)
+        identity = process and ProcessIdentity(process.pid, process.start_ticks, process.boot_id)
+        descriptor = identity and identity.pidfd()
         if process is not None and descriptor is not None:
             has_ended = terminate(descriptor, _ENDED_TIMEOUT_S)
             _started[:] = [child for child in _started if child.poll() is None]
@@ -348,16 +349,4 @@ def stop(state: StateFolder) -> ServiceProcess | None:
                 f"see {state.log}, and try again"
             )
         time.sleep(_POLL_S)  # still starting or stopping
-    return None
-
-
-def _descriptor_of(process: ServiceProcess) -> int | None:
-    """A pidfd of the process; None if the process has ended, even if its pid has been reused."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return None
-    if ProcessIdentity(process.pid, process.start_ticks, process.boot_id).is_alive:
-        return descriptor
-    os.close(descriptor)
     return None

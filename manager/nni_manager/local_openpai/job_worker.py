@@ -17,31 +17,14 @@ from typing import Any
 from nni_manager.clock import monotonic_epoch_s
 from nni_manager.local_openpai.allocator import Allocator
 from nni_manager.local_openpai.container_runtime import ContainerRuntime
-from nni_manager.local_openpai.core.job import (
-    ContainerEnded,
-    ContainerStarted,
-    Effect,
-    Event,
-    LeaveQueue,
-    Notify,
-    PaiJob,
-    RecordEvent,
-    ReleaseAllocation,
-    RequestAllocation,
-    SaveAttempt,
-    SaveTask,
-    StartContainer,
-    StopAsked,
-    StopContainer,
-    Submitted,
-)
+from nni_manager.local_openpai.core import job as core
+from nni_manager.local_openpai.core.job import PaiJob
 from nni_manager.local_openpai.core.queue import Request
 from nni_manager.local_openpai.core.states import SubState
 from nni_manager.local_openpai.errors import ClusterClosed, StateBusy
 from nni_manager.local_openpai.notifications import Notifier
 from nni_manager.local_openpai.settings import ClusterSettings
-from nni_manager.local_openpai.store import JobStore, Write, effect_write, job_write
-from nni_manager.local_openpai.store_thread import StoreThread
+from nni_manager.local_openpai.store import JobStore, StoreThread, Write, effect_write, job_write
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +34,7 @@ _COMMIT_RETRY_DELAY_S = 1.0
 _WITH_PROCESSES = frozenset(
     {SubState.ATTEMPT_PREPARING, SubState.ATTEMPT_RUNNING, SubState.ATTEMPT_DELETION_REQUESTED}
 )
+_Deferred = core.StartContainer | core.StopContainer | core.ReleaseAllocation
 
 
 @dataclass(slots=True)
@@ -61,9 +45,7 @@ class _Batch:
     writes: list[Write] = field(default_factory=list)
     jobs: dict[int, PaiJob] = field(default_factory=dict)
     done: list[asyncio.Future[None]] = field(default_factory=list)
-    effects: list[tuple[PaiJob, StartContainer | StopContainer | ReleaseAllocation]] = field(
-        default_factory=list
-    )
+    effects: list[tuple[PaiJob, _Deferred]] = field(default_factory=list)
 
     def confirm(self) -> None:
         """Complete the requests of the batch."""
@@ -75,7 +57,7 @@ class _Batch:
 @dataclass(frozen=True, slots=True)
 class _Item:
     job_id: int
-    event: Event
+    event: core.Event
     done: asyncio.Future[None] | None = None
 
 
@@ -89,10 +71,7 @@ class JobWorker:
         self._allocator = allocator
         self._database = database
         self._notifier = notifier
-        self._runtime = ContainerRuntime(
-            settings,
-            self._put,
-        )
+        self._runtime = ContainerRuntime(settings, self._put)
         self._jobs: dict[int, PaiJob] = {}
         self._containers: dict[str, int] = {}
         self._inbox: asyncio.Queue[_Item | None] = asyncio.Queue()
@@ -134,7 +113,7 @@ class JobWorker:
     def add(self, job: PaiJob) -> None:
         """Start a new job, which is stored."""
         self._jobs[job.job_id] = job
-        self._inbox.put_nowait(_Item(job.job_id, Submitted()))
+        self._inbox.put_nowait(_Item(job.job_id, core.Submitted()))
 
     async def stop(self, job_id: int) -> None:
         """Stop a job; no-op if it is terminal. Returns when the stop is durable, or, on a full disk, when it is executed.
@@ -146,7 +125,7 @@ class JobWorker:
         if job_id not in self:
             return
         done = asyncio.get_running_loop().create_future()
-        self._inbox.put_nowait(_Item(job_id, StopAsked(), done))
+        self._inbox.put_nowait(_Item(job_id, core.StopAsked(), done))
         assert self._task is not None
         await asyncio.wait({done, self._task}, return_when=asyncio.FIRST_COMPLETED)
         self.check_open()
@@ -184,30 +163,30 @@ class JobWorker:
             if item.job_id in self._jobs:
                 self._handle(self._jobs[item.job_id], item.event, batch)
 
-    def _handle(self, job: PaiJob, event: Event, batch: _Batch) -> None:
+    def _handle(self, job: PaiJob, event: core.Event, batch: _Batch) -> None:
         if job.is_over:
             return
         batch.jobs[job.job_id] = job
         for effect in job.handle(event, batch.now_s):
             self._collect(job, effect, batch)
 
-    def _collect(self, job: PaiJob, effect: Effect, batch: _Batch) -> None:
+    def _collect(self, job: PaiJob, effect: core.Effect, batch: _Batch) -> None:
         """Add an effect to the batch. Effects that must follow the commit are deferred."""
         match effect:
-            case RequestAllocation():
-                self._containers.update(dict.fromkeys(effect.request.needs, job.job_id))
-                self._request(job, effect.request)
-            case LeaveQueue():
+            case Request():
+                self._containers.update(dict.fromkeys(effect.needs, job.job_id))
+                self._request(job, effect)
+            case core.LeaveQueue():
                 self._allocator.cancel(effect.container_ids)
-            case ReleaseAllocation():
+            case core.ReleaseAllocation():
                 self._allocator.release(effect.container_id)
                 self._containers.pop(effect.container_id, None)
                 batch.effects.append((job, effect))
-            case StartContainer() | StopContainer():
+            case core.StartContainer() | core.StopContainer():
                 batch.effects.append((job, effect))
-            case SaveTask() | SaveAttempt() | RecordEvent():
+            case core.SaveTask() | core.SaveAttempt() | core.RecordEvent():
                 batch.writes.append(effect_write(job, effect, batch.now_s))
-            case Notify():
+            case core.Notify():
                 logger.info("%s: %s", job.plan.framework_name, effect.change.value)
                 if effect.change.value in job.plan.tells and self._notifier.is_enabled:
                     body = json.dumps(_notification(job, effect, batch.now_s))
@@ -249,24 +228,24 @@ class JobWorker:
     def _stop_unrecorded(self, batch: _Batch) -> None:
         """Execute the batch's stops, except of containers that have not started, and complete the requests of the batch."""
         unstarted = {
-            effect.task.container_id for _, effect in batch.effects if isinstance(effect, StartContainer)
+            effect.task.container_id for _, effect in batch.effects if isinstance(effect, core.StartContainer)
         }
         for job, effect in list(batch.effects):
-            if isinstance(effect, StopContainer) and effect.container_id not in unstarted:
+            if isinstance(effect, core.StopContainer) and effect.container_id not in unstarted:
                 batch.effects.remove((job, effect))
                 self._execute(job, effect)
         batch.confirm()
 
-    def _execute(self, job: PaiJob, effect: StartContainer | StopContainer | ReleaseAllocation) -> None:
+    def _execute(self, job: PaiJob, effect: _Deferred) -> None:
         match effect:
-            case StartContainer():
+            case core.StartContainer():
                 self._runtime.start(job.plan, effect)
-            case StopContainer():
+            case core.StopContainer():
                 self._runtime.stop(effect.container_id)
-            case ReleaseAllocation():
+            case core.ReleaseAllocation():
                 self._runtime.remove_folder(effect.container_id)
 
-    def _put(self, event: ContainerStarted | ContainerEnded) -> None:
+    def _put(self, event: core.ContainerStarted | core.ContainerEnded) -> None:
         job_id = self._containers.get(event.container_id)
         if job_id is not None:
             self._inbox.put_nowait(_Item(job_id, event))
@@ -297,7 +276,7 @@ def log_failure(task: asyncio.Task[None]) -> None:
         logger.critical("%s has stopped: this is a bug", task.get_name(), exc_info=task.exception())
 
 
-def _notification(job: PaiJob, effect: Notify, now_s: float) -> dict[str, Any]:
+def _notification(job: PaiJob, effect: core.Notify, now_s: float) -> dict[str, Any]:
     return {
         "user": job.plan.user,
         "job": job.plan.name,

@@ -26,34 +26,20 @@ NODE_NAME = "localhost"
 
 def list_item(job: JobSummary) -> Document:
     """A job as an item of a list."""
-    return {
-        "debugId": job.debug_id,
-        "name": job.name,
-        "username": job.user,
-        **_progress(job),
-        "tags": list(job.tags),
-        "appExitCode": job.exit_code,
-        **_size(job),
-        "jobPriority": job.priority,
-    }
+    return {**_identity(job), **_status(job), "appExitCode": job.exit_code}
 
 
 def detail(found: JobDetail) -> Document:
     """A job with one of its attempts."""
     job, attempt = found.job, found.attempt
     return {
-        "debugId": job.debug_id,
-        "name": job.name,
-        "tags": list(job.tags),
-        "jobPriority": job.priority,
+        **_identity(job),
         "jobStatus": {
-            "username": job.user,
-            **_progress(job),
+            **_status(job),
             **_attempt(attempt),
             "appId": job.debug_id,
             "appProgress": 0 if attempt.completed_at_s is None else 1,
             "appTrackingUrl": "",
-            **_size(job),
         },
         "taskRoles": {
             role: {
@@ -154,17 +140,18 @@ def storage_detail(settings: StorageSettings, *, is_mounted: bool) -> Document:
     }
 
 
-def _size(job: JobSummary) -> Document:
+def _identity(job: JobSummary) -> Document:
     return {
-        "virtualCluster": job.virtual_cluster,
-        "totalGpuNumber": job.total_gpus,
-        "totalTaskNumber": job.total_tasks,
-        "totalTaskRoleNumber": job.total_task_roles,
+        "debugId": job.debug_id,
+        "name": job.name,
+        "tags": list(job.tags),
+        "jobPriority": job.priority,
     }
 
 
-def _progress(job: JobSummary) -> Document:
+def _status(job: JobSummary) -> Document:
     return {
+        "username": job.user,
         "state": job.state.value,
         "subState": job.sub_state.value,
         "executionType": job.execution_type.value,
@@ -175,6 +162,10 @@ def _progress(job: JobSummary) -> Document:
         "createdTime": _ms(job.submitted_at_s),
         "launchedTime": _ms(job.launched_at_s),
         "completedTime": _ms(job.completed_at_s),
+        "virtualCluster": job.virtual_cluster,
+        "totalGpuNumber": job.total_gpus,
+        "totalTaskNumber": job.total_tasks,
+        "totalTaskRoleNumber": job.total_task_roles,
     }
 
 

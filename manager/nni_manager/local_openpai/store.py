@@ -1,16 +1,18 @@
-"""The cluster's database. `JobStore` handles one call at a time and returns the snapshots of `jobs`."""
+"""The cluster's database. `JobStore` returns the snapshots of `jobs`; `StoreThread` calls it from an event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from pydantic import TypeAdapter
 
@@ -19,7 +21,7 @@ from nni_manager.local_openpai.core.job import JobAttempt, PaiJob, RecordEvent, 
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.policies import RetryCounts, TaskEnd
 from nni_manager.local_openpai.core.states import ExecutionType, SubState
-from nni_manager.local_openpai.errors import ApiError, StateBusy, StateDirUnusable, no_job
+from nni_manager.local_openpai.errors import ApiError, ClusterClosed, StateBusy, StateDirUnusable, no_job
 from nni_manager.local_openpai.jobs import JobDetail, JobEvent, JobSummary
 from nni_manager.store.database_files import OPEN_DATABASES
 from nni_manager.store.queries import named_queries, sql_text
@@ -28,6 +30,7 @@ SCHEMA_VERSION = 1
 QUERIES = named_queries(__package__)
 # The columns that hold JSON.
 _JSON = frozenset({"plan", "retries", "exit", "trigger", "allocation", "tags"})
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
@@ -353,3 +356,37 @@ class JobStore:
     def _rows(self, query: str, **values: Any) -> list[sqlite3.Row]:
         with _own_errors(self._path):
             return self._connection.execute(QUERIES[query], values).fetchall()
+
+
+class StoreThread:
+    """A `JobStore` behind a thread of its own, so that calls neither overlap nor block the event loop."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        """Store the path; no I/O."""
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._store: JobStore | None = None
+
+    async def open(self) -> None:
+        """Open the database, or create it. Raises what `JobStore` raises."""
+        self._store = await asyncio.get_running_loop().run_in_executor(self._thread, JobStore, self._path)
+
+    async def call(
+        self, method: Callable[Concatenate[JobStore, _P], _T], /, *values: _P.args, **named: _P.kwargs
+    ) -> _T:
+        """The result of a method of `JobStore`.
+
+        Raises:
+            ClusterClosed: the store is not open.
+        """
+        if self._store is None:
+            raise ClusterClosed
+        call = partial(method, self._store, *values, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    async def close(self) -> None:
+        """Close the database after the pending calls; idempotent."""
+        store, self._store = self._store, None
+        if store is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, store.close)
+        self._thread.shutdown()
