@@ -719,9 +719,9 @@ def test_tags_come_and_go(play):
         await run(cluster, commands("true"))
         job_id = (await summary(cluster)).job_id
         for tag in ("b", "a", "b"):
-            await cluster.write(JobStore.add_tag, job_id, tag)
-        assert await cluster.write(JobStore.remove_tag, job_id, "b")
-        assert not await cluster.write(JobStore.remove_tag, job_id, "b")
+            await cluster.write(JobStore.commit, [("add_tag", {"job_id": job_id, "tag": tag})])
+        for _ in range(2):
+            await cluster.write(JobStore.commit, [("remove_tag", {"job_id": job_id, "tag": "b"})])
         (job,) = await cluster.read(JobStore.jobs)
         assert job.tags == (await cluster.read(JobStore.detail, "alice", "job")).job.tags == ("a",)
 

@@ -106,9 +106,8 @@ class Authenticator:
         fields = await fields_of(request)
         name, password = text_in(fields, "username"), text_in(fields, "password")
         lifetime_s = _expiration(fields.get("expiration", MAX_EXPIRATION_S))
-        client = request.client
         user = self._accounts.login(name)
-        await self._throttle.check(user, password, source_of(client and (client.host, client.port)))
+        await self._throttle.check(user, password, source_of(request.client))
         self._accounts.user(name)  # raises if the user was removed meanwhile
         token = self._accounts.issue(name, self._clock(), lifetime_s)
         self._store(self._accounts)

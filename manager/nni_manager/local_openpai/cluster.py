@@ -51,7 +51,7 @@ class Cluster:
         self.read = self._reader.call
         """Call a reading method of `JobStore`, such as `read(JobStore.detail, owner, name)`."""
         self.write = self._database.call
-        """Call a writing method of `JobStore`, such as `write(JobStore.add_tag, job_id, tag)`."""
+        """Call a writing method of `JobStore`, such as `write(JobStore.commit, writes)`."""
         self._parsers = ThreadPoolExecutor(_PARSER_THREADS, thread_name_prefix="cluster-jobs")
         self._notifier = Notifier(settings, self._database)
         self._allocator = Allocator(settings)

@@ -103,28 +103,25 @@ def old_logs(folder: Path) -> list[Path]:
 
 
 class Streams:
-    """The pipes that a container's scripts write to, and the logs that receive the data."""
+    """The pipes that a container's scripts write to, and the logs that receive the data.
 
-    def __init__(self, logs: Path, secrets: list[bytes], file_bytes: int, old_files: int) -> None:
+    `writers` are the write ends of the pipes `stdout`, `stderr` and `runtime`.
+    """
+
+    def __init__(self, logs: Path, secrets: list[bytes], file_bytes: int, old_files: int, waker: int) -> None:
+        """`waker`: a descriptor; `pump` returns also when it is readable."""
         self._logs = {
             name: RotatedLog(logs / folder, file_bytes, old_files) for name, folder in LOG_FOLDERS.items()
         }
         self._selector = selectors.DefaultSelector()
-        self._writers: dict[str, int] = {}
+        self._selector.register(waker, selectors.EVENT_READ, None)
+        self.writers: dict[str, int] = {}
         self._secrets = secrets
         sinks_of = {"stdout": ("stdout", "all"), "stderr": ("stderr", "all"), "runtime": ("runtime.log",)}
         for name, sinks in sinks_of.items():
-            reader, self._writers[name] = os.pipe()
+            reader, self.writers[name] = os.pipe()
             os.set_blocking(reader, False)
             self._selector.register(reader, selectors.EVENT_READ, (Redactor(secrets), sinks))
-
-    def writer(self, name: str) -> int:
-        """The write end of the pipe `stdout`, `stderr` or `runtime`."""
-        return self._writers[name]
-
-    def wake_by(self, descriptor: int) -> None:
-        """Make `pump` return also when this descriptor is readable."""
-        self._selector.register(descriptor, selectors.EVENT_READ, None)
 
     def log(self, text: str) -> None:
         """Write a line of the supervisor to runtime.log."""
@@ -153,7 +150,7 @@ class Streams:
 
     def drain(self) -> None:
         """Write output until the last writer closes its pipe, for at most `_DRAIN_S`."""
-        for descriptor in self._writers.values():
+        for descriptor in self.writers.values():
             os.close(descriptor)
         deadline_s = time.monotonic() + _DRAIN_S
         while self.pump(0.1) and time.monotonic() < deadline_s:

@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -281,9 +280,8 @@ class ContainerRuntime:
         folder = self._paths.containers / container_id
         ended = await self._in_thread(_exit_of, container_id, folder, container.logs)
         if self._tool is not None and ended.code in (exits.KILLED, exits.NODE_LOST):
-            await self._in_thread(
-                _succeeds, sandbox.end_command(self._tool, container_id), _SUPERVISOR_DELAY_S
-            )
+            remove = sandbox.end_command(self._tool, container_id)
+            await self._in_thread(supervisor.run_tool, remove, _SUPERVISOR_DELAY_S)
         self._ended(container_id, ended)
 
     def _ended(self, container_id: str, ended: TaskExit) -> None:
@@ -357,13 +355,6 @@ def _creation_failure(logs: Path) -> TaskExit:
     return TaskExit(code, diagnostics=f"cannot create the container:\n{output}")
 
 
-def _succeeds(command: list[str], timeout_s: float) -> bool:
-    try:
-        return subprocess.run(command, capture_output=True, timeout=timeout_s, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-
-
 def _end_leftovers(container_id: str) -> None:
     """End the remaining processes of a container without a supervisor, including its keeper and the keeper's guard."""
     reap_orphans(lambda environ: environ.get(CONTAINER_ID) == container_id)
@@ -401,4 +392,4 @@ _remove = partial(shutil.rmtree, ignore_errors=True)
 
 def mounts_work() -> bool:
     """True if storages can be mounted at the paths in jobs."""
-    return _succeeds(program(supervisor.MOUNT_PROBE), 10.0)
+    return supervisor.run_tool(program(supervisor.MOUNT_PROBE), 10.0)[0]

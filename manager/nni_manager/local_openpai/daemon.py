@@ -221,19 +221,15 @@ def running(state: StateFolder) -> Service | None:
 
 def _answers(service: Service) -> bool:
     """True if the daemon answers. An answer of another process on the daemon's port does not count."""
-    connection = VerifiedConnection(
-        service.process.host, service.process.options.port, timeout=_ANSWERS_TIMEOUT_S
-    )
-    try:
-        connection.request(
-            "GET", "/api/v2/tokens/check", headers={"Authorization": f"Bearer {service.credentials.token}"}
-        )
-        answer = connection.getresponse()
-        return answer.status == 200 and bool(json.loads(answer.read()))
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    host, port = service.process.host, service.process.options.port
+    headers = {"Authorization": f"Bearer {service.credentials.token}"}
+    with contextlib.closing(VerifiedConnection(host, port, timeout=_ANSWERS_TIMEOUT_S)) as connection:
+        try:
+            connection.request("GET", "/api/v2/tokens/check", headers=headers)
+            answer = connection.getresponse()
+            return answer.status == 200 and bool(json.loads(answer.read()))
+        except (OSError, ValueError, http.client.HTTPException):
+            return False
 
 
 # ---- start and stop

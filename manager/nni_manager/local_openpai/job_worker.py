@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 # Maximum number of events whose outcome one transaction holds.
 _MAX_EVENTS = 1000
 _COMMIT_RETRY_DELAY_S = 1.0
+# Job ids start at 1.
+_NO_JOB = 0
 _WITH_PROCESSES = frozenset(
     {SubState.ATTEMPT_PREPARING, SubState.ATTEMPT_RUNNING, SubState.ATTEMPT_DELETION_REQUESTED}
 )
@@ -74,7 +76,7 @@ class JobWorker:
         self._runtime = ContainerRuntime(settings, self._put)
         self._jobs: dict[int, PaiJob] = {}
         self._containers: dict[str, int] = {}
-        self._inbox: asyncio.Queue[_Item | None] = asyncio.Queue()
+        self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
 
@@ -91,7 +93,7 @@ class JobWorker:
         self._is_closing = True
         try:
             if self._task is not None:
-                self._inbox.put_nowait(None)
+                self._inbox.put_nowait(_Item(_NO_JOB, core.StopAsked()))  # wakes the worker
                 await self._task
         finally:
             await self._runtime.close()
@@ -134,12 +136,10 @@ class JobWorker:
 
     async def _run(self) -> None:
         """Process events: decide, commit, then execute the effects."""
-        is_last = False
-        while not is_last:
+        while not self._is_closing or not self._inbox.empty():
             items = [await self._inbox.get()]
             while not self._inbox.empty() and len(items) < _MAX_EVENTS:
                 items.append(self._inbox.get_nowait())
-            is_last = None in items
             batch = _Batch(monotonic_epoch_s())
             self._process(items, batch)
             if not self._is_closing:
@@ -154,10 +154,8 @@ class JobWorker:
                     self._jobs.pop(job.job_id, None)
             self._notifier.wake()
 
-    def _process(self, items: Sequence[_Item | None], batch: _Batch) -> None:
+    def _process(self, items: Sequence[_Item], batch: _Batch) -> None:
         for item in items:
-            if item is None:
-                continue
             if item.done is not None:
                 batch.done.append(item.done)
             if item.job_id in self._jobs:
@@ -219,10 +217,7 @@ class JobWorker:
                 self._stop_unrecorded(batch)
                 await asyncio.sleep(_COMMIT_RETRY_DELAY_S)
                 # Process the events that have arrived meanwhile, without granting allocations.
-                items = [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
-                self._process(items, batch)
-                if None in items:
-                    self._inbox.put_nowait(None)  # closing: `_run` ends after the next batch
+                self._process([self._inbox.get_nowait() for _ in range(self._inbox.qsize())], batch)
         return True
 
     def _stop_unrecorded(self, batch: _Batch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nni_manager.local_openpai.core.plan import JobPlan, RolePlan, StorageMount
@@ -71,7 +71,7 @@ def planned(user: str, text: str, default_storages: tuple[str, ...]) -> PlannedJ
 
 
 def _role(rendered: RenderedRole) -> RolePlan:
-    role, scripts = rendered.role, rendered.scripts
+    role = rendered.role
     return RolePlan(
         name=role.name,
         mangled_name=role.mangled_name,
@@ -85,10 +85,7 @@ def _role(rendered: RenderedRole) -> RolePlan:
         completion=CompletionPolicy(role.completion.min_failed, role.completion.min_succeeded),
         image=rendered.image,
         image_auth=None if rendered.image_auth is None else dict(rendered.image_auth),
-        init=scripts.init,
-        pre=scripts.pre,
-        user=scripts.user,
-        post=scripts.post,
+        **asdict(rendered.scripts),
     )
 
 

@@ -216,21 +216,6 @@ class JobStore:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def add_tag(self, job_id: int, tag: str) -> None:
-        """Add a tag to a job; idempotent.
-
-        Raises:
-            StateBusy.
-        """
-        self.commit([("add_tag", {"job_id": job_id, "tag": tag})])
-
-    def remove_tag(self, job_id: int, tag: str) -> bool:
-        """Remove a tag; True if the job had it."""
-        with _own_errors(self._path):
-            return (
-                self._connection.execute(QUERIES["remove_tag"], {"job_id": job_id, "tag": tag}).rowcount > 0
-            )
-
     def notifications(self) -> list[tuple[int, str]]:
         """The oldest undelivered notifications, as id and JSON."""
         return [(row["notification_id"], row["body"]) for row in self._rows("get_notifications")]

@@ -11,7 +11,7 @@ Supervisor and cluster communicate through files in the container's folder:
 | process.json | supervisor | identity of this process; created once: the first writer prevents another start |
 | exit.json | supervisor | how the container ended; written when none of its processes is left |
 
-Once started, the supervisor writes one byte to its stdout.
+Once started, the supervisor writes one byte to a pipe of the fork server.
 
 For real containers, `sandbox` in spec.json has four commands: create the container, remove the container, run a script, and
 stop the script.
@@ -102,17 +102,15 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # meant for the process that started the cluster
         secrets = [secret.encode() for secret in self._spec["secrets"]]
-        self._streams = Streams(
-            Path(self._spec["logs"]), secrets, self._spec["log_file_bytes"], self._spec["old_log_files"]
-        )
         self._child = 0
         self._ended: int | None = None
         waker, wakes = os.pipe()
+        limits = self._spec["log_file_bytes"], self._spec["old_log_files"]
+        self._streams = Streams(Path(self._spec["logs"]), secrets, *limits, waker)
         for descriptor in (waker, wakes):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        self._streams.wake_by(waker)
 
     def run(self) -> None:
         """Run all stages, end all processes and write exit.json."""
@@ -165,8 +163,8 @@ class Supervisor:
                 cwd=self._spec["work_dir"],
                 env=None if self._sandbox else self._spec["environ"],
                 stdin=subprocess.DEVNULL,
-                stdout=self._streams.writer("stdout" if is_user else "runtime"),
-                stderr=self._streams.writer("stderr" if is_user else "runtime"),
+                stdout=self._streams.writers["stdout" if is_user else "runtime"],
+                stderr=self._streams.writers["stderr" if is_user else "runtime"],
                 start_new_session=True,
             )
         except OSError as error:
@@ -199,7 +197,7 @@ class Supervisor:
             self._stop_forwarded = True
             self._streams.log("stop requested")
             if self._stops_inside:
-                self._streams.log(_run_tool(self._sandbox["stop"] if self._sandbox else [])[1])
+                self._streams.log(run_tool(self._sandbox["stop"] if self._sandbox else [])[1])
                 return
             for number in (signal.SIGTERM, signal.SIGCONT):
                 processes.signal_group(group, number)
@@ -243,7 +241,7 @@ class Supervisor:
         self._streams.log(f"cannot confirm that the container was removed; run `{' '.join(sandbox['end'])}`")
 
     def _try_to_remove(self, sandbox: Mapping[str, list[str]], within_s: float) -> None:
-        self._is_removed, output = _run_tool(sandbox["end"], within_s)
+        self._is_removed, output = run_tool(sandbox["end"], within_s)
         self._streams.log(output)
 
     def _write_exit(self, document: Mapping[str, Any]) -> None:
@@ -256,7 +254,7 @@ class Supervisor:
             time.sleep(1.0)
 
 
-def _run_tool(command: list[str], within_s: float = _TOOL_S) -> tuple[bool, str]:
+def run_tool(command: list[str], within_s: float = _TOOL_S) -> tuple[bool, str]:
     """Run a command; returns its success and its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
@@ -365,20 +363,6 @@ def _mount(source: str, target: str, flags: int, kind: str | None = None, data: 
     _call("mount", source, target, kind, flags, data)
 
 
-def main(folder: Path) -> None:
-    """Run the container of this folder, unless another process has claimed the folder."""
-    identity = processes.ProcessIdentity.of(os.getpid())
-    assert identity is not None
-    if not claim(folder, identity._asdict()):
-        return
-    processes.adopt_orphans()
-    supervisor = Supervisor(folder)
-    # From here on a cluster can find and stop this process.
-    os.write(1, BEGUN)
-    _redirect(os.devnull, 1)
-    supervisor.run()
-
-
 def fork_supervisors() -> None:
     """Read null-terminated folders from stdin and answer each: BEGUN, or another byte if its supervisor cannot start."""
     import ctypes  # noqa: F401 - loaded once for all forks
@@ -409,14 +393,22 @@ def _forked(folder: Path) -> bytes:
 
 
 def _become_supervisor(folder: Path, writer: int) -> None:
+    """Run the container of this folder, unless another process has claimed the folder."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.chdir(folder)
-    os.dup2(writer, 1)
+    for descriptor, path in enumerate((os.devnull, os.devnull, str(folder / STDERR))):
+        _redirect(path, descriptor)
+    identity = processes.ProcessIdentity.of(os.getpid())
+    assert identity is not None
+    if not claim(folder, identity._asdict()):
+        return
+    processes.adopt_orphans()
+    supervisor = Supervisor(folder)
+    # From here on a cluster can find and stop this process.
+    os.write(writer, BEGUN)
     os.close(writer)
-    _redirect(os.devnull, 0)
-    _redirect(str(folder / STDERR), 2)
-    main(folder)
+    supervisor.run()
 
 
 def _redirect(path: str, descriptor: int) -> None:
