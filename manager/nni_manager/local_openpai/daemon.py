@@ -328,8 +328,9 @@ def stop(state: StateFolder) -> ServiceProcess | None:
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     while state.is_owned():
         process = state.process()
-        identity = process and ProcessIdentity(process.pid, process.start_ticks, process.boot_id)
-        descriptor = identity and identity.pidfd()
+        descriptor = None
+        if process is not None:
+            descriptor = ProcessIdentity(process.pid, process.start_ticks, process.boot_id).pidfd()
         if process is not None and descriptor is not None:
             has_ended = terminate(descriptor, _ENDED_TIMEOUT_S)
             _started[:] = [child for child in _started if child.poll() is None]

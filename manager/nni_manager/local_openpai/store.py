@@ -48,16 +48,16 @@ def _columns(stored: Any) -> dict[str, Any]:
     return {field.name: _column(getattr(stored, field.name)) for field in fields(stored)}
 
 
-@lru_cache
-def _adapter(kind: type[_T]) -> TypeAdapter[_T]:
-    return TypeAdapter(kind)
+# Built once for each class.
+_adapter = lru_cache(TypeAdapter[Any])
 
 
-def _object(kind: type[_T], row: sqlite3.Row, **others: Any) -> _T:
+def _object(kind: Callable[..., _T], row: sqlite3.Row, **others: Any) -> _T:
     """The object stored in a row, and fields that have no column."""
     values = dict(row)
     values |= {name: json.loads(values[name]) for name in _JSON & values.keys() if values[name] is not None}
-    return _adapter(kind).validate_python({**values, **others})
+    found: _T = _adapter(kind).validate_python({**values, **others})
+    return found
 
 
 Write = tuple[str, Mapping[str, Any]]
