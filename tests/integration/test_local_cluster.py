@@ -30,10 +30,11 @@ from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.core.policies import RetryCounts
 from nni_manager.local_openpai.core.queue import ResourceCounts
 from nni_manager.local_openpai.core.states import ExecutionType, State
-from nni_manager.local_openpai.errors import ApiError, ClusterClosed, JobInvalid, StateDirUnusable
+from nni_manager.local_openpai.errors import ApiError, ClusterClosed, StateDirUnusable
 from nni_manager.local_openpai.logs import log_sizes, read_log
 from nni_manager.local_openpai.settings import StorageSettings
 from nni_manager.local_openpai.store import JobStore
+from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 
 GOLDEN = Path(__file__).parents[1] / "golden/openpai/jobs"
 PLUGINS = "com.microsoft.pai.runtimeplugin"
@@ -629,24 +630,26 @@ def refused(play, text, error, match, **changes):
 
 def test_a_job_that_cannot_run_is_refused_with_all_mistakes(play):
     text = text_of(a_job(((*WORKER, "instances"), 0), ((*WORKER, "commands"), []), name="no~tilde")).encode()
-    error = refused(play, text, JobInvalid, "cannot use")
+    error = refused(play, text, ProtocolInvalid, "cannot use")
     assert len(error.diagnostics) == 3
-    assert len(json.loads(error.response_message)) == 3
+    assert len(json.loads(error.response_message())) == 3
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe", b"a: [", b"", b"- 1"])
 def test_what_is_no_job_is_refused(play, text):
-    refused(play, text, JobInvalid, "cannot")
+    refused(play, text, ProtocolInvalid, "cannot")
 
 
 def test_nothing_but_names_and_paths_gets_into_a_command_line(play, tmp_path):
     (tmp_path / "share").mkdir()
     storages = (StorageSettings("nfs", tmp_path / "share"),)
     image = a_job((("prerequisites", 0, "uri"), "--volume=/:/host"))
-    refused(play, text_of(image).encode(), JobInvalid, "an image name cannot start with", storages=storages)
+    refused(
+        play, text_of(image).encode(), ProtocolInvalid, "an image name cannot start with", storages=storages
+    )
     for path in ("/a:rw,exec", "relative", "/a,b"):
         mount = commands("true", extras={"storages": [{"name": "nfs", "mountPath": path}]})
-        refused(play, mount, JobInvalid, "use an absolute path", storages=storages)
+        refused(play, mount, ProtocolInvalid, "use an absolute path", storages=storages)
 
 
 def test_a_job_names_what_is_there(play):
@@ -663,7 +666,7 @@ def test_a_job_that_can_never_fit_is_refused_with_what_there_is(play):
     refused(
         play,
         text,
-        JobInvalid,
+        ProtocolInvalid,
         "default has only 4 CPUs",
         virtual_clusters={"default": ResourceCounts(4, 9999, 0)},
     )
@@ -716,9 +719,9 @@ def test_tags_come_and_go(play):
         await run(cluster, commands("true"))
         job_id = (await summary(cluster)).job_id
         for tag in ("b", "a", "b"):
-            await cluster.write(JobStore.add_tag, job_id, tag)
-        assert await cluster.write(JobStore.remove_tag, job_id, "b")
-        assert not await cluster.write(JobStore.remove_tag, job_id, "b")
+            await cluster.write(JobStore.commit, [("add_tag", {"job_id": job_id, "tag": tag})])
+        for _ in range(2):
+            await cluster.write(JobStore.commit, [("remove_tag", {"job_id": job_id, "tag": "b"})])
         (job,) = await cluster.read(JobStore.jobs)
         assert job.tags == (await cluster.read(JobStore.detail, "alice", "job")).job.tags == ("a",)
 
@@ -784,7 +787,7 @@ def test_a_parameter_and_a_secret_reach_the_commands(play):
 
 def test_the_infiniband_example_of_the_documentation_is_refused_with_its_line(play):
     text = (GOLDEN / "infiniband.yaml").read_bytes()
-    refused(play, text, JobInvalid, "line 11, column 3: cannot read the job")
+    refused(play, text, ProtocolInvalid, "line 11, column 3: cannot read the job")
 
 
 def test_prerequisites_run_before_the_commands_in_order_and_after_them_in_reverse(play):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openpai_here import JOBS, PASSWORDS, OpenPaiHere, an_openpai_here, refused
-from openpai_jobs import a_job, text_of
+from openpai_jobs import WORKER, a_job, text_of
 from real_experiment import wait_until
 
 from nni_manager.local_openpai.cluster import Cluster
@@ -397,7 +397,8 @@ def test_no_request_whatever_is_in_it_makes_the_server_fail(here):
 def test_a_job_changes_at_the_word_of_its_owner_or_an_administrator_alone(here):
     ada, bob = here.client("ada"), here.client("bob")
     for name, client in (("hers", ada), ("his", bob)):
-        assert client.submit(text_of(a_job(name=name))).status_code == 202
+        running = a_job(((*WORKER, "commands"), ["sleep 1000"]), name=name)
+        assert client.submit(text_of(running)).status_code == 202
     for method, path, body in [
         ("PUT", "executionType", {"value": "STOP"}),
         ("PUT", "tag", {"value": "t"}),

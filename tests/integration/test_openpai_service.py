@@ -25,7 +25,7 @@ from strangers import give_away
 
 from nni_manager.local_openpai import daemon
 from nni_manager.local_openpai.daemon import FolderUnusable, ServiceFailed, StateFolder
-from nni_manager.local_openpai.options import (
+from nni_manager.local_openpai.settings import (
     OptionInvalid,
     Options,
     new_storage_of,
@@ -193,7 +193,7 @@ def test_options_are_kept_and_change_what_there_is(nnictl, state, tmp_path):
     assert there.process.options == Options(
         int(options[1]),
         {"confignfs-data": str(tmp_path / "data")},
-        {"big": (8, 32768, 2)},
+        {"big": [8, 32768, 2]},
         "process",
         None,
         str(told),
@@ -221,12 +221,12 @@ def test_options_survive_the_way_over_a_command_line(tmp_path):
     folder = tmp_path / "with = and , and blank"
     folder.mkdir()
     assert storage_of(f"team={folder}") == ("team", str(folder))
-    assert virtual_cluster_of("vc.1=4,1024,0") == ("vc.1", (4, 1024, 0))
+    assert virtual_cluster_of("vc.1=4,1024,0") == ("vc.1", [4, 1024, 0])
     with pytest.raises(OptionInvalid, match="does not exist"):
         new_storage_of(str(tmp_path / "nope"))
-    options = Options(5, {"team": str(folder)}, {"a": (1, 2, 3)}, "podman", "http://x/?a=b", "/f")
+    options = Options(5, {"team": str(folder)}, {"a": [1, 2, 3]}, "podman", "http://x/?a=b", "/f")
     assert options.to_arguments()[1] == f"--storage=team={folder}"
-    assert Options.from_json(json.loads(json.dumps(vars_of(options)))) == options
+    assert Options(**json.loads(json.dumps(vars_of(options)))) == options
 
 
 def vars_of(options):

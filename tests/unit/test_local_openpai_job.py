@@ -18,7 +18,6 @@ from nni_manager.local_openpai.core.job import (
     LeaveQueue,
     RecordEvent,
     ReleaseAllocation,
-    RequestAllocation,
     SaveAttempt,
     SaveTask,
     StartContainer,
@@ -26,8 +25,8 @@ from nni_manager.local_openpai.core.job import (
     StopContainer,
     Submitted,
 )
-from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.policies import RetryCounts
+from nni_manager.local_openpai.core.queue import Request
 from nni_manager.local_openpai.core.states import (
     JOB_TRANSITIONS,
     TASK_TRANSITIONS,
@@ -63,8 +62,8 @@ def test_every_state_has_a_name_in_the_api(sub_state, code):
 def test_no_task_of_a_gang_starts_before_all_have_their_addresses():
     played = Played(a_plan(a_role(tasks=3)))
     played.happens(Submitted())
-    (asked,) = played.of(RequestAllocation)
-    assert len(asked.request.needs) == 3
+    (asked,) = played.of(Request)
+    assert len(asked.needs) == 3
     played.place_all()
     for start in played.of(StartContainer):
         assert all(task.allocation is not None for task in start.tasks)
@@ -74,7 +73,7 @@ def test_no_task_of_a_gang_starts_before_all_have_their_addresses():
 def test_without_a_gang_each_task_waits_for_itself_and_sees_holes():
     played = Played(a_plan(is_gang=False))
     played.happens(Submitted())
-    assert len(played.of(RequestAllocation)) == 2
+    assert len(played.of(Request)) == 2
     played.happens(Allocated({played.container(0): Allocation("127.0.0.1", {}, ())}))
     (start,) = played.of(StartContainer)
     assert [task.allocation is None for task in start.tasks] == [False, True]
@@ -243,11 +242,6 @@ def test_a_gang_without_ports_ends_with_the_code_for_that_and_is_tried_again():
     assert {effect.container_id for effect in played.of(ReleaseAllocation)} == set(waiting)
 
 
-def test_a_plan_survives_its_way_through_the_database():
-    plan = a_plan(a_role("ps"), a_role(), is_gang=False, task_retries=2)
-    assert JobPlan.from_json(plan.to_json()) == plan
-
-
 class AnyJob(RuleBasedStateMachine):
     """After any events in any order, a job that is left alone ends and releases its allocations."""
 
@@ -269,8 +263,8 @@ class AnyJob(RuleBasedStateMachine):
     def send(self, event):
         for effect in self.played.happens(event):
             match effect:
-                case RequestAllocation():
-                    self.waiting[next(iter(effect.request.needs))] = tuple(effect.request.needs)
+                case Request():
+                    self.waiting[next(iter(effect.needs))] = tuple(effect.needs)
                 case LeaveQueue():
                     gone = set(effect.container_ids)
                     self.waiting = {key: ids for key, ids in self.waiting.items() if gone.isdisjoint(ids)}

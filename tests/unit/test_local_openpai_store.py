@@ -23,14 +23,7 @@ from nni_manager.local_openpai.core.job import (
 )
 from nni_manager.local_openpai.core.states import State, SubState
 from nni_manager.local_openpai.errors import ApiError, StateDirUnusable
-from nni_manager.local_openpai.store import (
-    SCHEMA_VERSION,
-    JobStore,
-    attempt_write,
-    event_write,
-    job_write,
-    task_write,
-)
+from nni_manager.local_openpai.store import SCHEMA_VERSION, JobStore, effect_write, job_write
 
 
 @pytest.fixture
@@ -44,13 +37,8 @@ def keep(store, played, effects):
     """Store what a job's effects say, as the cluster does."""
     job, writes = played.job, []
     for effect in effects:
-        match effect:
-            case SaveTask():
-                writes.append(task_write(job, effect))
-            case SaveAttempt():
-                writes.append(attempt_write(job.job_id, effect))
-            case RecordEvent():
-                writes.append(event_write(job.job_id, effect, played.now_s))
+        if isinstance(effect, SaveTask | SaveAttempt | RecordEvent):
+            writes.append(effect_write(job, effect, played.now_s))
     store.commit([*writes, job_write(job)])
 
 
@@ -132,6 +120,12 @@ def test_of_a_job_that_is_over_no_secret_is_left(tmp_path):
     store.close()
     assert b"hunter22" not in path.read_bytes()
     assert path.stat().st_mode & 0o077 == 0
+
+
+def test_a_plan_survives_its_way_through_the_database(store):
+    plan = a_plan(a_role("ps"), a_role(), is_gang=False, task_retries=2)
+    store.add_job(plan, "masked", 0.5)
+    assert [job.plan for job in store.unfinished(str, 3)] == [plan]
 
 
 def test_a_name_is_stored_once_for_each_user(store):

@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openpai_jobs import WORKER, a_job, text_of
 
+from nni_manager.local_openpai.container_logs import MASK, Redactor, RotatedLog, old_logs
 from nni_manager.local_openpai.core.job import Allocated, Allocation, PaiJob, Submitted
 from nni_manager.local_openpai.environment import inherited, task_variables
 from nni_manager.local_openpai.planning import RUNTIME_DIR, planned
-from nni_manager.local_openpai.supervisor import MASK, Redactor, RotatedLog, claim, old_logs
+from nni_manager.local_openpai.supervisor import claim
 from trial_keeper.cluster_environment import (
     FrameworkControllerEnvironment,
     PaiEnvironment,
@@ -202,7 +203,7 @@ def test_a_log_is_rotated_and_the_oldest_text_goes(tmp_path):
 def test_the_oldest_text_goes_also_when_the_clock_was_set_back(tmp_path, monkeypatch):
     days = iter(range(10, 0, -1))
     monkeypatch.setattr(
-        "nni_manager.local_openpai.supervisor.time.time_ns", lambda: next(days) * 86_400 * 10**9
+        "nni_manager.local_openpai.container_logs.time.time_ns", lambda: next(days) * 86_400 * 10**9
     )
     log = RotatedLog(tmp_path / "log", file_bytes=1, old_files=2)
     log.write(b"abcdef")

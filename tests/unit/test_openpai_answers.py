@@ -143,13 +143,14 @@ def test_shares_of_virtual_clusters_are_by_gpus_where_there_are_any():
     for job_id in range(3):
         half.enqueue(Request(job_id, {f"c{job_id}": ResourceCounts(1, 1, 1)}))
     rest = VirtualCluster("b", ResourceCounts(9, 10, 2), (2, 3))
-    total = response_bodies.total_of([half, rest])
-    document = response_bodies.virtual_cluster(half, total)
+    document = response_bodies.virtual_clusters([half, rest])["a"]
     assert (document["capacity"], document["usedCapacity"], document["waitingJobs"]) == (50.0, 25.0, 3)
     assert document["resourcesTotal"] == {"cpu": 1, "vCores": 1, "memory": 10, "gpu": 2, "GPUs": 2}
-    assert response_bodies.virtual_cluster(rest, ResourceCounts(10, 20, 0))["capacity"] == 90.0
+    of_one_cpu = VirtualCluster("a", ResourceCounts(1, 10, 0), ())
+    of_nine_cpus = VirtualCluster("b", ResourceCounts(9, 10, 0), ())
+    assert response_bodies.virtual_clusters([of_one_cpu, of_nine_cpus])["b"]["capacity"] == 90.0
     empty = VirtualCluster("c", ResourceCounts(0, 0, 0), ())
-    assert response_bodies.virtual_cluster(empty, response_bodies.total_of([empty]))["capacity"] == 0.0
+    assert response_bodies.virtual_clusters([empty])["c"]["capacity"] == 0.0
     (node,) = response_bodies.node([half, rest]).values()
     assert (node["total"]["gpu"], node["available"]) == (
         4,

@@ -70,7 +70,7 @@ def start(
     Options that are not given keep their values of the last start. If it runs already, print how to use it.
     """
     from nni_manager.local_openpai import daemon
-    from nni_manager.local_openpai.options import absolute, new_storage_of, virtual_cluster_of
+    from nni_manager.local_openpai.settings import absolute, new_storage_of, virtual_cluster_of
 
     changes: dict[str, Any] = {
         "port": port,

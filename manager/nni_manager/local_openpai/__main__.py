@@ -15,20 +15,12 @@ from pathlib import Path
 
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.http_server import OWN_NAMES, HttpServer, listen
+from nni_manager.local_openpai import settings
 from nni_manager.local_openpai.accounts import Accounts, new_user
 from nni_manager.local_openpai.api import OpenPaiApi
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.daemon import HOST, Credentials, ServiceProcess, StateFolder
 from nni_manager.local_openpai.errors import ApiError
-from nni_manager.local_openpai.options import (
-    DEFAULT_PORT,
-    DEFAULT_STORAGE,
-    Options,
-    absolute,
-    storage_of,
-    virtual_cluster_of,
-)
-from nni_manager.local_openpai.settings import Sandbox
 from trial_keeper import __version__
 from trial_keeper.wire.workspace import replace_file
 
@@ -43,7 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m nni_manager.local_openpai", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True, help="the daemon's state directory")
     parser.add_argument("--host", default=HOST, help="the address to listen on")
-    parser.add_argument("--port", type=int, default=DEFAULT_PORT)
+    parser.add_argument("--port", type=int, default=settings.DEFAULT_PORT)
     parser.add_argument(
         "--storage", action="append", default=[], metavar="[NAME=]DIR", help="a folder that jobs can mount"
     )
@@ -51,11 +43,13 @@ def main() -> int:
         "--virtual-cluster", action="append", default=[], metavar="NAME=CPUS,MEMORY_MB,GPUS",
         help="the total resources of the jobs in this virtual cluster",
     )  # fmt: skip
-    parser.add_argument("--sandbox", choices=[each.value for each in Sandbox], default=Sandbox.PROCESS.value)
+    parser.add_argument(
+        "--sandbox", choices=[each.value for each in settings.Sandbox], default=settings.Sandbox.PROCESS.value
+    )
     parser.add_argument("--notification-url", metavar="URL", help="a URL to which job changes are posted")
     parser.add_argument(
-        "--notification-file", metavar="FILE", help="a file to which job changes are appended"
-    )
+        "--notification-file", type=settings.absolute, metavar="FILE", help="a file to which job changes are appended"
+    )  # fmt: skip
     arguments = parser.parse_args()
     state = StateFolder(arguments.state_dir.absolute())
     try:
@@ -69,25 +63,25 @@ def main() -> int:
     return 0
 
 
-def _options(arguments: argparse.Namespace, state: StateFolder) -> Options:
-    storages = dict(map(storage_of, arguments.storage))
+def _options(arguments: argparse.Namespace, state: StateFolder) -> settings.Options:
+    storages = dict(map(settings.storage_of, arguments.storage))
     if not storages:
         state.storage.mkdir(exist_ok=True)
-        storages = {DEFAULT_STORAGE: str(state.storage)}
+        storages = {settings.DEFAULT_STORAGE: str(state.storage)}
     for name, folder in storages.items():
         if not Path(folder).is_dir():
             log.warning("cannot find folder %s of storage %s; create the folder again", folder, name)
-    return Options(
+    return settings.Options(
         arguments.port,
         storages,
-        dict(map(virtual_cluster_of, arguments.virtual_cluster)),
+        dict(map(settings.virtual_cluster_of, arguments.virtual_cluster)),
         arguments.sandbox,
         arguments.notification_url,
-        None if arguments.notification_file is None else absolute(arguments.notification_file),
+        arguments.notification_file,
     )
 
 
-async def _serve(state: StateFolder, host: str, options: Options) -> None:
+async def _serve(state: StateFolder, host: str, options: settings.Options) -> None:
     loop, must_end = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, must_end.set)

@@ -22,7 +22,6 @@ from nni_manager.local_openpai.errors import ApiError, bad_token, invalid_parame
 
 USER_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 MIN_PASSWORD = 6
-MIN_EXPIRATION_S, MAX_EXPIRATION_S = 60, 604_800
 # Programs log in often and never log out. Beyond this number, the oldest token is evicted.
 MAX_TOKENS_OF_A_USER = 1_000
 

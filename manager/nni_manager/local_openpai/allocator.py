@@ -10,9 +10,8 @@ from nni_manager.local_openpai.core.job import Allocated, Allocation, ContainerE
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.core.ports import PortsExhausted, chosen_ports
 from nni_manager.local_openpai.core.queue import Grant, Request, VirtualCluster, summed, virtual_clusters
-from nni_manager.local_openpai.errors import ApiError, JobInvalid
+from nni_manager.local_openpai.errors import ApiError, invalid_job
 from nni_manager.local_openpai.settings import ClusterSettings
-from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic
 
 
 class Allocator:
@@ -28,7 +27,7 @@ class Allocator:
 
         Raises:
             ApiError: NoVirtualClusterError.
-            JobInvalid: the job can never fit into its virtual cluster.
+            ProtocolInvalid: the job can never fit into its virtual cluster.
         """
         cluster = self.virtual_clusters.get(plan.virtual_cluster)
         if cluster is None:
@@ -39,13 +38,12 @@ class Allocator:
         have = cluster.capacity
         for need in [together] if plan.is_gang else [role.need for role in plan.roles]:
             if not need.fits_into(have):
-                message = (
+                raise invalid_job(
                     f"cannot run this job: {'all its tasks together need' if plan.is_gang else 'one of its tasks needs'} "
                     f"{need.cpu} CPUs, {need.memory_mb} MB and {need.gpu} GPUs, but "
                     f"virtual cluster {plan.virtual_cluster} has only {have.cpu} CPUs, {have.memory_mb} MB and {have.gpu} GPUs; "
                     "request less, or start the cluster with more"
                 )
-                raise JobInvalid([ProtocolDiagnostic("", None, None, "taskRoles", message)])
 
     def request(self, job: PaiJob, request: Request) -> list[ContainerEnded]:
         """Queue a request. A request that can never fit, e.g. after a restart with less capacity, ends its containers instead."""

@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Mount, Route
 
-from nni_manager.errors import NniManagerError
 from nni_manager.http_server import LingeringCloseMiddleware
 from nni_manager.local_openpai import response_bodies
 from nni_manager.local_openpai.access_log import AccessLog
@@ -34,6 +33,7 @@ from nni_manager.local_openpai.log_links import LogAddress, LogLinks
 from nni_manager.local_openpai.logs import log_sizes
 from nni_manager.local_openpai.request_bodies import BodyTooLarge, fields_of, job_text_of, text_in
 from nni_manager.local_openpai.store import JobStore
+from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
 
 # The reported release of the API; some clients check it.
 API_VERSION = "v1.8.1"
@@ -59,7 +59,8 @@ class OpenPaiApi:
 
     def app(self, host_names: Sequence[str]) -> Starlette:
         """The ASGI application, which accepts only these host names ("*" is any)."""
-        api = [Mount("/v1", routes=self._v1()), Mount("/v2", routes=self._v2())]
+        v1, v2 = self._routes()
+        api = [Mount("/v1", routes=v1), Mount("/v2", routes=v2)]
         return Starlette(
             routes=[
                 Mount("/api", routes=api),
@@ -71,28 +72,49 @@ class OpenPaiApi:
                 Middleware(LingeringCloseMiddleware),
                 Middleware(TrustedHostMiddleware, allowed_hosts=host_names, www_redirect=False),
             ],
-            exception_handlers={
-                HTTPException: _no_such_path,
-                BodyTooLarge: _too_large,
-                NniManagerError: _refuse,
-                Exception: _fail,
-            },
+            exception_handlers=dict.fromkeys(
+                (HTTPException, BodyTooLarge, ApiError, ProtocolInvalid, StateBusy, ClusterClosed, Exception),
+                _error_response,
+            ),
         )
 
-    def _v2(self) -> list[Route]:
+    def _routes(self) -> tuple[list[Route], list[Route]]:
+        """The routes below /v1 and below /v2."""
+        authenticated = self._authenticator.authenticated
+        clusters = [
+            Route("/virtual-clusters", authenticated(self.virtual_clusters)),
+            Route("/virtual-clusters/{name}", authenticated(self.virtual_cluster)),
+            Route("/virtual-clusters/{name}/nodes", authenticated(self.nodes)),
+            Route("/storages", authenticated(self.storages)),
+            Route("/storages/{name}", authenticated(self.storage)),
+        ]
+
+        def one_job(path: str) -> list[Route]:
+            return [
+                Route(path, authenticated(self.job)),
+                Route(path + "/config", authenticated(self.config)),
+                Route(path + "/ssh", authenticated(self.ssh)),
+                Route(path + "/executionType", authenticated(self.execute), methods=["PUT"]),
+            ]
+
+        v1 = [
+            Route("/token", self._authenticator.log_in, methods=["POST"]),
+            Route("/authn/basic/login", self._authenticator.log_in, methods=["POST"]),
+            Route("/jobs", authenticated(self.jobs)),
+            Route("/user/{user}", authenticated(self._authenticator.user)),
+            Route("/user/{user}/jobs", authenticated(self.jobs)),
+            *one_job("/user/{user}/jobs/{job}"),
+            *clusters,
+        ]
         job = "/jobs/{framework}"
         task = job + "/attempts/{attempt:int}/taskRoles/{role}/taskIndex/{index:int}/attempts"
-        authenticated = self._authenticator.authenticated
-        return [
+        v2 = [
             Route("/info", self.info),
             *self._authenticator.routes(),
-            Route("/jobs", authenticated(self.jobs), methods=["GET"]),
+            Route("/jobs", authenticated(self.jobs)),
             Route("/jobs", authenticated(self.submit), methods=["POST"]),
-            Route(job, authenticated(self.job), methods=["GET"]),
+            *one_job(job),
             Route(job, authenticated(self.delete_job), methods=["DELETE"]),
-            Route(job + "/config", authenticated(self.config)),
-            Route(job + "/ssh", authenticated(self.ssh)),
-            Route(job + "/executionType", authenticated(self.execute), methods=["PUT"]),
             Route(job + "/tag", authenticated(self.add_tag), methods=["PUT"]),
             Route(job + "/tag", authenticated(self.remove_tag), methods=["DELETE"]),
             Route(job + "/events", authenticated(self.events)),
@@ -101,34 +123,9 @@ class OpenPaiApi:
             Route(task + "/{task_attempt:int}/logs", authenticated(self.logs)),
             # The path in the first releases with this part of the API.
             Route("/user/{user}/jobs/{job}/config", authenticated(self.config)),
-            *self._clusters(),
+            *clusters,
         ]
-
-    def _v1(self) -> list[Route]:
-        job = "/user/{user}/jobs/{job}"
-        authenticated = self._authenticator.authenticated
-        return [
-            Route("/token", self._authenticator.log_in, methods=["POST"]),
-            Route("/authn/basic/login", self._authenticator.log_in, methods=["POST"]),
-            Route("/jobs", authenticated(self.jobs)),
-            Route("/user/{user}", authenticated(self._authenticator.user)),
-            Route("/user/{user}/jobs", authenticated(self.jobs)),
-            Route(job, authenticated(self.job)),
-            Route(job + "/config", authenticated(self.config)),
-            Route(job + "/ssh", authenticated(self.ssh)),
-            Route(job + "/executionType", authenticated(self.execute), methods=["PUT"]),
-            *self._clusters(),
-        ]
-
-    def _clusters(self) -> list[Route]:
-        authenticated = self._authenticator.authenticated
-        return [
-            Route("/virtual-clusters", authenticated(self.virtual_clusters)),
-            Route("/virtual-clusters/{name}", authenticated(self.virtual_cluster)),
-            Route("/virtual-clusters/{name}/nodes", authenticated(self.nodes)),
-            Route("/storages", authenticated(self.storages)),
-            Route("/storages/{name}", authenticated(self.storage)),
-        ]
+        return v1, v2
 
     async def info(self, _: Request) -> Response:
         """The name and version of the API; no login required."""
@@ -169,11 +166,13 @@ class OpenPaiApi:
         await self._cluster.delete(job)
         return _done(200, f"Delete job {job.framework_name} successfully.")
 
+    async def _job_in(self, request: Request) -> JobSummary:
+        return await self._cluster.read(JobStore.summary, *_job_of(request))
+
     async def _changeable(self, request: Request, caller: Caller) -> JobSummary:
         """The job in the path, if the caller may change it."""
-        owner, name = _job_of(request)
-        job = await self._cluster.read(JobStore.summary, owner, name)
-        if not caller.may_change(owner):
+        job = await self._job_in(request)
+        if not caller.may_change(job.user):
             message = f"User {caller.name} is not allowed to execute job {job.framework_name}."
             raise ApiError("ForbiddenUserError", message)
         return job
@@ -185,9 +184,8 @@ class OpenPaiApi:
 
     async def ssh(self, request: Request, _: Caller) -> Response:
         """Fail with NoJobSshInfoError: jobs of this cluster have no ssh."""
-        owner, name = _job_of(request)
-        await self._cluster.read(JobStore.summary, owner, name)
-        raise ApiError("NoJobSshInfoError", f"SSH info of job {owner}~{name} is not found.")
+        job = await self._job_in(request)
+        raise ApiError("NoJobSshInfoError", f"SSH info of job {job.framework_name} is not found.")
 
     async def execute(self, request: Request, caller: Caller) -> Response:
         """Stop a job."""
@@ -206,47 +204,48 @@ class OpenPaiApi:
         """Add a tag to a job."""
         tag = await _tag_of(request)
         job = await self._changeable(request, caller)
-        await self._cluster.write(JobStore.add_tag, job.job_id, tag)
+        await self._write_tag("add_tag", job, tag)
         return _done(200, f"Add tag {tag} for job {job.framework_name} successfully.")
 
     async def remove_tag(self, request: Request, caller: Caller) -> Response:
         """Remove a tag from a job."""
         tag = await _tag_of(request)
         job = await self._changeable(request, caller)
-        if not await self._cluster.write(JobStore.remove_tag, job.job_id, tag):
+        if tag not in job.tags:
             known = ", ".join(job.tags) or "none"
             message = f"cannot remove tag {tag!r}; the tags of job {job.framework_name} are: {known}"
             raise ApiError("NoTagError", message)
+        await self._write_tag("remove_tag", job, tag)
         return _done(200, f"Delete tag {tag} from job {job.framework_name} successfully.")
+
+    async def _write_tag(self, query: str, job: JobSummary, tag: str) -> None:
+        await self._cluster.write(JobStore.commit, [(query, {"job_id": job.job_id, "tag": tag})])
 
     async def events(self, request: Request, _: Caller) -> Response:
         """The events of a job."""
-        owner, name = _job_of(request)
         wanted = request.query_params.get("type")
         if wanted not in (None, "Normal", "Warning"):
             raise invalid_parameters(f"cannot use type={wanted[:60]}; use Normal or Warning")
-        job = await self._cluster.read(JobStore.summary, owner, name)
-        events = await self._cluster.read(JobStore.events, owner, name, wanted)
+        job = await self._job_in(request)
+        events = await self._cluster.read(JobStore.events, job.user, job.name, wanted)
         return JSONResponse(
             {"totalCount": len(events), "data": [response_bodies.event(each, job) for each in events]}
         )
 
     async def task_attempts(self, request: Request, _: Caller) -> Response:
         """A task with all its attempts."""
-        owner, name = _job_of(request)
         at = request.path_params
         task = (at["attempt"], at["role"], at["index"])
-        job = await self._cluster.read(JobStore.summary, owner, name)
-        attempts = await self._cluster.read(JobStore.task_attempts, owner, name, *task)
+        job = await self._job_in(request)
+        attempts = await self._cluster.read(JobStore.task_attempts, job.user, job.name, *task)
         return JSONResponse(response_bodies.task_history(job, at["attempt"], at["role"], attempts))
 
     # ---- logs
 
     async def logs(self, request: Request, _: Caller) -> Response:
         """Links to the logs of a task's attempt."""
-        owner, name = _job_of(request)
         at = request.path_params
-        task = (owner, name, at["attempt"], at["role"], at["index"], at["task_attempt"])
+        task = (*_job_of(request), at["attempt"], at["role"], at["index"], at["task_attempt"])
         names = await asyncio.to_thread(log_sizes, await self._cluster.logs_of(*task))
         is_tail = request.query_params.get("tail-mode") == "true"
         links = [{"name": name, "uri": self._links.link(LogAddress(*task, name), is_tail)} for name in names]
@@ -259,17 +258,15 @@ class OpenPaiApi:
         clusters = self._cluster.virtual_clusters
         if "nodes" in request.query_params:
             return JSONResponse(response_bodies.node(clusters))
-        total = response_bodies.total_of(clusters)
-        return JSONResponse({each.name: response_bodies.virtual_cluster(each, total) for each in clusters})
+        return JSONResponse(response_bodies.virtual_clusters(clusters))
 
     async def virtual_cluster(self, request: Request, _: Caller) -> Response:
         """One virtual cluster."""
-        name, clusters = request.path_params["name"], self._cluster.virtual_clusters
-        total = response_bodies.total_of(clusters)
-        for each in clusters:
-            if each.name == name:
-                return JSONResponse(response_bodies.virtual_cluster(each, total))
-        raise ApiError("NoVirtualClusterError", f"Virtual cluster {name} is not found.")
+        name = request.path_params["name"]
+        clusters = response_bodies.virtual_clusters(self._cluster.virtual_clusters)
+        if name not in clusters:
+            raise ApiError("NoVirtualClusterError", f"Virtual cluster {name} is not found.")
+        return JSONResponse(clusters[name])
 
     async def nodes(self, request: Request, caller: Caller) -> Response:
         """The nodes of a virtual cluster: only this machine."""
@@ -320,28 +317,25 @@ def _done(status: int, message: str) -> Response:
 # ---- errors
 
 
-async def _refuse(_: Request, error: Exception) -> Response:
-    if isinstance(error, StateBusy | ClusterClosed):
-        error = ApiError("BusyError", str(error))
-    if not isinstance(error, ApiError):
-        raise error
-    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-    if error.status in (429, 503):
+async def _error_response(request: Request, error: Exception) -> Response:
+    match error:
+        case BodyTooLarge():
+            return JSONResponse({"message": str(error)}, status_code=413)
+        case ApiError():
+            refused = error
+        case HTTPException():
+            refused = ApiError("NoApiError", f"{request.method} {request.url.path} is not found.")
+        case ProtocolInvalid():
+            refused = ApiError("InvalidProtocolError", error.response_message())
+        case StateBusy() | ClusterClosed():
+            refused = ApiError("BusyError", str(error))
+        case _:
+            message = (
+                "cannot handle the request: bug in the local OpenPAI; see service.log, and report the bug"
+            )
+            refused = ApiError("UnknownError", message)
+    headers = {"WWW-Authenticate": "Bearer"} if refused.status == 401 else {}
+    if refused.status in (429, 503):
         headers["Retry-After"] = "1"
-    return JSONResponse(error.to_dict(), status_code=error.status, headers=headers)
-
-
-async def _no_such_path(request: Request, error: Exception) -> Response:
-    if not isinstance(error, HTTPException):
-        raise error
-    refused = ApiError("NoApiError", f"{request.method} {request.url.path} is not found.")
-    return JSONResponse(refused.to_dict(), status_code=refused.status)
-
-
-async def _too_large(_: Request, error: Exception) -> Response:
-    return JSONResponse({"message": str(error)}, status_code=413)
-
-
-async def _fail(_: Request, error: Exception) -> Response:
-    message = "cannot handle the request: bug in the local OpenPAI; see service.log, and report the bug"
-    return JSONResponse(ApiError("UnknownError", message).to_dict(), status_code=500)
+    body = {"code": refused.code, "message": str(refused)}
+    return JSONResponse(body, status_code=refused.status, headers=headers)

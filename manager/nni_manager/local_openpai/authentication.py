@@ -18,15 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from nni_manager.http_server import mark_authenticated
-from nni_manager.local_openpai.accounts import (
-    MAX_EXPIRATION_S,
-    MIN_EXPIRATION_S,
-    Accounts,
-    Caller,
-    User,
-    new_user,
-    payload_of,
-)
+from nni_manager.local_openpai.accounts import Accounts, Caller, User, new_user, payload_of
 from nni_manager.local_openpai.cluster import Cluster
 from nni_manager.local_openpai.errors import ApiError, bad_token, invalid_parameters
 from nni_manager.local_openpai.login_throttle import LoginThrottle, source_of
@@ -35,6 +27,8 @@ from nni_manager.local_openpai.request_bodies import fields_of, text_in
 log = logging.getLogger("nni_manager.local_openpai.authentication")
 
 Handler = Callable[[Request, Caller], Awaitable[Response]]
+
+MIN_EXPIRATION_S, MAX_EXPIRATION_S = 60, 604_800
 
 
 class Authenticator:
@@ -112,9 +106,8 @@ class Authenticator:
         fields = await fields_of(request)
         name, password = text_in(fields, "username"), text_in(fields, "password")
         lifetime_s = _expiration(fields.get("expiration", MAX_EXPIRATION_S))
-        client = request.client
         user = self._accounts.login(name)
-        await self._throttle.check(user, password, source_of(client and (client.host, client.port)))
+        await self._throttle.check(user, password, source_of(request.client))
         self._accounts.user(name)  # raises if the user was removed meanwhile
         token = self._accounts.issue(name, self._clock(), lifetime_s)
         self._store(self._accounts)

@@ -18,18 +18,15 @@ from nni_manager.local_openpai.allocator import Allocator
 from nni_manager.local_openpai.container_runtime import StatePaths, mounts_work
 from nni_manager.local_openpai.core.job import PaiJob, RecordEvent
 from nni_manager.local_openpai.core.plan import JobPlan
-from nni_manager.local_openpai.core.queue import VirtualCluster
 from nni_manager.local_openpai.core.states import EventType, SubState
-from nni_manager.local_openpai.errors import ApiError, JobInvalid, StateDirUnusable
+from nni_manager.local_openpai.errors import ApiError, StateDirUnusable, invalid_job
 from nni_manager.local_openpai.job_worker import JobWorker, log_failure
 from nni_manager.local_openpai.jobs import JobSummary
 from nni_manager.local_openpai.notifications import Notifier
 from nni_manager.local_openpai.planning import planned
 from nni_manager.local_openpai.settings import ClusterSettings
-from nni_manager.local_openpai.store import JobStore
-from nni_manager.local_openpai.store_thread import StoreThread
+from nni_manager.local_openpai.store import JobStore, StoreThread
 from nni_manager.store.owner_lock import OwnerLock
-from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic, ProtocolInvalid
 
 # Parsing a job's text takes 20 ms of a core. More threads would only delay other work.
 _PARSER_THREADS = 2
@@ -54,11 +51,14 @@ class Cluster:
         self.read = self._reader.call
         """Call a reading method of `JobStore`, such as `read(JobStore.detail, owner, name)`."""
         self.write = self._database.call
-        """Call a writing method of `JobStore`, such as `write(JobStore.add_tag, job_id, tag)`."""
+        """Call a writing method of `JobStore`, such as `write(JobStore.commit, writes)`."""
         self._parsers = ThreadPoolExecutor(_PARSER_THREADS, thread_name_prefix="cluster-jobs")
-        self._notifier = Notifier(settings.notification_url, settings.notification_file, self._database)
+        self._notifier = Notifier(settings, self._database)
         self._allocator = Allocator(settings)
+        self.virtual_clusters = list(self._allocator.virtual_clusters.values())
+        """In the order of the settings."""
         self._worker = JobWorker(settings, self._allocator, self._database, self._notifier)
+        self.wait_until_broken = self._worker.wait_until_broken
         self._lock = contextlib.ExitStack()
         self._notifying: asyncio.Task[None] | None = None
         self._is_closed = False
@@ -118,17 +118,13 @@ class Cluster:
             self._parsers.shutdown()
             self._lock.close()
 
-    async def wait_until_broken(self) -> None:
-        """Return when the worker has failed. The log has the reason; only a new cluster can resume the jobs."""
-        await self._worker.wait_until_broken()
-
     # ---- commands
 
     async def submit(self, user: str, config_text: bytes) -> str:
         """The name of the new job, which is durable and queued.
 
         Raises:
-            JobInvalid: the job is invalid, or can never fit into its virtual cluster; the error lists all problems.
+            ProtocolInvalid: the job is invalid, or can never fit into its virtual cluster; the error lists all problems.
             ApiError: ConflictJobError, the user already has a job of that name.
             ApiError: NoVirtualClusterError or NoStorageError, the job uses a name that does not exist.
             StateBusy: the job could not be stored.
@@ -137,14 +133,12 @@ class Cluster:
         try:
             text = config_text.decode()
         except UnicodeDecodeError as error:
-            message = f"cannot read the job: byte {error.start} is not UTF-8; save it as UTF-8"
-            raise JobInvalid([ProtocolDiagnostic("", None, None, "", message)]) from error
+            raise invalid_job(
+                f"cannot read the job: byte {error.start} is not UTF-8; save it as UTF-8"
+            ) from error
         defaults = tuple(storage.name for storage in self.settings.storages if storage.is_default)
         loop = asyncio.get_running_loop()
-        try:
-            made = await loop.run_in_executor(self._parsers, planned, user, text, defaults)
-        except ProtocolInvalid as error:
-            raise JobInvalid(error.diagnostics) from error
+        made = await loop.run_in_executor(self._parsers, planned, user, text, defaults)
         plan = made.plan
         _check_arguments(plan)
         self._allocator.check(plan)
@@ -171,9 +165,7 @@ class Cluster:
         Raises:
             StateBusy.
         """
-        self._worker.check_open()
-        if job.job_id in self._worker:
-            await self._worker.stop(job.job_id)
+        await self._worker.stop(job.job_id)
 
     async def delete(self, job: JobSummary) -> None:
         """Delete a terminal job and its logs; its name becomes available again.
@@ -204,11 +196,6 @@ class Cluster:
         )
         return self._paths.logs_of(*container)
 
-    @property
-    def virtual_clusters(self) -> list[VirtualCluster]:
-        """The virtual clusters, in the order of the settings."""
-        return list(self._allocator.virtual_clusters.values())
-
 
 def _new_id() -> str:
     return str(uuid.uuid4())
@@ -228,4 +215,4 @@ def _check_arguments(plan: JobPlan) -> None:
         if not mount.mount_path.startswith("/") or {":", ","} & set(mount.mount_path)
     ]
     if problems:
-        raise JobInvalid([ProtocolDiagnostic("", None, None, "", problem) for problem in problems])
+        raise invalid_job(*problems)

@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -21,9 +20,10 @@ from typing import Any
 
 from nni_manager.leftovers import reap_orphans
 from nni_manager.local_openpai import sandbox, supervisor
+from nni_manager.local_openpai.container_logs import CURRENT, LOG_FOLDERS
 from nni_manager.local_openpai.core import exits
 from nni_manager.local_openpai.core.exits import TaskExit
-from nni_manager.local_openpai.core.job import StartContainer, Task
+from nni_manager.local_openpai.core.job import ContainerEnded, ContainerStarted, StartContainer, Task
 from nni_manager.local_openpai.core.plan import JobPlan
 from nni_manager.local_openpai.environment import CONTAINER_ID, inherited, task_variables
 from nni_manager.local_openpai.fork_server import ForkServer, ProcessNotStarted, program
@@ -79,20 +79,16 @@ class ContainerRuntime:
     """The containers of this machine. Used from one event loop."""
 
     def __init__(
-        self,
-        settings: ClusterSettings,
-        on_started: Callable[[str], None],
-        on_ended: Callable[[str, TaskExit], None],
+        self, settings: ClusterSettings, report: Callable[[ContainerStarted | ContainerEnded], None]
     ) -> None:
-        """`on_started` and `on_ended` are called once for each container, with its id.
+        """`report` is called with both events of each container.
 
         Raises:
             SandboxMissing: tasks are to run in containers, and no container tool is installed.
         """
         self._settings = settings
         self._paths = StatePaths(settings.state_dir)
-        self._on_started = on_started
-        self._on_ended = on_ended
+        self._report = report
         self._containers: dict[str, _Container] = {}
         self._tool = None if settings.sandbox is Sandbox.PROCESS else sandbox.container_tool()
         self._starter = ForkServer()
@@ -124,7 +120,7 @@ class ContainerRuntime:
 
     def remove_folder(self, container_id: str) -> None:
         """Remove the folder of a container whose end is stored."""
-        self._soon(self._in_thread(_remove, self._paths.containers / container_id))
+        self._threads.submit(_remove, self._paths.containers / container_id)
 
     def remove_others(self, container_ids: Iterable[str]) -> None:
         """Remove the folders of all other containers."""
@@ -142,7 +138,7 @@ class ContainerRuntime:
             self._unwatch(container)
         self._containers.clear()
         await self._in_thread(self._starter.close)
-        self._threads.shutdown()
+        await asyncio.to_thread(self._threads.shutdown)
 
     # ---- start
 
@@ -238,11 +234,9 @@ class ContainerRuntime:
     def _watch(self, container_id: str, process: dict[str, Any]) -> None:
         """Watch exactly this process, or report its end if the process has exited."""
         container = self._containers[container_id]
-        with contextlib.suppress(ProcessLookupError):
-            container.descriptor = os.pidfd_open(process["pid"])
-        self._on_started(container_id)
-        # The pid may have been reused before pidfd_open, so check the identity of the opened process.
-        if container.descriptor is None or not ProcessIdentity.from_json(process).is_alive:
+        container.descriptor = ProcessIdentity.from_json(process).pidfd()
+        self._report(ContainerStarted(container_id))
+        if container.descriptor is None:
             self._note_end(container_id)
             return
         asyncio.get_running_loop().add_reader(container.descriptor, self._note_end, container_id)
@@ -286,26 +280,25 @@ class ContainerRuntime:
         folder = self._paths.containers / container_id
         ended = await self._in_thread(_exit_of, container_id, folder, container.logs)
         if self._tool is not None and ended.code in (exits.KILLED, exits.NODE_LOST):
-            await self._in_thread(
-                _succeeds, sandbox.end_command(self._tool, container_id), _SUPERVISOR_DELAY_S
-            )
+            remove = sandbox.end_command(self._tool, container_id)
+            await self._in_thread(supervisor.run_tool, remove, _SUPERVISOR_DELAY_S)
         self._ended(container_id, ended)
 
     def _ended(self, container_id: str, ended: TaskExit) -> None:
         del self._containers[container_id]
-        self._on_ended(container_id, ended)
+        self._report(ContainerEnded(container_id, ended))
 
     # ---- threads
 
     async def _in_thread(self, call: Callable[..., Any], *arguments: Any) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call, *arguments)
 
-    def _soon(self, work: Coroutine[Any, Any, None], container_id: str | None = None) -> None:
+    def _soon(self, work: Coroutine[Any, Any, None], container_id: str) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, container_id))
 
-    def _done(self, container_id: str | None, task: asyncio.Task[None]) -> None:
+    def _done(self, container_id: str, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if task.cancelled() or task.exception() is None:
             return
@@ -349,7 +342,7 @@ def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
         problem = f"an init script of a plugin failed with exit code {code}; see runtime.log"
         return TaskExit(kept, container_exit_code=kept, diagnostics=problem)
     if stage == "user":
-        ended = exits.container_exit(code, _tail(logs / supervisor.LOG_FOLDERS["all"], exits.SEARCHED_BYTES))
+        ended = exits.container_exit(code, _tail(logs / LOG_FOLDERS["all"], exits.SEARCHED_BYTES))
         return replace(ended, diagnostics=_last_output(f"the commands ended with exit code {code}", logs))
     when, origin = ("before", None) if stage == "pre" else ("after", 0)
     problem = f"a script that runs {when} the commands failed with exit code {code}; see runtime.log"
@@ -357,16 +350,9 @@ def _exit_of(container_id: str, folder: Path, logs: Path) -> TaskExit:
 
 
 def _creation_failure(logs: Path) -> TaskExit:
-    output = _tail(logs / supervisor.LOG_FOLDERS["runtime.log"], _LAST_BYTES)
+    output = _tail(logs / LOG_FOLDERS["runtime.log"], _LAST_BYTES)
     code = exits.IMAGE_NOT_FOUND if _NO_IMAGE.search(output) else exits.CONTAINER_NOT_MADE
     return TaskExit(code, diagnostics=f"cannot create the container:\n{output}")
-
-
-def _succeeds(command: list[str], timeout_s: float) -> bool:
-    try:
-        return subprocess.run(command, capture_output=True, timeout=timeout_s, check=False).returncode == 0
-    except (OSError, subprocess.TimeoutExpired):
-        return False
 
 
 def _end_leftovers(container_id: str) -> None:
@@ -388,23 +374,22 @@ def _lost(container_id: str, folder: Path) -> TaskExit:
 
 
 def _last_output(what: str, logs: Path) -> str:
-    lines = _tail(logs / supervisor.LOG_FOLDERS["all"], _LAST_BYTES).splitlines()[-_LAST_LINES:]
+    lines = _tail(logs / LOG_FOLDERS["all"], _LAST_BYTES).splitlines()[-_LAST_LINES:]
     return "\n".join([f"{what}; its last output:", *lines]) if lines else f"{what} without any output"
 
 
 def _tail(folder: Path, most_bytes: int) -> str:
     try:
-        with (folder / supervisor.CURRENT).open("rb") as file:
+        with (folder / CURRENT).open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - most_bytes))
             return file.read(most_bytes).decode(errors="replace")
     except OSError:
         return ""
 
 
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
+_remove = partial(shutil.rmtree, ignore_errors=True)
 
 
 def mounts_work() -> bool:
     """True if storages can be mounted at the paths in jobs."""
-    return _succeeds(program(supervisor.MOUNT_PROBE), 10.0)
+    return supervisor.run_tool(program(supervisor.MOUNT_PROBE), 10.0)[0]

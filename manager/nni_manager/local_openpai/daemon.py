@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from nni_manager import open_files
 from nni_manager.errors import RetryableError, UserError
-from nni_manager.local_openpai.options import Options
+from nni_manager.local_openpai.settings import Options
 from nni_manager.loopback_auth import VerifiedConnection
 from nni_manager.store.folders import state_of_user
 from nni_manager.store.owner_lock import OwnerLock
@@ -171,9 +171,7 @@ class StateFolder:
         """The process of the running or last daemon; None before the first one was ready."""
         return _read(
             self._process_json,
-            lambda document: ServiceProcess(
-                **{**document, "options": Options.from_json(document["options"])}
-            ),
+            lambda document: ServiceProcess(**{**document, "options": Options(**document["options"])}),
         )
 
     def write_process(self, process: ServiceProcess) -> None:
@@ -223,19 +221,15 @@ def running(state: StateFolder) -> Service | None:
 
 def _answers(service: Service) -> bool:
     """True if the daemon answers. An answer of another process on the daemon's port does not count."""
-    connection = VerifiedConnection(
-        service.process.host, service.process.options.port, timeout=_ANSWERS_TIMEOUT_S
-    )
-    try:
-        connection.request(
-            "GET", "/api/v2/tokens/check", headers={"Authorization": f"Bearer {service.credentials.token}"}
-        )
-        answer = connection.getresponse()
-        return answer.status == 200 and bool(json.loads(answer.read()))
-    except (OSError, ValueError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
+    host, port = service.process.host, service.process.options.port
+    headers = {"Authorization": f"Bearer {service.credentials.token}"}
+    with contextlib.closing(VerifiedConnection(host, port, timeout=_ANSWERS_TIMEOUT_S)) as connection:
+        try:
+            connection.request("GET", "/api/v2/tokens/check", headers=headers)
+            answer = connection.getresponse()
+            return answer.status == 200 and bool(json.loads(answer.read()))
+        except (OSError, ValueError, http.client.HTTPException):
+            return False
 
 
 # ---- start and stop
@@ -334,7 +328,9 @@ def stop(state: StateFolder) -> ServiceProcess | None:
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     while state.is_owned():
         process = state.process()
-        descriptor = None if process is None else _descriptor_of(process)
+        descriptor = None
+        if process is not None:
+            descriptor = ProcessIdentity(process.pid, process.start_ticks, process.boot_id).pidfd()
         if process is not None and descriptor is not None:
             has_ended = terminate(descriptor, _ENDED_TIMEOUT_S)
             _started[:] = [child for child in _started if child.poll() is None]
@@ -350,16 +346,4 @@ def stop(state: StateFolder) -> ServiceProcess | None:
                 f"see {state.log}, and try again"
             )
         time.sleep(_POLL_S)  # still starting or stopping
-    return None
-
-
-def _descriptor_of(process: ServiceProcess) -> int | None:
-    """A pidfd of the process; None if the process has ended, even if its pid has been reused."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return None
-    if ProcessIdentity(process.pid, process.start_ticks, process.boot_id).is_alive:
-        return descriptor
-    os.close(descriptor)
     return None

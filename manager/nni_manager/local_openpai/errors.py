@@ -7,8 +7,7 @@ Source: microsoft/pai v1.8.1, REST server (createError of its controllers and mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.training_services.openpai.job_checks import ProtocolDiagnostic, ProtocolInvalid
@@ -22,9 +21,7 @@ STATUS_OF: Mapping[str, int] = {
     "ForbiddenUserError": 403,
     "NoApiError": 404,
     "NoJobError": 404,
-    "NoJobConfigError": 404,
     "NoJobSshInfoError": 404,
-    "NoTaskError": 404,
     "NoTaskLogError": 404,
     "NoTagError": 404,
     "NoStorageError": 404,
@@ -46,10 +43,6 @@ class ApiError(UserError):
         self.code = code
         self.status = STATUS_OF[code]
 
-    def to_dict(self) -> dict[str, Any]:
-        """The body of the response."""
-        return {"code": self.code, "message": str(self)}
-
 
 def invalid_parameters(message: str) -> ApiError:
     """Error: a value in the request is invalid."""
@@ -66,19 +59,9 @@ def bad_token() -> ApiError:
     return ApiError("UnauthorizedUserError", "Your token is invalid.")
 
 
-class JobInvalid(ApiError):
-    """cannot run this job; fix the listed problems"""
-
-    def __init__(self, problems: Iterable[ProtocolDiagnostic]) -> None:
-        """The message has one line for each problem, in the order of the job's text."""
-        invalid = ProtocolInvalid(problems)
-        self.diagnostics = invalid.diagnostics
-        self.response_message = invalid.response_message()
-        super().__init__("InvalidProtocolError", str(invalid))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The body of the response; the message is in OpenPAI's form."""
-        return {"code": self.code, "message": self.response_message}
+def invalid_job(*problems: str) -> ProtocolInvalid:
+    """Error: this cluster can never run the job."""
+    return ProtocolInvalid(ProtocolDiagnostic("", None, None, "", problem) for problem in problems)
 
 
 class StateDirUnusable(UserError):

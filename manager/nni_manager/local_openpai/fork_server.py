@@ -24,8 +24,8 @@ _ENDS_TIMEOUT_S = 5.0
 
 def program(argument: str) -> list[str]:
     """The supervisor's command line. An import of the module uses the bytecode cache; site-packages are ignored."""
-    folders = [str(Path(supervisor.__file__).parent), str(Path(trial_keeper.__file__).parents[1])]
-    code = f"import sys; sys.path += {folders!r}; import supervisor; supervisor.start()"
+    folders = [str(Path(supervisor.__file__).parents[2]), str(Path(trial_keeper.__file__).parents[1])]
+    code = f"import sys; sys.path += {folders!r}; from nni_manager.local_openpai import supervisor; supervisor.start()"
     return [sys.executable, "-I", "-S", "-c", code, argument]
 
 

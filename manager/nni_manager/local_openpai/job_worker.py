@@ -17,40 +17,26 @@ from typing import Any
 from nni_manager.clock import monotonic_epoch_s
 from nni_manager.local_openpai.allocator import Allocator
 from nni_manager.local_openpai.container_runtime import ContainerRuntime
-from nni_manager.local_openpai.core.job import (
-    ContainerEnded,
-    ContainerStarted,
-    Effect,
-    Event,
-    LeaveQueue,
-    Notify,
-    PaiJob,
-    RecordEvent,
-    ReleaseAllocation,
-    RequestAllocation,
-    SaveAttempt,
-    SaveTask,
-    StartContainer,
-    StopAsked,
-    StopContainer,
-    Submitted,
-)
+from nni_manager.local_openpai.core import job as core
+from nni_manager.local_openpai.core.job import PaiJob
 from nni_manager.local_openpai.core.queue import Request
 from nni_manager.local_openpai.core.states import SubState
 from nni_manager.local_openpai.errors import ClusterClosed, StateBusy
 from nni_manager.local_openpai.notifications import Notifier
 from nni_manager.local_openpai.settings import ClusterSettings
-from nni_manager.local_openpai.store import JobStore, Write, attempt_write, event_write, job_write, task_write
-from nni_manager.local_openpai.store_thread import StoreThread
+from nni_manager.local_openpai.store import JobStore, StoreThread, Write, effect_write, job_write
 
 logger = logging.getLogger(__name__)
 
 # Maximum number of events whose outcome one transaction holds.
 _MAX_EVENTS = 1000
 _COMMIT_RETRY_DELAY_S = 1.0
+# Job ids start at 1.
+_NO_JOB = 0
 _WITH_PROCESSES = frozenset(
     {SubState.ATTEMPT_PREPARING, SubState.ATTEMPT_RUNNING, SubState.ATTEMPT_DELETION_REQUESTED}
 )
+_Deferred = core.StartContainer | core.StopContainer | core.ReleaseAllocation
 
 
 @dataclass(slots=True)
@@ -61,9 +47,7 @@ class _Batch:
     writes: list[Write] = field(default_factory=list)
     jobs: dict[int, PaiJob] = field(default_factory=dict)
     done: list[asyncio.Future[None]] = field(default_factory=list)
-    effects: list[tuple[PaiJob, StartContainer | StopContainer | ReleaseAllocation]] = field(
-        default_factory=list
-    )
+    effects: list[tuple[PaiJob, _Deferred]] = field(default_factory=list)
 
     def confirm(self) -> None:
         """Complete the requests of the batch."""
@@ -75,7 +59,7 @@ class _Batch:
 @dataclass(frozen=True, slots=True)
 class _Item:
     job_id: int
-    event: Event
+    event: core.Event
     done: asyncio.Future[None] | None = None
 
 
@@ -89,14 +73,10 @@ class JobWorker:
         self._allocator = allocator
         self._database = database
         self._notifier = notifier
-        self._runtime = ContainerRuntime(
-            settings,
-            lambda container_id: self._put(container_id, ContainerStarted(container_id)),
-            lambda container_id, ended: self._put(container_id, ContainerEnded(container_id, ended)),
-        )
+        self._runtime = ContainerRuntime(settings, self._put)
         self._jobs: dict[int, PaiJob] = {}
         self._containers: dict[str, int] = {}
-        self._inbox: asyncio.Queue[_Item | None] = asyncio.Queue()
+        self._inbox: asyncio.Queue[_Item] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
         self._is_closing = False
 
@@ -113,13 +93,13 @@ class JobWorker:
         self._is_closing = True
         try:
             if self._task is not None:
-                self._inbox.put_nowait(None)
+                self._inbox.put_nowait(_Item(_NO_JOB, core.StopAsked()))  # wakes the worker
                 await self._task
         finally:
             await self._runtime.close()
 
     async def wait_until_broken(self) -> None:
-        """Return when the worker has failed. The log has the reason."""
+        """Return when the worker has failed. The log has the reason; only a new cluster can resume the jobs."""
         if self._task is not None:
             await asyncio.wait({self._task})
 
@@ -135,16 +115,19 @@ class JobWorker:
     def add(self, job: PaiJob) -> None:
         """Start a new job, which is stored."""
         self._jobs[job.job_id] = job
-        self._inbox.put_nowait(_Item(job.job_id, Submitted()))
+        self._inbox.put_nowait(_Item(job.job_id, core.Submitted()))
 
     async def stop(self, job_id: int) -> None:
-        """Stop a job. Returns when the stop is durable, or, on a full disk, when the stop is executed.
+        """Stop a job; no-op if it is terminal. Returns when the stop is durable, or, on a full disk, when it is executed.
 
         Raises:
             ClusterClosed.
         """
+        self.check_open()
+        if job_id not in self:
+            return
         done = asyncio.get_running_loop().create_future()
-        self._inbox.put_nowait(_Item(job_id, StopAsked(), done))
+        self._inbox.put_nowait(_Item(job_id, core.StopAsked(), done))
         assert self._task is not None
         await asyncio.wait({done, self._task}, return_when=asyncio.FIRST_COMPLETED)
         self.check_open()
@@ -153,12 +136,10 @@ class JobWorker:
 
     async def _run(self) -> None:
         """Process events: decide, commit, then execute the effects."""
-        is_last = False
-        while not is_last:
+        while not self._is_closing or not self._inbox.empty():
             items = [await self._inbox.get()]
             while not self._inbox.empty() and len(items) < _MAX_EVENTS:
                 items.append(self._inbox.get_nowait())
-            is_last = None in items
             batch = _Batch(monotonic_epoch_s())
             self._process(items, batch)
             if not self._is_closing:
@@ -173,43 +154,37 @@ class JobWorker:
                     self._jobs.pop(job.job_id, None)
             self._notifier.wake()
 
-    def _process(self, items: Sequence[_Item | None], batch: _Batch) -> None:
+    def _process(self, items: Sequence[_Item], batch: _Batch) -> None:
         for item in items:
-            if item is None:
-                continue
             if item.done is not None:
                 batch.done.append(item.done)
             if item.job_id in self._jobs:
                 self._handle(self._jobs[item.job_id], item.event, batch)
 
-    def _handle(self, job: PaiJob, event: Event, batch: _Batch) -> None:
+    def _handle(self, job: PaiJob, event: core.Event, batch: _Batch) -> None:
         if job.is_over:
             return
         batch.jobs[job.job_id] = job
         for effect in job.handle(event, batch.now_s):
             self._collect(job, effect, batch)
 
-    def _collect(self, job: PaiJob, effect: Effect, batch: _Batch) -> None:
+    def _collect(self, job: PaiJob, effect: core.Effect, batch: _Batch) -> None:
         """Add an effect to the batch. Effects that must follow the commit are deferred."""
         match effect:
-            case RequestAllocation():
-                self._containers.update(dict.fromkeys(effect.request.needs, job.job_id))
-                self._request(job, effect.request)
-            case LeaveQueue():
+            case Request():
+                self._containers.update(dict.fromkeys(effect.needs, job.job_id))
+                self._request(job, effect)
+            case core.LeaveQueue():
                 self._allocator.cancel(effect.container_ids)
-            case ReleaseAllocation():
+            case core.ReleaseAllocation():
                 self._allocator.release(effect.container_id)
                 self._containers.pop(effect.container_id, None)
                 batch.effects.append((job, effect))
-            case StartContainer() | StopContainer():
+            case core.StartContainer() | core.StopContainer():
                 batch.effects.append((job, effect))
-            case SaveTask():
-                batch.writes.append(task_write(job, effect))
-            case SaveAttempt():
-                batch.writes.append(attempt_write(job.job_id, effect))
-            case RecordEvent():
-                batch.writes.append(event_write(job.job_id, effect, batch.now_s))
-            case Notify():
+            case core.SaveTask() | core.SaveAttempt() | core.RecordEvent():
+                batch.writes.append(effect_write(job, effect, batch.now_s))
+            case core.Notify():
                 logger.info("%s: %s", job.plan.framework_name, effect.change.value)
                 if effect.change.value in job.plan.tells and self._notifier.is_enabled:
                     body = json.dumps(_notification(job, effect, batch.now_s))
@@ -242,34 +217,31 @@ class JobWorker:
                 self._stop_unrecorded(batch)
                 await asyncio.sleep(_COMMIT_RETRY_DELAY_S)
                 # Process the events that have arrived meanwhile, without granting allocations.
-                items = [self._inbox.get_nowait() for _ in range(self._inbox.qsize())]
-                self._process(items, batch)
-                if None in items:
-                    self._inbox.put_nowait(None)  # closing: `_run` ends after the next batch
+                self._process([self._inbox.get_nowait() for _ in range(self._inbox.qsize())], batch)
         return True
 
     def _stop_unrecorded(self, batch: _Batch) -> None:
         """Execute the batch's stops, except of containers that have not started, and complete the requests of the batch."""
         unstarted = {
-            effect.task.container_id for _, effect in batch.effects if isinstance(effect, StartContainer)
+            effect.task.container_id for _, effect in batch.effects if isinstance(effect, core.StartContainer)
         }
         for job, effect in list(batch.effects):
-            if isinstance(effect, StopContainer) and effect.container_id not in unstarted:
+            if isinstance(effect, core.StopContainer) and effect.container_id not in unstarted:
                 batch.effects.remove((job, effect))
                 self._execute(job, effect)
         batch.confirm()
 
-    def _execute(self, job: PaiJob, effect: StartContainer | StopContainer | ReleaseAllocation) -> None:
+    def _execute(self, job: PaiJob, effect: _Deferred) -> None:
         match effect:
-            case StartContainer():
+            case core.StartContainer():
                 self._runtime.start(job.plan, effect)
-            case StopContainer():
+            case core.StopContainer():
                 self._runtime.stop(effect.container_id)
-            case ReleaseAllocation():
+            case core.ReleaseAllocation():
                 self._runtime.remove_folder(effect.container_id)
 
-    def _put(self, container_id: str, event: Event) -> None:
-        job_id = self._containers.get(container_id)
+    def _put(self, event: core.ContainerStarted | core.ContainerEnded) -> None:
+        job_id = self._containers.get(event.container_id)
         if job_id is not None:
             self._inbox.put_nowait(_Item(job_id, event))
 
@@ -299,7 +271,7 @@ def log_failure(task: asyncio.Task[None]) -> None:
         logger.critical("%s has stopped: this is a bug", task.get_name(), exc_info=task.exception())
 
 
-def _notification(job: PaiJob, effect: Notify, now_s: float) -> dict[str, Any]:
+def _notification(job: PaiJob, effect: core.Notify, now_s: float) -> dict[str, Any]:
     return {
         "user": job.plan.user,
         "job": job.plan.name,

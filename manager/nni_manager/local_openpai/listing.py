@@ -18,7 +18,7 @@ DEFAULT_LIMIT, MAX_LIMIT = 5_000, 50_000
 Item = Mapping[str, Any]
 
 # Field names in queries, and in items.
-_ORDER_FIELDS = {
+_FIELDS = {
     "jobName": "name",
     "submissionTime": "submissionTime",
     "username": "username",
@@ -30,12 +30,7 @@ _ORDER_FIELDS = {
     "completionTime": "completedTime",
     "jobPriority": "jobPriority",
 }
-_FILTER_FIELDS = {
-    "username": "username",
-    "vc": "virtualCluster",
-    "state": "state",
-    "jobPriority": "jobPriority",
-}
+_FILTERS = ("username", "vc", "state", "jobPriority")
 _DIRECTIONS = {"ASC": False, "DESC": True}
 # The value in queries for jobs without a priority.
 _NO_PRIORITY = "default"
@@ -65,7 +60,7 @@ def listed(query: Mapping[str, str], items: Iterable[Item]) -> list[Item] | dict
 
 
 def _matching(query: Mapping[str, str], items: Iterable[Item]) -> list[Item]:
-    wanted = {field: _split(query[name]) for name, field in _FILTER_FIELDS.items() if name in query}
+    wanted = {_FIELDS[name]: _split(query[name]) for name in _FILTERS if name in query}
     keyword = query.get("keyword")
     any_of = _split(query["tagsContain"]) if "tagsContain" in query else None
     none_of = _split(query["tagsNotContain"]) if "tagsNotContain" in query else frozenset()
@@ -90,15 +85,13 @@ def _split(text: str) -> frozenset[str]:
 
 def _order(text: str) -> tuple[str, bool]:
     field, _, direction = text.partition(",")
-    if field not in _ORDER_FIELDS:
-        raise invalid_parameters(
-            f"cannot order by {shown(field)}; {remedy_for_unknown(field, _ORDER_FIELDS)}"
-        )
+    if field not in _FIELDS:
+        raise invalid_parameters(f"cannot order by {shown(field)}; {remedy_for_unknown(field, _FIELDS)}")
     if direction not in _DIRECTIONS:
         raise invalid_parameters(
             f"cannot use order={field},{direction[:60]}; use {field},ASC or {field},DESC"
         )
-    return _ORDER_FIELDS[field], _DIRECTIONS[direction]
+    return _FIELDS[field], _DIRECTIONS[direction]
 
 
 def _count(name: str, text: str) -> int:

@@ -24,24 +24,20 @@ from nni_manager.local_openpai.logs import TAIL_BYTES, LogPiece, read_log
 LINK_LIFE_S = 120
 _CHUNK_BYTES = 256 * 1024
 
-# The query parameters of a link, in the order of the fields of `LogAddress`.
-_PARAMETERS = ("username", "jobname", "attempt", "taskrole", "taskindex", "taskattempt")
-
 
 class LogAddress(NamedTuple):
-    """The address of a log of a task's attempt. All fields except `file` are the arguments of `Cluster.logs_of`, in order."""
+    """The address of a log of a task's attempt; the names are those of a link's query parameters.
 
-    owner: str
-    job: str
+    All fields except `file` are the arguments of `Cluster.logs_of`, in order.
+    """
+
+    username: str
+    jobname: str
     attempt: int
-    role: str
-    task_index: int
-    task_attempt: int
+    taskrole: str
+    taskindex: int
+    taskattempt: int
     file: str
-
-    def query(self) -> dict[str, str]:
-        """The query parameters of a link, without the file name."""
-        return dict(zip(_PARAMETERS, map(str, self), strict=False))
 
 
 class LogLinks:
@@ -59,13 +55,14 @@ class LogLinks:
     def link(self, log: LogAddress, is_tail: bool) -> str:
         """A link to a whole log, or to its end; without the server's address, as in OpenPAI."""
         expires = str(int(self._clock()) + LINK_LIFE_S)
-        query = {**log.query(), "expires": expires, "token": self._signature(log, expires)}
+        query = {**log._asdict(), "expires": expires, "token": self._signature(log, expires)}
+        del query["file"]
         if is_tail:
             query["tail-mode"] = "true"
         return f"/log-manager/{self._address}/api/v1/logs/{quote(log.file, safe='')}?{urlencode(query)}"
 
     def _signature(self, log: LogAddress, expires: str) -> str:
-        signed = urlencode({**log.query(), "file": log.file, "expires": expires})
+        signed = urlencode({**log._asdict(), "expires": expires})
         return hmac.digest(self._key, signed.encode(), "sha256").hex()
 
     async def read(self, request: Request) -> Response:
@@ -96,9 +93,9 @@ class LogLinks:
     def _log_of(self, request: Request) -> LogAddress:
         query = request.query_params
         try:
-            owner, job, attempt, role, index, task_attempt = (query[name] for name in _PARAMETERS)
+            user, job, attempt, role, index, task_attempt = (query[name] for name in LogAddress._fields[:-1])
             file = request.path_params["file"]
-            log = LogAddress(owner, job, int(attempt), role, int(index), int(task_attempt), file)
+            log = LogAddress(user, job, int(attempt), role, int(index), int(task_attempt), file)
             expires, token = query["expires"], query["token"]
             is_signed = hmac.compare_digest(self._signature(log, expires).encode(), token.encode())
         except (KeyError, ValueError) as error:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from nni_manager.local_openpai.container_logs import CURRENT, LOG_FOLDERS, old_logs
 from nni_manager.local_openpai.errors import ApiError
-from nni_manager.local_openpai.supervisor import CURRENT, LOG_FOLDERS, old_logs
 
 # The size that OpenPAI's log service returns in tail mode.
 TAIL_BYTES = 16 * 1024

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import requests
 
 from nni_manager.backoff import delays_s
 from nni_manager.local_openpai.errors import StateBusy
-from nni_manager.local_openpai.store import JobStore
-from nni_manager.local_openpai.store_thread import StoreThread
+from nni_manager.local_openpai.settings import ClusterSettings
+from nni_manager.local_openpai.store import JobStore, StoreThread
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +27,10 @@ _MAX_RETRY_S = 3600.0
 class Notifier:
     """Delivers the stored notifications in order. A failed delivery to a webhook is retried for an hour."""
 
-    def __init__(self, url: str | None, file: Path | None, database: StoreThread) -> None:
-        self._url = url
-        self._file = file
+    def __init__(self, settings: ClusterSettings, database: StoreThread) -> None:
+        self._url = settings.notification_url
+        self._file = settings.notification_file
         self._database = database
-        self._in_file: set[int] = set()
-        self._first_tried_s: dict[int, float] = {}
         self._pending = asyncio.Event()
         self._pending.set()  # an earlier cluster may have left undelivered notifications
 
@@ -45,43 +45,35 @@ class Notifier:
 
     async def run(self) -> None:
         """Deliver, until cancelled."""
-        waits_s = delays_s(_FIRST_WAIT_S, _MAX_WAIT_S)
         while True:
             await self._pending.wait()
             self._pending.clear()
+            while pending := await self._retried(self._database.call, JobStore.notifications):
+                for number, body in pending:
+                    if self._file is not None:
+                        await self._retried(asyncio.to_thread, _append, self._file, body)
+                    if self._url is not None:
+                        await self._notify(self._url, body)
+                    write = ("remove_notification", {"notification_id": number})
+                    await self._retried(self._database.call, JobStore.commit, [write])
+
+    async def _retried(self, call: Callable[..., Awaitable[Any]], *arguments: Any) -> Any:
+        """The result of a call, repeated until the disk accepts it."""
+        waits_s = delays_s(_FIRST_WAIT_S, _MAX_WAIT_S)
+        while True:
             try:
-                is_done = await self._deliver()
+                return await call(*arguments)
             except (OSError, StateBusy) as error:
                 logger.warning("cannot deliver notifications of job changes: %s; trying again", error)
-                is_done = False
-            if is_done:
-                waits_s = delays_s(_FIRST_WAIT_S, _MAX_WAIT_S)
-                continue
             await asyncio.sleep(next(waits_s))
-            self._pending.set()
 
-    async def _deliver(self) -> bool:
-        """Deliver pending notifications; True if all were delivered."""
-        while pending := await self._database.call(JobStore.notifications):
-            for number, body in pending:
-                if not await self._send(number, body):
-                    return False
-        return True
-
-    async def _send(self, number: int, body: str) -> bool:
-        if self._file is not None and number not in self._in_file:
-            await asyncio.to_thread(_append, self._file, body)
-            self._in_file.add(number)
-        if self._url is not None and not await asyncio.to_thread(_post, self._url, body):
-            first_tried_s = self._first_tried_s.setdefault(number, time.monotonic())
-            if time.monotonic() - first_tried_s < _MAX_RETRY_S:
-                return False
-            logger.warning("cannot notify %s within an hour: dropped the notification %s", self._url, body)
-        write = ("remove_notification", {"notification_id": number})
-        await self._database.call(JobStore.commit, [write])
-        self._in_file.discard(number)
-        self._first_tried_s.pop(number, None)
-        return True
+    async def _notify(self, url: str, body: str) -> None:
+        deadline_s, waits_s = time.monotonic() + _MAX_RETRY_S, delays_s(_FIRST_WAIT_S, _MAX_WAIT_S)
+        while not await asyncio.to_thread(_post, url, body):
+            if time.monotonic() >= deadline_s:
+                logger.warning("cannot notify %s within an hour: dropped the notification %s", url, body)
+                return
+            await asyncio.sleep(next(waits_s))
 
 
 def _append(file: Path, body: str) -> None:

@@ -11,16 +11,16 @@ UPDATE job SET sub_state = :sub_state, execution_type = :execution_type, attempt
 WHERE job_id = :job_id;
 
 -- name: save_attempt -- the whole row, new or not
-REPLACE INTO attempt VALUES (:job_id, :attempt_id, :sub_state, :created_at_s, :launched_at_s, :completed_at_s, :exit, :trigger_);
+REPLACE INTO attempt VALUES (:job_id, :attempt_id, :sub_state, :created_at_s, :launched_at_s, :completed_at_s, :exit, :trigger);
 
 -- name: save_task -- the whole row, new or not
-REPLACE INTO task VALUES (:job_id, :job_attempt_id, :role, :task_index, :attempt_id, :mangled_role, :role_order, :task_uid,
+REPLACE INTO task VALUES (:job_id, :job_attempt_id, :role, :index, :attempt_id, :mangled_role, :role_order, :task_uid,
     :container_id, :sub_state, :retries, :created_at_s, :launched_at_s, :completed_at_s, :attempt_created_at_s,
-    :attempt_launched_at_s, :attempt_completed_at_s, :place, :stop_code, :exit);
+    :attempt_launched_at_s, :attempt_completed_at_s, :allocation, :stop_code, :exit);
 
 -- name: add_event -- an event of a job
 INSERT INTO event (job_id, type, reason, message, at_s, attempt_id, role, task_index, container_id)
-VALUES (:job_id, :type, :reason, :message, :at_s, :attempt_id, :role, :task_index, :container_id);
+VALUES (:job_id, :type, :reason, :message, :at_s, :attempt_id, :role, :index, :container_id);
 
 -- name: add_notification -- a notification to deliver
 INSERT INTO notification (body) VALUES (:body);
@@ -31,24 +31,21 @@ SELECT * FROM notification ORDER BY notification_id LIMIT 100;
 -- name: remove_notification -- one that is delivered, or cannot be
 DELETE FROM notification WHERE notification_id = :notification_id;
 
--- name: get_jobs -- all jobs, the newest first
+-- name: get_jobs -- all jobs, the newest first; tags as JSON
 SELECT job_id, user, name, debug_id, virtual_cluster, priority, total_gpus, total_tasks, total_task_roles, submitted_at_s, sub_state,
-    execution_type, attempt_id, retries, launched_at_s, completed_at_s, code FROM job ORDER BY job_id DESC;
+    execution_type, attempt_id, retries, launched_at_s, completed_at_s, code,
+    (SELECT json_group_array(tag) FROM (SELECT tag FROM tag WHERE tag.job_id = job.job_id ORDER BY tag)) AS tags
+FROM job ORDER BY job_id DESC;
 
--- name: get_job -- one job, by user and name
-SELECT * FROM job WHERE user = :user AND name = :name;
+-- name: get_job -- one job, by user and name; tags as JSON
+SELECT *, (SELECT json_group_array(tag) FROM (SELECT tag FROM tag WHERE tag.job_id = job.job_id ORDER BY tag)) AS tags
+FROM job WHERE user = :user AND name = :name;
 
 -- name: get_unfinished -- the jobs that are not terminal, in the order of submission
 SELECT * FROM job WHERE plan IS NOT NULL ORDER BY job_id;
 
 -- name: remove_job -- with all of its rows in other tables
 DELETE FROM job WHERE job_id = :job_id;
-
--- name: get_all_tags -- of all jobs
-SELECT * FROM tag ORDER BY job_id, tag;
-
--- name: get_tags -- of one job
-SELECT * FROM tag WHERE job_id = :job_id ORDER BY tag;
 
 -- name: add_tag -- no-op if the job has it
 INSERT INTO tag (job_id, tag) VALUES (:job_id, :tag) ON CONFLICT DO NOTHING;
@@ -57,19 +54,16 @@ INSERT INTO tag (job_id, tag) VALUES (:job_id, :tag) ON CONFLICT DO NOTHING;
 DELETE FROM tag WHERE job_id = :job_id AND tag = :tag;
 
 -- name: get_attempt -- one attempt of a job
-SELECT * FROM attempt WHERE job_id = :job_id AND attempt_id = :attempt_id;
+SELECT *, trigger_ AS "trigger" FROM attempt WHERE job_id = :job_id AND attempt_id = :attempt_id;
 
 -- name: get_tasks -- the tasks of an attempt, each with its newest attempt, in the order of the job file
-SELECT *, MAX(attempt_id) FROM task WHERE job_id = :job_id AND job_attempt_id = :job_attempt_id
+SELECT *, MAX(attempt_id), task_index AS "index", place AS allocation FROM task WHERE job_id = :job_id AND job_attempt_id = :job_attempt_id
 GROUP BY role, task_index ORDER BY role_order, task_index;
 
 -- name: get_task_attempts -- all attempts of one task, the newest first; the role in either spelling
-SELECT * FROM task WHERE job_id = :job_id AND job_attempt_id = :job_attempt_id AND :role IN (role, mangled_role)
-    AND task_index = :task_index ORDER BY attempt_id DESC;
-
--- name: get_container -- of one attempt of a task; the role in either spelling
-SELECT mangled_role, container_id FROM task WHERE job_id = :job_id AND job_attempt_id = :job_attempt_id
-    AND :role IN (role, mangled_role) AND task_index = :task_index AND attempt_id = :attempt_id;
+SELECT *, task_index AS "index", place AS allocation FROM task
+WHERE job_id = :job_id AND job_attempt_id = :job_attempt_id AND :role IN (role, mangled_role) AND task_index = :task_index
+ORDER BY attempt_id DESC;
 
 -- name: get_events -- of a job, the oldest first
-SELECT * FROM event WHERE job_id = :job_id ORDER BY event_id;
+SELECT *, task_index AS "index" FROM event WHERE job_id = :job_id ORDER BY event_id;

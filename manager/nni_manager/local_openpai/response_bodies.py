@@ -7,7 +7,7 @@ Source: microsoft/pai v1.8.1, REST server: models/v2/job/k8s.js, models/v2/utils
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, astuple
 from typing import Any
 
@@ -26,34 +26,20 @@ NODE_NAME = "localhost"
 
 def list_item(job: JobSummary) -> Document:
     """A job as an item of a list."""
-    return {
-        "debugId": job.debug_id,
-        "name": job.name,
-        "username": job.user,
-        **_progress(job),
-        "tags": list(job.tags),
-        "appExitCode": job.exit_code,
-        **_size(job),
-        "jobPriority": job.priority,
-    }
+    return {**_identity(job), **_status(job), "appExitCode": job.exit_code}
 
 
 def detail(found: JobDetail) -> Document:
     """A job with one of its attempts."""
     job, attempt = found.job, found.attempt
     return {
-        "debugId": job.debug_id,
-        "name": job.name,
-        "tags": list(job.tags),
-        "jobPriority": job.priority,
+        **_identity(job),
         "jobStatus": {
-            "username": job.user,
-            **_progress(job),
+            **_status(job),
             **_attempt(attempt),
             "appId": job.debug_id,
             "appProgress": 0 if attempt.completed_at_s is None else 1,
             "appTrackingUrl": "",
-            **_size(job),
         },
         "taskRoles": {
             role: {
@@ -101,12 +87,17 @@ def event(stored: JobEvent, job: JobSummary) -> Document:
     }
 
 
-def virtual_cluster(cluster: VirtualCluster, total: ResourceCounts) -> Document:
-    """A virtual cluster; `total` is the capacity of all of them. Shares are in percent."""
-    share, used = _share(cluster.capacity, total), _share(cluster.used, total)
+def virtual_clusters(clusters: Collection[VirtualCluster]) -> Document:
+    """All virtual clusters, by name. Shares are in percent of the capacity of all of them."""
+    total = summed(cluster.capacity for cluster in clusters)
+    return {cluster.name: _virtual_cluster(cluster, total) for cluster in clusters}
+
+
+def _virtual_cluster(cluster: VirtualCluster, total: ResourceCounts) -> Document:
+    share = _share(cluster.capacity, total)
     return {
         "capacity": share,
-        "usedCapacity": used,
+        "usedCapacity": _share(cluster.used, total),
         "maxCapacity": share,
         "dedicated": False,
         "resourcesUsed": _resources(cluster.used),
@@ -116,16 +107,11 @@ def virtual_cluster(cluster: VirtualCluster, total: ResourceCounts) -> Document:
     }
 
 
-def node(clusters: Iterable[VirtualCluster]) -> Document:
+def node(clusters: Collection[VirtualCluster]) -> Document:
     """The only machine, as an item of a list of nodes."""
-    clusters = list(clusters)
-    total, used = total_of(clusters), summed(cluster.used for cluster in clusters)
-    return {NODE_NAME: {"total": _resources(total), "available": _resources(total - used)}}
-
-
-def total_of(clusters: Iterable[VirtualCluster]) -> ResourceCounts:
-    """The capacity of all virtual clusters."""
-    return summed(cluster.capacity for cluster in clusters)
+    total = summed(cluster.capacity for cluster in clusters)
+    free = total - summed(cluster.used for cluster in clusters)
+    return {NODE_NAME: {"total": _resources(total), "available": _resources(free)}}
 
 
 def storage(settings: StorageSettings) -> Document:
@@ -154,17 +140,18 @@ def storage_detail(settings: StorageSettings, *, is_mounted: bool) -> Document:
     }
 
 
-def _size(job: JobSummary) -> Document:
+def _identity(job: JobSummary) -> Document:
     return {
-        "virtualCluster": job.virtual_cluster,
-        "totalGpuNumber": job.total_gpus,
-        "totalTaskNumber": job.total_tasks,
-        "totalTaskRoleNumber": job.total_task_roles,
+        "debugId": job.debug_id,
+        "name": job.name,
+        "tags": list(job.tags),
+        "jobPriority": job.priority,
     }
 
 
-def _progress(job: JobSummary) -> Document:
+def _status(job: JobSummary) -> Document:
     return {
+        "username": job.user,
         "state": job.state.value,
         "subState": job.sub_state.value,
         "executionType": job.execution_type.value,
@@ -175,6 +162,10 @@ def _progress(job: JobSummary) -> Document:
         "createdTime": _ms(job.submitted_at_s),
         "launchedTime": _ms(job.launched_at_s),
         "completedTime": _ms(job.completed_at_s),
+        "virtualCluster": job.virtual_cluster,
+        "totalGpuNumber": job.total_gpus,
+        "totalTaskNumber": job.total_tasks,
+        "totalTaskRoleNumber": job.total_task_roles,
     }
 
 

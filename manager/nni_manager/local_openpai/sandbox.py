@@ -73,10 +73,8 @@ def sandbox_commands(
     # As in OpenPAI, the image's entry point does not run.
     begin += ["run", "--detach", "--name", _name(container_id), "--network", "host", "--entrypoint", ""]
     begin += ["--label", f"{CLUSTER_LABEL}={folder.parent}"]
-    begin += [
-        "--stop-timeout",
-        "0",
-    ]  # the first process ignores SIGTERM, and the scripts' grace period is over
+    # The first process ignores SIGTERM, and the scripts' grace period is over.
+    begin += ["--stop-timeout", "0"]
     begin += ["--authfile", str(folder / "config.json")] if has_login and tool == "podman" else []
     begin += ["--env-file", str(folder / "environ"), "--shm-size", f"{role.shm_mb or DEFAULT_SHM_MB}m"]
     begin += [argument for volume in volumes for argument in ("--volume", volume)]

@@ -1,71 +1,40 @@
-"""The cluster's database. `JobStore` handles one call at a time and returns the snapshots of `jobs`."""
+"""The cluster's database. `JobStore` returns the snapshots of `jobs`; `StoreThread` calls it from an event loop."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import re
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
-from functools import lru_cache
-from importlib import resources
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from pydantic import TypeAdapter
 
 from nni_manager.errors import InternalError
-from nni_manager.local_openpai.core.exits import TaskExit
-from nni_manager.local_openpai.core.job import (
-    Allocation,
-    JobAttempt,
-    PaiJob,
-    RecordEvent,
-    SaveAttempt,
-    SaveTask,
-    Task,
-)
+from nni_manager.local_openpai.core.job import JobAttempt, PaiJob, RecordEvent, SaveAttempt, SaveTask, Task
 from nni_manager.local_openpai.core.plan import JobPlan
-from nni_manager.local_openpai.core.policies import RetryCounts, TaskEnd, Trigger
-from nni_manager.local_openpai.core.states import EventType, ExecutionType, SubState
-from nni_manager.local_openpai.errors import ApiError, StateBusy, StateDirUnusable, no_job
+from nni_manager.local_openpai.core.policies import RetryCounts, TaskEnd
+from nni_manager.local_openpai.core.states import ExecutionType, SubState
+from nni_manager.local_openpai.errors import ApiError, ClusterClosed, StateBusy, StateDirUnusable, no_job
 from nni_manager.local_openpai.jobs import JobDetail, JobEvent, JobSummary
 from nni_manager.store.database_files import OPEN_DATABASES
+from nni_manager.store.queries import named_queries, sql_text
 
 SCHEMA_VERSION = 1
-_QUERY = re.compile(r"^-- name: (\w+) -- .+\n((?:(?!^-- name:).*\n?)*)", re.MULTILINE)
+QUERIES = named_queries(__package__)
+# The columns that hold JSON.
+_JSON = frozenset({"plan", "retries", "exit", "trigger", "allocation", "tags"})
+_P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def _text_of(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
-
-
-QUERIES = {name: statement.strip() for name, statement in _QUERY.findall(_text_of("queries.sql"))}
-
-
 # ---- rows
-
-
-def _allocation(text: str) -> Allocation:
-    values = json.loads(text)
-    ports = {label: tuple(numbers) for label, numbers in values["ports"].items()}
-    return Allocation(values["host_ip"], ports, tuple(values["gpus"]))
-
-
-# The columns that do not have the name of their field.
-_COLUMNS = {"index": "task_index", "allocation": "place", "trigger": "trigger_"}
-# The fields that are stored as text: an enum's value, or JSON.
-_DECODERS: dict[str, Callable[[str], Any]] = {
-    "type": EventType,
-    "sub_state": SubState,
-    "execution_type": ExecutionType,
-    # Cached: a list has thousands of jobs, and most have no retries.
-    "retries": lru_cache(maxsize=256)(lambda text: RetryCounts(**json.loads(text))),
-    "exit": lambda text: TaskExit(**json.loads(text)),
-    "trigger": lambda text: Trigger(**json.loads(text)),
-    "allocation": _allocation,
-}
 
 
 def _column(value: Any) -> Any:
@@ -75,24 +44,20 @@ def _column(value: Any) -> Any:
 
 
 def _columns(stored: Any) -> dict[str, Any]:
-    """The values of a dataclass's fields by the names of their columns."""
-    names = (field.name for field in fields(stored))
-    return {_COLUMNS.get(name, name): _column(getattr(stored, name)) for name in names}
+    """The values of a dataclass's fields, as stored."""
+    return {field.name: _column(getattr(stored, field.name)) for field in fields(stored)}
 
 
-@lru_cache
-def _stored_fields(kind: Any, columns: tuple[str, ...]) -> list[tuple[str, str, Callable[[str], Any] | None]]:
-    """The fields of a dataclass that have a column: name, column and decoder."""
-    found = ((field.name, _COLUMNS.get(field.name, field.name)) for field in fields(kind))
-    return [(name, column, _DECODERS.get(name)) for name, column in found if column in columns]
+# Built once for each class.
+_adapter = lru_cache(TypeAdapter[Any])
 
 
 def _object(kind: Callable[..., _T], row: sqlite3.Row, **others: Any) -> _T:
     """The object stored in a row, and fields that have no column."""
-    for name, column, decoder in _stored_fields(kind, tuple(row.keys())):
-        value = row[column]
-        others.setdefault(name, value if decoder is None or value is None else decoder(value))
-    return kind(**others)
+    values = dict(row)
+    values |= {name: json.loads(values[name]) for name in _JSON & values.keys() if values[name] is not None}
+    found: _T = _adapter(kind).validate_python({**values, **others})
+    return found
 
 
 Write = tuple[str, Mapping[str, Any]]
@@ -106,26 +71,26 @@ def job_write(job: PaiJob) -> Write:
     return ("save_job", {**values, "attempt_id": job.attempt.attempt_id, "code": job.attempt.code})
 
 
-def attempt_write(job_id: int, effect: SaveAttempt) -> Write:
-    """The write that stores an attempt of a job."""
-    return ("save_attempt", {**_columns(effect.attempt), "job_id": job_id})
+def effect_write(job: PaiJob, effect: SaveTask | SaveAttempt | RecordEvent, now_s: float) -> Write:
+    """The write that stores an attempt of a task or of the job, or adds an event at `now_s`."""
+    match effect:
+        case SaveTask():
+            role = job.plan.role(effect.task.role)
+            values = {
+                "job_id": job.job_id,
+                "job_attempt_id": effect.job_attempt_id,
+                "mangled_role": role.mangled_name,
+                "role_order": job.plan.roles.index(role),
+            }
+            return ("save_task", {**_columns(effect.task), **values})
+        case SaveAttempt():
+            return ("save_attempt", {**_columns(effect.attempt), "job_id": job.job_id})
+        case RecordEvent():
+            return _event_write(job.job_id, effect, now_s)
 
 
-def task_write(job: PaiJob, effect: SaveTask) -> Write:
-    """The write that stores an attempt of a task."""
-    role = job.plan.role(effect.task.role)
-    values = {
-        "job_id": job.job_id,
-        "job_attempt_id": effect.job_attempt_id,
-        "mangled_role": role.mangled_name,
-        "role_order": job.plan.roles.index(role),
-    }
-    return ("save_task", {**_columns(effect.task), **values})
-
-
-def event_write(job_id: int, effect: RecordEvent, at_s: float) -> Write:
-    """The write that adds an event of a job."""
-    return ("add_event", {**_columns(effect), "job_id": job_id, "at_s": at_s})
+def _event_write(job_id: int, event: RecordEvent, now_s: float) -> Write:
+    return ("add_event", {**_columns(event), "job_id": job_id, "at_s": now_s})
 
 
 @contextmanager
@@ -184,7 +149,7 @@ class JobStore:
     def _make_or_check(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
         if version == 0:
-            schema = _text_of("schema.sql")
+            schema = sql_text(__package__, "schema.sql")
             self._connection.executescript(f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
         elif version != SCHEMA_VERSION:
             raise StateDirUnusable(
@@ -210,7 +175,7 @@ class JobStore:
             "total_task_roles": len(plan.roles),
             "submitted_at_s": now_s,
             "config": masked_text,
-            "plan": plan.to_json(),
+            "plan": _column(plan),
             "sub_state": SubState.ATTEMPT_CREATION_PENDING.value,
             "execution_type": ExecutionType.START.value,
             "retries": _column(RetryCounts()),
@@ -222,7 +187,7 @@ class JobStore:
                 message = f"cannot submit {plan.framework_name}: a job of that name already exists; choose another name"
                 raise ApiError("ConflictJobError", message) from error
             for event in events:
-                self._execute(event_write(job_id, event, now_s))
+                self._execute(_event_write(job_id, event, now_s))
         return job_id
 
     def commit(self, writes: Sequence[Write]) -> None:
@@ -251,21 +216,6 @@ class JobStore:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def add_tag(self, job_id: int, tag: str) -> None:
-        """Add a tag to a job; idempotent.
-
-        Raises:
-            StateBusy.
-        """
-        self.commit([("add_tag", {"job_id": job_id, "tag": tag})])
-
-    def remove_tag(self, job_id: int, tag: str) -> bool:
-        """Remove a tag; True if the job had it."""
-        with _own_errors(self._path):
-            return (
-                self._connection.execute(QUERIES["remove_tag"], {"job_id": job_id, "tag": tag}).rowcount > 0
-            )
-
     def notifications(self) -> list[tuple[int, str]]:
         """The oldest undelivered notifications, as id and JSON."""
         return [(row["notification_id"], row["body"]) for row in self._rows("get_notifications")]
@@ -274,13 +224,7 @@ class JobStore:
 
     def jobs(self) -> list[JobSummary]:
         """All jobs, the newest first."""
-        tags: dict[int, list[str]] = {}
-        for row in self._rows("get_all_tags"):
-            tags.setdefault(row["job_id"], []).append(row["tag"])
-        return [
-            _object(JobSummary, row, tags=tuple(tags.get(row["job_id"], ())))
-            for row in self._rows("get_jobs")
-        ]
+        return [_object(JobSummary, row) for row in self._rows("get_jobs")]
 
     def summary(self, user: str, name: str) -> JobSummary:
         """One job.
@@ -288,9 +232,7 @@ class JobStore:
         Raises:
             ApiError: NoJobError, no such job.
         """
-        row = self._job(user, name)
-        tags = self._rows("get_tags", job_id=row["job_id"])
-        return _object(JobSummary, row, tags=tuple(tag["tag"] for tag in tags))
+        return _object(JobSummary, self._job(user, name))
 
     def config(self, user: str, name: str) -> str:
         """The job's text with its secrets masked.
@@ -327,19 +269,7 @@ class JobStore:
         Raises:
             ApiError: NoJobError, no such job, attempt or task.
         """
-        rows = self._rows(
-            "get_task_attempts",
-            job_id=self._job(user, name)["job_id"],
-            job_attempt_id=attempt_id,
-            role=role,
-            task_index=index,
-        )
-        if not rows:
-            raise ApiError(
-                "NoJobError",
-                f"cannot find task {index} of role {role} in attempt {attempt_id} of job {user}~{name}; "
-                "the job's detail lists its tasks",
-            )
+        rows = self._task_rows(self._job(user, name), attempt_id, role, index)
         return [_object(Task, row) for row in rows]
 
     def container_of(
@@ -351,21 +281,25 @@ class JobStore:
             ApiError: NoJobError, no such job, attempt or task.
         """
         job = self._job(user, name)
-        found = self._rows(
-            "get_container",
-            job_id=job["job_id"],
-            job_attempt_id=attempt_id,
-            role=role,
-            task_index=index,
-            attempt_id=task_attempt_id,
+        for row in self._task_rows(job, attempt_id, role, index):
+            if row["attempt_id"] == task_attempt_id:
+                return job["debug_id"], row["mangled_role"], row["container_id"]
+        raise ApiError(
+            "NoJobError",
+            f"cannot find attempt {task_attempt_id} of task {index} of role {role} in attempt {attempt_id} "
+            f"of job {user}~{name}; the job's detail lists its tasks",
         )
-        if not found:
+
+    def _task_rows(self, job: sqlite3.Row, attempt_id: int, role: str, index: int) -> list[sqlite3.Row]:
+        values = {"job_id": job["job_id"], "job_attempt_id": attempt_id, "role": role, "task_index": index}
+        rows = self._rows("get_task_attempts", **values)
+        if not rows:
             raise ApiError(
                 "NoJobError",
-                f"cannot find attempt {task_attempt_id} of task {index} of role {role} in attempt {attempt_id} "
-                f"of job {user}~{name}; the job's detail lists its tasks",
+                f"cannot find task {index} of role {role} in attempt {attempt_id} of job {job['user']}~{job['name']}; "
+                "the job's detail lists its tasks",
             )
-        return job["debug_id"], found[0]["mangled_role"], found[0]["container_id"]
+        return rows
 
     def events(self, user: str, name: str, event_type: str | None = None) -> list[JobEvent]:
         """The events of a job, the oldest first; only those of `event_type` if given.
@@ -381,8 +315,7 @@ class JobStore:
         return [self._restored(row, new_id, most_platform_retries) for row in self._rows("get_unfinished")]
 
     def _restored(self, row: sqlite3.Row, new_id: Callable[[], str], most_platform_retries: int) -> PaiJob:
-        plan = JobPlan.from_json(row["plan"])
-        job = _object(PaiJob, row, plan=plan, new_id=new_id, most_platform_retries=most_platform_retries)
+        job = _object(PaiJob, row, new_id=new_id, most_platform_retries=most_platform_retries)
         for attempt in self._rows("get_attempt", job_id=job.job_id, attempt_id=row["attempt_id"]):
             job.attempt = _object(JobAttempt, attempt)
         rows = self._rows("get_tasks", job_id=job.job_id, job_attempt_id=row["attempt_id"])
@@ -408,3 +341,37 @@ class JobStore:
     def _rows(self, query: str, **values: Any) -> list[sqlite3.Row]:
         with _own_errors(self._path):
             return self._connection.execute(QUERIES[query], values).fetchall()
+
+
+class StoreThread:
+    """A `JobStore` behind a thread of its own, so that calls neither overlap nor block the event loop."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        """Store the path; no I/O."""
+        self._path = path
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._store: JobStore | None = None
+
+    async def open(self) -> None:
+        """Open the database, or create it. Raises what `JobStore` raises."""
+        self._store = await asyncio.get_running_loop().run_in_executor(self._thread, JobStore, self._path)
+
+    async def call(
+        self, method: Callable[Concatenate[JobStore, _P], _T], /, *values: _P.args, **named: _P.kwargs
+    ) -> _T:
+        """The result of a method of `JobStore`.
+
+        Raises:
+            ClusterClosed: the store is not open.
+        """
+        if self._store is None:
+            raise ClusterClosed
+        call = partial(method, self._store, *values, **named)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    async def close(self) -> None:
+        """Close the database after the pending calls; idempotent."""
+        store, self._store = self._store, None
+        if store is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, store.close)
+        self._thread.shutdown()

@@ -1,7 +1,7 @@
 """The container supervisor: one process that runs a task's scripts, writes its logs, and records how it ended.
 
-A fork server (`fork_supervisors`) forks the supervisor, which outlives the cluster. This file has more than 500 lines, since the
-isolated interpreter of the fork server imports only this file, `trial_keeper.processes` and the standard library.
+A fork server (`fork_supervisors`) forks the supervisor, which outlives the cluster. The isolated interpreter of the fork server
+imports only this module, `container_logs`, `trial_keeper.processes` and the standard library.
 
 Supervisor and cluster communicate through files in the container's folder:
 
@@ -11,7 +11,7 @@ Supervisor and cluster communicate through files in the container's folder:
 | process.json | supervisor | identity of this process; created once: the first writer prevents another start |
 | exit.json | supervisor | how the container ended; written when none of its processes is left |
 
-Once started, the supervisor writes one byte to its stdout.
+Once started, the supervisor writes one byte to a pipe of the fork server.
 
 For real containers, `sandbox` in spec.json has four commands: create the container, remove the container, run a script, and
 stop the script.
@@ -27,24 +27,20 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
-import selectors
 import signal
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from nni_manager.local_openpai.container_logs import Streams
 from trial_keeper import processes
 
 SPEC, PROCESS, EXIT, STDERR = "spec.json", "process.json", "exit.json", "supervisor.stderr"
-LOG_FOLDERS = {"stdout": "user-stdout", "stderr": "user-stderr", "all": "user-all", "runtime.log": "runtime"}
-CURRENT = "current"
-MASK = b"******"
 BEGIN = "container"
 """The stage that creates the real container, where tasks run in one."""
 BEGUN = b"!"
@@ -55,7 +51,6 @@ MOUNT_PROBE = "--mount-probe"
 
 _READ_BYTES = 65536
 _POLL_S = 1.0
-_DRAIN_S = 5.0
 _TOOL_S = 60.0
 # The cluster kills this process soon after the grace period, so a hanging tool must end earlier.
 _TOOL_BEFORE_KILL_S = 10.0
@@ -91,148 +86,6 @@ def _write_durably(path: Path, document: Mapping[str, Any]) -> None:
         os.fsync(file.fileno())  # otherwise a crash can leave an empty file
 
 
-# ---- logs
-
-
-class Redactor:
-    """Masks secrets in a byte stream, including secrets split across chunks."""
-
-    def __init__(self, secrets: Iterable[bytes]) -> None:
-        self._secrets = sorted(set(secrets), key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, self._secrets))) if self._secrets else None
-        self._held = b""
-
-    def feed(self, data: bytes) -> bytes:
-        """The masked output. A possible start of a secret at the end of the data is held back until more data arrives."""
-        if self._pattern is None:
-            return data
-        data = self._held + data
-        end = len(data) - self._beginning_at_end(data)
-        shown, position = [], 0
-        for match in self._pattern.finditer(data):
-            if match.start() >= end:
-                break
-            shown += [data[position : match.start()], MASK]
-            position = match.end()
-            end = max(end, position)
-        shown.append(data[position:end])
-        self._held = data[end:]
-        return b"".join(shown)
-
-    def flush(self) -> bytes:
-        """The data held back, at the end of the stream."""
-        rest, self._held = self._held, b""
-        return rest if self._pattern is None else self._pattern.sub(MASK, rest)
-
-    def _beginning_at_end(self, data: bytes) -> int:
-        lengths = (
-            length
-            for secret in self._secrets
-            for length in range(1, min(len(secret) - 1, len(data)) + 1)
-            if data.endswith(secret[:length])
-        )
-        return max(lengths, default=0)
-
-
-class RotatedLog:
-    """A log of bounded size: a folder with `current` and older files, each named after the time of its rotation."""
-
-    def __init__(self, folder: Path, file_bytes: int, old_files: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
-        self._file_bytes = file_bytes
-        self._old_files = old_files
-        self._open()
-
-    def _open(self) -> None:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        self._descriptor = os.open(self._folder / CURRENT, flags, 0o600)
-        self._size = os.fstat(self._descriptor).st_size
-
-    def write(self, data: bytes) -> None:
-        """Append data. On a full disk the data is dropped and the task continues."""
-        view = memoryview(data)
-        with contextlib.suppress(OSError):
-            while view:
-                if self._size >= self._file_bytes:
-                    self._rotate()
-                written = os.write(self._descriptor, view[: self._file_bytes - self._size])
-                self._size += written
-                view = view[written:]
-
-    def _rotate(self) -> None:
-        os.close(self._descriptor)
-        newest = next((int(log.stem[1:]) for log in old_logs(self._folder)), 0)
-        # Names stay in order even if the clock is set back.
-        os.rename(self._folder / CURRENT, self._folder / f"@{max(time.time_ns(), newest + 1):020d}.s")
-        for old in old_logs(self._folder)[self._old_files :]:
-            old.unlink()
-        self._open()
-
-
-def old_logs(folder: Path) -> list[Path]:
-    """The rotated files, the newest first."""
-    return sorted(folder.glob("@*.s"), reverse=True)
-
-
-class Streams:
-    """The pipes that a container's scripts write to, and the logs that receive the data."""
-
-    def __init__(self, logs: Path, secrets: list[bytes], file_bytes: int, old_files: int) -> None:
-        self._logs = {
-            name: RotatedLog(logs / folder, file_bytes, old_files) for name, folder in LOG_FOLDERS.items()
-        }
-        self._selector = selectors.DefaultSelector()
-        self._writers: dict[str, int] = {}
-        self._secrets = secrets
-        sinks_of = {"stdout": ("stdout", "all"), "stderr": ("stderr", "all"), "runtime": ("runtime.log",)}
-        for name, sinks in sinks_of.items():
-            reader, self._writers[name] = os.pipe()
-            os.set_blocking(reader, False)
-            self._selector.register(reader, selectors.EVENT_READ, (Redactor(secrets), sinks))
-
-    def writer(self, name: str) -> int:
-        """The write end of the pipe `stdout`, `stderr` or `runtime`."""
-        return self._writers[name]
-
-    def wake_by(self, descriptor: int) -> None:
-        """Make `pump` return also when this descriptor is readable."""
-        self._selector.register(descriptor, selectors.EVENT_READ, None)
-
-    def log(self, text: str) -> None:
-        """Write a line of the supervisor to runtime.log."""
-        redactor = Redactor(self._secrets)
-        line = f"[{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())}] {text}\n".encode()
-        self._logs["runtime.log"].write(redactor.feed(line) + redactor.flush())
-
-    def pump(self, timeout_s: float) -> bool:
-        """Write available output to the logs, waiting at most `timeout_s`; True while scripts may write more."""
-        for key, _ in self._selector.select(max(0.0, timeout_s)):
-            if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(key.fd, _READ_BYTES)
-                continue
-            redactor, sinks = key.data
-            try:
-                data = os.read(key.fd, _READ_BYTES)
-            except BlockingIOError:
-                continue
-            shown = redactor.feed(data) if data else redactor.flush()
-            for sink in sinks if shown else ():
-                self._logs[sink].write(shown)
-            if not data:
-                self._selector.unregister(key.fd)
-        return any(key.data is not None for key in self._selector.get_map().values())
-
-    def drain(self) -> None:
-        """Write output until the last writer closes its pipe, for at most `_DRAIN_S`."""
-        for descriptor in self._writers.values():
-            os.close(descriptor)
-        deadline_s = time.monotonic() + _DRAIN_S
-        while self.pump(0.1) and time.monotonic() < deadline_s:
-            continue
-
-
 class Supervisor:
     """One container, from its first script to the end of its last process."""
 
@@ -249,17 +102,15 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)  # meant for the process that started the cluster
         secrets = [secret.encode() for secret in self._spec["secrets"]]
-        self._streams = Streams(
-            Path(self._spec["logs"]), secrets, self._spec["log_file_bytes"], self._spec["old_log_files"]
-        )
         self._child = 0
         self._ended: int | None = None
         waker, wakes = os.pipe()
+        limits = self._spec["log_file_bytes"], self._spec["old_log_files"]
+        self._streams = Streams(Path(self._spec["logs"]), secrets, *limits, waker)
         for descriptor in (waker, wakes):
             os.set_blocking(descriptor, False)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
-        self._streams.wake_by(waker)
 
     def run(self) -> None:
         """Run all stages, end all processes and write exit.json."""
@@ -312,8 +163,8 @@ class Supervisor:
                 cwd=self._spec["work_dir"],
                 env=None if self._sandbox else self._spec["environ"],
                 stdin=subprocess.DEVNULL,
-                stdout=self._streams.writer("stdout" if is_user else "runtime"),
-                stderr=self._streams.writer("stderr" if is_user else "runtime"),
+                stdout=self._streams.writers["stdout" if is_user else "runtime"],
+                stderr=self._streams.writers["stderr" if is_user else "runtime"],
                 start_new_session=True,
             )
         except OSError as error:
@@ -346,7 +197,7 @@ class Supervisor:
             self._stop_forwarded = True
             self._streams.log("stop requested")
             if self._stops_inside:
-                self._streams.log(_run_tool(self._sandbox["stop"] if self._sandbox else [])[1])
+                self._streams.log(run_tool(self._sandbox["stop"] if self._sandbox else [])[1])
                 return
             for number in (signal.SIGTERM, signal.SIGCONT):
                 processes.signal_group(group, number)
@@ -390,7 +241,7 @@ class Supervisor:
         self._streams.log(f"cannot confirm that the container was removed; run `{' '.join(sandbox['end'])}`")
 
     def _try_to_remove(self, sandbox: Mapping[str, list[str]], within_s: float) -> None:
-        self._is_removed, output = _run_tool(sandbox["end"], within_s)
+        self._is_removed, output = run_tool(sandbox["end"], within_s)
         self._streams.log(output)
 
     def _write_exit(self, document: Mapping[str, Any]) -> None:
@@ -403,7 +254,7 @@ class Supervisor:
             time.sleep(1.0)
 
 
-def _run_tool(command: list[str], within_s: float = _TOOL_S) -> tuple[bool, str]:
+def run_tool(command: list[str], within_s: float = _TOOL_S) -> tuple[bool, str]:
     """Run a command; returns its success and its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=within_s, check=False)
@@ -512,20 +363,6 @@ def _mount(source: str, target: str, flags: int, kind: str | None = None, data: 
     _call("mount", source, target, kind, flags, data)
 
 
-def main(folder: Path) -> None:
-    """Run the container of this folder, unless another process has claimed the folder."""
-    identity = processes.ProcessIdentity.of(os.getpid())
-    assert identity is not None
-    if not claim(folder, identity._asdict()):
-        return
-    processes.adopt_orphans()
-    supervisor = Supervisor(folder)
-    # From here on a cluster can find and stop this process.
-    os.write(1, BEGUN)
-    _redirect(os.devnull, 1)
-    supervisor.run()
-
-
 def fork_supervisors() -> None:
     """Read null-terminated folders from stdin and answer each: BEGUN, or another byte if its supervisor cannot start."""
     import ctypes  # noqa: F401 - loaded once for all forks
@@ -556,14 +393,22 @@ def _forked(folder: Path) -> bytes:
 
 
 def _become_supervisor(folder: Path, writer: int) -> None:
+    """Run the container of this folder, unless another process has claimed the folder."""
     os.setsid()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.chdir(folder)
-    os.dup2(writer, 1)
+    for descriptor, path in enumerate((os.devnull, os.devnull, str(folder / STDERR))):
+        _redirect(path, descriptor)
+    identity = processes.ProcessIdentity.of(os.getpid())
+    assert identity is not None
+    if not claim(folder, identity._asdict()):
+        return
+    processes.adopt_orphans()
+    supervisor = Supervisor(folder)
+    # From here on a cluster can find and stop this process.
+    os.write(writer, BEGUN)
     os.close(writer)
-    _redirect(os.devnull, 0)
-    _redirect(str(folder / STDERR), 2)
-    main(folder)
+    supervisor.run()
 
 
 def _redirect(path: str, descriptor: int) -> None:

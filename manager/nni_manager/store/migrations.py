@@ -34,7 +34,7 @@ def migrate(path: Path, connection: sqlite3.Connection) -> None:
         StoreUnusable: a newer version wrote it.
     """
     version = version_of(path, connection)
-    for number, statements in _MIGRATION.findall(sql_text("migrations.sql")):
+    for number, statements in _MIGRATION.findall(sql_text(__package__, "migrations.sql")):
         if int(number) > version:
             connection.executescript(f"BEGIN IMMEDIATE; {statements} PRAGMA user_version = {number}; COMMIT;")
 

@@ -115,7 +115,7 @@ class Store:
         """Create the database of a new experiment. The folder must exist, the file must not."""
         path.touch(mode=0o600, exist_ok=False)  # the database contains the secret
         connection = cls._connect(path)
-        schema = sql_text("schema.sql")
+        schema = sql_text(__package__, "schema.sql")
         with errors.write_errors(path):
             connection.executescript(f"BEGIN; {schema} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;")
             connection.execute(

@@ -156,13 +156,6 @@ class Change(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RequestAllocation:
-    """Add the request to the queue."""
-
-    request: Request
-
-
-@dataclass(frozen=True, slots=True)
 class LeaveQueue:
     """Remove these containers from the queue."""
 
@@ -229,7 +222,7 @@ class RecordEvent:
 
 
 Effect = (
-    RequestAllocation
+    Request
     | LeaveQueue
     | ReleaseAllocation
     | StartContainer
@@ -304,8 +297,7 @@ class PaiJob:
         }
         for task in self.tasks.values():
             yield self._saved(task)
-        for request in self.requests():
-            yield RequestAllocation(request)
+        yield from self.requests()
 
     def requests(self) -> list[Request]:
         """The pending allocation requests; after a restart, they rebuild the queue."""
@@ -389,7 +381,7 @@ class PaiJob:
         yield self._saved(task)
         message = f"attempt {task.attempt_id} of this task is waiting for resources"
         yield self._event(task, EventType.NORMAL, "TaskRetried", message)
-        yield RequestAllocation(self._request([task]))
+        yield self._request([task])
 
     def _judge(self, now_s: float) -> Iterator[Effect]:
         if self.attempt.exit is None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from nni_manager.local_openpai.core.policies import CompletionPolicy, RetryPolicy
 from nni_manager.local_openpai.core.queue import ResourceCounts
@@ -67,25 +65,3 @@ class JobPlan:
     def role(self, name: str) -> RolePlan:
         """The role of that name."""
         return next(role for role in self.roles if role.name == name)
-
-    def to_json(self) -> str:
-        """The plan as JSON, secrets included."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> JobPlan:
-        """The plan that `to_json` wrote."""
-        values: dict[str, Any] = json.loads(text)
-        for role in values["roles"]:
-            role["need"] = ResourceCounts(**role["need"])
-            role["completion"] = CompletionPolicy(**role["completion"])
-            role |= {key: tuple(role[key]) for key in ("init", "pre", "post")}
-        values |= {
-            "job_retry": RetryPolicy(**values["job_retry"]),
-            "task_retry": {name: RetryPolicy(**policy) for name, policy in values["task_retry"].items()},
-            "roles": tuple(RolePlan(**role) for role in values["roles"]),
-            "storages": tuple(StorageMount(**mount) for mount in values["storages"]),
-            "tells": tuple(values["tells"]),
-            "secrets": tuple(values["secrets"]),
-        }
-        return cls(**values)

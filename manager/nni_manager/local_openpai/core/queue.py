@@ -36,7 +36,7 @@ def summed(needs: Iterable[ResourceCounts]) -> ResourceCounts:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Containers of one job to allocate at the same time: the need of each, by container id."""
+    """A request, as an effect of a job, to allocate containers at the same time: the need of each, by container id."""
 
     job_id: int
     needs: Mapping[str, ResourceCounts]

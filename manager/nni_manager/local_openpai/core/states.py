@@ -80,9 +80,7 @@ TASK_IGNORED: frozenset[tuple[SubState, TransitionEvent]] = frozenset(
         (_S.ATTEMPT_DELETION_REQUESTED, _E.STARTED),
     }
 )
-TASK_TRANSITIONS: dict[tuple[SubState, TransitionEvent], SubState] = TASK_CHANGES | {
-    (state, event): state for state, event in TASK_IGNORED
-}
+TASK_TRANSITIONS = TASK_CHANGES | {(state, event): state for state, event in TASK_IGNORED}
 # A job is allocated and started with its first task, and ends with its last.
 JOB_CHANGES: dict[tuple[SubState, TransitionEvent], SubState] = {
     (_S.ATTEMPT_CREATION_PENDING, _E.ALLOCATED): _S.ATTEMPT_PREPARING,
@@ -103,9 +101,7 @@ JOB_IGNORED: frozenset[tuple[SubState, TransitionEvent]] = frozenset(
         (_S.ATTEMPT_DELETION_REQUESTED, _E.STARTED),
     }
 )
-JOB_TRANSITIONS: dict[tuple[SubState, TransitionEvent], SubState] = JOB_CHANGES | {
-    (state, event): state for state, event in JOB_IGNORED
-}
+JOB_TRANSITIONS = JOB_CHANGES | {(state, event): state for state, event in JOB_IGNORED}
 
 _API_STATES = {
     _S.ATTEMPT_CREATION_PENDING: State.WAITING,
