@@ -113,6 +113,17 @@ class ProcessIdentity(NamedTuple):
         """True if the process runs."""
         return ProcessIdentity.of(self.pid) == self
 
+    def open_pidfd(self) -> int | None:
+        """A pidfd of the process; None if the process has ended, even if its pid has been reused."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return None
+        if self.is_alive:
+            return descriptor
+        os.close(descriptor)
+        return None
+
 
 def state_of(pid: int) -> str:
     """The state letter of proc_pid_stat(5); X also if there is no such process."""

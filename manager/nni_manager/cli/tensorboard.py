@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import subprocess
 import sys
 import time
@@ -92,18 +90,13 @@ def stop(experiment_id: str | None) -> None:
     count = 0
     for record in sorted(known.folder.path.glob("tensorboard-*.json")):
         process = _read_record(record)
-        with contextlib.suppress(ProcessLookupError):
-            if process is not None:
-                # The pid may have been reused: check it again once the pidfd pins the process.
-                descriptor = os.pidfd_open(process.pid)
-                if not process.is_alive:
-                    os.close(descriptor)
-                elif terminate(descriptor, _ENDED_TIMEOUT_S):
-                    count += 1
-                else:
-                    raise RetryableError(
-                        f"cannot end TensorBoard: process {process.pid} ignores SIGTERM; end it with `kill -9 {process.pid}`"
-                    )
+        descriptor = None if process is None else process.open_pidfd()
+        if process is not None and descriptor is not None:
+            if not terminate(descriptor, _ENDED_TIMEOUT_S):
+                raise RetryableError(
+                    f"cannot end TensorBoard: process {process.pid} ignores SIGTERM; end it with `kill -9 {process.pid}`"
+                )
+            count += 1
         record.unlink(missing_ok=True)
     output.info(
         f"Ended {count} TensorBoard{'' if count == 1 else 's'} of experiment {known.experiment_id}"

@@ -18,7 +18,7 @@ from nni_manager.client.manager_process import reap
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from trial_keeper.processes import terminate
+from trial_keeper.processes import ProcessIdentity, terminate
 
 _POLL_S = 0.05
 _LEFT_TIMEOUT_S = 10.0
@@ -178,15 +178,11 @@ def _wait_for_exit(descriptor: int, within_s: float | None = None) -> None:
 
 def _descriptor_of(process: ManagerProcess, folder: ExperimentFolder, *, is_view: bool) -> int | None:
     """A pidfd of the process; None if it has exited. Its command line is verified, because the pid may be reused."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return None
+    identity = ProcessIdentity.of(process.pid)
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        arguments = psutil.Process(process.pid).cmdline()
+        arguments = [] if identity is None else psutil.Process(process.pid).cmdline()
         if str(folder.path) in arguments and ("--view" in arguments) is is_view:
-            return descriptor
-    os.close(descriptor)
+            return identity.open_pidfd()
     return None
 
 

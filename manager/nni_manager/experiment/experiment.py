@@ -394,11 +394,10 @@ class Experiment(StartedExperiment):
             begin()
             if not wait_completion:
                 return None
-            in_notebook = is_in_notebook()
             known = self._now()
             summary = (
-                watch.follow(known, NOTEBOOK_INTERVAL_S, NotebookView())
-                if in_notebook
+                watch.follow(known, NOTEBOOK_INTERVAL_S, NotebookView().show)
+                if is_in_notebook()
                 else watch.follow(known)
             )
         except KeyboardInterrupt:

@@ -78,6 +78,10 @@ class ServiceProcess:
         assert identity is not None  # this process is alive
         return cls(**identity._asdict(), host=host, version=__version__, options=options)
 
+    def open_pidfd(self) -> int | None:
+        """A pidfd of the process; None if the process has ended."""
+        return ProcessIdentity(self.pid, self.start_ticks, self.boot_id).open_pidfd()
+
     @property
     def address(self) -> str:
         """HOST:PORT, for the `host` of an experiment file."""
@@ -334,7 +338,7 @@ def stop(state: StateFolder) -> ServiceProcess | None:
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     while state.is_owned():
         process = state.process()
-        descriptor = None if process is None else _descriptor_of(process)
+        descriptor = None if process is None else process.open_pidfd()
         if process is not None and descriptor is not None:
             has_ended = terminate(descriptor, _ENDED_TIMEOUT_S)
             _started[:] = [child for child in _started if child.poll() is None]
@@ -350,16 +354,4 @@ def stop(state: StateFolder) -> ServiceProcess | None:
                 f"see {state.log}, and try again"
             )
         time.sleep(_POLL_S)  # still starting or stopping
-    return None
-
-
-def _descriptor_of(process: ServiceProcess) -> int | None:
-    """A pidfd of the process; None if the process has ended, even if its pid has been reused."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return None
-    if ProcessIdentity(process.pid, process.start_ticks, process.boot_id).is_alive:
-        return descriptor
-    os.close(descriptor)
     return None
