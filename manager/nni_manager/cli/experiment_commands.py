@@ -7,31 +7,24 @@ from typing import Any
 
 import click
 
-from nni_manager.cli.options import (
-    complete_experiment,
-    confirm,
-    example,
-    experiment_argument,
-    group,
-    json_anyway,
-    json_option,
-    yes_option,
-)
+from nni_manager.cli import options
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store.folders import Registry, corrupt_entries
 
-experiment = group(
+experiment = options.group(
     "experiment",
     "List, export, save, load and delete experiments.",
     "nnictl experiment list --all",
 )
 
 
-@experiment.command("list", epilog=example("nnictl experiment list", "nnictl experiment list --all --json"))
+@experiment.command(
+    "list", epilog=options.example("nnictl experiment list", "nnictl experiment list --all --json")
+)
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="Also list experiments that are not running.")
-@json_option
+@options.json_option
 def list_experiments(all_of_them: bool, as_json: bool) -> None:
     """List the experiments of this user."""
     lines = [known.line() for known in known_experiments() if all_of_them or known.is_served]
@@ -79,17 +72,17 @@ def _status_word(line: dict[str, Any]) -> str:
     return f"NOT RUNNING (was {status})" if _has_died(line) else status
 
 
-@experiment.command(epilog=example("nnictl experiment show", "nnictl experiment show GvTf2bVe"))
-@experiment_argument
-@json_anyway
+@experiment.command(epilog=options.example("nnictl experiment show", "nnictl experiment show GvTf2bVe"))
+@options.experiment_argument
+@options.json_anyway
 def show(experiment_id: str | None) -> None:
     """Print an experiment's profile as JSON: limits, search space, tuner, trial, and transport of each running trial."""
     output.print_json(resolve(experiment_id).get("/experiment"))
 
 
-@experiment.command(epilog=example("nnictl experiment status", "nnictl experiment status GvTf2bVe"))
-@experiment_argument
-@json_anyway
+@experiment.command(epilog=options.example("nnictl experiment status", "nnictl experiment status GvTf2bVe"))
+@options.experiment_argument
+@options.json_anyway
 def status(experiment_id: str | None) -> None:
     """Print an experiment's status as JSON, with the error that stopped it, if any."""
     known = resolve(experiment_id)
@@ -107,20 +100,20 @@ def status(experiment_id: str | None) -> None:
 
 
 @experiment.command(
-    epilog=example(
+    epilog=options.example(
         "nnictl experiment delete GvTf2bVe",
         "nnictl experiment delete GvTf2bVe --yes",
         "nnictl experiment delete --all",
     )
 )
-@click.argument("experiment_id", metavar="[ID]", required=False, shell_complete=complete_experiment)
+@click.argument("experiment_id", metavar="[ID]", required=False, shell_complete=options.complete_experiment)
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="Delete all experiments that are not running.")
 @click.option(
     "--force",
     is_flag=True,
     help="Also delete an unreadable experiment, or one whose trials run without a manager.",
 )
-@yes_option
+@options.yes_option
 def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed: bool) -> int:
     """Delete an experiment and all its data, also on the shared storage. Your code is kept."""
     if (experiment_id is None) == (not all_of_them):
@@ -145,7 +138,7 @@ def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed:
         return 0
     names = ", ".join(known.experiment_id for known in chosen)
     what = f"experiment {names}" if len(chosen) == 1 else f"{len(chosen)} experiments ({names})"
-    if not is_agreed and not confirm(f"Delete {what} with all results and logs?"):
+    if not is_agreed and not options.confirm(f"Delete {what} with all results and logs?"):
         output.info("Nothing was deleted")
         return 1
     problems = [problem for problem in map(_delete, chosen) if problem is not None]

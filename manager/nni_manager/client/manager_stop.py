@@ -179,8 +179,10 @@ def _wait_for_exit(descriptor: int, within_s: float | None = None) -> None:
 def _descriptor_of(process: ManagerProcess, folder: ExperimentFolder, *, is_view: bool) -> int | None:
     """A pidfd of the process; None if it has exited. Its command line is verified, because the pid may be reused."""
     identity = ProcessIdentity.of(process.pid)
+    if identity is None:
+        return None
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        arguments = [] if identity is None else psutil.Process(process.pid).cmdline()
+        arguments = psutil.Process(process.pid).cmdline()
         if str(folder.path) in arguments and ("--view" in arguments) is is_view:
             return identity.open_pidfd()
     return None
