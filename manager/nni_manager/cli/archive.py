@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gzip
 import json
 import os
@@ -37,7 +38,7 @@ from nni_manager.cli.archive_reader import (
     NO_LIMITS,
     ArchiveLimits,
     CodeMembers,
-    NamedMembers,
+    check_named,
     refuse_links_out,
     unpack,
 )
@@ -206,7 +207,7 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
     with tempfile.TemporaryDirectory(dir=places.log_dir, prefix=".loading-") as temporary:
         part = Path(temporary)
         with _as_archive_unusable(path):
-            named = NamedMembers({_MANIFEST, _STORE, _CODE}, {*_FOLDERS, *_WORKSPACE})
+            named = functools.partial(check_named, {_MANIFEST, _STORE, _CODE}, {*_FOLDERS, *_WORKSPACE})
             unpack(path, part, named, limits, (0o700, 0o600))
             for needed in (_MANIFEST, _STORE):
                 if not (part / needed).is_file():

@@ -114,7 +114,7 @@ def unpack(
         assert isinstance(packed, gzip.GzipFile)  # because it opens a path in binary mode
         stream = _CountedStream(
             packed,
-            lambda: too_large(f"holds more than {_mib(limits.unpacked_bytes)} once unpacked"),
+            lambda: too_large(f"holds more than {limits.unpacked_bytes / 2**20:.0f} MiB once unpacked"),
             limits.unpacked_bytes,
         )
         with tarfile.open(fileobj=stream, mode="r:", tarinfo=_Member) as archive:
@@ -159,20 +159,14 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, mo
         archive.extract(member, target)
 
 
-class NamedMembers:
-    """Accepts the members of an experiment's archive: the named files, and everything in the named folders."""
-
-    def __init__(self, files: set[str], folders: set[str]) -> None:
-        self._files, self._folders = files, folders
-
-    def __call__(self, member: tarfile.TarInfo) -> None:
-        """Raise ValueError for anything else."""
-        first, *rest = member.name.split("/")
-        is_named = (first in self._files and not rest and member.isreg()) or (
-            first in self._folders and (member.isdir() or (member.isreg() and rest))
-        )
-        if not is_named or posixpath.normpath(member.name) != member.name:
-            raise ValueError(f"{member.name!r} does not belong to an experiment")
+def check_named(files: set[str], folders: set[str], member: tarfile.TarInfo) -> None:
+    """Raise ValueError for a member that is none of these files, and does not lie in one of these folders."""
+    first, *rest = member.name.split("/")
+    is_named = (first in files and not rest and member.isreg()) or (
+        first in folders and (member.isdir() or (member.isreg() and rest))
+    )
+    if not is_named or posixpath.normpath(member.name) != member.name:
+        raise ValueError(f"{member.name!r} does not belong to an experiment")
 
 
 def refuse_links_out(folder: Path) -> None:
@@ -210,7 +204,3 @@ class CodeMembers:
 
 def _leads_out(path: str) -> bool:
     return posixpath.isabs(path) or posixpath.normpath(path).split("/")[0] == ".."
-
-
-def _mib(size_bytes: float) -> str:
-    return f"{size_bytes / 2**20:.0f} MiB"

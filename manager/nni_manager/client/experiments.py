@@ -127,23 +127,35 @@ class KnownExperiment:
         return known | folders.served_by(self.folder, self.manager, self.view)
 
 
-def known_experiments() -> list[KnownExperiment]:
-    """All experiments of this user that have a folder or a manager, by id."""
-    # Deleted folders stay in the registry; the cache scans the processes once for all of them.
-    managers = functools.cache(_managers_by_folder)
-    found = [_known(folder, managers) for folder in folders.Registry.of_user().all()]
-    return [known for known in found if known is not None]
+def _managers_by_folder() -> dict[Path, folders.ManagerProcess]:
+    """The running managers by folder, found by their command lines: for unreadable or deleted folders."""
+    import psutil
+
+    found = {}
+    for process in psutil.process_iter(["cmdline"]):
+        arguments = process.info["cmdline"] or []
+        options = dict(itertools.pairwise(arguments))
+        if (
+            options.get("-m") == "nni_manager"
+            and {"--folder", "--host"} <= options.keys()
+            and "--view" not in arguments
+            and options.get("--port", "").isdecimal()
+        ):
+            folder = folders.ExperimentFolder(Path(options["--folder"]))
+            found[folder.path] = folder.held_process(process.pid) or folders.ManagerProcess(
+                process.pid, options["--host"], int(options["--port"]), "unknown"
+            )
+    return found
 
 
-def known_experiment(folder: folders.ExperimentFolder) -> KnownExperiment | None:
-    """The current state of the experiment; None: nothing is stored, and no manager runs."""
-    return _known(folder, _managers_by_folder)
-
-
-def _known(
-    folder: folders.ExperimentFolder, managers: Callable[[], dict[Path, folders.ManagerProcess]]
+def known_experiment(
+    folder: folders.ExperimentFolder,
+    managers: Callable[[], dict[Path, folders.ManagerProcess]] = _managers_by_folder,
 ) -> KnownExperiment | None:
-    """As `known_experiment`, None included; `managers` is called only if the folder cannot name its manager."""
+    """The current state of the experiment; None: nothing is stored, and no manager runs.
+
+    `managers` is called only if the folder cannot name its manager.
+    """
     try:
         manager, has_database = folder.running_process(), folder.has_database()
     except folders.FolderUnreadable as error:
@@ -165,25 +177,12 @@ def _known(
     )
 
 
-def _managers_by_folder() -> dict[Path, folders.ManagerProcess]:
-    """The running managers by folder, found by their command lines: for unreadable or deleted folders."""
-    import psutil
-
-    found = {}
-    for process in psutil.process_iter(["cmdline"]):
-        arguments = process.info["cmdline"] or []
-        options = dict(itertools.pairwise(arguments))
-        if (
-            options.get("-m") == "nni_manager"
-            and {"--folder", "--host"} <= options.keys()
-            and "--view" not in arguments
-            and options.get("--port", "").isdecimal()
-        ):
-            folder = folders.ExperimentFolder(Path(options["--folder"]))
-            found[folder.path] = folder.held_process(process.pid) or folders.ManagerProcess(
-                process.pid, options["--host"], int(options["--port"]), "unknown"
-            )
-    return found
+def known_experiments() -> list[KnownExperiment]:
+    """All experiments of this user that have a folder or a manager, by id."""
+    # Deleted folders stay in the registry; the cache scans the processes once for all of them.
+    managers = functools.cache(_managers_by_folder)
+    found = [known_experiment(folder, managers) for folder in folders.Registry.of_user().all()]
+    return [known for known in found if known is not None]
 
 
 def resolve(given: str | None) -> KnownExperiment:

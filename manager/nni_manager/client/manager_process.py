@@ -195,13 +195,11 @@ class _Launch:
 
     def _start_on(self, port: int) -> ManagerProcess:
         stderr_before = self.stderr.stat().st_size if self.stderr.exists() else 0
-        child: subprocess.Popen[bytes] | None = None
+        child = self._spawn(port)
         try:
-            child = self._spawn(port)
             process = self._wait_until_ready(child, stderr_before)
         except BaseException as error:
-            if child is not None:
-                self._abort(child)
+            self._abort(child)
             if isinstance(error, ManagerFailed) and CANNOT_LISTEN in str(error):
                 # The caller tries another port; without this, the message would look like an error of the next process.
                 os.truncate(self.stderr, stderr_before)

@@ -159,7 +159,10 @@ class Experiment(StartedExperiment):
             raise UserError(
                 f"cannot start experiment {self.id}: it is served on port {self.port}; call stop() first, or create another"
             )
-        _check_run_mode(run_mode)
+        if not isinstance(run_mode, RunMode):
+            raise UserError(
+                f"cannot start with run_mode={run_mode!r}; write one of {', '.join(map(str, RunMode))}"
+            )
         with in_python_terms():
             config = self.config.checked()
             if debug:
@@ -416,11 +419,6 @@ def _check_id(given: Any) -> None:
         raise UserError(
             f"cannot use {given!r} as the id of an experiment: job names contain the id; write 1 to 32 letters and digits"
         )
-
-
-def _check_run_mode(given: Any) -> None:
-    if not isinstance(given, RunMode):
-        raise UserError(f"cannot start with run_mode={given!r}; write one of {', '.join(map(str, RunMode))}")
 
 
 def _of_id(given: Any) -> Experiment:
