@@ -120,7 +120,7 @@ def stopped_within(experiment):
     """Stop it as `nnictl stop` does; how long that took."""
     began_s = time.monotonic()
     try:
-        stop_experiment(KnownExperiment(experiment.folder, experiment.folder.process()), print)
+        stop_experiment(KnownExperiment(experiment.folder, experiment.folder.process()))
     finally:
         took_s = time.monotonic() - began_s
         experiment.manager.wait(30)

@@ -24,15 +24,11 @@ from nni_manager.errors import NniManagerError, UserError
 @options.start_options
 def create(config_path: Path, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Start a new experiment."""
-    import secrets
-
     from nni_manager import training_service_factory
     from nni_manager.client import manager_process, preflight
     from nni_manager.config.reader import read_experiment_file
 
     config = read_experiment_file(config_path)
-    if debug:
-        config = dataclasses.replace(config, debug=True, version_check=False)
     place = preflight.check_platform(config)
     ports = preflight.usable_ports(port, host)
     for expansion in config.expansions:
@@ -54,7 +50,7 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
             f"copy codeDir {config.code_dir} for the trials, with chosen values in place of annotations"
         )
     output.info("Starting restful server...")
-    known = manager_process.create_experiment(config, secrets.token_bytes(32), ports, debug, host)
+    known = manager_process.create_experiment(config, ports, debug, host)
     return _after_start(known, foreground)
 
 
@@ -157,7 +153,7 @@ def _follow_to_end(known: KnownExperiment) -> int:
     summary = watch.follow(known)
     watch.show_results(summary, known)
     if known.running_process() is not None:
-        stop_experiment(known, output.info)
+        stop_experiment(known)
     problem = watch.verdict(summary)
     if problem is not None:
         raise problem
@@ -174,7 +170,7 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
             output.info(
                 f"Stopping experiment {name} (press Ctrl-C again to end without waiting for its trials)"
             )
-            stop_experiment(known, output.info)
+            stop_experiment(known)
         output.info(f"Stop experiment success. `nnictl resume {name}` resumes it.")
     except KeyboardInterrupt:
         leave(known)
@@ -217,7 +213,7 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
                 output.info(f"Ended the view of experiment {known.experiment_id} on port {known.view.port}")
             if known.manager is not None:
                 output.info(f"Stopping experiment {known.experiment_id}")
-                stop_experiment(known, output.info)
+                stop_experiment(known)
                 output.info("Stop experiment success.")
             if not known.is_served:
                 output.info(f"Stopping experiment {known.experiment_id}")

@@ -12,6 +12,7 @@ from typing import Any
 
 import psutil
 
+from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerUnresponsive
 from nni_manager.client.manager_process import reap
@@ -35,10 +36,10 @@ class StopNotRecorded(RetryableError):
     """cannot record that the experiment was stopped, although its processes have ended; resume it to continue"""
 
 
-def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> None:
+def stop_experiment(known: KnownExperiment) -> None:
     """Stop a running experiment: cancel its trials, keep its data, and wait until its manager has exited.
 
-    `report` receives the number of unfinished trials, or the current storage problem, whenever it changes.
+    The number of unfinished trials, or the current storage problem, is printed whenever it changes.
 
     Raises:
         ManagerStuck: the manager had to be terminated without a clean stop; the message names what may still run.
@@ -60,7 +61,7 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
             f"cannot stop the trials of experiment {known.experiment_id}: its manager did not answer and was terminated; "
             f"trials may still run: `nnictl resume {known.experiment_id}` finds them, and `nnictl stop` then stops them"
         ) from error
-    progress = _StopProgress(client, report)
+    progress = _StopProgress(client)
     if not _wait_until_gone(known, MAX_STOP_S, progress.poll):
         leave(known)
         raise ManagerStuck(
@@ -208,17 +209,16 @@ def _wait_until_gone(
 class _StopProgress:
     """Polls a stopping manager until its exit. Keeps the last answer, because an exited manager sends none."""
 
-    def __init__(self, client: ManagerClient, report: Callable[[str], None]) -> None:
+    def __init__(self, client: ManagerClient) -> None:
         self.leftovers: list[str] = []
         self.problem = ""
         self._client = client
-        self._report = report
         self._polls_at_s = time.monotonic() + _SUMMARY_INTERVAL_S
         self._reports_at_s = time.monotonic() + _REPORT_INTERVAL_S
         self._reported = ""
 
     def poll(self) -> None:
-        """Poll the manager if the interval has passed, and report changes."""
+        """Poll the manager if the interval has passed, and print changes."""
         now_s = time.monotonic()
         if now_s < self._polls_at_s:
             return
@@ -234,7 +234,7 @@ class _StopProgress:
             waited_for = _waited_for(summary)
             if waited_for != self._reported:
                 self._reported = waited_for
-                self._report(waited_for)
+                output.info(waited_for)
 
 
 def _waited_for(summary: Mapping[str, Any]) -> str:

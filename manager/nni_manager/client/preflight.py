@@ -186,11 +186,7 @@ def check_cluster(config: ExperimentSpec) -> PlatformCheck:
 
 
 def _check_nodes(config: ExperimentSpec, cluster: OpenPai, template: JobTemplate) -> None:
-    """Check that a node is large enough for one task of each role, if OpenPAI reports node sizes.
-
-    Raises:
-        UserError: no node is large enough for a task.
-    """
+    """Check that a node is large enough for one task of each role, if OpenPAI reports node sizes."""
     nodes = cluster.nodes()
     for role in template.sized_roles:
         need = role.resources

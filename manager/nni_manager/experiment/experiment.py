@@ -10,12 +10,11 @@ Source: NNI v2.10 and v3.0, nni.experiment.Experiment.
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import enum
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
@@ -165,25 +164,16 @@ class Experiment(StartedExperiment):
             )
         with in_python_terms():
             config = self.config.checked()
-            if debug:
-                config = dataclasses.replace(config, debug=True, version_check=False)
             platform = preflight.check_platform(config)
             ports = _ports(port)
             for warning in (*config.warnings, *platform.warnings):
                 output.warning(to_python_names(warning))
             if platform.where:
                 output.info(f"run jobs on {platform.where}")
-            self._launch(
-                run_mode,
-                lambda pipe: manager_process.create_experiment(
-                    config,
-                    secrets.token_bytes(32),
-                    ports,
-                    debug,
-                    parent_death_pipe=pipe,
-                    experiment_id=self._given_id,
-                ),
+            create = partial(
+                manager_process.create_experiment, config, ports, debug, experiment_id=self._given_id
             )
+            self._launch(run_mode, create)
 
     def run(self, port: Port = 8080, wait_completion: bool = True, debug: bool = False) -> bool | None:
         """Start the experiment, show its progress, and wait until it is terminal. True if it ended without an error.
@@ -212,7 +202,7 @@ class Experiment(StartedExperiment):
             manager_stop.end_view(known)
         if known is not None and known.manager is not None:
             output.info(f"Stopping experiment {self.id}")
-            manager_stop.stop_experiment(known, output.info)
+            manager_stop.stop_experiment(known)
             output.info(f"Experiment {self.id} is stopped; Experiment.resume({self.id!r}) resumes it")
         self._release()
 
@@ -279,10 +269,7 @@ class Experiment(StartedExperiment):
         folder = self._stored().folder
         with in_python_terms():
             ports = _ports(port, count=1)
-            known = self._launch(
-                RunMode.Background,
-                lambda pipe: manager_process.start_view(folder, ports, parent_death_pipe=pipe),
-            )
+            known = self._launch(RunMode.Background, partial(manager_process.start_view, folder, ports))
         if not non_blocking:
             try:
                 manager_stop.wait_for_view(known)
@@ -343,20 +330,14 @@ class Experiment(StartedExperiment):
             manager_stop.end_view(known)
         with in_python_terms():
             ports = _ports(port)
-            self._launch(
-                RunMode.Background,
-                lambda pipe: manager_process.start_manager(
-                    known.folder, ports, debug, parent_death_pipe=pipe
-                ),
-            )
+            start = partial(manager_process.start_manager, known.folder, ports, debug)
+            self._launch(RunMode.Background, start)
 
-    def _launch(
-        self, run_mode: RunMode, start: Callable[[ParentDeathPipe | None], KnownExperiment]
-    ) -> KnownExperiment:
+    def _launch(self, run_mode: RunMode, start: Callable[..., KnownExperiment]) -> KnownExperiment:
         """Start a manager or a view. Except with `RunMode.Detach`, it ends when this process ends."""
         pipe = None if run_mode is RunMode.Detach else ParentDeathPipe()
         try:
-            known = start(pipe)
+            known = start(parent_death_pipe=pipe)
         except BaseException:
             if pipe is not None:
                 pipe.cut()
