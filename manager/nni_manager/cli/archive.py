@@ -81,10 +81,6 @@ _MAX_REASON_CHARACTERS = 1000
 _UNPACK_ERRORS = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
 
 
-class ArchiveUnusable(UserError):
-    """cannot use the archive; save the experiment again"""
-
-
 @dataclass(frozen=True, slots=True)
 class Places:
     """Locations and login of a loaded experiment; None: as in the archive, or the default."""
@@ -199,9 +195,8 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
     A failure leaves nothing behind.
 
     Raises:
-        ArchiveUnusable: the file is not an archive that `save` wrote.
-        ArchiveTooLarge, StoreTooLarge: the archive exceeds the limits for untrusted archives.
-        UserError: the experiment exists already, or something that it needs is missing.
+        UserError: the file is not an archive that `save` wrote, or the experiment exists already or lacks something.
+        UserError, StoreTooLarge: the archive exceeds the limits for untrusted archives.
     """
     places.log_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=places.log_dir, prefix=".loading-") as temporary:
@@ -267,7 +262,7 @@ def _as_archive_unusable(path: Path) -> Iterator[None]:
             if isinstance(error, RecursionError)
             else escaped("; ".join(str(error).splitlines()))
         )
-        raise ArchiveUnusable(
+        raise UserError(
             f"cannot load {path}: it is not an archive of `nnictl experiment save`, or it is incomplete "
             f"({why[:_MAX_REASON_CHARACTERS]}); save the experiment again"
         ) from error

@@ -27,10 +27,6 @@ _MAX_HEADER_BYTES = 64 * 1024
 _OF_NAMES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL)
 
 
-class ArchiveTooLarge(UserError):
-    """cannot load the archive: it is larger than the limit for untrusted archives"""
-
-
 @dataclass(frozen=True, slots=True)
 class ArchiveLimits:
     """Limits on the size of an archive.
@@ -61,9 +57,7 @@ class _CountedStream(io.RawIOBase):
     tarfile reads at most 16 KiB at a time, except for extended headers, so a larger read is a header.
     """
 
-    def __init__(
-        self, packed: gzip.GzipFile, refuse: Callable[[], ArchiveTooLarge], most_bytes: float
-    ) -> None:
+    def __init__(self, packed: gzip.GzipFile, refuse: Callable[[], UserError], most_bytes: float) -> None:
         self._packed, self.refuse, self._most_bytes = packed, refuse, most_bytes
 
     def readable(self) -> bool:
@@ -99,13 +93,13 @@ def unpack(
     `modes`: permissions of folders and programs, and of other files. `shown`: the archive's name in messages; None: its path.
 
     Raises:
-        ArchiveTooLarge: the archive exceeds the limits.
+        UserError: the archive exceeds the limits.
         ValueError, tarfile.TarError, OSError, EOFError, zlib.error: the file is not an archive that `save` wrote.
     """
     remedy = "if you trust its author, load it with --no-limits"
 
-    def too_large(what: str) -> ArchiveTooLarge:
-        return ArchiveTooLarge(f"cannot load {shown or path}: it {what}; {remedy}")
+    def too_large(what: str) -> UserError:
+        return UserError(f"cannot load {shown or path}: it {what}; {remedy}")
 
     size = path.stat().st_size
     if size > limits.archive_bytes:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,9 +16,8 @@ from nni_manager.cli.options import complete_trial, example, experiment_argument
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.errors import RetryableError, UserError
-
-if TYPE_CHECKING:
-    from trial_keeper.processes import ProcessIdentity
+from trial_keeper.processes import ProcessIdentity, terminate
+from trial_keeper.wire.workspace import replace_file
 
 _HOST = "127.0.0.1"
 # TensorBoard imports many large packages, sometimes from a cold disk.
@@ -84,8 +83,6 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
 @experiment_argument
 def stop(experiment_id: str | None) -> None:
     """Stop every TensorBoard of an experiment."""
-    from trial_keeper.processes import terminate
-
     known = resolve(experiment_id)
     count = 0
     for record in sorted(known.folder.path.glob("tensorboard-*.json")):
@@ -124,8 +121,6 @@ def _logs_of(known: KnownExperiment, trial_ids: tuple[str, ...]) -> list[str]:
 
 
 def _wait_until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    import socket
-
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if child.poll() is not None:
@@ -144,9 +139,6 @@ def _wait_until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> N
 
 
 def _write_record(known: KnownExperiment, pid: int, port: int) -> None:
-    from trial_keeper.processes import ProcessIdentity
-    from trial_keeper.wire.workspace import replace_file
-
     process = ProcessIdentity.of(pid)
     if process is not None:  # it has not exited already
         content = json.dumps({"process": process._asdict(), "port": port}).encode()
@@ -154,8 +146,6 @@ def _write_record(known: KnownExperiment, pid: int, port: int) -> None:
 
 
 def _read_record(record: Path) -> ProcessIdentity | None:
-    from trial_keeper.processes import ProcessIdentity
-
     try:
         return ProcessIdentity.from_json(json.loads(record.read_bytes())["process"])
     except (OSError, ValueError, TypeError, KeyError):

@@ -192,7 +192,7 @@ class Experiment(StartedExperiment):
         """Stop the experiment, or its view: cancel its trials, end its manager, keep its data. No effect if it does not run.
 
         Raises:
-            ManagerStuck: the manager had to be killed by a signal; the message names what may still run.
+            RetryableError: the manager had to be killed by a signal; the message names what may still run.
         """
         if self._folder is None:
             return
