@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from nni_manager.client.preflight import check_command, check_ports, free_ports
+from nni_manager.client.preflight import check_command, free_ports, usable_ports
 from nni_manager.config.reader import read_experiment_file
 from nni_manager.errors import UserError
 
@@ -84,9 +84,9 @@ def test_a_port_that_is_taken_is_refused_and_so_is_the_keepers(tmp_path, monkeyp
         with pytest.raises(
             UserError, match=f"cannot use port {port}: another program uses it; .*--port auto"
         ):
-            check_ports(port)
+            usable_ports(port)
         with pytest.raises(UserError, match=f"cannot use port {port} .keepers connect"):
-            check_ports(port - 1)
+            usable_ports(port - 1)
 
 
 def test_automatic_ports_are_free_pairs_that_do_not_overlap():
@@ -95,7 +95,9 @@ def test_automatic_ports_are_free_pairs_that_do_not_overlap():
     assert second >= first + 2
 
 
-@pytest.mark.parametrize("check", [lambda host: check_ports(8080, host), lambda host: next(free_ports(host))])
+@pytest.mark.parametrize(
+    "check", [lambda host: usable_ports(8080, host), lambda host: next(free_ports(host))]
+)
 @pytest.mark.parametrize(
     ("host", "says"),
     [("", "cannot use --host '': the address is empty; "), (" ", "cannot use --host ' ': the address is empty; "),

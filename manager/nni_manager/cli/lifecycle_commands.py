@@ -9,7 +9,6 @@ import click
 
 from nni_manager.cli import options
 from nni_manager.cli.banner import print_commands
-from nni_manager.cli.exit_codes import INTERRUPTED
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
 from nni_manager.client.links import print_links
@@ -111,7 +110,7 @@ def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> i
     except KeyboardInterrupt:
         if foreground:
             manager_stop.end_view(known)
-        return INTERRUPTED
+        return options.INTERRUPTED
     return 0
 
 
@@ -120,7 +119,7 @@ def _after_start(known: KnownExperiment, foreground: bool) -> int:
         _print_banner(known, foreground)
         return _follow_to_end(known) if foreground else 0
     except KeyboardInterrupt:
-        return _stop_after_interrupt(known) if foreground else INTERRUPTED
+        return _stop_after_interrupt(known) if foreground else options.INTERRUPTED
     except OSError as error:
         if foreground and output.is_hangup(error):
             return _stop_after_interrupt(known)
@@ -185,7 +184,7 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
                 f"experiment {name} keeps its state ({state}), and its trials may still run: `nnictl resume {name}` "
                 f"finds them, and `nnictl stop {name}` then stops them"
             )
-    return INTERRUPTED
+    return options.INTERRUPTED
 
 
 @click.command(epilog=options.example("nnictl stop", "nnictl stop GvTf2bVe", "nnictl stop --all"))

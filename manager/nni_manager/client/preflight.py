@@ -33,14 +33,28 @@ _PLAIN_WORD = re.compile(r"[ \t\n]*([A-Za-z0-9_./+-]+)(?=$|[ \t\n](?![ \t]*\())"
 _CHECK_TIMEOUT_S = 10.0
 
 
-def check_ports(port: int, host: str = HOST, count: int = 2) -> None:
-    """Check that `count` ports from `port` on are free: `port` of `host` for the API, the next one for keepers.
+def free_ports(host: str = HOST) -> Iterator[int]:
+    """Ports that are free and whose next port is free: 8080, 8082, … Another program may still take them first.
 
-    A view needs only the first one.
+    Raises:
+        UserError: no further port is free.
+    """
+    for port in range(DEFAULT_PORT, HIGHEST_PORT, 2):
+        if ports_are_free(port, host):
+            yield port
+    raise UserError(f"cannot find two free ports from {DEFAULT_PORT} on; stop some experiments")
+
+
+def usable_ports(port: int | None, host: str = HOST, count: int = 2) -> Iterable[int]:
+    """The port, if `count` ports from it on are free: the port of `host` for the API, the next one for keepers.
+
+    A view needs only the first one. `port` None: `free_ports`.
 
     Raises:
         UserError: a port is not available; the message names the experiment that uses it, if it is one of this user.
     """
+    if port is None:
+        return free_ports(host)
     for each in range(port, port + count):
         problem = _port_problem(each, host if each == port else HOST)
         if problem is None:
@@ -60,29 +74,6 @@ def check_ports(port: int, host: str = HOST, count: int = 2) -> None:
         raise UserError(
             f"cannot use port {each}{which}: {problem}; choose another with --port N or --port auto"
         )
-
-
-def free_ports(host: str = HOST) -> Iterator[int]:
-    """Ports that are free and whose next port is free: 8080, 8082, … Another program may still take them first.
-
-    Raises:
-        UserError: no further port is free.
-    """
-    for port in range(DEFAULT_PORT, HIGHEST_PORT, 2):
-        if ports_are_free(port, host):
-            yield port
-    raise UserError(f"cannot find two free ports from {DEFAULT_PORT} on; stop some experiments")
-
-
-def usable_ports(port: int | None, host: str = HOST, count: int = 2) -> Iterable[int]:
-    """The port, once `check_ports` has found it free; None: `free_ports`.
-
-    Raises:
-        UserError: see `check_ports` and `free_ports`.
-    """
-    if port is None:
-        return free_ports(host)
-    check_ports(port, host, count)
     return [port]
 
 
