@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import gzip
 import json
 import os
@@ -33,15 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nni_manager.cli.archive_reader import (
-    LIMITS,
-    NO_LIMITS,
-    ArchiveLimits,
-    CodeMembers,
-    check_named,
-    refuse_links_out,
-    unpack,
-)
+from nni_manager.cli.archive_reader import LIMITS, NO_LIMITS, ArchiveLimits, unpack_code, unpack_experiment
 from nni_manager.client.stored import StoredDocuments
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import AzureStorage, ClaimStorage, ExperimentSpec, KubernetesConfig, PaiConfig
@@ -202,8 +193,7 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
     with tempfile.TemporaryDirectory(dir=places.log_dir, prefix=".loading-") as temporary:
         part = Path(temporary)
         with _as_archive_unusable(path):
-            named = functools.partial(check_named, {_MANIFEST, _STORE, _CODE}, {*_FOLDERS, *_WORKSPACE})
-            unpack(path, part, named, limits, (0o700, 0o600))
+            unpack_experiment(path, part, {_MANIFEST, _STORE, _CODE}, {*_FOLDERS, *_WORKSPACE}, limits)
             for needed in (_MANIFEST, _STORE):
                 if not (part / needed).is_file():
                     raise ValueError(f"it contains no {needed}")
@@ -378,8 +368,7 @@ def _unpack_code(code: Path, target: Path, limits: ArchiveLimits, path: Path) ->
     with tempfile.TemporaryDirectory(dir=target, prefix=".loading-") as temporary:
         part = Path(temporary)
         with _as_archive_unusable(path):
-            unpack(code, part, CodeMembers(), limits.of_code(), (0o755, 0o644), f"{path}: {_CODE}")
-            refuse_links_out(part)
+            unpack_code(code, part, limits, f"{path}: {_CODE}")
         for each in list(part.iterdir()):
             each.rename(target / each.name)
 

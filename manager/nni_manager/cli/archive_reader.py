@@ -80,17 +80,39 @@ class _CountedStream(io.RawIOBase):
         return self._packed.tell()
 
 
+def unpack_experiment(
+    path: Path, target: Path, files: set[str], folders: set[str], limits: ArchiveLimits
+) -> None:
+    """Unpack an archive with these files and with anything in these folders; errors as for `unpack`."""
+
+    def check(member: tarfile.TarInfo) -> None:
+        first, *rest = member.name.split("/")
+        is_named = (first in files and not rest and member.isreg()) or (
+            first in folders and (member.isdir() or (member.isreg() and rest))
+        )
+        if not is_named or posixpath.normpath(member.name) != member.name:
+            raise ValueError(f"{member.name!r} does not belong to an experiment")
+
+    unpack(path, target, check, limits, (0o700, 0o600), str(path))
+
+
+def unpack_code(path: Path, target: Path, limits: ArchiveLimits, shown: str) -> None:
+    """Unpack the archive of the code, which may also contain links in its folder; errors as for `unpack`."""
+    unpack(path, target, CodeMembers(), limits.of_code(), (0o755, 0o644), shown)
+    refuse_links_out(target)
+
+
 def unpack(
     path: Path,
     target: Path,
     check: Callable[[tarfile.TarInfo], None],
     limits: ArchiveLimits,
     modes: tuple[int, int],
-    shown: str | None = None,
+    shown: str,
 ) -> None:
     """Unpack the members that `check` accepts; `check` raises ValueError for an unexpected member.
 
-    `modes`: permissions of folders and programs, and of other files. `shown`: the archive's name in messages; None: its path.
+    `modes`: permissions of folders and programs, and of other files. `shown`: the archive's name in messages.
 
     Raises:
         UserError: the archive exceeds the limits.
@@ -99,7 +121,7 @@ def unpack(
     remedy = "if you trust its author, load it with --no-limits"
 
     def too_large(what: str) -> UserError:
-        return UserError(f"cannot load {shown or path}: it {what}; {remedy}")
+        return UserError(f"cannot load {shown}: it {what}; {remedy}")
 
     size = path.stat().st_size
     if size > limits.archive_bytes:
@@ -151,16 +173,6 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, mo
     else:  # Python 3.10 before 3.10.12, and 3.11 before 3.11.4
         member.uid, member.gid, member.uname, member.gname = os.geteuid(), os.getegid(), "", ""
         archive.extract(member, target)
-
-
-def check_named(files: set[str], folders: set[str], member: tarfile.TarInfo) -> None:
-    """Raise ValueError for a member that is none of these files, and does not lie in one of these folders."""
-    first, *rest = member.name.split("/")
-    is_named = (first in files and not rest and member.isreg()) or (
-        first in folders and (member.isdir() or (member.isreg() and rest))
-    )
-    if not is_named or posixpath.normpath(member.name) != member.name:
-        raise ValueError(f"{member.name!r} does not belong to an experiment")
 
 
 def refuse_links_out(folder: Path) -> None:

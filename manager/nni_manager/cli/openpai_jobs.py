@@ -118,10 +118,11 @@ def submit(open_cluster: OpenCluster, file: Path, tags: Sequence[str], as_json: 
     for tag in tags:
         cluster.tag(name, tag)
     if as_json:
-        output.print_json({"name": name, "user": cluster.user, "warnings": _warnings(job)})
+        warnings = [str(warning) for warning in job.warnings]
+        output.print_json({"name": name, "user": cluster.user, "warnings": warnings})
         return
-    for warning in _warnings(job):
-        output.warning(warning)
+    for warning in job.warnings:
+        output.warning(str(warning))
     output.info(f"OpenPAI has accepted job {name}; `nnictl openpai show {name}` shows its state")
 
 
@@ -138,8 +139,8 @@ def validate(file: Path, as_json: bool) -> int:
     text = file.read_text("utf-8-sig")
     if not as_json:
         job = _checked(text, str(file))
-        for warning in _warnings(job):
-            output.warning(warning)
+        for warning in job.warnings:
+            output.warning(str(warning))
         roles = ", ".join(f"{each.role.name} × {each.role.instances}" for each in job.roles)
         output.info(f"{file} can run: job {job.protocol.name}, {roles}")
         return 0
@@ -167,10 +168,6 @@ def _checked(text: str, file: str) -> RenderedJob:
     from nni_manager.training_services.openpai.render import render
 
     return render(parse(text, file))
-
-
-def _warnings(job: RenderedJob) -> list[str]:
-    return [str(warning) for warning in job.warnings]
 
 
 # ---- show
@@ -330,16 +327,9 @@ def stop(open_cluster: OpenCluster, jobs: Sequence[str]) -> None:
 @click.option("--follow", "-f", is_flag=True, help="Also print new output, until the job ends.")
 def logs(open_cluster: OpenCluster, job: str, task: str | None, stream: str, follow: bool) -> None:
     """Print the log of a task of a job."""
-    cluster = open_cluster()
-    for piece in _log_pieces(cluster, job, task, stream, follow):
-        sys.stdout.buffer.write(piece)
-        sys.stdout.flush()
-
-
-def _log_pieces(cluster: OpenPai, job: str, task: str | None, stream: str, follow: bool) -> Iterator[bytes]:
-    """The log from its start, as it grows. A new attempt starts from the start of its own log."""
     from nni_manager.training_services.openpai.connection import JobNotOnCluster, RequestRejected
 
+    cluster = open_cluster()
     seen: tuple[int, int] | None = None
     printed, deadline_s = 0, time.monotonic() + _LOG_TIMEOUT_S
     while True:
@@ -348,6 +338,7 @@ def _log_pieces(cluster: OpenPai, job: str, task: str | None, stream: str, follo
         try:
             role, index, attempt = _task(detail, task)
             if seen != (detail.attempt, attempt):
+                # A new attempt starts from the start of its own log.
                 seen, printed = (detail.attempt, attempt), 0
             locations = cluster.log_locations(job, detail.attempt, role, index, attempt)
             if stream not in locations:
@@ -357,7 +348,8 @@ def _log_pieces(cluster: OpenPai, job: str, task: str | None, stream: str, follo
             piece = cluster.log(locations[stream], printed)
             printed += len(piece)
             deadline_s = float("inf")
-            yield piece
+            sys.stdout.buffer.write(piece)
+            sys.stdout.flush()
         except (JobNotOnCluster, RequestRejected, _NotYet) as error:
             if is_over or not follow or time.monotonic() > deadline_s:
                 raise UserError(str(error)) from error

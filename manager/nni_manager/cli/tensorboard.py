@@ -69,7 +69,10 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
             start_new_session=True,
         )
     try:
-        _write_record(known, child.pid, port)
+        identity = ProcessIdentity.of(child.pid)
+        if identity is not None:  # it has not exited already
+            record = json.dumps({"process": identity._asdict(), "port": port}).encode()
+            replace_file(known.folder.path / f"tensorboard-{child.pid}.json", record, 0o600)
         _wait_until_ready(child, port, log_path)
     except BaseException:
         child.kill()
@@ -136,13 +139,6 @@ def _wait_until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> N
     raise RetryableError(
         f"cannot start TensorBoard: it does not listen on port {port} after {_READY_TIMEOUT_S:.0f} s; see {log}"
     )
-
-
-def _write_record(known: KnownExperiment, pid: int, port: int) -> None:
-    process = ProcessIdentity.of(pid)
-    if process is not None:  # it has not exited already
-        content = json.dumps({"process": process._asdict(), "port": port}).encode()
-        replace_file(known.folder.path / f"tensorboard-{pid}.json", content, 0o600)
 
 
 def _read_record(record: Path) -> ProcessIdentity | None:

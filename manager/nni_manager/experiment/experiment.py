@@ -140,7 +140,6 @@ class Experiment(StartedExperiment):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop what this object has started."""
         self._stop_what_it_started()
 
     # ---- life cycle
