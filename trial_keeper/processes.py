@@ -113,7 +113,7 @@ class ProcessIdentity(NamedTuple):
         """True if the process runs."""
         return ProcessIdentity.of(self.pid) == self
 
-    def pidfd(self) -> int | None:
+    def open_pidfd(self) -> int | None:
         """A pidfd of the process; None if the process has ended, even if its pid has been reused."""
         try:
             descriptor = os.pidfd_open(self.pid)

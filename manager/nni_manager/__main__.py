@@ -25,12 +25,14 @@ from nni_manager.engine.stored_experiment import StoredExperimentReader
 from nni_manager.errors import NniManagerError
 from nni_manager.grpc_server.servicer import KeeperServer
 from nni_manager.http_server import HttpServer, is_loopback, listen
+from nni_manager.store.certificate import Certificate
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess
 from nni_manager.store.lease import Lease
 from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
 from nni_manager.web.api import ManagerApi
+from nni_manager.web.experiment_routes import ExperimentBackend
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 
@@ -109,15 +111,12 @@ async def _view(folder: ExperimentFolder, host: str, port: int, parent_death_pip
     _call_on_eof(loop, parent_death_pipe, must_end.set)
     listener = listen(host, port, _OTHER_PORT)
     certificate = None if is_loopback(host) else folder.certificate(_names_here(host))
-    path, sha256 = (None, None) if certificate is None else (certificate.path, certificate.sha256)
     with StoreReader(folder.database) as reader:
-        session_auth = SessionAuth(reader.experiment().secret, folder.experiment_id, folder.ended_sessions)
+        secret = reader.experiment().secret
     with contextlib.closing(StoredExperimentReader(folder)) as view:
-        web = HttpServer(ManagerApi(view, host, port, session_auth, must_end.set).app(), path)
+        web, process = _http_api(view, secret, host, port, certificate, must_end.set)
         serving = loop.create_task(web.serve(sockets=[listener]))
-        folder.write_process(
-            ManagerProcess(os.getpid(), host, port, __version__, session_auth.token, sha256), is_view=True
-        )
+        folder.write_process(process, is_view=True)
         await must_end.wait()
         web.should_exit = True
         await serving
@@ -166,12 +165,8 @@ class _Manager:
             lease,
         )
         server = KeeperServer(engine.admission)
-        session_auth = SessionAuth(
-            engine.stored.secret, self.folder.experiment_id, self.folder.ended_sessions
-        )
-        web = HttpServer(
-            ManagerApi(engine, self.host, self.port, session_auth, self.end_requested.set).app(),
-            None if for_people is None else for_people.path,
+        web, process = _http_api(
+            engine, engine.stored.secret, self.host, self.port, for_people, self.end_requested.set
         )
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.must_end.set)
@@ -186,16 +181,7 @@ class _Manager:
             )
             serving = loop.create_task(web.serve(sockets=[listener]))
             lease.check()
-            self.folder.write_process(
-                ManagerProcess(
-                    os.getpid(),
-                    self.host,
-                    self.port,
-                    __version__,
-                    session_auth.token,
-                    None if for_people is None else for_people.sha256,
-                )
-            )
+            self.folder.write_process(process)
             self.folder.open_process_file()  # until this process ends
             log.info(
                 "experiment %s: manager %s listens on port %d",
@@ -240,6 +226,23 @@ class _Manager:
         await engine.until_stopped()
         if engine.jobs.leftovers:
             await asyncio.sleep(_LEFTOVERS_READ_S)
+
+
+def _http_api(
+    backend: ExperimentBackend,
+    secret: bytes,
+    host: str,
+    port: int,
+    certificate: Certificate | None,
+    end: Callable[[], None],
+) -> tuple[HttpServer, ManagerProcess]:
+    """The server of the HTTP API, and the record by which clients find it."""
+    folder = backend.folder
+    session_auth = SessionAuth(secret, folder.experiment_id, folder.ended_sessions)
+    app = ManagerApi(backend, host, port, session_auth, end).app()
+    path, sha256 = (None, None) if certificate is None else (certificate.path, certificate.sha256)
+    process = ManagerProcess(os.getpid(), host, port, __version__, session_auth.token, sha256)
+    return HttpServer(app, path), process
 
 
 def _call_on_eof(

@@ -105,7 +105,6 @@ class _Connection(H11Protocol):
         self.app_state = {**self.app_state, _CONNECTION: self}
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept a client."""
         self._accepted = transport
         self._deadline = self.loop.call_later(REQUEST_TIMEOUT_S, transport.abort)
         self.connections.add(self)
@@ -141,14 +140,12 @@ class _Connection(H11Protocol):
         super().connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Handle a disconnected client."""
         self.connections.discard(self)
         self._cancel_deadline()
         if self._has_started:
             super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        """Close the connection when the server shuts down."""
         if self._has_started and not self.is_streaming:
             super().shutdown()
         else:
@@ -161,7 +158,6 @@ class _Connection(H11Protocol):
         self._accepted.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Receive more of a request."""
         if not self._has_started:  # received together with the end of the handshake
             self._early_bytes += data
             return

@@ -8,15 +8,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from trial_keeper.processes import (
-    MAX_DEATH_S,
-    all_pids,
-    end_all,
-    environ_of,
-    families,
-    is_dead,
-    wait_for_ends,
-)
+from trial_keeper import processes
 
 logger = logging.getLogger(__name__)
 
@@ -40,21 +32,21 @@ def reap_orphans(is_leftover: Predicate, is_guard: Predicate = lambda _: False) 
     def find() -> set[int]:
         guards.clear()
         leftovers = set()
-        for pid in all_pids():
-            environ = environ_of(pid)
+        for pid in processes.all_pids():
+            environ = processes.environ_of(pid)
             if is_guard(environ):
                 guards.add(pid)
             elif is_leftover(environ):
                 leftovers.add(pid)
-        found = families(leftovers) - guards
+        found = processes.families(leftovers) - guards
         return found if time.monotonic() < began_s + _MAX_GUARD_S else found | guards
 
     while True:
-        end_all(find)
-        left = [pid for pid in find() | guards if not is_dead(pid)]
+        processes.end_all(find)
+        left = [pid for pid in find() | guards if not processes.is_dead(pid)]
         if not left:
             return
-        if time.monotonic() > began_s + MAX_DEATH_S:
+        if time.monotonic() > began_s + processes.MAX_DEATH_S:
             logger.warning("cannot end processes %s; end them as their user", sorted(left))
             return
-        wait_for_ends(left, time.monotonic() + _SCAN_INTERVAL_S)
+        processes.wait_for_ends(left, time.monotonic() + _SCAN_INTERVAL_S)

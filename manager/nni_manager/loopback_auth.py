@@ -28,10 +28,8 @@ def verify_connections(session: requests.Session) -> None:
     from urllib3.connection import HTTPConnection
     from urllib3.connectionpool import HTTPConnectionPool
 
-    class Connection(HTTPConnection):
-        def connect(self) -> None:
-            super().connect()
-            check_peer(self.sock)
+    class Connection(VerifiedConnection, HTTPConnection):
+        pass
 
     class Pool(HTTPConnectionPool):
         ConnectionCls = Connection

@@ -59,7 +59,7 @@ from nni_manager.errors import NniManagerError
 from nni_manager.store.folders import ExperimentFolder
 
 try:
-    stop_experiment(known_experiment(ExperimentFolder(Path(sys.argv[1]))), print)
+    stop_experiment(known_experiment(ExperimentFolder(Path(sys.argv[1]))))
 except NniManagerError as error:
     print(error)
 """

@@ -15,8 +15,9 @@ from fault_site import Disk
 from real_experiment import a_manager_here, assert_rows_are_what_was_written, until, values, wait_until
 
 from nni_manager.client.experiments import KnownExperiment
-from nni_manager.client.manager_stop import StopNotRecorded, stop_experiment
+from nni_manager.client.manager_stop import stop_experiment
 from nni_manager.domain.stop_escalation import MAX_STOP_S
+from nni_manager.errors import RetryableError
 from nni_manager.store.reader import StoreReader
 from nni_manager.training_services.local.client import LocalTrainingService
 from nni_sdk.records import decode
@@ -120,7 +121,7 @@ def stopped_within(experiment):
     """Stop it as `nnictl stop` does; how long that took."""
     began_s = time.monotonic()
     try:
-        stop_experiment(KnownExperiment(experiment.folder, experiment.folder.process()), print)
+        stop_experiment(KnownExperiment(experiment.folder, experiment.folder.process()))
     finally:
         took_s = time.monotonic() - began_s
         experiment.manager.wait(30)
@@ -165,9 +166,7 @@ def test_what_a_full_disk_does_not_record_is_stopped_all_the_same_and_nothing_is
     # The workspace is on another disk, as with a cluster.
     experiment = an_experiment(logDir=str(disk.path / "experiments"), **options)
     disk.fill()
-    with pytest.raises(
-        StopNotRecorded, match=r"all of its processes have ended.*disk is full.*nnictl resume"
-    ):
+    with pytest.raises(RetryableError, match=r"all of its processes have ended.*disk is full.*nnictl resume"):
         stopped_within(experiment)
     assert_nothing_runs(tmp_path)
     disk.empty()
@@ -185,7 +184,7 @@ def test_all_three_together(disk, an_experiment, tmp_path):
     freeze([*keepers_of(experiment), *guards_of(tmp_path, experiment)])
     remove_trials(experiment)
     disk.fill()
-    with pytest.raises(StopNotRecorded):
+    with pytest.raises(RetryableError, match="cannot record that experiment"):
         stopped_within(experiment)
     assert_nothing_runs(tmp_path)
 

@@ -319,8 +319,8 @@ def test_code_that_changes_while_an_experiment_is_made_leaves_nothing_behind(cod
     with pytest.raises(
         CodeNotCopied, match="its annotations changed after they were checked; run the command again"
     ):
-        create_experiment(read, b"", [], debug=False)
+        create_experiment(read, [], debug=False)
     write(code, train_dot_py="'''@nni.foo()'''\n")
     with pytest.raises(ConfigInvalid, match=r"train\.py:1: cannot use @nni\.foo"):
-        create_experiment(read, b"", [], debug=False)
+        create_experiment(read, [], debug=False)
     assert not (code / "experiments").exists()

@@ -17,6 +17,7 @@ from nni_manager.config.model import ExperimentSpec, TunerConfig
 from nni_manager.config.search_space import parse_search_space
 from nni_manager.domain.experiment import ExperimentState
 from nni_manager.engine.tokens import api_token_of
+from nni_manager.errors import UserError
 from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.base import PastTrial
@@ -287,7 +288,7 @@ def test_a_whole_archive_cut_anywhere_is_refused(saved, move, capsys):
     move("there")
     for part in range(1, 8):
         path.write_bytes(whole[: len(whole) * part // 8])
-        with pytest.raises(archive.ArchiveUnusable):
+        with pytest.raises(UserError, match="it is not an archive of"):
             archive.load(path, archive.Places(path.parent / "logs"))
     assert list((path.parent / "logs").iterdir()) == []
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from saved_archives import a_member, move_to, repacked, save_an_experiment
 
 from nni_manager.cli import archive, archive_reader, main
-from nni_manager.cli.archive_reader import ArchiveLimits, ArchiveTooLarge
-from nni_manager.errors import NniManagerError
+from nni_manager.cli.archive_reader import ArchiveLimits
+from nni_manager.errors import NniManagerError, UserError
 from nni_manager.plain_text import escaped
 from nni_manager.store import untrusted_store
 from nni_manager.store.copying import copy_store
@@ -261,11 +261,11 @@ def test_an_archive_of_a_few_megabytes_that_would_fill_the_disk_is_refused(saved
 def test_what_is_unpacked_is_counted_and_not_read_off_headers(saved, tmp_path):
     path = repacked(saved("-s"), add=[a_member(f"trials/{number}", size=1000) for number in range(100)])
     load = partial(archive.load, path, archive.Places(tmp_path / "logs"))
-    with pytest.raises(ArchiveTooLarge, match="holds more than 0 MiB once unpacked"):
+    with pytest.raises(UserError, match="holds more than 0 MiB once unpacked"):
         load(ArchiveLimits(unpacked_bytes=100_000))
-    with pytest.raises(ArchiveTooLarge, match=r"has more than 100 members; if you trust .*--no-limits"):
+    with pytest.raises(UserError, match=r"has more than 100 members; if you trust .*--no-limits"):
         load(ArchiveLimits(members=100))
-    with pytest.raises(ArchiveTooLarge, match=r"has [0-9]+ bytes; the limit for untrusted archives is 500"):
+    with pytest.raises(UserError, match=r"has [0-9]+ bytes; the limit for untrusted archives is 500"):
         load(ArchiveLimits(archive_bytes=500))
     assert list((tmp_path / "logs").iterdir()) == []
     assert load().folder.path.is_dir()
@@ -281,7 +281,7 @@ def test_the_limits_can_be_lifted(saved, monkeypatch, capsys):
 def test_the_code_in_an_archive_has_limits_of_its_own(saved, tmp_path):
     path = with_file(saved("-s"), "code.tar.gz", a_bomb(tmp_path / "bomb", 512 * 2**20).read_bytes())
     with pytest.raises(
-        ArchiveTooLarge, match=r"z\.tar\.gz: code\.tar\.gz: it holds more than 364 MiB once unpacked"
+        UserError, match=r"z\.tar\.gz: code\.tar\.gz: it holds more than 364 MiB once unpacked"
     ):
         archive.load(path, archive.Places(tmp_path / "logs"))
     assert list((tmp_path / "logs").iterdir()) == []

@@ -8,7 +8,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nni_manager.cli.export import to_csv, to_json
+from nni_manager.cli.experiment_commands import to_csv, to_json
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
 

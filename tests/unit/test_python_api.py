@@ -227,9 +227,9 @@ def a_summary(**fields):
 
 def test_a_notebook_shows_one_output_that_changes(notebook):
     assert is_in_notebook()
-    with NotebookView() as view:
-        view.show(a_summary())
-        view.show(a_summary(status="DONE", counts={"SUCCEEDED": 4, "RUNNING": 0}))
+    view = NotebookView()
+    view.show(a_summary())
+    view.show(a_summary(status="DONE", counts={"SUCCEEDED": 4, "RUNNING": 0}))
     first, second = notebook
     assert "1/4" in repr(first)
     assert "DONE" in repr(second)

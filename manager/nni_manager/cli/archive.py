@@ -32,15 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nni_manager.cli.archive_reader import (
-    LIMITS,
-    NO_LIMITS,
-    ArchiveLimits,
-    CodeMembers,
-    NamedMembers,
-    refuse_links_out,
-    unpack,
-)
+from nni_manager.cli.archive_reader import LIMITS, NO_LIMITS, ArchiveLimits, unpack_code, unpack_experiment
 from nni_manager.client.stored import StoredDocuments
 from nni_manager.config.diagnostics import ConfigInvalid
 from nni_manager.config.model import AzureStorage, ClaimStorage, ExperimentSpec, KubernetesConfig, PaiConfig
@@ -78,10 +70,6 @@ _MAX_COMMAND_BYTES = 128 * 1024
 _MAX_REASON_CHARACTERS = 1000
 
 _UNPACK_ERRORS = (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError)
-
-
-class ArchiveUnusable(UserError):
-    """cannot use the archive; save the experiment again"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,16 +186,14 @@ def load(path: Path, places: Places, limits: ArchiveLimits = LIMITS) -> LoadedEx
     A failure leaves nothing behind.
 
     Raises:
-        ArchiveUnusable: the file is not an archive that `save` wrote.
-        ArchiveTooLarge, StoreTooLarge: the archive exceeds the limits for untrusted archives.
-        UserError: the experiment exists already, or something that it needs is missing.
+        UserError: the file is not an archive that `save` wrote, or the experiment exists already or lacks something.
+        UserError, StoreTooLarge: the archive exceeds the limits for untrusted archives.
     """
     places.log_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=places.log_dir, prefix=".loading-") as temporary:
         part = Path(temporary)
         with _as_archive_unusable(path):
-            named = NamedMembers({_MANIFEST, _STORE, _CODE}, {*_FOLDERS, *_WORKSPACE})
-            unpack(path, part, named, limits, (0o700, 0o600))
+            unpack_experiment(path, part, {_MANIFEST, _STORE, _CODE}, {*_FOLDERS, *_WORKSPACE}, limits)
             for needed in (_MANIFEST, _STORE):
                 if not (part / needed).is_file():
                     raise ValueError(f"it contains no {needed}")
@@ -266,7 +252,7 @@ def _as_archive_unusable(path: Path) -> Iterator[None]:
             if isinstance(error, RecursionError)
             else escaped("; ".join(str(error).splitlines()))
         )
-        raise ArchiveUnusable(
+        raise UserError(
             f"cannot load {path}: it is not an archive of `nnictl experiment save`, or it is incomplete "
             f"({why[:_MAX_REASON_CHARACTERS]}); save the experiment again"
         ) from error
@@ -382,8 +368,7 @@ def _unpack_code(code: Path, target: Path, limits: ArchiveLimits, path: Path) ->
     with tempfile.TemporaryDirectory(dir=target, prefix=".loading-") as temporary:
         part = Path(temporary)
         with _as_archive_unusable(path):
-            unpack(code, part, CodeMembers(), limits.of_code(), (0o755, 0o644), f"{path}: {_CODE}")
-            refuse_links_out(part)
+            unpack_code(code, part, limits, f"{path}: {_CODE}")
         for each in list(part.iterdir()):
             each.rename(target / each.name)
 

@@ -121,10 +121,8 @@ def load(
     runs = [f"`{escaped(config.trial_command)}` in {code}" if config.trial_command else "its job file"]
     for own in (config.tuner.own, None if config.assessor is None else config.assessor.own):
         if own is not None:
-            name_of_class, place = (
-                escaped(own.class_name),
-                escaped(str(own.code_dir or "an installed module")),
-            )
+            name_of_class = escaped(own.class_name)
+            place = escaped(str(own.code_dir or "an installed module"))
             runs.append(f"{name_of_class} of {place}")
             if own.code_dir is not None and not Path(own.code_dir).is_dir():
                 output.warning(f"there is no folder {place}; put the code of {name_of_class} there")

@@ -27,10 +27,6 @@ _MAX_HEADER_BYTES = 64 * 1024
 _OF_NAMES = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL)
 
 
-class ArchiveTooLarge(UserError):
-    """cannot load the archive: it is larger than the limit for untrusted archives"""
-
-
 @dataclass(frozen=True, slots=True)
 class ArchiveLimits:
     """Limits on the size of an archive.
@@ -61,9 +57,7 @@ class _CountedStream(io.RawIOBase):
     tarfile reads at most 16 KiB at a time, except for extended headers, so a larger read is a header.
     """
 
-    def __init__(
-        self, packed: gzip.GzipFile, refuse: Callable[[], ArchiveTooLarge], most_bytes: float
-    ) -> None:
+    def __init__(self, packed: gzip.GzipFile, refuse: Callable[[], UserError], most_bytes: float) -> None:
         self._packed, self.refuse, self._most_bytes = packed, refuse, most_bytes
 
     def readable(self) -> bool:
@@ -86,26 +80,48 @@ class _CountedStream(io.RawIOBase):
         return self._packed.tell()
 
 
+def unpack_experiment(
+    path: Path, target: Path, files: set[str], folders: set[str], limits: ArchiveLimits
+) -> None:
+    """Unpack an archive with these files and with anything in these folders; errors as for `unpack`."""
+
+    def check(member: tarfile.TarInfo) -> None:
+        first, *rest = member.name.split("/")
+        is_named = (first in files and not rest and member.isreg()) or (
+            first in folders and (member.isdir() or (member.isreg() and rest))
+        )
+        if not is_named or posixpath.normpath(member.name) != member.name:
+            raise ValueError(f"{member.name!r} does not belong to an experiment")
+
+    unpack(path, target, check, limits, (0o700, 0o600), str(path))
+
+
+def unpack_code(path: Path, target: Path, limits: ArchiveLimits, shown: str) -> None:
+    """Unpack the archive of the code, which may also contain links in its folder; errors as for `unpack`."""
+    unpack(path, target, CodeMembers(), limits.of_code(), (0o755, 0o644), shown)
+    refuse_links_out(target)
+
+
 def unpack(
     path: Path,
     target: Path,
     check: Callable[[tarfile.TarInfo], None],
     limits: ArchiveLimits,
     modes: tuple[int, int],
-    shown: str | None = None,
+    shown: str,
 ) -> None:
     """Unpack the members that `check` accepts; `check` raises ValueError for an unexpected member.
 
-    `modes`: permissions of folders and programs, and of other files. `shown`: the archive's name in messages; None: its path.
+    `modes`: permissions of folders and programs, and of other files. `shown`: the archive's name in messages.
 
     Raises:
-        ArchiveTooLarge: the archive exceeds the limits.
+        UserError: the archive exceeds the limits.
         ValueError, tarfile.TarError, OSError, EOFError, zlib.error: the file is not an archive that `save` wrote.
     """
     remedy = "if you trust its author, load it with --no-limits"
 
-    def too_large(what: str) -> ArchiveTooLarge:
-        return ArchiveTooLarge(f"cannot load {shown or path}: it {what}; {remedy}")
+    def too_large(what: str) -> UserError:
+        return UserError(f"cannot load {shown}: it {what}; {remedy}")
 
     size = path.stat().st_size
     if size > limits.archive_bytes:
@@ -114,7 +130,7 @@ def unpack(
         assert isinstance(packed, gzip.GzipFile)  # because it opens a path in binary mode
         stream = _CountedStream(
             packed,
-            lambda: too_large(f"holds more than {_mib(limits.unpacked_bytes)} once unpacked"),
+            lambda: too_large(f"holds more than {limits.unpacked_bytes / 2**20:.0f} MiB once unpacked"),
             limits.unpacked_bytes,
         )
         with tarfile.open(fileobj=stream, mode="r:", tarinfo=_Member) as archive:
@@ -159,22 +175,6 @@ def _extract(archive: tarfile.TarFile, member: tarfile.TarInfo, target: Path, mo
         archive.extract(member, target)
 
 
-class NamedMembers:
-    """Accepts the members of an experiment's archive: the named files, and everything in the named folders."""
-
-    def __init__(self, files: set[str], folders: set[str]) -> None:
-        self._files, self._folders = files, folders
-
-    def __call__(self, member: tarfile.TarInfo) -> None:
-        """Raise ValueError for anything else."""
-        first, *rest = member.name.split("/")
-        is_named = (first in self._files and not rest and member.isreg()) or (
-            first in self._folders and (member.isdir() or (member.isreg() and rest))
-        )
-        if not is_named or posixpath.normpath(member.name) != member.name:
-            raise ValueError(f"{member.name!r} does not belong to an experiment")
-
-
 def refuse_links_out(folder: Path) -> None:
     """Raise ValueError for a link that leads out of the folder through other links. Each link alone may look valid."""
     root = os.path.realpath(folder)
@@ -210,7 +210,3 @@ class CodeMembers:
 
 def _leads_out(path: str) -> bool:
     return posixpath.isabs(path) or posixpath.normpath(path).split("/")[0] == ".."
-
-
-def _mib(size_bytes: float) -> str:
-    return f"{size_bytes / 2**20:.0f} MiB"

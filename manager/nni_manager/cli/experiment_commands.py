@@ -1,37 +1,43 @@
-"""nnictl experiment: list, show and delete experiments."""
+"""nnictl experiment: list, show, export and delete experiments."""
 
 from __future__ import annotations
 
 import contextlib
-from typing import Any
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from nni_manager.cli.options import (
-    complete_experiment,
-    confirm,
-    example,
-    experiment_argument,
-    group,
-    json_anyway,
-    json_option,
-    yes_option,
-)
+from nni_manager.cli import options
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
+from nni_manager.client.results import finite, flat_columns, parsed
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.store.folders import Registry, corrupt_entries
 
-experiment = group(
+if TYPE_CHECKING:
+    from nni_manager.store.reader import StoreReader
+
+Record = dict[str, Any]
+"""A result in the format of an export."""
+
+experiment = options.group(
     "experiment",
     "List, export, save, load and delete experiments.",
     "nnictl experiment list --all",
 )
 
 
-@experiment.command("list", epilog=example("nnictl experiment list", "nnictl experiment list --all --json"))
+@experiment.command(
+    "list", epilog=options.example("nnictl experiment list", "nnictl experiment list --all --json")
+)
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="Also list experiments that are not running.")
-@json_option
+@options.json_option
 def list_experiments(all_of_them: bool, as_json: bool) -> None:
     """List the experiments of this user."""
     lines = [known.line() for known in known_experiments() if all_of_them or known.is_served]
@@ -79,17 +85,17 @@ def _status_word(line: dict[str, Any]) -> str:
     return f"NOT RUNNING (was {status})" if _has_died(line) else status
 
 
-@experiment.command(epilog=example("nnictl experiment show", "nnictl experiment show GvTf2bVe"))
-@experiment_argument
-@json_anyway
+@experiment.command(epilog=options.example("nnictl experiment show", "nnictl experiment show GvTf2bVe"))
+@options.experiment_argument
+@options.json_anyway
 def show(experiment_id: str | None) -> None:
     """Print an experiment's profile as JSON: limits, search space, tuner, trial, and transport of each running trial."""
     output.print_json(resolve(experiment_id).get("/experiment"))
 
 
-@experiment.command(epilog=example("nnictl experiment status", "nnictl experiment status GvTf2bVe"))
-@experiment_argument
-@json_anyway
+@experiment.command(epilog=options.example("nnictl experiment status", "nnictl experiment status GvTf2bVe"))
+@options.experiment_argument
+@options.json_anyway
 def status(experiment_id: str | None) -> None:
     """Print an experiment's status as JSON, with the error that stopped it, if any."""
     known = resolve(experiment_id)
@@ -107,20 +113,91 @@ def status(experiment_id: str | None) -> None:
 
 
 @experiment.command(
-    epilog=example(
+    epilog=options.example(
+        "nnictl experiment export --type csv --filename results.csv",
+        "nnictl experiment export GvTf2bVe --type json --intermediate > results.json",
+    )
+)
+@options.experiment_argument
+@click.option("--filename", "-f", "target", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+              help="Write to this file instead of stdout.")  # fmt: skip
+@click.option("--type", "-t", "kind", type=click.Choice(["json", "csv"]), default="json", show_default=True)
+@click.option(
+    "--intermediate", "-i", "has_intermediates", is_flag=True, help="Also export intermediate results."
+)
+def export(experiment_id: str | None, target: Path | None, kind: str, has_intermediates: bool) -> None:
+    """Print parameters and final results of the trials."""
+    known = resolve(experiment_id)
+    records = known.stored.read(lambda reader: list(records_of(reader, has_intermediates=has_intermediates)))
+    text = to_csv(records) if kind == "csv" else to_json(records)
+    if not records:
+        name = known.experiment_id
+        output.warning(
+            f"experiment {name} has no result yet; `nnictl trial ls {name}` shows the state of its trials"
+        )
+    if target is None:
+        # Write bytes: a terminal's encoding may lack characters of a parameter's name.
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()
+        return
+    target.write_bytes(text.encode())
+    output.info(f"Wrote the results of {len(records)} trials to {target}")
+
+
+def records_of(reader: StoreReader, *, has_intermediates: bool) -> Iterator[Record]:
+    """A record for each trial with a counted final result, in order of creation, with the keys of NNI's export.
+
+    A result that is not JSON stays text. NaN and infinities are kept here; each format converts them.
+    """
+    intermediates: dict[str, list[Any]] = {}
+    if has_intermediates:
+        for page in reader.metric_pages(False, 0, 2**62):
+            for row in page:
+                intermediates.setdefault(row.trial_id, []).append(parsed(row.value))
+    for trial_id, parameters, final in reader.results():
+        record: Record = {"trialJobId": trial_id, "parameter": parameters, "value": parsed(final)}
+        yield record | ({"intermediate": intermediates.get(trial_id, [])} if has_intermediates else {})
+
+
+def to_json(records: Sequence[Record]) -> str:
+    """A JSON list with one record per line. NaN and infinities become null, because JSON does not have them."""
+    lines = [json.dumps(finite(record), ensure_ascii=False, allow_nan=False) for record in records]
+    return "[\n" + ",\n".join(lines) + "\n]\n" if lines else "[]\n"
+
+
+def to_csv(records: Sequence[Record]) -> str:
+    """A CSV table with a column for each parameter, named as in `flat_columns`. Values that are not text are JSON."""
+    names, rows = flat_columns([(each["trialJobId"], each["parameter"], each["value"]) for each in records])
+    text = io.StringIO()
+    has_intermediates = any("intermediate" in record for record in records)
+    # Lines end with CRLF (RFC 4180). With another line end, csv would not quote a cell with a carriage return.
+    writer = csv.writer(text)
+    writer.writerow([*names, "intermediate"] if has_intermediates else names)
+    for record, row in zip(records, rows, strict=True):
+        cells = [_cell(row[name]) if name in row else "" for name in names]
+        writer.writerow([*cells, _cell(record["intermediate"])] if has_intermediates else cells)
+    return text.getvalue()
+
+
+def _cell(value: Any) -> Any:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@experiment.command(
+    epilog=options.example(
         "nnictl experiment delete GvTf2bVe",
         "nnictl experiment delete GvTf2bVe --yes",
         "nnictl experiment delete --all",
     )
 )
-@click.argument("experiment_id", metavar="[ID]", required=False, shell_complete=complete_experiment)
+@click.argument("experiment_id", metavar="[ID]", required=False, shell_complete=options.complete_experiment)
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="Delete all experiments that are not running.")
 @click.option(
     "--force",
     is_flag=True,
     help="Also delete an unreadable experiment, or one whose trials run without a manager.",
 )
-@yes_option
+@options.yes_option
 def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed: bool) -> int:
     """Delete an experiment and all its data, also on the shared storage. Your code is kept."""
     if (experiment_id is None) == (not all_of_them):
@@ -145,7 +222,7 @@ def delete(experiment_id: str | None, all_of_them: bool, force: bool, is_agreed:
         return 0
     names = ", ".join(known.experiment_id for known in chosen)
     what = f"experiment {names}" if len(chosen) == 1 else f"{len(chosen)} experiments ({names})"
-    if not is_agreed and not confirm(f"Delete {what} with all results and logs?"):
+    if not is_agreed and not options.confirm(f"Delete {what} with all results and logs?"):
         output.info("Nothing was deleted")
         return 1
     problems = [problem for problem in map(_delete, chosen) if problem is not None]

@@ -7,18 +7,8 @@ from pathlib import Path
 
 import click
 
+from nni_manager.cli import options
 from nni_manager.cli.banner import print_commands
-from nni_manager.cli.exit_codes import INTERRUPTED
-from nni_manager.cli.options import (
-    complete_experiment,
-    config_option,
-    example,
-    experiment_argument,
-    host_option,
-    named_experiment_argument,
-    port_option,
-    start_options,
-)
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, known_experiments, match_prefix, resolve
 from nni_manager.client.links import print_links
@@ -26,20 +16,18 @@ from nni_manager.client.manager_client import api_url
 from nni_manager.errors import NniManagerError, UserError
 
 
-@click.command(epilog=example("nnictl create --config config.yml", "nnictl create -c config.yml -p auto -f"))
-@config_option("The experiment file.")
-@start_options
+@click.command(
+    epilog=options.example("nnictl create --config config.yml", "nnictl create -c config.yml -p auto -f")
+)
+@options.config_option("The experiment file.")
+@options.start_options
 def create(config_path: Path, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Start a new experiment."""
-    import secrets
-
     from nni_manager import training_service_factory
     from nni_manager.client import manager_process, preflight
     from nni_manager.config.reader import read_experiment_file
 
     config = read_experiment_file(config_path)
-    if debug:
-        config = dataclasses.replace(config, debug=True, version_check=False)
     place = preflight.check_platform(config)
     ports = preflight.usable_ports(port, host)
     for expansion in config.expansions:
@@ -61,13 +49,13 @@ def create(config_path: Path, host: str, port: int | None, debug: bool, foregrou
             f"copy codeDir {config.code_dir} for the trials, with chosen values in place of annotations"
         )
     output.info("Starting restful server...")
-    known = manager_process.create_experiment(config, secrets.token_bytes(32), ports, debug, host)
+    known = manager_process.create_experiment(config, ports, debug, host)
     return _after_start(known, foreground)
 
 
-@click.command(epilog=example("nnictl resume GvTf2bVe", "nnictl resume GvTf2bVe --foreground"))
-@named_experiment_argument
-@start_options
+@click.command(epilog=options.example("nnictl resume GvTf2bVe", "nnictl resume GvTf2bVe --foreground"))
+@options.named_experiment_argument
+@options.start_options
 def resume(experiment_id: str, host: str, port: int | None, debug: bool, foreground: bool) -> int:
     """Resume an experiment whose manager is not running."""
     from nni_manager.client import manager_process, manager_stop, preflight
@@ -92,11 +80,13 @@ def resume(experiment_id: str, host: str, port: int | None, debug: bool, foregro
     return _after_start(manager_process.start_manager(known.folder, ports, debug, host), foreground)
 
 
-@click.command(epilog=example("nnictl view GvTf2bVe", "nnictl view GvTf2bVe --port 8090 --foreground"))
-@named_experiment_argument
+@click.command(
+    epilog=options.example("nnictl view GvTf2bVe", "nnictl view GvTf2bVe --port 8090 --foreground")
+)
+@options.named_experiment_argument
 @click.option("--foreground", "-f", is_flag=True, help="Serve until Ctrl-C, or until the view is stopped.")
-@host_option
-@port_option("8080", "Port of the HTTP API. auto: the first free one.")
+@options.host_option
+@options.port_option("8080", "Port of the HTTP API. auto: the first free one.")
 def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> int:
     """Serve a stored experiment read-only."""
     from nni_manager.client import manager_process, manager_stop, preflight
@@ -120,7 +110,7 @@ def view(experiment_id: str, host: str, port: int | None, foreground: bool) -> i
     except KeyboardInterrupt:
         if foreground:
             manager_stop.end_view(known)
-        return INTERRUPTED
+        return options.INTERRUPTED
     return 0
 
 
@@ -129,7 +119,7 @@ def _after_start(known: KnownExperiment, foreground: bool) -> int:
         _print_banner(known, foreground)
         return _follow_to_end(known) if foreground else 0
     except KeyboardInterrupt:
-        return _stop_after_interrupt(known) if foreground else INTERRUPTED
+        return _stop_after_interrupt(known) if foreground else options.INTERRUPTED
     except OSError as error:
         if foreground and output.is_hangup(error):
             return _stop_after_interrupt(known)
@@ -162,7 +152,7 @@ def _follow_to_end(known: KnownExperiment) -> int:
     summary = watch.follow(known)
     watch.show_results(summary, known)
     if known.running_process() is not None:
-        stop_experiment(known, output.info)
+        stop_experiment(known)
     problem = watch.verdict(summary)
     if problem is not None:
         raise problem
@@ -179,7 +169,7 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
             output.info(
                 f"Stopping experiment {name} (press Ctrl-C again to end without waiting for its trials)"
             )
-            stop_experiment(known, output.info)
+            stop_experiment(known)
         output.info(f"Stop experiment success. `nnictl resume {name}` resumes it.")
     except KeyboardInterrupt:
         leave(known)
@@ -194,11 +184,13 @@ def _stop_after_interrupt(known: KnownExperiment) -> int:
                 f"experiment {name} keeps its state ({state}), and its trials may still run: `nnictl resume {name}` "
                 f"finds them, and `nnictl stop {name}` then stops them"
             )
-    return INTERRUPTED
+    return options.INTERRUPTED
 
 
-@click.command(epilog=example("nnictl stop", "nnictl stop GvTf2bVe", "nnictl stop --all"))
-@click.argument("experiment_id", metavar="[ID|PREFIX*]", required=False, shell_complete=complete_experiment)
+@click.command(epilog=options.example("nnictl stop", "nnictl stop GvTf2bVe", "nnictl stop --all"))
+@click.argument(
+    "experiment_id", metavar="[ID|PREFIX*]", required=False, shell_complete=options.complete_experiment
+)
 @click.option("--all", "-a", "all_of_them", is_flag=True, help="Stop every running experiment.")
 @click.option("--port", "-p", type=int, help="Stop the experiment that runs on this port.")
 def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
@@ -220,7 +212,7 @@ def stop(experiment_id: str | None, all_of_them: bool, port: int | None) -> int:
                 output.info(f"Ended the view of experiment {known.experiment_id} on port {known.view.port}")
             if known.manager is not None:
                 output.info(f"Stopping experiment {known.experiment_id}")
-                stop_experiment(known, output.info)
+                stop_experiment(known)
                 output.info("Stop experiment success.")
             if not known.is_served:
                 output.info(f"Stopping experiment {known.experiment_id}")
@@ -277,8 +269,8 @@ def _one_to_stop(given: str | None, running: list[KnownExperiment]) -> KnownExpe
     )
 
 
-@click.command(epilog=example("nnictl top", "nnictl top GvTf2bVe --time 5"))
-@experiment_argument
+@click.command(epilog=options.example("nnictl top", "nnictl top GvTf2bVe --time 5"))
+@options.experiment_argument
 @click.option("--time", "-t", "every_s", type=click.FloatRange(0.1), default=1.0, show_default=True,
               metavar="SECONDS", help="Interval between updates.")  # fmt: skip
 def top(experiment_id: str | None, every_s: float) -> None:

@@ -18,7 +18,6 @@ from nni_manager.cli import (
     completion,
     config_commands,
     experiment_commands,
-    export,  # noqa: F401 - as above
     lifecycle_commands,
     log_commands,
     openpai,
@@ -29,7 +28,7 @@ from nni_manager.cli import (
     webui,
 )
 from nni_manager.cli.banner import print_commands
-from nni_manager.cli.exit_codes import INTERRUPTED
+from nni_manager.cli.options import INTERRUPTED
 from nni_manager.client import output
 from nni_manager.errors import NniManagerError
 from trial_keeper import __version__
@@ -70,7 +69,8 @@ def run(arguments: Sequence[str]) -> int:
         output.error(usage_line(error))
         return 1
     except NniManagerError as error:
-        for line in _lines(error):
+        # An invalid file has one line for each error.
+        for line in str(error).splitlines() if hasattr(error, "diagnostics") else [str(error)]:
             output.error(line)
         return 1
     except (KeyboardInterrupt, click.Abort):
@@ -85,11 +85,6 @@ def run(arguments: Sequence[str]) -> int:
         )
         return 1
     return code if isinstance(code, int) else 0
-
-
-def _lines(error: NniManagerError) -> list[str]:
-    # An invalid file has one line for each error.
-    return str(error).splitlines() if hasattr(error, "diagnostics") else [str(error)]
 
 
 def usage_line(error: click.UsageError) -> str:

@@ -7,7 +7,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,70 +28,61 @@ _FOLLOW_INTERVAL_S = 2.0
 _LOG_TIMEOUT_S = 60.0
 _ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 
+OpenCluster = Callable[[], "OpenPai"]
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Access:
-    """The options that select a cluster and a user; None: not given."""
 
-    host: str | None
-    user: str | None
-    token: str | None
-    config: Path | None
+def _open_cluster(host: str | None, user: str | None, token: str | None, config: Path | None) -> OpenPai:
+    """The selected cluster. Options take precedence, then the experiment file, the environment, and the local OpenPAI.
 
-    def cluster(self) -> OpenPai:
-        """The selected cluster. Options take precedence, then the experiment file, the environment, and the local OpenPAI.
+    Raises:
+        UserError: the cluster, the user or the login is not given.
+        ConfigInvalid: the experiment file is invalid.
+    """
+    from nni_manager import training_service_factory
+    from nni_manager.config.model import LOCAL_HOST
+    from nni_manager.training_services.openpai.rest import OpenPai
+    from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
-        Raises:
-            UserError: the cluster, the user or the login is not given.
-            ConfigInvalid: the experiment file is invalid.
-        """
-        from nni_manager.config.model import LOCAL_HOST
-        from nni_manager.training_services.openpai.rest import OpenPai
-        from nni_manager.training_services.retry_policy import ClientRetryPolicy
+    retry_policy = ClientRetryPolicy(tries=3)
+    if config is not None:
+        from nni_manager.config.reader import read_experiment_file
 
-        retry_policy = ClientRetryPolicy(tries=3)
-        if self.config is not None:
-            from nni_manager import training_service_factory
-            from nni_manager.config.reader import read_experiment_file
-
-            pai = read_experiment_file(self.config, reads_code=False).pai
-            if pai is None:
-                raise UserError(
-                    f"cannot use --config {self.config}: the experiment does not run on OpenPAI; give --host, --user and --token"
-                )
-            meant = dataclasses.replace(
-                pai, host=self.host or pai.host, user=self.user or pai.user, token=self.token or pai.token
-            )
-            return training_service_factory.open_cluster(meant, retry_policy=retry_policy)
-        host = self.host or os.environ.get("OPENPAI_HOST")
-        if host is None or host.lower() == LOCAL_HOST:
-            from nni_manager import training_service_factory
-
-            here = training_service_factory.running_here(retry_policy)
-            if here is not None and not (self.user or self.token):
-                return here
-            host = host if here is None else here.address
-        user = self.user or os.environ.get("OPENPAI_USER")
-        token = self.token or os.environ.get("OPENPAI_TOKEN")
-        password = None if token else os.environ.get("OPENPAI_PASSWORD")
-        if host is None or user is None or (token or password) is None:
+        pai = read_experiment_file(config, reads_code=False).pai
+        if pai is None:
             raise UserError(
-                "cannot connect to OpenPAI: host, user or token is missing; give --config with an experiment file, or set "
-                "OPENPAI_HOST, OPENPAI_USER and OPENPAI_TOKEN (or give --host, --user and --token), or run `nnictl openpai start`"
+                f"cannot use --config {config}: the experiment does not run on OpenPAI; give --host, --user and --token"
             )
-        return OpenPai(host, user, token=token, password=password, retry_policy=retry_policy)
+        meant = dataclasses.replace(
+            pai, host=host or pai.host, user=user or pai.user, token=token or pai.token
+        )
+        return training_service_factory.open_cluster(meant, retry_policy=retry_policy)
+    host = host or os.environ.get("OPENPAI_HOST")
+    if host is None or host.lower() == LOCAL_HOST:
+        here = training_service_factory.running_here(retry_policy)
+        if here is not None and not (user or token):
+            return here
+        host = host if here is None else here.address
+    user = user or os.environ.get("OPENPAI_USER")
+    token = token or os.environ.get("OPENPAI_TOKEN")
+    password = None if token else os.environ.get("OPENPAI_PASSWORD")
+    if host is None or user is None or (token or password) is None:
+        raise UserError(
+            "cannot connect to OpenPAI: host, user or token is missing; give --config with an experiment file, or set "
+            "OPENPAI_HOST, OPENPAI_USER and OPENPAI_TOKEN (or give --host, --user and --token), or run `nnictl openpai start`"
+        )
+    return OpenPai(host, user, token=token, password=password, retry_policy=retry_policy)
 
 
 def _on_a_cluster(command: Command) -> Command:
-    """Adds the options that select a cluster; the command receives an `Access`."""
+    """Adds the options that select a cluster; the command receives a function that connects to it."""
 
     @functools.wraps(command)
-    def with_access(
+    def with_cluster(
         host: str | None, user: str | None, token: str | None, config: Path | None, **rest: Any
     ) -> Any:
-        return command(Access(host, user, token, config), **rest)
+        return command(functools.partial(_open_cluster, host, user, token, config), **rest)
 
-    made: Command = with_access
+    made: Command = with_cluster
     for option in (
         click.option("--token", metavar="TOKEN", help="Your token. Prefer OPENPAI_TOKEN, which other users cannot see."),
         click.option("--user", metavar="USER", help="Your account.  [default: OPENPAI_USER]"),
@@ -116,21 +107,22 @@ _file = click.argument("file", metavar="FILE", type=FILE)
 @_file
 @click.option("--tag", "tags", metavar="TAG", multiple=True, help="A tag for the job. Repeatable.")
 @json_option
-def submit(access: Access, file: Path, tags: Sequence[str], as_json: bool) -> None:
+def submit(open_cluster: OpenCluster, file: Path, tags: Sequence[str], as_json: bool) -> None:
     """Submit a job file."""
     _refuse_commas(tags)
     text = file.read_text("utf-8-sig")
     job = _checked(text, str(file))
-    cluster = access.cluster()
+    cluster = open_cluster()
     cluster.submit(text)
     name = job.protocol.name
     for tag in tags:
         cluster.tag(name, tag)
     if as_json:
-        output.print_json({"name": name, "user": cluster.user, "warnings": _warnings(job)})
+        warnings = [str(warning) for warning in job.warnings]
+        output.print_json({"name": name, "user": cluster.user, "warnings": warnings})
         return
-    for warning in _warnings(job):
-        output.warning(warning)
+    for warning in job.warnings:
+        output.warning(str(warning))
     output.info(f"OpenPAI has accepted job {name}; `nnictl openpai show {name}` shows its state")
 
 
@@ -147,8 +139,8 @@ def validate(file: Path, as_json: bool) -> int:
     text = file.read_text("utf-8-sig")
     if not as_json:
         job = _checked(text, str(file))
-        for warning in _warnings(job):
-            output.warning(warning)
+        for warning in job.warnings:
+            output.warning(str(warning))
         roles = ", ".join(f"{each.role.name} × {each.role.instances}" for each in job.roles)
         output.info(f"{file} can run: job {job.protocol.name}, {roles}")
         return 0
@@ -178,10 +170,6 @@ def _checked(text: str, file: str) -> RenderedJob:
     return render(parse(text, file))
 
 
-def _warnings(job: RenderedJob) -> list[str]:
-    return [str(warning) for warning in job.warnings]
-
-
 # ---- show
 
 
@@ -201,7 +189,7 @@ def _warnings(job: RenderedJob) -> list[str]:
 @click.option("--head", type=click.IntRange(1), metavar="N", help="Only the newest N jobs.")
 @json_option
 def list_jobs(
-    access: Access,
+    open_cluster: OpenCluster,
     states: str,
     keyword: str,
     tags: Sequence[str],
@@ -217,7 +205,7 @@ def list_jobs(
     unknown = [word for word in wanted if word not in known]
     if unknown:
         raise UserError(f"cannot use --state {unknown[0]}: there is no such state; use {', '.join(known)}")
-    cluster = access.cluster()
+    cluster = open_cluster()
     _refuse_commas(tags)
     rows = cluster.jobs(
         keyword=keyword,
@@ -251,9 +239,9 @@ def list_jobs(
 @_on_a_cluster
 @_job
 @json_option
-def show(access: Access, job: str, as_json: bool) -> None:
+def show(open_cluster: OpenCluster, job: str, as_json: bool) -> None:
     """Show a job: its state, the reason for its end, its tasks."""
-    detail = access.cluster().job(job)
+    detail = open_cluster().job(job)
     if as_json:
         output.print_json(detail.document)
         return
@@ -292,9 +280,9 @@ def show(access: Access, job: str, as_json: bool) -> None:
 @click.option(
     "--output", "-o", "target", metavar="FILE", type=FILE, help="Write to this file instead of stdout."
 )
-def export(access: Access, job: str, target: Path | None) -> None:
+def export(open_cluster: OpenCluster, job: str, target: Path | None) -> None:
     """Print a job as a job file. Its secrets are masked: fill in your own before you submit it again."""
-    text = access.cluster().config(job)
+    text = open_cluster().config(job)
     if target is None:
         output.plain(text.rstrip("\n"))
         return
@@ -310,9 +298,9 @@ def export(access: Access, job: str, target: Path | None) -> None:
 @openpai.command(epilog=example("nnictl openpai stop train", "nnictl openpai stop alice~train"))
 @_on_a_cluster
 @click.argument("jobs", metavar="JOB...", nargs=-1, required=True)
-def stop(access: Access, jobs: Sequence[str]) -> None:
+def stop(open_cluster: OpenCluster, jobs: Sequence[str]) -> None:
     """Stop jobs. Containers that still run after 30 s are killed."""
-    cluster = access.cluster()
+    cluster = open_cluster()
     for job in jobs:
         cluster.stop(job)
         output.info(f"Stopping job {job}; `nnictl openpai show {job}` shows when it has ended")
@@ -337,18 +325,11 @@ def stop(access: Access, jobs: Sequence[str]) -> None:
     help="stdout, stderr, all, or another log of the task.",
 )
 @click.option("--follow", "-f", is_flag=True, help="Also print new output, until the job ends.")
-def logs(access: Access, job: str, task: str | None, stream: str, follow: bool) -> None:
+def logs(open_cluster: OpenCluster, job: str, task: str | None, stream: str, follow: bool) -> None:
     """Print the log of a task of a job."""
-    cluster = access.cluster()
-    for piece in _log_pieces(cluster, job, task, stream, follow):
-        sys.stdout.buffer.write(piece)
-        sys.stdout.flush()
-
-
-def _log_pieces(cluster: OpenPai, job: str, task: str | None, stream: str, follow: bool) -> Iterator[bytes]:
-    """The log from its start, as it grows. A new attempt starts from the start of its own log."""
     from nni_manager.training_services.openpai.connection import JobNotOnCluster, RequestRejected
 
+    cluster = open_cluster()
     seen: tuple[int, int] | None = None
     printed, deadline_s = 0, time.monotonic() + _LOG_TIMEOUT_S
     while True:
@@ -357,6 +338,7 @@ def _log_pieces(cluster: OpenPai, job: str, task: str | None, stream: str, follo
         try:
             role, index, attempt = _task(detail, task)
             if seen != (detail.attempt, attempt):
+                # A new attempt starts from the start of its own log.
                 seen, printed = (detail.attempt, attempt), 0
             locations = cluster.log_locations(job, detail.attempt, role, index, attempt)
             if stream not in locations:
@@ -366,7 +348,8 @@ def _log_pieces(cluster: OpenPai, job: str, task: str | None, stream: str, follo
             piece = cluster.log(locations[stream], printed)
             printed += len(piece)
             deadline_s = float("inf")
-            yield piece
+            sys.stdout.buffer.write(piece)
+            sys.stdout.flush()
         except (JobNotOnCluster, RequestRejected, _NotYet) as error:
             if is_over or not follow or time.monotonic() > deadline_s:
                 raise UserError(str(error)) from error

@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share, and the format of their examples."""
+"""Options and arguments that several commands share, the format of their examples, and the exit code after Ctrl-C."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from nni_manager.errors import NniManagerError, UserError
 
 Command = Callable[..., Any]
 FILE = click.Path(path_type=Path)
+INTERRUPTED = 130
+"""The exit code after Ctrl-C: 128 + SIGINT, as in shells. docs/nnictl.md describes it for users."""
 # A longer list of completions is hard to read.
 _MAX_COMPLETIONS = 200
 

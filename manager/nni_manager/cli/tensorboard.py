@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -16,9 +16,8 @@ from nni_manager.cli.options import complete_trial, example, experiment_argument
 from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment, resolve
 from nni_manager.errors import RetryableError, UserError
-
-if TYPE_CHECKING:
-    from trial_keeper.processes import ProcessIdentity
+from trial_keeper.processes import ProcessIdentity, terminate
+from trial_keeper.wire.workspace import replace_file
 
 _HOST = "127.0.0.1"
 # TensorBoard imports many large packages, sometimes from a cold disk.
@@ -70,7 +69,10 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
             start_new_session=True,
         )
     try:
-        _write_record(known, child.pid, port)
+        identity = ProcessIdentity.of(child.pid)
+        if identity is not None:  # it has not exited already
+            record = json.dumps({"process": identity._asdict(), "port": port}).encode()
+            replace_file(known.folder.path / f"tensorboard-{child.pid}.json", record, 0o600)
         _wait_until_ready(child, port, log_path)
     except BaseException:
         child.kill()
@@ -84,13 +86,11 @@ def start(experiment_id: str | None, trial_ids: tuple[str, ...], port: int | Non
 @experiment_argument
 def stop(experiment_id: str | None) -> None:
     """Stop every TensorBoard of an experiment."""
-    from trial_keeper.processes import terminate
-
     known = resolve(experiment_id)
     count = 0
     for record in sorted(known.folder.path.glob("tensorboard-*.json")):
         process = _read_record(record)
-        descriptor = None if process is None else process.pidfd()
+        descriptor = None if process is None else process.open_pidfd()
         if process is not None and descriptor is not None:
             if not terminate(descriptor, _ENDED_TIMEOUT_S):
                 raise RetryableError(
@@ -124,8 +124,6 @@ def _logs_of(known: KnownExperiment, trial_ids: tuple[str, ...]) -> list[str]:
 
 
 def _wait_until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    import socket
-
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if child.poll() is not None:
@@ -143,19 +141,7 @@ def _wait_until_ready(child: subprocess.Popen[bytes], port: int, log: Path) -> N
     )
 
 
-def _write_record(known: KnownExperiment, pid: int, port: int) -> None:
-    from trial_keeper.processes import ProcessIdentity
-    from trial_keeper.wire.workspace import replace_file
-
-    process = ProcessIdentity.of(pid)
-    if process is not None:  # it has not exited already
-        content = json.dumps({"process": process._asdict(), "port": port}).encode()
-        replace_file(known.folder.path / f"tensorboard-{pid}.json", content, 0o600)
-
-
 def _read_record(record: Path) -> ProcessIdentity | None:
-    from trial_keeper.processes import ProcessIdentity
-
     try:
         return ProcessIdentity.from_json(json.loads(record.read_bytes())["process"])
     except (OSError, ValueError, TypeError, KeyError):

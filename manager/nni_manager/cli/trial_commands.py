@@ -7,28 +7,22 @@ import sys
 
 import click
 
-from nni_manager.cli.options import (
-    example,
-    experiment_argument,
-    group,
-    json_anyway,
-    json_option,
-    trial_option,
-)
+from nni_manager.cli import options
 from nni_manager.client import output
 from nni_manager.client.experiments import resolve
 from nni_manager.errors import UserError
 
-trial = group("trial", "Show and stop trials.", "nnictl trial ls")
+trial = options.group("trial", "Show and stop trials.", "nnictl trial ls")
 
 
 @trial.command(
-    "ls", epilog=example("nnictl trial ls", "nnictl trial ls GvTf2bVe --tail 5", "nnictl trial ls --json")
+    "ls",
+    epilog=options.example("nnictl trial ls", "nnictl trial ls GvTf2bVe --tail 5", "nnictl trial ls --json"),
 )
-@experiment_argument
+@options.experiment_argument
 @click.option("--head", type=click.IntRange(1), metavar="N", help="Only the first N trials.")
 @click.option("--tail", type=click.IntRange(1), metavar="N", help="Only the last N trials.")
-@json_option
+@options.json_option
 def list_trials(experiment_id: str | None, head: int | None, tail: int | None, as_json: bool) -> None:
     """List the trials of an experiment, in the order of their creation."""
     from nni_manager.client import watch
@@ -57,19 +51,23 @@ def list_trials(experiment_id: str | None, head: int | None, tail: int | None, a
         output.trial_warning(each)
 
 
-@trial.command(epilog=example("nnictl trial show --trial-id aB3dE", "nnictl trial show GvTf2bVe -T aB3"))
-@experiment_argument
-@trial_option("The trial to show.")
-@json_anyway
+@trial.command(
+    epilog=options.example("nnictl trial show --trial-id aB3dE", "nnictl trial show GvTf2bVe -T aB3")
+)
+@options.experiment_argument
+@options.trial_option("The trial to show.")
+@options.json_anyway
 def show(experiment_id: str | None, trial_id: str) -> None:
     """Print one trial as JSON: parameters, result, how it ended, and the resources it used."""
     known = resolve(experiment_id)
     output.print_json(known.trial(known.trial_id(trial_id)))
 
 
-@trial.command(epilog=example("nnictl trial kill --trial-id aB3dE", "nnictl trial kill GvTf2bVe -T aB3dE"))
-@experiment_argument
-@trial_option("The trial to stop.")
+@trial.command(
+    epilog=options.example("nnictl trial kill --trial-id aB3dE", "nnictl trial kill GvTf2bVe -T aB3dE")
+)
+@options.experiment_argument
+@options.trial_option("The trial to stop.")
 def kill(experiment_id: str | None, trial_id: str) -> None:
     """Stop one trial; the experiment continues."""
     known = resolve(experiment_id)
@@ -86,10 +84,12 @@ def kill(experiment_id: str | None, trial_id: str) -> None:
 
 
 @trial.command(
-    epilog=example("nnictl trial codegen --trial-id aB3dE", "nnictl trial codegen -T aB3dE > train.py")
+    epilog=options.example(
+        "nnictl trial codegen --trial-id aB3dE", "nnictl trial codegen -T aB3dE > train.py"
+    )
 )
-@experiment_argument
-@trial_option("The trial whose values are filled in.")
+@options.experiment_argument
+@options.trial_option("The trial whose values are filled in.")
 def codegen(experiment_id: str | None, trial_id: str) -> None:
     """Print annotated code with the values of a trial filled in (useAnnotation: true).
 

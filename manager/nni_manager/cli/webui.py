@@ -36,14 +36,8 @@ def url(experiment_id: str | None, as_json: bool) -> None:
     if as_json:
         token_file = known.folder.token_file(is_view=known.manager is None)
         output.print_json(
-            {
-                "urls": found.origins,
-                "links": found.links,
-                "expiresInS": found.expires_in_s,
-                "certificateSha256": server.certificate_sha256,
-                "tokenFile": str(token_file),
-            }
+            found | {"certificateSha256": server.certificate_sha256, "tokenFile": str(token_file)}
         )
         return
-    for each in found.links:
+    for each in found["links"]:
         output.plain(each)

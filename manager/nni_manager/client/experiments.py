@@ -12,14 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nni_manager.client.manager_client import ManagerClient, ManagerRefusal, ManagerUnresponsive
 from nni_manager.errors import NniManagerError, UserError
-from nni_manager.store.folders import (
-    ExperimentFolder,
-    ExperimentUnknown,
-    FolderUnreadable,
-    ManagerProcess,
-    Registry,
-    served_by,
-)
+from nni_manager.store import folders
 from trial_keeper.wire.workspace import is_safe_name
 
 if TYPE_CHECKING:
@@ -33,10 +26,10 @@ class KnownExperiment:
     `problem`: an error message about the experiment's folder; empty: none.
     """
 
-    folder: ExperimentFolder
-    manager: ManagerProcess | None
+    folder: folders.ExperimentFolder
+    manager: folders.ManagerProcess | None
     problem: str = ""
-    view: ManagerProcess | None = None
+    view: folders.ManagerProcess | None = None
 
     @property
     def is_served(self) -> bool:
@@ -48,7 +41,7 @@ class KnownExperiment:
         """The experiment's id."""
         return self.folder.experiment_id
 
-    def running_process(self) -> ManagerProcess | None:
+    def running_process(self) -> folders.ManagerProcess | None:
         """The manager that owns the experiment now; None if no manager does."""
         now = known_experiment(self.folder)
         return None if now is None else now.manager
@@ -131,48 +124,10 @@ class KnownExperiment:
             known |= {"status": "UNREADABLE", "problem": str(error)}
         if self.problem:
             known |= {"problem": self.problem} | ({} if self.manager else {"status": "UNREADABLE"})
-        return known | served_by(self.folder, self.manager, self.view)
+        return known | folders.served_by(self.folder, self.manager, self.view)
 
 
-def known_experiments() -> list[KnownExperiment]:
-    """All experiments of this user that have a folder or a manager, by id."""
-    # Deleted folders stay in the registry; the cache scans the processes once for all of them.
-    managers = functools.cache(_managers_by_folder)
-    found = [_known(folder, managers) for folder in Registry.of_user().all()]
-    return [known for known in found if known is not None]
-
-
-def known_experiment(folder: ExperimentFolder) -> KnownExperiment | None:
-    """The current state of the experiment; None: nothing is stored, and no manager runs."""
-    return _known(folder, _managers_by_folder)
-
-
-def _known(
-    folder: ExperimentFolder, managers: Callable[[], dict[Path, ManagerProcess]]
-) -> KnownExperiment | None:
-    """As `known_experiment`, None included; `managers` is called only if the folder cannot name its manager."""
-    try:
-        manager, has_database = folder.running_process(), folder.has_database()
-    except FolderUnreadable as error:
-        return KnownExperiment(folder, managers().get(folder.path), str(error))
-    if has_database:
-        try:
-            return KnownExperiment(folder, manager, view=folder.running_view())
-        except FolderUnreadable as error:
-            return KnownExperiment(folder, manager, str(error))
-    # A manager outlives its folder: it still holds its ports, and its trials still run.
-    manager = manager or managers().get(folder.path)
-    if manager is None:
-        return None
-    name = folder.experiment_id
-    return KnownExperiment(
-        folder,
-        manager,
-        f"cannot store anything: {folder.path} was deleted; end its manager with `nnictl stop {name}`",
-    )
-
-
-def _managers_by_folder() -> dict[Path, ManagerProcess]:
+def _managers_by_folder() -> dict[Path, folders.ManagerProcess]:
     """The running managers by folder, found by their command lines: for unreadable or deleted folders."""
     import psutil
 
@@ -186,11 +141,48 @@ def _managers_by_folder() -> dict[Path, ManagerProcess]:
             and "--view" not in arguments
             and options.get("--port", "").isdecimal()
         ):
-            folder = ExperimentFolder(Path(options["--folder"]))
-            found[folder.path] = folder.held_process(process.pid) or ManagerProcess(
+            folder = folders.ExperimentFolder(Path(options["--folder"]))
+            found[folder.path] = folder.held_process(process.pid) or folders.ManagerProcess(
                 process.pid, options["--host"], int(options["--port"]), "unknown"
             )
     return found
+
+
+def known_experiment(
+    folder: folders.ExperimentFolder,
+    managers: Callable[[], dict[Path, folders.ManagerProcess]] = _managers_by_folder,
+) -> KnownExperiment | None:
+    """The current state of the experiment; None: nothing is stored, and no manager runs.
+
+    `managers` is called only if the folder cannot name its manager.
+    """
+    try:
+        manager, has_database = folder.running_process(), folder.has_database()
+    except folders.FolderUnreadable as error:
+        return KnownExperiment(folder, managers().get(folder.path), str(error))
+    if has_database:
+        try:
+            return KnownExperiment(folder, manager, view=folder.running_view())
+        except folders.FolderUnreadable as error:
+            return KnownExperiment(folder, manager, str(error))
+    # A manager outlives its folder: it still holds its ports, and its trials still run.
+    manager = manager or managers().get(folder.path)
+    if manager is None:
+        return None
+    name = folder.experiment_id
+    return KnownExperiment(
+        folder,
+        manager,
+        f"cannot store anything: {folder.path} was deleted; end its manager with `nnictl stop {name}`",
+    )
+
+
+def known_experiments() -> list[KnownExperiment]:
+    """All experiments of this user that have a folder or a manager, by id."""
+    # Deleted folders stay in the registry; the cache scans the processes once for all of them.
+    managers = functools.cache(_managers_by_folder)
+    found = [known_experiment(folder, managers) for folder in folders.Registry.of_user().all()]
+    return [known for known in found if known is not None]
 
 
 def resolve(given: str | None) -> KnownExperiment:
@@ -204,7 +196,7 @@ def resolve(given: str | None) -> KnownExperiment:
     if given is None:
         running = [each for each in known if each.manager is not None]
         if not running:
-            raise ExperimentUnknown(
+            raise folders.ExperimentUnknown(
                 "cannot find a running experiment; name one (`nnictl experiment list --all` shows all), "
                 "or start one with `nnictl create --config FILE`"
             )
@@ -215,13 +207,13 @@ def resolve(given: str | None) -> KnownExperiment:
         return running[0]
     matching = match_prefix(given, known)
     if not matching:
-        corrupt = Registry.of_user().spoilt()
+        corrupt = folders.Registry.of_user().spoilt()
         if given in corrupt:
             raise UserError(corrupt[given])
         ids = [each.experiment_id for each in known]
         near = difflib.get_close_matches(given, ids, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise ExperimentUnknown(
+        raise folders.ExperimentUnknown(
             f"cannot find experiment {given!r}; {hint}`nnictl experiment list --all` lists them"
         )
     if len(matching) > 1:

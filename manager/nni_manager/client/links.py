@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 from nni_manager.client import output
 from nni_manager.client.manager_client import ManagerClient, ManagerRefusal, ManagerUnresponsive
@@ -14,24 +14,19 @@ from nni_manager.store.folders import ManagerProcess
 _EVERYWHERE = ("0.0.0.0", "::")
 
 
-@dataclass(frozen=True, slots=True)
-class Links:
-    """Login links for one browser, one link per address of the manager. The code follows the #, so no server receives it."""
+def links_to(experiment_id: str, server: ManagerProcess) -> dict[str, Any]:
+    """Request new login links for one browser from the manager or view that serves the experiment.
 
-    origins: list[str]
-    links: list[str]
-    expires_in_s: int
-
-
-def links_to(experiment_id: str, server: ManagerProcess) -> Links:
-    """Request new links from the manager or view that serves the experiment.
+    The result has `urls`, one per address of the manager, the `links` to these, and `expiresInS`. The login code follows the #
+    of a link, so no server receives it.
 
     Raises:
         ManagerUnresponsive: no answer, or another program answers.
     """
     made = ManagerClient(experiment_id, server).post("/entrance")
     origins = list(dict.fromkeys(urls_of(server)))
-    return Links(origins, [f"{origin}/enter#{made['code']}" for origin in origins], made["expiresInS"])
+    links = [f"{origin}/enter#{made['code']}" for origin in origins]
+    return {"urls": origins, "links": links, "expiresInS": made["expiresInS"]}
 
 
 def print_links(experiment_id: str, server: ManagerProcess) -> None:
@@ -41,9 +36,9 @@ def print_links(experiment_id: str, server: ManagerProcess) -> None:
     except (ManagerUnresponsive, ManagerRefusal) as error:
         output.warning(str(error))
         return
-    output.plain(f"The Web UI urls are: {'   '.join(found.links)}")
+    output.plain(f"The Web UI urls are: {'   '.join(found['links'])}")
     output.plain(
-        f"The first browser that opens one of them within {found.expires_in_s // 60} minutes is logged in; "
+        f"The first browser that opens one of them within {found['expiresInS'] // 60} minutes is logged in; "
         f"`nnictl webui url {experiment_id}` prints more"
     )
 

@@ -108,15 +108,7 @@ class ManagerClient:
         from nni_manager.loopback_auth import causes_of, untrusted_listener_in
 
         # Errors by which the kernel, TLS and HTTP report that the other end has closed the connection.
-        closed = (
-            ConnectionResetError,
-            ConnectionAbortedError,
-            BrokenPipeError,
-            ssl.SSLEOFError,
-            ssl.SSLZeroReturnError,
-            IncompleteRead,
-        )
-
+        closed = (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError, IncompleteRead)
         if (untrusted := untrusted_listener_in(error)) is not None:
             return self._unresponsive(str(untrusted))
         causes = tuple(causes_of(error))

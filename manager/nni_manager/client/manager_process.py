@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -41,7 +43,6 @@ class ManagerFailed(UserError):
 
 def create_experiment(
     config: ExperimentSpec,
-    secret: bytes,
     ports: Iterable[int],
     debug: bool,
     host: str = HOST,
@@ -52,7 +53,8 @@ def create_experiment(
     """Create an experiment and start its manager on the first usable port of `ports`; return when the manager is ready.
 
     A failure leaves nothing behind: no folder, no registry entry, no process. The manager stops the experiment when
-    this process's end of `parent_death_pipe` is closed. `experiment_id` None: generate an unused one.
+    this process's end of `parent_death_pipe` is closed. `experiment_id` None: generate an unused one. `debug`: write a verbose
+    log, and check no versions.
 
     Raises:
         ManagerFailed: the manager did not become ready.
@@ -62,6 +64,8 @@ def create_experiment(
     from nni_manager.store.writer import Store
     from nni_manager.training_service_factory import remove_from_share, storage_here
 
+    if debug:
+        config = dataclasses.replace(config, debug=True, version_check=False)
     new_folders = [each for each in (config.log_dir, *config.log_dir.parents) if not each.exists()]
     folder = ExperimentFolder(config.log_dir / (experiment_id or new_id(EXPERIMENT_ID_LENGTH)))
     while experiment_id is None and folder.path.exists():
@@ -82,7 +86,7 @@ def create_experiment(
                 folder.collected_logs,
                 folder.experiment_id,
                 config.to_json(),
-                secret,
+                secrets.token_bytes(32),
                 time.time(),
             ).close()
             Registry.of_user().add(folder)
@@ -103,8 +107,6 @@ def create_experiment(
 
 def _with_generated_code(config: ExperimentSpec, folder: ExperimentFolder) -> ExperimentSpec:
     """Generate the trial code from annotations into the experiment's folder; return a config with that code folder."""
-    import dataclasses
-
     from nni_manager.config.annotated_code import CodeNotCopied, read_code, write_copy
     from nni_manager.config.diagnostics import ConfigInvalid
     from nni_manager.training_service_factory import storage_here
@@ -177,11 +179,7 @@ class _Launch:
     is_new: bool = False
 
     def on_first_free(self, ports: Iterable[int]) -> ManagerProcess:
-        """The process, once it is ready.
-
-        Raises:
-            ManagerFailed: it did not become ready, and has exited.
-        """
+        """The process, once it is ready on the first port that it could use."""
         failure: ManagerFailed | None = None
         for port in ports:
             try:
@@ -195,13 +193,11 @@ class _Launch:
 
     def _start_on(self, port: int) -> ManagerProcess:
         stderr_before = self.stderr.stat().st_size if self.stderr.exists() else 0
-        child: subprocess.Popen[bytes] | None = None
+        child = self._spawn(port)
         try:
-            child = self._spawn(port)
             process = self._wait_until_ready(child, stderr_before)
         except BaseException as error:
-            if child is not None:
-                self._abort(child)
+            self._abort(child)
             if isinstance(error, ManagerFailed) and CANNOT_LISTEN in str(error):
                 # The caller tries another port; without this, the message would look like an error of the next process.
                 os.truncate(self.stderr, stderr_before)

@@ -12,13 +12,14 @@ from typing import Any
 
 import psutil
 
+from nni_manager.client import output
 from nni_manager.client.experiments import KnownExperiment
 from nni_manager.client.manager_client import ConnectionClosed, ManagerClient, ManagerUnresponsive
 from nni_manager.client.manager_process import reap
 from nni_manager.domain.stop_escalation import MAX_STOP_S
 from nni_manager.errors import NniManagerError, RetryableError, UserError
 from nni_manager.store.folders import ExperimentFolder, ManagerProcess, Registry
-from trial_keeper.processes import terminate
+from trial_keeper.processes import ProcessIdentity, terminate
 
 _POLL_S = 0.05
 _LEFT_TIMEOUT_S = 10.0
@@ -27,23 +28,15 @@ _REPORT_INTERVAL_S = 5.0
 _SUMMARY_INTERVAL_S = 0.5
 
 
-class ManagerStuck(RetryableError):
-    """cannot stop the manager; end its process by hand"""
-
-
-class StopNotRecorded(RetryableError):
-    """cannot record that the experiment was stopped, although its processes have ended; resume it to continue"""
-
-
-def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> None:
+def stop_experiment(known: KnownExperiment) -> None:
     """Stop a running experiment: cancel its trials, keep its data, and wait until its manager has exited.
 
-    `report` receives the number of unfinished trials, or the current storage problem, whenever it changes.
+    The number of unfinished trials, or the current storage problem, is printed whenever it changes.
 
     Raises:
-        ManagerStuck: the manager had to be terminated without a clean stop; the message names what may still run.
+        RetryableError: the manager had to be terminated without a clean stop; the message names what may still run.
         RetryableError: some jobs may still run; the message names each with the command that removes it.
-        StopNotRecorded: nothing runs, but the stop is not in the database.
+        RetryableError: nothing runs, but the stop is not in the database.
     """
     process = known.manager
     if process is None:
@@ -56,14 +49,14 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
         if not known.running_process():
             return
         leave(known)
-        raise ManagerStuck(
+        raise RetryableError(
             f"cannot stop the trials of experiment {known.experiment_id}: its manager did not answer and was terminated; "
             f"trials may still run: `nnictl resume {known.experiment_id}` finds them, and `nnictl stop` then stops them"
         ) from error
-    progress = _StopProgress(client, report)
+    progress = _StopProgress(client)
     if not _wait_until_gone(known, MAX_STOP_S, progress.poll):
         leave(known)
-        raise ManagerStuck(
+        raise RetryableError(
             f"cannot stop all trials of experiment {known.experiment_id} within {MAX_STOP_S:.0f} s: "
             f"its manager was terminated; trials may still run: `nnictl resume {known.experiment_id}` finds them"
         )
@@ -73,7 +66,7 @@ def stop_experiment(known: KnownExperiment, report: Callable[[str], None]) -> No
     if not known.folder.path.exists():
         Registry.of_user().remove(known.experiment_id)
     elif progress.problem and not _is_recorded(known):
-        raise StopNotRecorded(
+        raise RetryableError(
             f"cannot record that experiment {known.experiment_id} was stopped, although all of its processes have ended: "
             f"{progress.problem}; fix that problem, then `nnictl resume {known.experiment_id}` continues from the stored data"
         )
@@ -116,50 +109,44 @@ def leave(known: KnownExperiment) -> None:
     """Terminate the manager's process. Trials continue, and `resume` finds them.
 
     Raises:
-        ManagerStuck: the process does not exit.
+        RetryableError: the process does not exit.
     """
     process = known.running_process()
     if process is None:
         return
-    descriptor = _descriptor_of(process, known.folder, is_view=False)
-    if descriptor is None:
-        # The manager is exiting, or runs on another machine; here its pid may belong to any process.
-        if _wait_until_gone(known, _LEFT_TIMEOUT_S):
-            return
+    # Without such a process here, the manager is exiting, or runs on another machine; its pid may belong to any process here.
+    if not (_terminate(known, process, is_view=False) or _wait_until_gone(known, _LEFT_TIMEOUT_S)):
         holder = known.folder.lease_holder() or "another process"
-        raise ManagerStuck(
+        raise RetryableError(
             f"cannot end the manager of experiment {known.experiment_id}: {holder} owns it, which does not run on "
             f"this machine; run `nnictl stop {known.experiment_id}` on that machine"
         )
-    _terminate(
-        descriptor,
-        process,
-        known,
-        "manager",
-        "no stored data is lost, and `nnictl resume` continues the experiment",
-    )
 
 
 def end_view(known: KnownExperiment) -> None:
     """Terminate the process that serves a view of the experiment; does nothing if there is none.
 
     Raises:
-        ManagerStuck: the process does not exit.
+        RetryableError: the process does not exit.
     """
     if known.view is not None:
-        descriptor = _descriptor_of(known.view, known.folder, is_view=True)
-        if descriptor is not None:
-            _terminate(descriptor, known.view, known, "view", "a view stores no data")
+        _terminate(known, known.view, is_view=True)
 
 
-def _terminate(
-    descriptor: int, process: ManagerProcess, known: KnownExperiment, what: str, safe: str
-) -> None:
-    if not terminate(descriptor, _LEFT_TIMEOUT_S):
-        raise ManagerStuck(
+def _terminate(known: KnownExperiment, process: ManagerProcess, *, is_view: bool) -> bool:
+    """Terminate the manager or the view; False if no process of this machine is the given one."""
+    descriptor = _descriptor_of(process, known.folder, is_view=is_view)
+    if descriptor is not None and not terminate(descriptor, _LEFT_TIMEOUT_S):
+        what, safe = (
+            ("view", "a view stores no data")
+            if is_view
+            else ("manager", "no stored data is lost, and `nnictl resume` continues the experiment")
+        )
+        raise RetryableError(
             f"cannot end the {what} of experiment {known.experiment_id}: process {process.pid} ignores SIGTERM; "
             f"end it with `kill -9 {process.pid}`: {safe}"
         )
+    return descriptor is not None
 
 
 def wait_for_view(known: KnownExperiment) -> None:
@@ -178,15 +165,13 @@ def _wait_for_exit(descriptor: int, within_s: float | None = None) -> None:
 
 def _descriptor_of(process: ManagerProcess, folder: ExperimentFolder, *, is_view: bool) -> int | None:
     """A pidfd of the process; None if it has exited. Its command line is verified, because the pid may be reused."""
-    try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
+    identity = ProcessIdentity.of(process.pid)
+    if identity is None:
         return None
     with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
         arguments = psutil.Process(process.pid).cmdline()
         if str(folder.path) in arguments and ("--view" in arguments) is is_view:
-            return descriptor
-    os.close(descriptor)
+            return identity.open_pidfd()
     return None
 
 
@@ -210,17 +195,16 @@ def _wait_until_gone(
 class _StopProgress:
     """Polls a stopping manager until its exit. Keeps the last answer, because an exited manager sends none."""
 
-    def __init__(self, client: ManagerClient, report: Callable[[str], None]) -> None:
+    def __init__(self, client: ManagerClient) -> None:
         self.leftovers: list[str] = []
         self.problem = ""
         self._client = client
-        self._report = report
         self._polls_at_s = time.monotonic() + _SUMMARY_INTERVAL_S
         self._reports_at_s = time.monotonic() + _REPORT_INTERVAL_S
         self._reported = ""
 
     def poll(self) -> None:
-        """Poll the manager if the interval has passed, and report changes."""
+        """Poll the manager if the interval has passed, and print changes."""
         now_s = time.monotonic()
         if now_s < self._polls_at_s:
             return
@@ -236,7 +220,7 @@ class _StopProgress:
             waited_for = _waited_for(summary)
             if waited_for != self._reported:
                 self._reported = waited_for
-                self._report(waited_for)
+                output.info(waited_for)
 
 
 def _waited_for(summary: Mapping[str, Any]) -> str:

@@ -10,14 +10,11 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 
 from nni_manager.plain_text import escaped
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 RULE = "-" * 84
 # A pipe has no width. This width fits a log viewer, and the parameters of most trials fit on one line.
@@ -89,14 +86,6 @@ def _ignore_hangup() -> Iterator[None]:
     except OSError as problem:
         if not is_hangup(problem):
             raise
-
-
-def console() -> Console:
-    """The console of the live view."""
-    # Imported here: the import takes 40 ms, and only the live view needs it.
-    from rich.console import Console
-
-    return Console(highlight=False)
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[str] = ()) -> None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from nni_manager.client.experiments import known_experiments
 from nni_manager.errors import NniManagerError, UserError
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
+from trial_keeper.wire.workspace import Workspace
 
 if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentSpec, KubernetesConfig
@@ -31,64 +33,47 @@ _PLAIN_WORD = re.compile(r"[ \t\n]*([A-Za-z0-9_./+-]+)(?=$|[ \t\n](?![ \t]*\())"
 _CHECK_TIMEOUT_S = 10.0
 
 
-class PortInUse(UserError):
-    """cannot use the port; choose another with --port N, or --port auto"""
-
-
-class CommandMissing(UserError):
-    """cannot find the trial's command; fix trial.command"""
-
-
-def check_ports(port: int, host: str = HOST, count: int = 2) -> None:
-    """Check that `count` ports from `port` on are free: `port` of `host` for the API, the next one for keepers.
-
-    A view needs only the first one.
+def free_ports(host: str = HOST) -> Iterator[int]:
+    """Ports that are free and whose next port is free: 8080, 8082, … Another program may still take them first.
 
     Raises:
-        PortInUse: a port is not available; the message names the experiment that uses it, if it is one of this user.
+        UserError: no further port is free.
     """
+    for port in range(DEFAULT_PORT, HIGHEST_PORT, 2):
+        if ports_are_free(port, host):
+            yield port
+    raise UserError(f"cannot find two free ports from {DEFAULT_PORT} on; stop some experiments")
+
+
+def usable_ports(port: int | None, host: str = HOST, count: int = 2) -> Iterable[int]:
+    """The port, if `count` ports from it on are free: the port of `host` for the API, the next one for keepers.
+
+    A view needs only the first one. `port` None: `free_ports`.
+
+    Raises:
+        UserError: a port is not available; the message names the experiment that uses it, if it is one of this user.
+    """
+    if port is None:
+        return free_ports(host)
     for each in range(port, port + count):
         problem = _port_problem(each, host if each == port else HOST)
         if problem is None:
             continue
         for known in known_experiments():
             if known.view is not None and each == known.view.port:
-                raise PortInUse(
+                raise UserError(
                     f"cannot use port {each}: a view of experiment {known.experiment_id} is served there; "
                     f"end it with `nnictl stop --port {each}`, or choose another with --port N or --port auto"
                 )
             if known.manager is not None and each in (known.manager.port, known.manager.port + 1):
-                raise PortInUse(
+                raise UserError(
                     f"cannot use port {each}: experiment {known.experiment_id} runs there; "
                     f"stop it with `nnictl stop {known.experiment_id}`, or choose another with --port N or --port auto"
                 )
         which = "" if each == port else f" (keepers connect to the one after --port {port})"
-        raise PortInUse(
+        raise UserError(
             f"cannot use port {each}{which}: {problem}; choose another with --port N or --port auto"
         )
-
-
-def free_ports(host: str = HOST) -> Iterator[int]:
-    """Ports that are free and whose next port is free: 8080, 8082, … Another program may still take them first.
-
-    Raises:
-        PortInUse: no further port is free.
-    """
-    for port in range(DEFAULT_PORT, HIGHEST_PORT, 2):
-        if ports_are_free(port, host):
-            yield port
-    raise PortInUse(f"cannot find two free ports from {DEFAULT_PORT} on; stop some experiments")
-
-
-def usable_ports(port: int | None, host: str = HOST, count: int = 2) -> Iterable[int]:
-    """The port, once `check_ports` has found it free; None: `free_ports`.
-
-    Raises:
-        PortInUse: see `check_ports` and `free_ports`.
-    """
-    if port is None:
-        return free_ports(host)
-    check_ports(port, host, count)
     return [port]
 
 
@@ -154,7 +139,6 @@ def check_cluster(config: ExperimentSpec) -> PlatformCheck:
     """
     from nni_manager import training_service_factory
     from nni_manager.training_services.openpai.job import template_of
-    from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
     assert config.pai is not None
     template = template_of(config.pai)
@@ -186,11 +170,7 @@ def check_cluster(config: ExperimentSpec) -> PlatformCheck:
 
 
 def _check_nodes(config: ExperimentSpec, cluster: OpenPai, template: JobTemplate) -> None:
-    """Check that a node is large enough for one task of each role, if OpenPAI reports node sizes.
-
-    Raises:
-        UserError: no node is large enough for a task.
-    """
+    """Check that a node is large enough for one task of each role, if OpenPAI reports node sizes."""
     nodes = cluster.nodes()
     for role in template.sized_roles:
         need = role.resources
@@ -223,7 +203,6 @@ def check_kubernetes(config: ExperimentSpec, kubernetes: KubernetesConfig) -> Pl
     from nni_manager import training_service_factory
     from nni_manager.training_services.kubernetes.api import Kubernetes
     from nni_manager.training_services.kubernetes.preflight import check
-    from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
     training_service_factory.refuse_nameless_claim(config)
     training_service_factory.storage_here(config)
@@ -238,8 +217,6 @@ def check_kubernetes(config: ExperimentSpec, kubernetes: KubernetesConfig) -> Pl
 def _share_problems(config: ExperimentSpec) -> list[str]:
     """The problems of the share that jobs mount; empty: none."""
     from nni_manager import training_service_factory
-    from nni_manager.training_services.retry_policy import ClientRetryPolicy
-    from trial_keeper.wire.workspace import Workspace
 
     try:
         share = training_service_factory.share_of(
@@ -260,7 +237,7 @@ def check_command(config: ExperimentSpec) -> None:
     builtins count. Words that bash would expand are not checked.
 
     Raises:
-        CommandMissing: every trial would end with "command not found".
+        UserError: every trial would end with "command not found".
     """
     match = _PLAIN_WORD.match(config.trial_command)
     if match is None:
@@ -274,18 +251,18 @@ def check_command(config: ExperimentSpec) -> None:
     path = config.code_dir / word
     if "/" in word:
         if not path.exists():
-            raise CommandMissing(
+            raise UserError(
                 f"cannot find the command {word!r} of {where}: {path} does not exist; fix the path, which is relative to codeDir"
             )
         if path.is_file() and not os.access(path, os.X_OK):
-            raise CommandMissing(
+            raise UserError(
                 f"cannot run the command {word!r} of {where}: {path} is not executable; run `chmod +x {path}`"
             )
         return
     commands = _bash("compgen -c", word, config)
     near = difflib.get_close_matches(word, sorted(set(commands.stdout.split())), n=1) if commands else []
     hint = f"did you mean {near[0]}?" if near else "install it, or write the full path"
-    raise CommandMissing(
+    raise UserError(
         f"cannot find the command {word!r} of {where}: it is neither a program on PATH nor a builtin of bash; {hint}"
     )
 
@@ -306,6 +283,4 @@ def _bash(script: str, argument: str, config: ExperimentSpec) -> subprocess.Comp
     except subprocess.TimeoutExpired:
         return None
     except FileNotFoundError as error:
-        raise CommandMissing(
-            "cannot run trials on this machine: bash is not on PATH; install bash"
-        ) from error
+        raise UserError("cannot run trials on this machine: bash is not on PATH; install bash") from error

@@ -6,10 +6,9 @@ import asyncio
 import socket
 
 from nni_manager.client.experiments import KnownExperiment
-from nni_manager.client.manager_stop import StopNotRecorded
 from nni_manager.client.stored import StoredDocuments
 from nni_manager.config.model import ExperimentSpec
-from nni_manager.errors import NniManagerError
+from nni_manager.errors import NniManagerError, RetryableError
 from nni_manager.store.errors import StoreUnusable
 from nni_manager.store.folders import ExperimentFolder
 from nni_manager.store.reader import StoreReader
@@ -53,7 +52,7 @@ def end_processes(known: KnownExperiment) -> None:
     """Kill the processes on this machine of an unreadable experiment, for which no manager can start.
 
     Raises:
-        StopNotRecorded: always.
+        RetryableError: always.
     """
     name, pids = known.experiment_id, end_processes_of(known.folder.workspace)
     done = (
@@ -61,7 +60,7 @@ def end_processes(known: KnownExperiment) -> None:
         if pids
         else "none of its trials runs on this machine"
     )
-    raise StopNotRecorded(
+    raise RetryableError(
         f"cannot record that experiment {name} was stopped ({why_unreadable(known)}); {done}. If it has jobs "
         f"on a cluster, their names start with nni_exp_{name}: remove these jobs"
     )

@@ -9,12 +9,11 @@ from typing import Any
 
 _COLUMNS = ("trialJobId", "value", "intermediate")
 
-Result = tuple[str, Mapping[str, Any], Any]
-"""The id of a trial, its parameters, and its final result."""
 
-
-def flat_columns(results: Sequence[Result]) -> tuple[list[str], list[dict[str, Any]]]:
-    """The names of the columns, and a row for each result: the trial's id, its parameters, and its result.
+def flat_columns(
+    results: Sequence[tuple[str, Mapping[str, Any], Any]],
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """The names of the columns, and a row for each result: the trial's id, its parameters, and its final result.
 
     Names of nested parameters contain a slash (`layer/size`). Column `value` has the result or, if the result is a dict, its
     `default`; columns `value/NAME` have its other entries. A parameter with the name of another column becomes

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nni_manager.client import output
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 Summary = Mapping[str, Any]
 Document = Mapping[str, Any]
+ShowSummary = Callable[[Summary], None]
 
 # A redraw interval that looks live and uses almost no CPU.
 REDRAW_INTERVAL_S = 0.25
@@ -35,26 +37,12 @@ _COLORS = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan", "ERROR": "r
 _MANAGER_TIMEOUT_S = 30.0
 
 
-class ProgressDisplay:
-    """Shows the progress of an experiment from the start of a `with` block to its end. The last output remains visible."""
-
-    def __enter__(self) -> ProgressDisplay:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-    def show(self, summary: Summary) -> None:
-        """Show the current summary."""
-        raise NotImplementedError
-
-
 def follow(
-    known: KnownExperiment, every_s: float = REDRAW_INTERVAL_S, shown_by: ProgressDisplay | None = None
+    known: KnownExperiment, every_s: float = REDRAW_INTERVAL_S, show: ShowSummary | None = None
 ) -> Summary:
     """Show the experiment until it is terminal and none of its trials runs; return the last summary.
 
-    `shown_by` None: on stdout, as a live view if that is a terminal.
+    `show` None: on stdout, as a live view if that is a terminal.
 
     Raises:
         RetryableError: its manager died, or does not answer.
@@ -64,32 +52,32 @@ def follow(
         stored: Summary = known.stored.get("/summary")
         return stored
     answered_at_s = time.monotonic()
-    with shown_by or _display() as view:
+    with _display() if show is None else contextlib.nullcontext(show) as show_summary:
         while True:
             try:
                 summary: Summary = client.summary()
                 answered_at_s = time.monotonic()
             except ManagerUnresponsive as error:
                 if known.running_process() is None:
-                    return _summary_without_manager(known, view)
+                    return _summary_without_manager(known, show_summary)
                 if time.monotonic() - answered_at_s > _MANAGER_TIMEOUT_S:
                     raise RetryableError(
                         f"cannot follow experiment {known.experiment_id}: its manager has not answered for "
                         f"{_MANAGER_TIMEOUT_S:.0f} s, but may still run; try `nnictl top {known.experiment_id}` later"
                     ) from error
             else:
-                view.show(summary)
+                show_summary(summary)
                 counts = summary["counts"]
                 if summary["status"] in _OVER and not counts["RUNNING"] and not counts["WAITING"]:
                     return summary
             time.sleep(every_s)
 
 
-def _summary_without_manager(known: KnownExperiment, view: ProgressDisplay) -> Summary:
+def _summary_without_manager(known: KnownExperiment, show_summary: ShowSummary) -> Summary:
     if known.stored.status()["isOver"]:
         # Another process has stopped the experiment.
         summary: Summary = known.stored.get("/summary")
-        view.show(summary)
+        show_summary(summary)
         return summary
     raise RetryableError(
         f"cannot follow experiment {known.experiment_id}: its manager (process {known.manager and known.manager.pid}) died; "
@@ -97,8 +85,18 @@ def _summary_without_manager(known: KnownExperiment, view: ProgressDisplay) -> S
     )
 
 
-def _display() -> ProgressDisplay:
-    return _LiveView() if sys.stdout.isatty() else _Lines()
+@contextlib.contextmanager
+def _display() -> Iterator[ShowSummary]:
+    """A live view on a terminal, lines elsewhere. The last output remains visible."""
+    if not sys.stdout.isatty():
+        yield _Lines().show
+        return
+    # Imported here: the imports take 40 ms, and only the live view needs them.
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(highlight=False), auto_refresh=False) as live:
+        yield lambda summary: live.update(draw(summary), refresh=True)
 
 
 def ended(summary: Summary) -> int:
@@ -117,7 +115,7 @@ def why(trial: Document) -> str:
     return why_it_ended(str(trial["reason"] or trial["state"]), trial["exitCode"], trial["message"] or "")
 
 
-class _Lines(ProgressDisplay):
+class _Lines:
     """For logs: one line when a trial ends, when more trials run than last shown, or when the experiment's state changes."""
 
     def __init__(self) -> None:
@@ -161,26 +159,6 @@ class _Lines(ProgressDisplay):
             parts.append(left)
         state = "" if summary["status"] == "RUNNING" else f" {summary['status']}"
         output.plain(f"[{output.clock(summary['elapsedS'])}]{state} {', '.join(parts)}")
-
-
-class _LiveView(ProgressDisplay):
-    """For a terminal: a few lines, redrawn in place."""
-
-    def __init__(self) -> None:
-        from rich.live import Live
-
-        self._live = Live(console=output.console(), auto_refresh=False)
-
-    def __enter__(self) -> ProgressDisplay:
-        self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._live.stop()
-
-    def show(self, summary: Summary) -> None:
-        """Redraw."""
-        self._live.update(draw(summary), refresh=True)
 
 
 def draw(summary: Summary) -> RenderableType:

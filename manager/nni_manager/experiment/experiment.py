@@ -10,12 +10,11 @@ Source: NNI v2.10 and v3.0, nni.experiment.Experiment.
 from __future__ import annotations
 
 import atexit
-import dataclasses
 import enum
 import os
 import re
-import secrets
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, overload
 
@@ -141,7 +140,6 @@ class Experiment(StartedExperiment):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop what this object has started."""
         self._stop_what_it_started()
 
     # ---- life cycle
@@ -159,28 +157,22 @@ class Experiment(StartedExperiment):
             raise UserError(
                 f"cannot start experiment {self.id}: it is served on port {self.port}; call stop() first, or create another"
             )
-        _check_run_mode(run_mode)
+        if not isinstance(run_mode, RunMode):
+            raise UserError(
+                f"cannot start with run_mode={run_mode!r}; write one of {', '.join(map(str, RunMode))}"
+            )
         with in_python_terms():
             config = self.config.checked()
-            if debug:
-                config = dataclasses.replace(config, debug=True, version_check=False)
             platform = preflight.check_platform(config)
             ports = _ports(port)
             for warning in (*config.warnings, *platform.warnings):
                 output.warning(to_python_names(warning))
             if platform.where:
                 output.info(f"run jobs on {platform.where}")
-            self._launch(
-                run_mode,
-                lambda pipe: manager_process.create_experiment(
-                    config,
-                    secrets.token_bytes(32),
-                    ports,
-                    debug,
-                    parent_death_pipe=pipe,
-                    experiment_id=self._given_id,
-                ),
+            create = partial(
+                manager_process.create_experiment, config, ports, debug, experiment_id=self._given_id
             )
+            self._launch(run_mode, create)
 
     def run(self, port: Port = 8080, wait_completion: bool = True, debug: bool = False) -> bool | None:
         """Start the experiment, show its progress, and wait until it is terminal. True if it ended without an error.
@@ -199,7 +191,7 @@ class Experiment(StartedExperiment):
         """Stop the experiment, or its view: cancel its trials, end its manager, keep its data. No effect if it does not run.
 
         Raises:
-            ManagerStuck: the manager had to be killed by a signal; the message names what may still run.
+            RetryableError: the manager had to be killed by a signal; the message names what may still run.
         """
         if self._folder is None:
             return
@@ -209,7 +201,7 @@ class Experiment(StartedExperiment):
             manager_stop.end_view(known)
         if known is not None and known.manager is not None:
             output.info(f"Stopping experiment {self.id}")
-            manager_stop.stop_experiment(known, output.info)
+            manager_stop.stop_experiment(known)
             output.info(f"Experiment {self.id} is stopped; Experiment.resume({self.id!r}) resumes it")
         self._release()
 
@@ -276,10 +268,7 @@ class Experiment(StartedExperiment):
         folder = self._stored().folder
         with in_python_terms():
             ports = _ports(port, count=1)
-            known = self._launch(
-                RunMode.Background,
-                lambda pipe: manager_process.start_view(folder, ports, parent_death_pipe=pipe),
-            )
+            known = self._launch(RunMode.Background, partial(manager_process.start_view, folder, ports))
         if not non_blocking:
             try:
                 manager_stop.wait_for_view(known)
@@ -340,20 +329,14 @@ class Experiment(StartedExperiment):
             manager_stop.end_view(known)
         with in_python_terms():
             ports = _ports(port)
-            self._launch(
-                RunMode.Background,
-                lambda pipe: manager_process.start_manager(
-                    known.folder, ports, debug, parent_death_pipe=pipe
-                ),
-            )
+            start = partial(manager_process.start_manager, known.folder, ports, debug)
+            self._launch(RunMode.Background, start)
 
-    def _launch(
-        self, run_mode: RunMode, start: Callable[[ParentDeathPipe | None], KnownExperiment]
-    ) -> KnownExperiment:
+    def _launch(self, run_mode: RunMode, start: Callable[..., KnownExperiment]) -> KnownExperiment:
         """Start a manager or a view. Except with `RunMode.Detach`, it ends when this process ends."""
         pipe = None if run_mode is RunMode.Detach else ParentDeathPipe()
         try:
-            known = start(pipe)
+            known = start(parent_death_pipe=pipe)
         except BaseException:
             if pipe is not None:
                 pipe.cut()
@@ -394,11 +377,10 @@ class Experiment(StartedExperiment):
             begin()
             if not wait_completion:
                 return None
-            in_notebook = is_in_notebook()
             known = self._now()
             summary = (
-                watch.follow(known, NOTEBOOK_INTERVAL_S, NotebookView())
-                if in_notebook
+                watch.follow(known, NOTEBOOK_INTERVAL_S, NotebookView().show)
+                if is_in_notebook()
                 else watch.follow(known)
             )
         except KeyboardInterrupt:
@@ -417,11 +399,6 @@ def _check_id(given: Any) -> None:
         raise UserError(
             f"cannot use {given!r} as the id of an experiment: job names contain the id; write 1 to 32 letters and digits"
         )
-
-
-def _check_run_mode(given: Any) -> None:
-    if not isinstance(given, RunMode):
-        raise UserError(f"cannot start with run_mode={given!r}; write one of {', '.join(map(str, RunMode))}")
 
 
 def _of_id(given: Any) -> Experiment:

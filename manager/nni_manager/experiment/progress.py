@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from nni_manager.client.watch import ProgressDisplay, Summary, draw
+from nni_manager.client.watch import Summary, draw
 
 # Each update is sent to the browser; one per second is enough.
 NOTEBOOK_INTERVAL_S = 1.0
@@ -23,7 +23,7 @@ def is_in_notebook() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-class NotebookView(ProgressDisplay):
+class NotebookView:
     """A progress display for notebooks: one cell output that is updated while the experiment runs."""
 
     def __init__(self) -> None:

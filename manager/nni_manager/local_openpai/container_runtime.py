@@ -234,7 +234,7 @@ class ContainerRuntime:
     def _watch(self, container_id: str, process: dict[str, Any]) -> None:
         """Watch exactly this process, or report its end if the process has exited."""
         container = self._containers[container_id]
-        container.descriptor = ProcessIdentity.from_json(process).pidfd()
+        container.descriptor = ProcessIdentity.from_json(process).open_pidfd()
         self._report(ContainerStarted(container_id))
         if container.descriptor is None:
             self._note_end(container_id)

@@ -78,6 +78,10 @@ class ServiceProcess:
         assert identity is not None  # this process is alive
         return cls(**identity._asdict(), host=host, version=__version__, options=options)
 
+    def open_pidfd(self) -> int | None:
+        """A pidfd of the process; None if the process has ended."""
+        return ProcessIdentity(self.pid, self.start_ticks, self.boot_id).open_pidfd()
+
     @property
     def address(self) -> str:
         """HOST:PORT, for the `host` of an experiment file."""
@@ -328,9 +332,7 @@ def stop(state: StateFolder) -> ServiceProcess | None:
     deadline_s = time.monotonic() + _READY_TIMEOUT_S
     while state.is_owned():
         process = state.process()
-        descriptor = None
-        if process is not None:
-            descriptor = ProcessIdentity(process.pid, process.start_ticks, process.boot_id).pidfd()
+        descriptor = None if process is None else process.open_pidfd()
         if process is not None and descriptor is not None:
             has_ended = terminate(descriptor, _ENDED_TIMEOUT_S)
             _started[:] = [child for child in _started if child.poll() is None]

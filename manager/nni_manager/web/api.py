@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Literal, TypedDict
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -172,13 +172,7 @@ class ManagerApi:
         return PlainTextResponse(__version__)
 
 
-class _CookieFlags(TypedDict):
-    secure: bool
-    httponly: bool
-    samesite: Literal["strict"]
-
-
-def _flags_of(request: Request) -> _CookieFlags:
+def _flags_of(request: Request) -> dict[str, Any]:
     return {"secure": request.url.scheme == "https", "httponly": True, "samesite": "strict"}
 
 
@@ -200,7 +194,6 @@ class _Follower(Response):
         self._live, self._stream = live, stream
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream."""
         try:
             await self._stream(scope, receive, send)
         finally:

@@ -4,6 +4,7 @@ Credentials are required on loopback, too, since other users of a machine can re
 public and contain nothing secret.
 """
 
+import contextlib
 import ipaddress
 import socket
 from collections.abc import Callable, Collection, Mapping
@@ -163,11 +164,10 @@ def _refusal_of_size(headers: Headers, head_bytes: int, most_body_bytes: int) ->
 
 
 def _is_address(host: str) -> bool:
-    try:
+    with contextlib.suppress(ValueError):
         ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
-        return False
-    return True
+        return True
+    return False
 
 
 def _is_foreign(headers: Headers, own_origin: str) -> bool:

@@ -67,9 +67,15 @@ class ChangeFeed:
     async def delta(self, since: Cursor | None) -> AsyncIterator[bytes]:
         """The document of changes since a cursor, in chunks; without a cursor, of everything."""
         snapshot = self._refreshed()
-        if not self._is_known(since):
-            since = None
         version = Cursor(self._process, self._revision, self._summaries)
+        is_known = (
+            since is not None
+            and since.process == self._process
+            and since.revision <= self._revision
+            and since.summary <= self._summaries
+        )
+        if not is_known:
+            since = None
         yield (
             f'{{"version":"{version}","reset":{"true" if since is None else "false"},"summary":'.encode()
             + self._summary
@@ -104,14 +110,6 @@ class ChangeFeed:
                 yield b": nothing new\n\n"
                 sent_at_s = time.monotonic()
             await asyncio.sleep(INTERVAL_S)
-
-    def _is_known(self, version: Cursor | None) -> bool:
-        return (
-            version is not None
-            and version.process == self._process
-            and version.revision <= self._revision
-            and version.summary <= self._summaries
-        )
 
     def _refreshed(self) -> ExperimentSnapshot:
         """The current experiment. Refreshes the summary at most every `INTERVAL_S` / 2: it costs as much as a hundred rows."""

@@ -12,21 +12,12 @@ from starlette.responses import Response, StreamingResponse
 
 from nni_manager.config.changes import UPDATE_TYPES
 from nni_manager.domain.trial import Trial
-from nni_manager.engine import serializers
+from nni_manager.engine import serializers, trial_logs
 from nni_manager.engine.importance import Importance, importance_of
 from nni_manager.engine.listing import experiments_view
 from nni_manager.engine.snapshot import ExperimentSnapshot
 from nni_manager.engine.storage_executor import StorageExecutor
-from nni_manager.engine.trial_logs import (
-    LOGS,
-    MAX_RANGE_BYTES,
-    MIN_RANGE_BYTES,
-    attempts_of,
-    read_range,
-    sizes_of,
-)
 from nni_manager.store.reader import StoreReader
-from nni_manager.store.rows import SeenJob
 from nni_manager.web.json_encoding import Json, body_of, to_json
 from nni_manager.web.openapi import MANY, MAPPING, ONE, Operation, Schema
 
@@ -70,7 +61,11 @@ class ExperimentRoutes:
             "attempt": {"type": "integer", "minimum": 0},
             "task": {"type": "string"},
             "from": {"type": "integer"},
-            "limit": {"type": "integer", "minimum": MIN_RANGE_BYTES, "maximum": MAX_RANGE_BYTES},
+            "limit": {
+                "type": "integer",
+                "minimum": trial_logs.MIN_RANGE_BYTES,
+                "maximum": trial_logs.MAX_RANGE_BYTES,
+            },
         }
         params = {"type": "object", "required": ["params"], "properties": {"params": MAPPING}}
         update_type = {"update_type": {"type": "string", "enum": list(UPDATE_TYPES)}}
@@ -172,7 +167,7 @@ class ExperimentRoutes:
 
     async def imported(self, _: Request) -> Response:
         """The results of other experiments that were imported into the tuner."""
-        return await self._read(lambda reader: serializers.imported_view(reader.imported()))
+        return await self._read(lambda reader: Json(serializers.imported_view(reader.imported())))
 
     async def propose(self, request: Request) -> Response:
         """Start a trial with the given parameters, regardless of the tuner and of all limits."""
@@ -220,32 +215,35 @@ class ExperimentRoutes:
     async def usage_of_trial(self, request: Request) -> Response:
         """The resource usage samples of one trial."""
         trial_id = self._trial_of(request).trial_id
-        return await self._read(lambda reader: serializers.usage_samples_view(reader.usage_of(trial_id)))
+        return await self._read(
+            lambda reader: Json(serializers.usage_samples_view(reader.usage_of(trial_id)))
+        )
 
     async def attempts_of_trial(self, request: Request) -> Response:
         """The attempts of one trial with their tasks, and the sizes of their streams."""
         trial_id, folder = self._trial_of(request).trial_id, self._engine.folder
 
         def read() -> Any:
-            attempts = attempts_of(folder, trial_id)[-MAX_ATTEMPTS:]
-            return serializers.attempts_view([(each, sizes_of(folder, each)) for each in attempts])
+            attempts = trial_logs.attempts_of(folder, trial_id)[-MAX_ATTEMPTS:]
+            return serializers.attempts_view([(each, trial_logs.sizes_of(folder, each)) for each in attempts])
 
         return Json(await self._from_storage(read))
 
     async def log_of_trial(self, request: Request) -> Response:
         """A range of a stream of one trial, of its newest attempt or of a given one. `from` below 0 counts from the end."""
         trial = self._trial_of(request)
-        stream = next((each for each in LOGS if each.value == request.path_params["stream"]), None)
+        stream = next((each for each in trial_logs.LOGS if each.value == request.path_params["stream"]), None)
         if stream is None:
-            names = ", ".join(each.value for each in LOGS)
+            names = ", ".join(each.value for each in trial_logs.LOGS)
             raise HTTPException(404, f"cannot find this log of trial {trial.trial_id}: its logs are {names}")
+        limits = trial_logs.MIN_RANGE_BYTES, trial_logs.MAX_RANGE_BYTES
         read = partial(
-            read_range,
+            trial_logs.read_range,
             self._engine.folder,
             trial.trial_id,
             stream,
             first=_whole_number(request, "from", -(10**_MAX_DIGITS), 10**_MAX_DIGITS) or 0,
-            most_bytes=_whole_number(request, "limit", MIN_RANGE_BYTES, MAX_RANGE_BYTES) or MAX_RANGE_BYTES,
+            most_bytes=_whole_number(request, "limit", *limits) or max(limits),
             attempt=_whole_number(request, "attempt", 0, 10**9),
             task=request.query_params.get("task"),
             is_whole=trial.state.is_terminal,
@@ -276,12 +274,8 @@ class ExperimentRoutes:
 
     async def jobs(self, _: Request) -> Response:
         """The active jobs and the newest terminal ones, with their trials and transports."""
-        stored = await asyncio.to_thread(self._stored_jobs)
+        stored = await self._read(lambda reader: reader.newest_jobs(MAX_ENDED_JOBS))
         return Json(serializers.jobs_view(self._engine.snapshot(), stored))
-
-    def _stored_jobs(self) -> list[SeenJob]:
-        with StoreReader(self._engine.folder.database) as reader:
-            return reader.newest_jobs(MAX_ENDED_JOBS)
 
     async def experiments(self, _: Request) -> Response:
         """All experiments of the manager's user, with the address of each that is served."""
@@ -313,12 +307,12 @@ class ExperimentRoutes:
 
     async def latest_metrics(self, _: Request) -> Response:
         """All final results, and the newest intermediate result of each trial."""
-        return await self._read(
-            lambda reader: [
-                serializers.metric_view(row)
-                for row in (*reader.metrics(is_final=True), *reader.latest_intermediates())
-            ]
-        )
+
+        def view(reader: StoreReader) -> Response:
+            rows = (*reader.metrics(is_final=True), *reader.latest_intermediates())
+            return Json([serializers.metric_view(row) for row in rows])
+
+        return await self._read(view)
 
     async def _pages(
         self, is_final: bool | None, between: Callable[[StoreReader], tuple[int, int]]
@@ -338,10 +332,12 @@ class ExperimentRoutes:
         first = await asyncio.to_thread(next, pages)
         return StreamingResponse(chain((first,), pages), media_type=Json.media_type)
 
-    async def _read(self, read: Callable[[StoreReader], Any]) -> Response:
-        def read_beside_the_engine() -> Response:
+    async def _read(self, read: Callable[[StoreReader], Answer]) -> Answer:
+        """Read the store in another thread, which may also encode the answer."""
+
+        def read_beside_the_engine() -> Answer:
             with StoreReader(self._engine.folder.database) as reader:
-                return Json(read(reader))
+                return read(reader)
 
         return await asyncio.to_thread(read_beside_the_engine)
 

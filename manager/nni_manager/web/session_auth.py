@@ -39,10 +39,6 @@ _COOKIE = "trial-keeper-"
 _VALID_FROM = ""
 
 
-class SignOutNotStored(RetryableError):
-    """cannot store the end of the session; free some space on the disk of the experiment's folder, then try again"""
-
-
 @dataclass(frozen=True, slots=True)
 class BrowserSession:
     """The two secrets of a session."""
@@ -119,7 +115,7 @@ class SessionAuth:
         """End the session, also across restarts of the manager.
 
         Raises:
-            SignOutNotStored: the end could not be stored, so it would not survive a restart.
+            RetryableError: the end could not be stored, so it would not survive a restart.
         """
         name = cookie.rpartition(".")[0]
         now_s = self._now_s()
@@ -127,7 +123,7 @@ class SessionAuth:
         try:
             self._store()
         except OSError as error:
-            raise SignOutNotStored(
+            raise RetryableError(
                 f"cannot write {self._ended_file}: {error.strerror}; the session has ended, but a restarted manager would "
                 "accept it again; free some space there, then sign out again"
             ) from error
