@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trial_keeper import __version__
-from trial_keeper.cluster_environment import task_identity
+from trial_keeper.cluster_environment import task_name
 from trial_keeper.errors import KeeperBug, KeeperError, UserError, VersionMismatch, WorkspaceMissing
 from trial_keeper.exit_codes import of_signal
 from trial_keeper.settings import PREFIX, KeeperSettings
@@ -124,7 +124,7 @@ def _run_trial(settings: KeeperSettings) -> int:
     # Process 1 of a container ignores these signals by default. The host installs its own handlers once the trial runs.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end_by_signal)
-    identity = task_identity(os.environ, settings.role)
+    task = task_name(os.environ, settings.role)
     workspace = Workspace(Path(settings.workspace))
     if settings.mount:
         wait_for_mount(
@@ -134,11 +134,11 @@ def _run_trial(settings: KeeperSettings) -> int:
             lambda text: _complain(f"trial-keeper: {text}"),
         )
     if settings.trial_id is None:
-        return _run_trials(settings, workspace, identity.task)
+        return _run_trials(settings, workspace, task)
     trial = read_trial(workspace, settings.trial_id, settings.command)
     if settings.mount:
         check_writing(written_folder(workspace, settings.trial_id))
-    key, folder = claim_attempt(workspace, settings, settings.trial_id, identity.task)
+    key, folder = claim_attempt(workspace, settings, settings.trial_id, task)
     try:
         check_version(settings, workspace)
         trial = with_code(workspace, trial, folder)
@@ -148,7 +148,7 @@ def _run_trial(settings: KeeperSettings) -> int:
     _end_older_attempts(workspace, key)
     from trial_keeper.host.host import Host
 
-    host = Host(settings, workspace, identity.task)
+    host = Host(settings, workspace, task)
     host.begin(trial, key, folder)
     import asyncio  # after the trial's start, which the import would delay
 
