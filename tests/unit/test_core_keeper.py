@@ -16,7 +16,6 @@ from trial_keeper.core.events import (
     Event,
     ExitKeeper,
     LinkLost,
-    LinkOpened,
     LinkRefused,
     LogDecision,
     ManagerMoved,
@@ -110,8 +109,8 @@ def play() -> Play:
     return Play()
 
 
-def welcome(offsets: Offsets | None = None, *, closed: bool = False, key: AttemptKey = KEY) -> LinkOpened:
-    return LinkOpened(Welcome("0.6.0", (AttemptOffsets(key, offsets or {}, closed),)))
+def welcome(offsets: Offsets | None = None, *, closed: bool = False, key: AttemptKey = KEY) -> Welcome:
+    return Welcome("0.6.0", (AttemptOffsets(key, offsets or {}, closed),))
 
 
 def exited(

@@ -139,7 +139,7 @@ class Keeper:
                 # then recorded its own reason.
                 self._start_draining(now_s)
                 return [*self._stop(ExitReason.JOB_LOST, now_s), *self._note_signal()]
-            case events.LinkOpened():
+            case m.Welcome():
                 return self._note_link(event, now_s)
             case events.LinkLost():
                 return self._note_link_down(LinkEvent.LOST, "the link to the manager is down", event, now_s)
@@ -219,7 +219,7 @@ class Keeper:
     def _report_idle(self) -> list[Effect]:
         return self._report(m.Idle() if self.current is None and not self._is_draining else None)
 
-    def _never_ran(self, event: events.SpawnFailed | events.PreparationFailed) -> TrialEnded:
+    def _never_ran(self, event: events.SpawnFailed) -> TrialEnded:
         return never_started(event.key, self.settings.streams, event.exit_code, event.at_s, event.message)
 
     def _note_leftovers(self, event: events.CleanupFinished, now_s: float) -> list[Effect]:
@@ -419,11 +419,11 @@ class Keeper:
         self.link.apply(LinkEvent.DUE, now_s)
         return [events.OpenLink(tuple(self.attempts))]
 
-    def _note_link(self, event: events.LinkOpened, now_s: float) -> list[Effect]:
+    def _note_link(self, welcome: m.Welcome, now_s: float) -> list[Effect]:
         self.link.apply(LinkEvent.OPENED, now_s)
         self._was_linked = True
         self._note_progress(now_s)
-        known = {entry.key: entry for entry in event.welcome.attempts}
+        known = {entry.key: entry for entry in welcome.attempts}
         effects: list[Effect] = []
         for attempt in list(self.attempts.values()):
             entry = known.get(attempt.key, m.AttemptOffsets(attempt.key, {}))

@@ -24,7 +24,7 @@ from trial_keeper.errors import KeeperError
 from trial_keeper.host.gpus import Gpus, GpusUnseen, NvmlMissing
 from trial_keeper.host.mount import check_mounted, check_writing, written_folder
 from trial_keeper.settings import SettingValue, read_settings
-from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
+from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
 from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
 from trial_keeper.wire.messages import Hello, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
@@ -416,12 +416,12 @@ def check_service(
     # The call carries the token, so only after the listener has been verified.
     with open_channel(grpc, address, certificate) as channel:
         call = KeeperServiceStub(channel).Connect(
-            iter([keeper_message_to_pb(hello)]),
+            iter([keeper_messages_to_pb([hello])]),
             metadata=((JOB_KEY, job_id), (TOKEN_KEY, token)),
             timeout=MAX_STEP_S,
         )
         try:
-            answer = manager_message_from_pb(next(call))
+            answer, *_ = manager_messages_from_pb(next(call))
         except grpc.RpcError as error:
             return _refusal(address, error)
         except (StopIteration, MessageInvalid):

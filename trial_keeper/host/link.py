@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
+from trial_keeper.core.events import Event, LinkLost, LinkRefused
 from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials, verify_certificate
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
 from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
-from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, TrialRevoked, Usage, Welcome
+from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, TrialRevoked, Usage
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.v1 import keeper_pb2 as pb
@@ -287,7 +287,7 @@ class ManagerLink:
         response = await within(CONNECT_TIMEOUT_S, call.read())
         while isinstance(response, pb.ConnectResponse):
             for message in manager_messages_from_pb(response):
-                self._post_of(outgoing, LinkOpened(message) if isinstance(message, Welcome) else message)
+                self._post_of(outgoing, message)
             response = await call.read()
 
 

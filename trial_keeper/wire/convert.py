@@ -6,7 +6,7 @@ A peer may send any bytes. A message is accepted only as a whole: every value in
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -16,6 +16,7 @@ from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.workspace import is_safe_name
 
+_Batch = TypeVar("_Batch", pb.ConnectRequest, pb.ConnectResponse)
 # A keeper batches at most 64 messages, and a manager all messages that accumulated during a write.
 MAX_BATCH = 4096
 # A keeper usually has one attempt to deliver, and more after a long time without a manager.
@@ -47,86 +48,47 @@ _STREAM_FROM_PB: dict[int, m.Stream] = {number: stream for stream, number in _ST
 
 def keeper_messages_to_pb(messages: Sequence[m.KeeperMessage]) -> pb.ConnectRequest:
     """Convert a keeper's batch of at least one message to protobuf."""
-    request = keeper_message_to_pb(messages[0])
-    request.batch.extend(map(keeper_message_to_pb, messages[1:]))
-    return request
-
-
-def keeper_messages_from_pb(request: pb.ConnectRequest) -> list[m.KeeperMessage]:
-    """Convert a keeper's batch from protobuf.
-
-    Raises:
-        MessageInvalid: as for `keeper_message_from_pb`, for any of the messages; or there are too many.
-    """
-    _check_count("messages in one batch", len(request.batch), MAX_BATCH)
-    return [keeper_message_from_pb(each) for each in (request, *request.batch)]
+    return _batch_to_pb(pb.ConnectRequest, messages)
 
 
 def keeper_messages_from_bytes(content: bytes) -> list[m.KeeperMessage]:
     """Parse a keeper's batch as received.
 
     Raises:
-        MessageInvalid: as for `keeper_messages_from_pb`; or it is no protobuf.
+        MessageInvalid: no protobuf, no known message, an unknown stream or reason, an id that cannot name a folder, an invalid
+            size, time or figure, or more items or messages than any keeper sends.
     """
     try:
         request = pb.ConnectRequest.FromString(content)
     except DecodeError as error:
         raise MessageInvalid(f"cannot read a keeper's message: {error}") from error
-    return keeper_messages_from_pb(request)
+    return _batch_from_pb("keeper", request)
 
 
 def manager_messages_to_bytes(messages: Sequence[m.ManagerMessage]) -> bytes:
     """Serialise a manager's batch of at least one message."""
-    return manager_messages_to_pb(messages).SerializeToString()
-
-
-def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
-    """Convert a keeper's message to protobuf."""
-    return pb.ConnectRequest(**{_NAMES[type(message)]: _to_pb(message)})
-
-
-def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
-    """Convert a keeper's message from protobuf.
-
-    Raises:
-        MessageInvalid: no known message, an unknown stream or reason, an id that cannot name a folder, an invalid size, time or
-            figure, or more items than any keeper sends.
-    """
-    message: m.KeeperMessage = _read("keeper", request)
-    return message
-
-
-def manager_messages_to_pb(messages: Sequence[m.ManagerMessage]) -> pb.ConnectResponse:
-    """Convert a manager's batch of at least one message to protobuf."""
-    response = manager_message_to_pb(messages[0])
-    response.batch.extend(map(manager_message_to_pb, messages[1:]))
-    return response
+    return _batch_to_pb(pb.ConnectResponse, messages).SerializeToString()
 
 
 def manager_messages_from_pb(response: pb.ConnectResponse) -> list[m.ManagerMessage]:
     """Convert a manager's batch from protobuf.
 
     Raises:
-        MessageInvalid: as for `manager_message_from_pb`, for any of the messages; or there are too many.
-    """
-    _check_count("messages in one batch", len(response.batch), MAX_BATCH)
-    return [manager_message_from_pb(each) for each in (response, *response.batch)]
-
-
-def manager_message_to_pb(message: m.ManagerMessage) -> pb.ConnectResponse:
-    """Convert a manager's message to protobuf."""
-    return pb.ConnectResponse(**{_NAMES[type(message)]: _to_pb(message)})
-
-
-def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
-    """Convert a manager's message from protobuf.
-
-    Raises:
         MessageInvalid: no known message, an unknown stream or reason, a reason that is no stop reason, an id that cannot
-            name a folder.
+            name a folder, or too many messages.
     """
-    message: m.ManagerMessage = _read("manager", response)
-    return message
+    return _batch_from_pb("manager", response)
+
+
+def _batch_to_pb(kind: type[_Batch], messages: Sequence[Any]) -> _Batch:
+    first, *further = [kind(**{_NAMES[type(message)]: _to_pb(message)}) for message in messages]
+    first.batch.extend(further)
+    return first
+
+
+def _batch_from_pb(sender: str, batch: pb.ConnectRequest | pb.ConnectResponse) -> list[Any]:
+    _check_count("messages in one batch", len(batch.batch), MAX_BATCH)
+    return [_read(sender, message) for message in (batch, *batch.batch)]
 
 
 def _read(sender: str, message: pb.ConnectRequest | pb.ConnectResponse) -> Any:
