@@ -25,6 +25,7 @@ from trial_keeper.core import events
 from trial_keeper.core.attempt import Attempt, AttemptEvent, AttemptState, never_started
 from trial_keeper.core.events import Effect, LogDecision, Send
 from trial_keeper.core.link import Link, LinkEvent, LinkState, jitter
+from trial_keeper.core.replication import Replication
 from trial_keeper.exit_codes import KeeperExit, of_signal
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire import messages as m
@@ -196,7 +197,7 @@ class Keeper:
         return [events.PrepareTrial(run.trial_id, run.attempt_id)]
 
     def _start_attempt(self, key: AttemptKey) -> list[Effect]:
-        attempt = self.current = self.attempts[key] = Attempt(key, self.settings.streams)
+        attempt = self.current = self.attempts[key] = Attempt(key, Replication(self.settings.streams))
         self._served += 1
         if self.link.is_up:
             attempt.replication.link_came_up({})

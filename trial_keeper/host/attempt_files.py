@@ -231,11 +231,11 @@ class Tail:
     were read have changed.
     """
 
-    def __init__(self, folder: AttemptFolder, streams: tuple[Stream, ...]) -> None:
+    def __init__(self, folder: AttemptFolder) -> None:
         self._folder = folder.path
-        self._paths = {stream: folder.stream(stream) for stream in streams}
+        self._paths = {stream: folder.stream(stream) for stream in Stream}
         self._descriptors: dict[Stream, int] = {}
-        self._sizes = dict.fromkeys(streams, 0)
+        self._sizes = dict.fromkeys(Stream, 0)
         self._read: dict[Stream, tuple[int, bytes]] = {}
         """Per stream, the end of the last read, and the bytes before that end."""
         self.changes: dict[Stream, FileChange] = {}

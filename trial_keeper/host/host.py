@@ -86,18 +86,14 @@ class _Attempt:
     key: AttemptKey
     trial: TrialDocument
     folder: AttemptFolder
-    tail: Tail = field(init=False)
+    tail: Tail
     sizes: Offsets = field(default_factory=dict)
     shares_memory: bool = False
     found: HostBaseline = HostBaseline(frozenset(), 0)
     """The baseline at the trial's start."""
     spawned_s: float = 0.0
     """On the monotonic clock."""
-    sampler: UsageSampler | None = None
     usage: UsageWatch | None = None
-
-    def __post_init__(self) -> None:
-        self.tail = Tail(self.folder, tuple(Stream))
 
 
 class Host:
@@ -144,7 +140,7 @@ class Host:
             # In /proc a fork shows the interpreter's environment, not the trial's.
             self._warm_marker = (workspace.warm_marker(settings.job_id),)
             environ = self._common_environ() | {MARKER: self._warm_marker[0]}
-            self._warm = WarmStarts(settings.warm_imports, environ, self._log_line, self._register)
+            self._warm = WarmStarts(settings.warm_imports, environ, self._log, self._register)
         self._link: ManagerLink | None = None
         self._waiting_for_loop: list[events.Effect] = []
         self._early_signals: list[int] = []
@@ -159,7 +155,7 @@ class Host:
 
     def begin(self, trial: TrialDocument, key: AttemptKey, folder: AttemptFolder) -> None:
         """Start a prepared trial. In a job without reuse, called before `run` for its single trial."""
-        self._attempts[key] = _Attempt(key, trial, folder)
+        self._attempts[key] = _Attempt(key, trial, folder, Tail(folder))
         self._handle(events.TrialAssigned(key))
 
     async def run(self) -> int:
@@ -188,7 +184,8 @@ class Host:
             self._handle(events.SignalReceived(early))
         deferred, self._waiting_for_loop = self._waiting_for_loop, []
         self._perform(deferred)
-        self._watch_usage()
+        if self._current is not None and self._current.usage is not None:
+            self._current.usage.start()
         self._poll_process()
         watchers = [loop.create_task(self._watch_files()), loop.create_task(self._watch_manager())]
         self._handle(events.TimerFired())
@@ -410,7 +407,7 @@ class Host:
                 case events.ReleaseAttempt():
                     self._release(effect.key)
                 case events.LogDecision():
-                    self._log(effect)
+                    self._log(effect.text, effect.key)
                 case events.ExitKeeper():
                     self._exit_code = effect.code
                     self._done.set()
@@ -484,12 +481,8 @@ class Host:
             return
         attempt.shares_memory = self._shares_memory(_SHARED_MEMORY_POLL_S)  # must not delay the start
         self._current = attempt
-        attempt.sampler = UsageSampler(
-            attempt.key,
-            folder.path,
-            trial.gpu_indices,
-            exempt_sessions,
-        )
+        sampler = UsageSampler(attempt.key, folder.path, trial.gpu_indices, exempt_sessions)
+        attempt.usage = UsageWatch(sampler, self._report_usage)
         for stream, forwarder in self._forwarders.items():
             forwarder.follow(folder.stream(stream))
         for stream in self._watched_streams:
@@ -503,7 +496,8 @@ class Host:
         self._handle(events.TrialSpawned(attempt.key, began_at_s, how))
         # This call opens the files, so that a file that the trial replaces later is still tracked.
         attempt.tail.sizes(self._settings.streams)
-        self._watch_usage()
+        if self._link is not None:
+            attempt.usage.start()
 
     @property
     def _exempt_sessions(self) -> tuple[int, ...]:
@@ -514,13 +508,6 @@ class Host:
         """Register a process's session with the orphan reaper, before the process executes anything."""
         if self._reaper is not None:
             self._reaper.register(pid)
-
-    def _watch_usage(self) -> None:
-        """Start the usage watch, if the event loop and a sampler exist."""
-        attempt = self._current
-        if self._link is None or attempt is None or attempt.sampler is None or attempt.usage is not None:
-            return
-        attempt.usage = UsageWatch(attempt.sampler, self._report_usage)
 
     def _record_exits(self) -> None:
         for ended in list(self._unrecorded.values()):
@@ -586,13 +573,10 @@ class Host:
         while attempt.tail.changes:
             self._handle(events.StreamChanged(attempt.key, *attempt.tail.changes.popitem()))
 
-    def _log_line(self, text: str) -> None:
-        self._log(events.LogDecision(None, text))
-
-    def _log(self, effect: events.LogDecision) -> None:
-        attempt = self._current if effect.key is None else self._attempts.get(effect.key)
+    def _log(self, text: str, key: AttemptKey | None = None) -> None:
+        attempt = self._current if key is None else self._attempts.get(key)
         whose = self._settings.job_id if attempt is None else attempt.key
-        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{whose}] {effect.text}\n"
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{whose}] {text}\n"
         self._stderr.buffer(line)
         if self._link is None:
             self._stderr.poll()
@@ -601,7 +585,7 @@ class Host:
             self._showing = loop.call_at(
                 max(loop.time(), self._shown_at_s + _LINES_COOLDOWN_S), self._show_lines
             )
-        if effect.key is not None and attempt is not None:
+        if key is not None and attempt is not None:
             self._writing(partial(_append, attempt.folder, line))
 
     def _show_lines(self) -> None:

@@ -55,7 +55,12 @@ class OrphanReaper:
     def watch(self, markers: Iterable[str], sessions: Collection[int] = ()) -> None:
         """Set the processes to kill after the keeper's death: those with these markers and those in these sessions."""
         self._markers, self._sessions = tuple(markers), tuple(sessions)
-        self._write("\n".join((" ".join(map(str, self._sessions)), *self._markers)))
+        data = os.fsencode("\n".join((" ".join(map(str, self._sessions)), *self._markers)))
+        place = 1 - self._slots[0]
+        start = 1 + place * _SLOT_BYTES
+        data = len(data).to_bytes(_LENGTH_BYTES, "big") + data
+        self._slots[start : start + len(data)] = data
+        self._slots[0] = place
 
     def register(self, session: int) -> None:
         """Also end this process session (setsid) when the keeper dies. Call it before the session's leader executes anything."""
@@ -66,15 +71,6 @@ class OrphanReaper:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
         os.close(self._pipe)
-
-    def _write(self, text: str) -> None:
-        data = os.fsencode(text)
-        place = 1 - self._slots[0]
-        start = 1 + place * _SLOT_BYTES
-        self._slots[start : start + _LENGTH_BYTES + len(data)] = (
-            len(data).to_bytes(_LENGTH_BYTES, "big") + data
-        )
-        self._slots[0] = place
 
 
 def _last_instruction(slots: mmap.mmap) -> str:

@@ -230,7 +230,8 @@ class WarmInterpreter:
             self._word.close()
             self._word = None
         if pid is not None:
-            _reap(pid)
+            with contextlib.suppress(ChildProcessError):  # another process has adopted it and reaps it
+                os.waitpid(pid, 0)
 
     def _forget(self) -> None:
         """Drop a trial that was prepared and has not started."""
@@ -380,8 +381,3 @@ def _is_own_child(pid: int) -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _reap(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):  # another process has adopted it and reaps it
-        os.waitpid(pid, 0)
