@@ -73,11 +73,6 @@ class OrphanReaper:
         os.close(self._pipe)
 
 
-def _last_instruction(slots: mmap.mmap) -> str:
-    start = 1 + slots[0] * _SLOT_BYTES + _LENGTH_BYTES
-    return os.fsdecode(slots[start : start + int.from_bytes(slots[start - _LENGTH_BYTES : start], "big")])
-
-
 def _run_reaper(read_end: int, slots: mmap.mmap) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -90,6 +85,8 @@ def _run_reaper(read_end: int, slots: mmap.mmap) -> None:
     os.dup2(nothing, 2)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.read(0, 1)  # until EOF
-    sessions, *markers = _last_instruction(slots).split("\n")
+    start = 1 + slots[0] * _SLOT_BYTES + _LENGTH_BYTES
+    instruction = slots[start : start + int.from_bytes(slots[start - _LENGTH_BYTES : start], "big")]
+    sessions, *markers = os.fsdecode(instruction).split("\n")
     if markers:
         end_marked(markers, {int(session) for session in sessions.split()})

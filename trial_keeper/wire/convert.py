@@ -6,6 +6,7 @@ A peer may send any bytes. A message is accepted only as a whole: every value in
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
@@ -106,47 +107,34 @@ def _read(sender: str, message: pb.ConnectRequest | pb.ConnectResponse) -> Any:
 # ---- fields
 
 
-def _attempt_id_from(text: str) -> str:
-    if not is_attempt_id(text):
-        raise MessageInvalid(
-            f"cannot read a message: {_shown(text)} is not an attempt id; use a keeper and a manager of the same version"
-        )
-    return text
-
-
-def _id_from(text: str) -> str:
-    """Validate a peer's id of an experiment, a job, a task or a trial: it names folders and appears in logs."""
-    if not is_safe_name(text):
-        raise MessageInvalid(f"cannot read a message: {_shown(text)} is not a valid id")
-    return text
-
-
-def _version_from(text: str) -> str:
-    """Validate the characters and the length of a peer's version. The version rule is checked elsewhere."""
-    if not (text.isascii() and text.isprintable() and len(text) <= MAX_CHARACTERS_OF_VERSION):
-        raise MessageInvalid(f"cannot read a message: {_shown(text)} is not a valid version")
-    return text
-
-
 def _check_count(what: str, count: int, most: int) -> None:
     if count > most:
         raise MessageInvalid(f"cannot read a message with {count} {what}: the maximum is {most}")
 
 
-def _size_from(size: int) -> int:
-    if size > m.MAX_SIZE:
-        raise MessageInvalid(f"cannot read a message: {size} is too large for a size or an offset")
-    return size
+def _checked(is_valid: Callable[[Any], bool], problem: str) -> Callable[[Any], Any]:
+    """Build the validator of a field. `problem` completes the sentence "cannot read a message: VALUE …"."""
+
+    def check(value: Any) -> Any:
+        if not is_valid(value):
+            raise MessageInvalid(f"cannot read a message: {_shown(value)} {problem}")
+        return value
+
+    return check
 
 
-def _figure_from(figure: float) -> float:
-    if not math.isfinite(figure):
-        raise MessageInvalid(f"cannot read a message: {figure} is not a finite number")
-    return figure
+def _is_version(text: str) -> bool:
+    """True for the characters and the length of a version. The version rule is checked elsewhere."""
+    return text.isascii() and text.isprintable() and len(text) <= MAX_CHARACTERS_OF_VERSION
 
 
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…")
+def _shown(value: str | float) -> str:
+    if isinstance(value, str) and len(value) > _MAX_SHOWN_CHARACTERS:
+        value = f"{value[:_MAX_SHOWN_CHARACTERS]}…"
+    return repr(value)
+
+
+_size_from = _checked(m.MAX_SIZE.__ge__, "is too large for a size or an offset")
 
 
 def _stream_from_pb(number: int) -> m.Stream:
@@ -181,8 +169,11 @@ def _offsets_from_pb(offsets: Iterable[pb.StreamOffset]) -> dict[m.Stream, int]:
     return {_stream_from_pb(entry.stream): _size_from(entry.offset) for entry in offsets}
 
 
-def _nested(kind: type) -> Callable[[Any], Any]:
-    return lambda message: _from_pb(kind, message)
+def _from_pb(kind: type, message: Any) -> Any:
+    values = [convert(getattr(message, name)) for name, convert in _FIELDS[kind]]
+    if kind is m.TrialEnded and not message.HasField(_OPTIONAL):
+        values[_OPTIONAL_AT] = None
+    return kind(*values)
 
 
 def _many(kind: type, what: str = "", most: int | None = None) -> Callable[[Any], Any]:
@@ -199,17 +190,24 @@ def _many(kind: type, what: str = "", most: int | None = None) -> Callable[[Any]
 # How a field is validated and converted, by its name or, where the name has several meanings, by message and name.
 # All other fields stay as they are.
 _FIELDS_FROM_PB: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("trial_id", "experiment_id", "job_id", "task"), _id_from),
+    # An id names folders and appears in logs.
+    **dict.fromkeys(
+        ("trial_id", "experiment_id", "job_id", "task"), _checked(is_safe_name, "is not a valid id")
+    ),
     **dict.fromkeys(("offset", "rss_bytes", "disk_bytes", "memory_used_bytes"), _size_from),
-    **dict.fromkeys(("cpu_percent", "utilisation_percent"), _figure_from),
+    **dict.fromkeys(
+        ("cpu_percent", "utilisation_percent"), _checked(math.isfinite, "is not a finite number")
+    ),
     **dict.fromkeys(("offsets", "final_sizes"), _offsets_from_pb),
-    "attempt_id": _attempt_id_from,
+    "attempt_id": _checked(
+        is_attempt_id, "is not an attempt id; use a keeper and a manager of the same version"
+    ),
     "stream": _stream_from_pb,
-    "key": _nested(m.AttemptKey),
-    "attempt": _nested(m.AttemptOffsets),
+    "key": partial(_from_pb, m.AttemptKey),
+    "attempt": partial(_from_pb, m.AttemptOffsets),
     "gpus": _many(m.GpuUsage, "GPUs", MAX_GPUS),
     "warnings": tuple,
-    "Hello.version": _version_from,
+    "Hello.version": _checked(_is_version, "is not a valid version"),
     "Hello.attempts": _many(m.AttemptKey, "attempts", MAX_ATTEMPTS_OF_HELLO),
     "Welcome.attempts": _many(m.AttemptOffsets),
     "TrialEnded.reason": _reason_from,
@@ -246,13 +244,6 @@ _KINDS = {
     if field.message_type is not None
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-
-
-def _from_pb(kind: type, message: Any) -> Any:
-    values = [convert(getattr(message, name)) for name, convert in _FIELDS[kind]]
-    if kind is m.TrialEnded and not message.HasField(_OPTIONAL):
-        values[_OPTIONAL_AT] = None
-    return kind(*values)
 
 
 def _to_pb(message: Any) -> Any:

@@ -415,16 +415,11 @@ def _typed(value: Any, *kinds: type) -> Any:
     return value
 
 
-def _text(value: Any) -> Any:
-    return _typed(value, str)
+def _of(*kinds: type) -> Callable[[Any], Any]:
+    return lambda value: _typed(value, *kinds)
 
 
-def _text_or_none(value: Any) -> Any:
-    return _typed(value, str, type(None))
-
-
-def _seconds(value: Any) -> float:
-    return float(_typed(value, int, float))
+_text = _of(str)
 
 
 def _tuple_of(kind: type, value: Any) -> tuple[Any, ...]:
@@ -446,16 +441,16 @@ def _exit_code(value: Any) -> int:
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("experiment_id", "version", "trial_id", "command", "code_dir", "message"), _text),
-    **dict.fromkeys(("certificate", "code_snapshot"), _text_or_none),
-    **dict.fromkeys(("started_at_s", "ended_at_s"), _seconds),
+    **dict.fromkeys(("certificate", "code_snapshot"), _of(str, type(None))),
+    **dict.fromkeys(("started_at_s", "ended_at_s"), lambda value: float(_typed(value, int, float))),
     "job_id": lambda value: safe_name(_text(value)),
-    "sequence_id": lambda value: _typed(value, int),
+    "sequence_id": _of(int),
     "addresses": _addresses,
     "gpu_indices": lambda value: None if value is None else _tuple_of(int, value),
     "reason": ExitReason,
     "exit_code": _exit_code,
     "final_sizes": lambda value: {Stream(word): _typed(size, int) for word, size in value.items()},
-    "metrics_size_at_stop": lambda value: _typed(value, int, type(None)),
+    "metrics_size_at_stop": _of(int, type(None)),
     "warnings": lambda value: _tuple_of(str, value),
 }
 _ADDED_LATER: dict[str, Any] = {
