@@ -82,9 +82,10 @@ def manager_messages_from_pb(response: pb.ConnectResponse) -> list[m.ManagerMess
 
 
 def _batch_to_pb(kind: type[_Batch], messages: Sequence[Any]) -> _Batch:
-    first, *further = [kind(**{_NAMES[type(message)]: _to_pb(message)}) for message in messages]
-    first.batch.extend(further)
-    return first
+    batch, *further = [kind(**{_NAMES[type(message)]: _to_pb(message)}) for message in messages]
+    if further:
+        batch.batch.extend(further)
+    return batch
 
 
 def _batch_from_pb(sender: str, batch: pb.ConnectRequest | pb.ConnectResponse) -> list[Any]:
@@ -134,7 +135,10 @@ def _shown(value: str | float) -> str:
     return repr(value)
 
 
-_size_from = _checked(m.MAX_SIZE.__ge__, "is too large for a size or an offset")
+def _size_from(size: int) -> int:
+    if size > m.MAX_SIZE:  # not with `_checked`: each chunk has an offset
+        raise MessageInvalid(f"cannot read a message: {size} is too large for a size or an offset")
+    return size
 
 
 def _stream_from_pb(number: int) -> m.Stream:
