@@ -44,32 +44,6 @@ class PreparationFailed(SpawnFailed):
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """The kernel killed a process of the container for lack of memory while a trial ran. None means unknown."""
-
-    limit_bytes: int | None = None
-    """The container's own limit, if it has one."""
-    peak_bytes: int | None = None
-    """The container's highest usage ever."""
-
-    def __str__(self) -> str:
-        if self.limit_bytes is not None:
-            found = f"the container's memory limit of {_mib(self.limit_bytes)} was reached"
-        else:
-            found = "the machine's memory was full"
-            if self.peak_bytes is not None:
-                found += f" (this container has used up to {_mib(self.peak_bytes)} of it)"
-        return (
-            f"{found}, and the kernel killed a process of the trial; "
-            "request more memory in the experiment file or use a smaller batch"
-        )
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):.0f} MiB"
-
-
-@dataclass(frozen=True, slots=True)
 class CleanupFinished:
     """The remains of a trial, reported just before its end.
 
@@ -87,7 +61,8 @@ class TrialExited:
     """The command and everything it started have ended, except what `CleanupFinished` reported.
 
     `ran_s` is on the monotonic clock: the wall clock may have been set meanwhile. `exit_code` is 0–255, or None if `signal`
-    ended the command. `sizes` of the streams are measured after the end; `stderr_tail` is text.
+    ended the command. `sizes` of the streams are measured after the end; `stderr_tail` is text. `out_of_memory` describes the
+    kernel's kill for lack of memory while the trial ran; empty without one.
     """
 
     key: m.AttemptKey
@@ -96,7 +71,7 @@ class TrialExited:
     signal: int | None
     sizes: m.Offsets
     stderr_tail: str
-    out_of_memory: OutOfMemory | None = None
+    out_of_memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -242,7 +242,7 @@ class Keeper:
             exit_code = event.exit_code or 0
             reason = ExitReason.NONZERO_EXIT if exit_code else ExitReason.SUCCEEDED
         message = event.stderr_tail
-        if event.out_of_memory is not None and exit_code:
+        if event.out_of_memory and exit_code:
             # A shell or a parent process passes the failure of a killed process on as its own exit code.
             reason = ExitReason.OUT_OF_MEMORY
             message = f"{event.out_of_memory}\n{message}".strip()

@@ -286,15 +286,14 @@ class Host:
             pids,
         )
 
-    def _memory_shortage(
-        self, attempt: _Attempt, at_end: HostBaseline, status: int
-    ) -> events.OutOfMemory | None:
-        memory = self._memory
-        if memory is None or at_end.oom_kills == attempt.found.oom_kills:
-            return None
+    def _memory_shortage(self, attempt: _Attempt, at_end: HostBaseline, status: int) -> str:
+        if self._memory is None or at_end.oom_kills == attempt.found.oom_kills:
+            return ""
         if status not in _KILLED and (attempt.shares_memory or self._shares_memory()):
-            return None  # the killed process may belong to another job, so this trial's failure has another cause
-        return events.OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
+            return (
+                ""  # the killed process may belong to another job, so this trial's failure has another cause
+            )
+        return self._memory.shortage()
 
     def _shares_memory(self, longest_ago_s: float = 0.0) -> bool:
         """True if this keeper's control group also contains other processes, as on a laptop. A container has its own group.

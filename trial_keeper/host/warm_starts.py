@@ -74,7 +74,7 @@ class WarmStarts:
         try:
             start = self._wanted(trial, folder, environ)
             if start is not None and self._interpreter is not None:
-                return self._interpreter.start(start, self._register)
+                return self._interpreter.start(start)
         except WarmStartRefused as error:
             self._log_once(str(error))
         return None
