@@ -452,15 +452,12 @@ class Host:
         markers = (str(folder.path), *self._warm_marker)
         if self._reaper is not None:
             self._reaper.watch(markers, self._exempt_sessions)
-        warm_pid: int | None = None
-        if self._warm is not None:
-            self._warm.prepare(trial.command)
-            warm_pid = self._warm.start(trial, folder, environ)
+        warm_pid = self._warm.start(trial, folder, environ) if self._warm is not None else None
         exempt_sessions = self._exempt_sessions
         began_s, began_at_s = time.monotonic(), time.time()
         try:
             if warm_pid is not None:
-                self._process = TrialProcess.of(
+                self._process = TrialProcess(
                     warm_pid, exempt_sessions, sys_dir=str(folder.path), preexisting_pids=found.pids
                 )
             else:

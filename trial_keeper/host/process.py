@@ -49,18 +49,26 @@ class TrialProcess:
     def __init__(
         self,
         pid: int,
-        sys_dir: str | None,
-        exempt_sessions: Collection[int],
-        preexisting_pids: frozenset[int],
+        exempt_sessions: Collection[int] = (),
+        *,
+        sys_dir: str | None = None,
+        preexisting_pids: frozenset[int] = frozenset(),
+        popen: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        """Use `started` or `of` instead. `preexisting_pids` existed before the trial."""
+        """Wrap a child that runs already: a fork of a warm interpreter, or `popen`, which `started` has started.
+
+        `sys_dir` is the attempt's folder. /proc need not show that folder in the child's own environment, but shows it in those
+        of its children. `preexisting_pids`: the processes that existed at its start, if known.
+        """
+        if popen is None:
+            _raise_oom_score(str(pid))
         self.seen: frozenset[int] = frozenset()
         """All processes at the trial's end, which predate any later trial. Empty if not scanned."""
         self.pid = pid
         self._sys_dir = sys_dir
         self._exempt_sessions = frozenset(exempt_sessions)
-        self._preexisting_pids = preexisting_pids
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._preexisting_pids = preexisting_pids or processes.all_pids()
+        self._popen = popen
         self._status: int | None = None
         self._waits_for_group = False
         self._is_over = False
@@ -101,26 +109,13 @@ class TrialProcess:
         finally:
             os.close(gate)
             os.close(release)
-        trial = cls(popen.pid, environ.get(MARKER), exempt_sessions, preexisting_pids)
-        trial._popen = popen
-        return trial
-
-    @classmethod
-    def of(
-        cls,
-        pid: int,
-        exempt_sessions: Collection[int] = (),
-        *,
-        sys_dir: str | None = None,
-        preexisting_pids: frozenset[int] = frozenset(),
-    ) -> "TrialProcess":
-        """Wrap a child that runs already, such as a fork of a warm interpreter.
-
-        `sys_dir` is the attempt's folder. /proc need not show that folder in the child's own environment, but shows it in those
-        of its children. `preexisting_pids`: the processes that existed at its start, if known.
-        """
-        _raise_oom_score(str(pid))
-        return cls(pid, sys_dir, exempt_sessions, preexisting_pids or processes.all_pids())
+        return cls(
+            popen.pid,
+            exempt_sessions,
+            sys_dir=environ.get(MARKER),
+            preexisting_pids=preexisting_pids,
+            popen=popen,
+        )
 
     def poll(self) -> int | None:
         """Return None while the trial runs; afterwards its exit code, or -n for signal n.
