@@ -20,7 +20,6 @@ from trial_keeper.core.events import (
     RecordExit,
     ReleaseAttempt,
     Send,
-    SendChunk,
     SignalReceived,
     SignalTrial,
     SpawnTrial,
@@ -31,7 +30,7 @@ from trial_keeper.core.events import (
     TrialSpawned,
 )
 from trial_keeper.core.keeper import PLENTY, Keeper
-from trial_keeper.core.replication import ChunkToSend
+from trial_keeper.core.replication import SendChunk
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.messages import (
@@ -114,11 +113,11 @@ def test_the_bytes_of_both_are_sent(play: Play) -> None:
     play.exits("first")
     play.runs("second")
     sent = play.at(2, StreamsGrew(key_of("second"), {Stream.METRICS: 5}))
-    assert sent == [SendChunk(key_of("second"), ChunkToSend(Stream.METRICS, 0, 5))]
+    assert sent == [SendChunk(key_of("second"), Stream.METRICS, 0, 5)]
     play.at(3, LinkLost("gone"))
     assert play.at(10, TimerFired()) == [OpenLink((key_of("first"), key_of("second")))]
     again = play.at(10, Welcome("0.6.0", (AttemptOffsets(key_of("first"), {Stream.METRICS: 4}),)))
-    assert [effect.chunk.offset for effect in again if isinstance(effect, SendChunk)] == [4, 0]
+    assert [effect.offset for effect in again if isinstance(effect, SendChunk)] == [4, 0]
     assert IDLE not in again
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trial_keeper.core.replication import ChunkToSend
+from trial_keeper.core.replication import SendChunk
 from trial_keeper.wire import messages as m
 from trial_keeper.wire.file_changes import FileChange
 
@@ -220,14 +220,6 @@ class Send:
     """Send a message over the link that is up."""
 
     message: m.KeeperMessage
-
-
-@dataclass(frozen=True, slots=True)
-class SendChunk:
-    """Read bytes of a file and send them over the link that is up."""
-
-    key: m.AttemptKey
-    chunk: ChunkToSend
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from trial_keeper.core import events
 from trial_keeper.core.attempt import Attempt, AttemptEvent, AttemptState, never_started
 from trial_keeper.core.events import Effect, LogDecision, Send
 from trial_keeper.core.link import Link, LinkEvent, LinkState, jitter
-from trial_keeper.core.replication import Replication
+from trial_keeper.core.replication import Replication, SendChunk
 from trial_keeper.exit_codes import KeeperExit, of_signal
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire import messages as m
@@ -358,7 +358,7 @@ class Keeper:
 
     def _note_change(self, event: events.StreamChanged) -> list[Effect]:
         attempt = self.attempts.get(event.key)
-        if attempt is None or event.stream not in attempt.replication.streams:
+        if attempt is None or event.stream not in self.settings.streams:
             return []
         return self._warn(attempt, event.stream, event.change)
 
@@ -374,10 +374,10 @@ class Keeper:
             for stream in new
         ]
 
-    def is_due(self, effect: events.SendChunk) -> bool:
+    def is_due(self, chunk: SendChunk) -> bool:
         """True if the chunk is still to be sent after the earlier chunks of the same round."""
-        attempt = self.attempts.get(effect.key)
-        return attempt is not None and attempt.replication.is_due(effect.chunk)
+        attempt = self.attempts.get(chunk.key)
+        return attempt is not None and attempt.replication.is_due(chunk)
 
     def _note_truncation(self, event: events.StreamTruncated) -> list[Effect]:
         attempt = self.attempts[event.key]
@@ -407,9 +407,9 @@ class Keeper:
 
     def _chunks(self) -> list[Effect]:
         return [
-            events.SendChunk(attempt.key, chunk)
+            chunk
             for attempt in self.attempts.values()
-            for chunk in attempt.replication.next_chunks()
+            for chunk in attempt.replication.next_chunks(attempt.key)
         ]
 
     # ---- the link

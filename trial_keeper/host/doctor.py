@@ -242,7 +242,8 @@ def check_clock(root: Path) -> Finding:
     try:
         written_s = check_writing(root).st_mtime
     except KeeperError as error:
-        return _skip(f"cannot write a file to compare the clocks: {_cause(error)}")
+        cause = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
+        return _skip(f"cannot write a file to compare the clocks: {cause}")
     return clock_finding(before_s, written_s, time.time())
 
 
@@ -460,10 +461,6 @@ def at_each(
 def _of_keeper_error(error: KeeperError) -> Finding:
     found, _, remedy = str(error).partition("; ")
     return _fail(f"{found} (a keeper ends with {int(error.exit_code)})", remedy)
-
-
-def _cause(error: KeeperError) -> str:
-    return str(error.__cause__.strerror) if isinstance(error.__cause__, OSError) else str(error)
 
 
 def _of_text(outcome: Outcome, text: str) -> Finding:

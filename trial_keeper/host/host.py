@@ -19,6 +19,7 @@ from trial_keeper import __version__
 from trial_keeper.core import events
 from trial_keeper.core.environment import trial_environ
 from trial_keeper.core.keeper import Keeper
+from trial_keeper.core.replication import SendChunk
 from trial_keeper.errors import KeeperError
 from trial_keeper.exit_codes import of_signal
 from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_trial, try_read_trial
@@ -99,7 +100,7 @@ class _Attempt:
 class Host:
     """One keeper process around one `Keeper`.
 
-    A job without reuse starts its trial without a manager: `begin` starts it before asyncio and gRPC are even imported.
+    A job without reuse starts its trial without a manager: `begin` starts it before gRPC is even imported.
     """
 
     def __init__(self, settings: KeeperSettings, workspace: Workspace, task: str) -> None:
@@ -376,7 +377,7 @@ class Host:
     def _perform(self, effects: Iterable[events.Effect]) -> None:
         for effect in effects:
             match effect:
-                case events.SendChunk():
+                case SendChunk():
                     self._send_chunk(effect)
                 case events.Send():
                     self._opened_link().send(effect.message)
@@ -548,15 +549,15 @@ class Host:
             )
         )
 
-    def _send_chunk(self, effect: events.SendChunk) -> None:
-        chunk, attempt = effect.chunk, self._attempts.get(effect.key)
-        if attempt is None or not self._keeper.is_due(effect):
+    def _send_chunk(self, chunk: SendChunk) -> None:
+        attempt = self._attempts.get(chunk.key)
+        if attempt is None or not self._keeper.is_due(chunk):
             return  # an earlier chunk of this round could not be read
         data = attempt.tail.read(chunk.stream, chunk.offset, chunk.size_bytes)
         if len(data) == chunk.size_bytes:
-            self._opened_link().send(Chunk(effect.key, chunk.stream, chunk.offset, data))
+            self._opened_link().send(Chunk(chunk.key, chunk.stream, chunk.offset, data))
         elif (size := attempt.tail.truncated_size(chunk.stream, chunk.offset + chunk.size_bytes)) is not None:
-            self._handle(events.StreamTruncated(effect.key, chunk.stream, chunk.offset, size))
+            self._handle(events.StreamTruncated(chunk.key, chunk.stream, chunk.offset, size))
         else:
             # Later chunks would leave a gap: reconnect and restart from the manager's offset.
             self._opened_link().drop(
