@@ -96,6 +96,11 @@ class _Attempt:
     """On the monotonic clock."""
     usage: UsageWatch | None = None
 
+    def append_to_log(self, line: str) -> None:
+        path = self.folder.stream(Stream.KEEPER)
+        descriptor = open_beneath(self.folder.path, path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        write_all(descriptor, line.encode(errors="replace"))
+
 
 class Host:
     """One keeper process around one `Keeper`.
@@ -583,7 +588,7 @@ class Host:
                 max(loop.time(), self._shown_at_s + _LINES_COOLDOWN_S), self._show_lines
             )
         if key is not None and attempt is not None:
-            self._writing(partial(_append, attempt.folder, line))
+            self._writing(partial(attempt.append_to_log, line))
 
     def _show_lines(self) -> None:
         self._showing, self._shown_at_s = None, asyncio.get_running_loop().time()
@@ -595,12 +600,6 @@ class Host:
             write()
         except OSError as error:
             self._stderr.write(f"trial-keeper: {not_writable(self._workspace.root, error)}\n")
-
-
-def _append(folder: AttemptFolder, line: str) -> None:
-    path = folder.stream(Stream.KEEPER)
-    descriptor = open_beneath(folder.path, path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    write_all(descriptor, line.encode(errors="replace"))
 
 
 def _listed(names: Iterable[str]) -> str:

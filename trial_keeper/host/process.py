@@ -307,13 +307,6 @@ def _set_oom_score(process: str, score: int) -> None:
         write_all(os.open(f"/proc/{process}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), b"%d" % score)
 
 
-def _bash(environ: Mapping[str, str]) -> str:
-    found = shutil.which("bash", path=os.pathsep.join(os.get_exec_path(environ)))
-    if found is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    return found
-
-
 def _popen(
     command: str, code_dir: str, environ: Mapping[str, str], gate: int, stdout: Path, stderr: Path
 ) -> subprocess.Popen[bytes]:
@@ -325,8 +318,11 @@ def _popen(
     shown = repr(command if len(command) <= _MAX_SHOWN else command[:_MAX_SHOWN] + "...")
     with open(stdout, "ab") as out, open(stderr, "ab") as err:
         try:
+            bash = shutil.which("bash", path=os.pathsep.join(os.get_exec_path(environ)))
+            if bash is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             return subprocess.Popen(
-                ["/bin/sh", "-c", _START_GATE, _bash(environ), command],
+                ["/bin/sh", "-c", _START_GATE, bash, command],
                 cwd=code_dir,
                 env=dict(environ),
                 stdin=gate,

@@ -82,9 +82,10 @@ def manager_messages_from_pb(response: pb.ConnectResponse) -> list[m.ManagerMess
 
 
 def _batch_to_pb(kind: type[_Batch], messages: Sequence[Any]) -> _Batch:
-    batch, *further = [kind(**{_NAMES[type(message)]: _to_pb(message)}) for message in messages]
-    if further:
-        batch.batch.extend(further)
+    converted: list[Any] = [kind(**{_NAMES[type(message)]: _to_pb(message)}) for message in messages]
+    batch: _Batch = converted.pop(0)
+    if converted:
+        batch.batch.extend(converted)
     return batch
 
 
