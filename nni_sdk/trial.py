@@ -44,12 +44,12 @@ class TrialContext:
 
     def __init__(self, environ: "Mapping[str, str]") -> None:
         self._environ = environ
-        self._loaded: dict[str, Any] | None = None
-        self._parameters_were_taken = False
-        self._next_sequence = count().__next__
-        self._final_was_reported = False
-        self._metrics_fd = _NOT_OPEN
-        self._periodical_head = self._final_head = ""
+        self.loaded: dict[str, Any] | None = None
+        self.parameters_were_taken = False
+        self.next_sequence = count().__next__
+        self.final_was_reported = False
+        self.metrics_fd = _NOT_OPEN
+        self.periodical_head = self.final_head = ""
 
     @property
     def is_standalone(self) -> bool:
@@ -63,73 +63,14 @@ class TrialContext:
         Raises:
             EnvironmentIncomplete: `NNI_SYS_DIR` is not set.
         """
-        return os.path.join(self._variable("NNI_SYS_DIR"), ".nni", "metrics")
+        return os.path.join(self.variable("NNI_SYS_DIR"), ".nni", "metrics")
 
-    def next_parameter(self) -> "Any":
-        """See `get_next_parameter`."""
-        if self.is_standalone:
-            _log().warning(
-                "Running outside an experiment: parameters are empty and results are only logged. "
-                "Start an experiment with: nnictl create --config <file>"
-            )
-            self._loaded = {"parameter_id": None, "parameters": {}}
-        elif self._parameters_were_taken:
-            return None
-        self._parameters_were_taken = True
-        return self._parameter_file()["parameters"]
+    def variable(self, name: str) -> str:
+        """Return a variable that every trial has.
 
-    def current_parameter(self, tag: str | None) -> "Any":
-        """See `get_current_parameter`."""
-        if not self._parameters_were_taken:
-            return None
-        parameters = self._parameter_file()["parameters"]
-        return parameters if tag is None else parameters[tag]
-
-    def report_intermediate(self, metric: object) -> None:
-        """See `report_intermediate_result`."""
-        value = value_json(metric)
-        if self._metrics_fd == _NOT_OPEN and not self._reporting_starts():
-            _log().info("Intermediate result: %s  (Index %s)", value, self._next_sequence())
-            return
-        self._append(frame(self._periodical_head, self._next_sequence(), value))
-
-    def report_final(self, metric: object) -> None:
-        """See `report_final_result`."""
-        value = value_json(metric)
-        if self._metrics_fd == _NOT_OPEN and not self._reporting_starts():
-            _log().info("Final result: %s", value)
-            return
-        data = frame(self._final_head, 0, value)
-        if self._final_was_reported:
-            _log().warning(
-                "cannot replace the final result by %s: the manager counts the first; call report_final_result once",
-                value,
-            )
-        self._append(data)
-        self._final_was_reported = True
-
-    def experiment_id(self) -> str:
-        """See `get_experiment_id`."""
-        return STANDALONE if self.is_standalone else self._variable("NNI_EXP_ID")
-
-    def trial_id(self) -> str:
-        """See `get_trial_id`."""
-        return STANDALONE if self.is_standalone else self._variable("NNI_TRIAL_JOB_ID")
-
-    def sequence_id(self) -> int:
-        """See `get_sequence_id`."""
-        if self.is_standalone:
-            return 0
-        text = self._variable("NNI_TRIAL_SEQ_ID")
-        try:
-            return int(text)
-        except ValueError as error:
-            raise EnvironmentIncomplete(
-                f"cannot use NNI_TRIAL_SEQ_ID={text!r} as this trial's number; "
-                "do not change the NNI_ variables that the keeper set"
-            ) from error
-
-    def _variable(self, name: str) -> str:
+        Raises:
+            EnvironmentIncomplete: the variable is not set.
+        """
         value = self._environ.get(name)
         if not value:
             raise EnvironmentIncomplete(
@@ -138,11 +79,16 @@ class TrialContext:
             )
         return value
 
-    def _parameter_file(self) -> "dict[str, Any]":
-        if self._loaded is None:
+    def parameter_file(self) -> "dict[str, Any]":
+        """Return the content of parameter.cfg: `parameter_id` and `parameters`.
+
+        Raises:
+            ParametersMissing: the file is absent or damaged.
+        """
+        if self.loaded is None:
             import json
 
-            path = os.path.join(self._variable("NNI_SYS_DIR"), "parameter.cfg")
+            path = os.path.join(self.variable("NNI_SYS_DIR"), "parameter.cfg")
             try:
                 with open(path, encoding="utf-8") as file:
                     content = json.load(file)
@@ -156,17 +102,17 @@ class TrialContext:
                     f"cannot use {path}: it is not a JSON object with parameter_id and parameters; "
                     "do not change the file that the keeper wrote"
                 )
-            self._loaded = content
-        return self._loaded
+            self.loaded = content
+        return self.loaded
 
-    def _reporting_starts(self) -> bool:
-        """Prepare for records; False when standalone. `_metrics_fd` is set last: other threads check it without a lock."""
+    def reporting_starts(self) -> bool:
+        """Prepare for records; False when standalone. `metrics_fd` is set last: other threads check it without a lock."""
         if self.is_standalone:
             return False
-        parameter_id = self._parameter_file()["parameter_id"]
-        self._periodical_head = frame_head(parameter_id, self.trial_id(), "PERIODICAL")
-        self._final_head = frame_head(parameter_id, self.trial_id(), "FINAL")
-        self._metrics_fd = self._opened_metrics()
+        parameter_id, trial_id = self.parameter_file()["parameter_id"], self.variable("NNI_TRIAL_JOB_ID")
+        self.periodical_head = frame_head(parameter_id, trial_id, "PERIODICAL")
+        self.final_head = frame_head(parameter_id, trial_id, "FINAL")
+        self.metrics_fd = self._opened_metrics()
         return True
 
     def _opened_metrics(self) -> int:
@@ -181,9 +127,10 @@ class TrialContext:
         except OSError as error:
             raise self._not_written(error) from error
 
-    def _append(self, data: bytes) -> None:
+    def append(self, data: bytes) -> None:
+        """Append one record to the open file."""
         try:
-            written = os.write(self._metrics_fd, data)
+            written = os.write(self.metrics_fd, data)
         except OSError as error:
             self._append_after(error, data)
         else:
@@ -202,9 +149,9 @@ class TrialContext:
             if error.errno != errno.EBADF:
                 raise self._not_written(error) from error
             # A process that daemonises itself closes all descriptors.
-            self._metrics_fd = self._opened_metrics()
+            self.metrics_fd = self._opened_metrics()
         try:
-            written = os.write(self._metrics_fd, data)
+            written = os.write(self.metrics_fd, data)
         except OSError as second_error:
             raise self._not_written(second_error) from second_error
         if written < len(data):
@@ -233,7 +180,16 @@ def get_next_parameter() -> "Any":
         EnvironmentIncomplete: a variable that every trial has is missing.
     Source: NNI v3.0 SDK, a trial without multi-phase.
     """
-    return _trial.next_parameter()
+    if _trial.is_standalone:
+        _log().warning(
+            "Running outside an experiment: parameters are empty and results are only logged. "
+            "Start an experiment with: nnictl create --config <file>"
+        )
+        _trial.loaded = {"parameter_id": None, "parameters": {}}
+    elif _trial.parameters_were_taken:
+        return None
+    _trial.parameters_were_taken = True
+    return _trial.parameter_file()["parameters"]
 
 
 def get_current_parameter(tag: str | None = None) -> "Any":
@@ -243,7 +199,10 @@ def get_current_parameter(tag: str | None = None) -> "Any":
         KeyError: the parameters have no `tag`.
     Source: NNI v3.0 SDK.
     """
-    return _trial.current_parameter(tag)
+    if not _trial.parameters_were_taken:
+        return None
+    parameters = _trial.parameter_file()["parameters"]
+    return parameters if tag is None else parameters[tag]
 
 
 def report_intermediate_result(metric: object) -> None:
@@ -259,7 +218,12 @@ def report_intermediate_result(metric: object) -> None:
         ParametersMissing: the parameter file, which holds the parameter id, is absent or damaged.
         EnvironmentIncomplete: a variable that every trial has is missing.
     """
-    _trial.report_intermediate(metric)
+    value = value_json(metric)
+    trial = _trial
+    if trial.metrics_fd == _NOT_OPEN and not trial.reporting_starts():
+        _log().info("Intermediate result: %s  (Index %s)", value, trial.next_sequence())
+        return
+    trial.append(frame(trial.periodical_head, trial.next_sequence(), value))
 
 
 def report_final_result(metric: object) -> None:
@@ -269,7 +233,19 @@ def report_final_result(metric: object) -> None:
 
     Raises: as `report_intermediate_result`.
     """
-    _trial.report_final(metric)
+    value = value_json(metric)
+    trial = _trial
+    if trial.metrics_fd == _NOT_OPEN and not trial.reporting_starts():
+        _log().info("Final result: %s", value)
+        return
+    data = frame(trial.final_head, 0, value)
+    if trial.final_was_reported:
+        _log().warning(
+            "cannot replace the final result by %s: the manager counts the first; call report_final_result once",
+            value,
+        )
+    trial.append(data)
+    trial.final_was_reported = True
 
 
 def get_experiment_id() -> str:
@@ -278,7 +254,7 @@ def get_experiment_id() -> str:
     Raises:
         EnvironmentIncomplete: the process is a trial and `NNI_EXP_ID` is missing.
     """
-    return _trial.experiment_id()
+    return STANDALONE if _trial.is_standalone else _trial.variable("NNI_EXP_ID")
 
 
 def get_trial_id() -> str:
@@ -287,7 +263,7 @@ def get_trial_id() -> str:
     Raises:
         EnvironmentIncomplete: the process is a trial and `NNI_TRIAL_JOB_ID` is missing.
     """
-    return _trial.trial_id()
+    return STANDALONE if _trial.is_standalone else _trial.variable("NNI_TRIAL_JOB_ID")
 
 
 def get_sequence_id() -> int:
@@ -296,7 +272,16 @@ def get_sequence_id() -> int:
     Raises:
         EnvironmentIncomplete: the process is a trial and `NNI_TRIAL_SEQ_ID` is missing or not a number.
     """
-    return _trial.sequence_id()
+    if _trial.is_standalone:
+        return 0
+    text = _trial.variable("NNI_TRIAL_SEQ_ID")
+    try:
+        return int(text)
+    except ValueError as error:
+        raise EnvironmentIncomplete(
+            f"cannot use NNI_TRIAL_SEQ_ID={text!r} as this trial's number; "
+            "do not change the NNI_ variables that the keeper set"
+        ) from error
 
 
 def _log() -> "Logger":

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trial_keeper import __version__
-from trial_keeper.cluster_environment import task_identity
+from trial_keeper.cluster_environment import task_name
 from trial_keeper.errors import KeeperBug, KeeperError, UserError, VersionMismatch, WorkspaceMissing
 from trial_keeper.exit_codes import of_signal
 from trial_keeper.settings import PREFIX, KeeperSettings
@@ -106,7 +106,7 @@ def _run_doctor(*, as_json: bool) -> int:
 def _run_job(environ: Mapping[str, str]) -> int:
     try:
         settings = KeeperSettings.from_environ(environ)
-        return _run_trial(settings)
+        return _run_keeper(settings)
     except KeeperError as error:
         _complain(f"trial-keeper: {error}")
         return error.exit_code
@@ -117,14 +117,14 @@ def _run_job(environ: Mapping[str, str]) -> int:
         return KeeperBug.exit_code
 
 
-def _run_trial(settings: KeeperSettings) -> int:
+def _run_keeper(settings: KeeperSettings) -> int:
     from trial_keeper.host.attempt_files import claim_attempt, read_trial
     from trial_keeper.host.mount import check_writing, wait_for_mount, with_code, written_folder
 
     # Process 1 of a container ignores these signals by default. The host installs its own handlers once the trial runs.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _end_by_signal)
-    identity = task_identity(os.environ, settings.role)
+    task = task_name(os.environ, settings.role)
     workspace = Workspace(Path(settings.workspace))
     if settings.mount:
         wait_for_mount(
@@ -134,37 +134,29 @@ def _run_trial(settings: KeeperSettings) -> int:
             lambda text: _complain(f"trial-keeper: {text}"),
         )
     if settings.trial_id is None:
-        return _run_trials(settings, workspace, identity.task)
-    trial = read_trial(workspace, settings.trial_id, settings.command)
-    if settings.mount:
-        check_writing(written_folder(workspace, settings.trial_id))
-    key, folder = claim_attempt(workspace, settings, settings.trial_id, identity.task)
-    try:
+        if settings.mount:
+            check_writing(written_folder(workspace, None))
         check_version(settings, workspace)
-        trial = with_code(workspace, trial, folder)
-    except (KeeperError, _Stopped) as error:
-        _record_failure(settings, key, folder, error)
-        raise
-    _end_older_attempts(workspace, key)
-    from trial_keeper.host.host import Host
-
-    host = Host(settings, workspace, identity.task)
-    host.begin(trial, key, folder)
-    import asyncio  # after the trial's start, which the import would delay
-
-    return asyncio.run(host.run())
-
-
-def _run_trials(settings: KeeperSettings, workspace: Workspace, task: str) -> int:
+    else:
+        trial = read_trial(workspace, settings.trial_id, settings.command)
+        if settings.mount:
+            check_writing(written_folder(workspace, settings.trial_id))
+        key, folder = claim_attempt(workspace, settings, settings.trial_id, task)
+        try:
+            check_version(settings, workspace)
+            trial = with_code(workspace, trial, folder)
+        except (KeeperError, _Stopped) as error:
+            _record_failure(settings, key, folder, error)
+            raise
+        _end_older_attempts(workspace, key)
     import asyncio
 
     from trial_keeper.host.host import Host
-    from trial_keeper.host.mount import check_writing, written_folder
 
-    if settings.mount:
-        check_writing(written_folder(workspace, settings.trial_id))
-    check_version(settings, workspace)
-    return asyncio.run(Host(settings, workspace, task).run())
+    host = Host(settings, workspace, task)
+    if settings.trial_id is not None:
+        host.begin(trial, key, folder)
+    return asyncio.run(host.run())
 
 
 class _Stopped(SystemExit):

@@ -1,8 +1,7 @@
 """The environment variables that a cluster sets in a container: `PAI_*`, `FC_*`, and those of a pod.
 
-Exactly one class reads each family. On a plain machine all are absent. FrameworkController without OpenPAI sets only `FC_*`,
-OpenPAI sets both, and any other operator of Kubernetes only a pod's. `task_identity` returns what the rest of the keeper needs:
-the job, the task and the attempt of this container.
+Exactly one function reads each family. On a plain machine all are absent. FrameworkController without OpenPAI sets only `FC_*`,
+OpenPAI sets both, and any other operator of Kubernetes only a pod's. `task_name` returns what the rest of the keeper needs.
 
 There are two kinds of names. OpenPAI passes FrameworkController a *mangled* role name: lower-cased, with everything
 outside a–z and 0–9 removed. Variables of the REST server (`PAI_RESOURCE_*`, `PAI_TASK_ROLE_LIST`, …) use the name of the job
@@ -19,7 +18,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from trial_keeper.errors import SettingsInvalid
 
@@ -59,167 +57,91 @@ _ROLE_FORMATS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PaiEnvironment:
-    """The task of a container, from its `PAI_*` variables."""
+def task_name(environ: Mapping[str, str], role: str | None = None) -> str:
+    """The name of this container's task within its job: role and index, or main-0 if there is no cluster.
 
-    job_name: str
-    """`user~job`, the name in the REST API."""
-    role: str
-    """This task's role, under its name in the job file."""
-    index: int
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> PaiEnvironment | None:
-        """Parse OpenPAI's variables; None outside OpenPAI (neither job, nor role, nor index is set).
-
-        Raises:
-            SettingsInvalid: a variable is malformed, or only a part of job, role and index is set.
-        """
-        job_name = environ.get("PAI_JOB_NAME") or environ.get("PAI_FRAMEWORK_NAME")
-        role = environ.get("PAI_CURRENT_TASK_ROLE_NAME")
-        index_name = _first_set(environ, "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX", "PAI_TASK_INDEX")
-        if not (job_name or role or index_name):
-            return None
-        if not job_name:
-            raise _incomplete("PAI_JOB_NAME")
-        if not role:
-            raise _incomplete("PAI_CURRENT_TASK_ROLE_NAME")
-        if not index_name:
-            raise _incomplete("PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX")
-        _check_roles(environ, role)
-        return cls(job_name, role, _whole_number(environ, index_name))
-
-
-@dataclass(frozen=True, slots=True)
-class FrameworkControllerEnvironment:
-    """The task of a container, from its `FC_*` variables."""
-
-    framework: str
-    """The Framework object's name; under OpenPAI the MD5 of `user~job`."""
-    role: str
-    """This task's role, by its name in the Framework; mangled if OpenPAI created the Framework."""
-    index: int
-    framework_attempt: int
-    """Counts from 0; the task attempts of a retried job restart at 0."""
-    task_attempt: int
-    """Counts from 0."""
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> FrameworkControllerEnvironment | None:
-        """Parse FrameworkController's variables; None outside it (neither framework, nor role, nor index is set).
-
-        Raises:
-            SettingsInvalid: a variable is malformed, or only a part of framework, role and index is set.
-        """
-        names = ("FC_FRAMEWORK_NAME", "FC_TASKROLE_NAME", "FC_TASK_INDEX")
-        if not any(environ.get(name) for name in names):
-            return None
-        for name in names:
-            if not environ.get(name):
-                raise _incomplete(name)
-        return cls(
-            framework=environ["FC_FRAMEWORK_NAME"],
-            role=environ["FC_TASKROLE_NAME"],
-            index=_whole_number(environ, "FC_TASK_INDEX"),
-            framework_attempt=_whole_number(environ, "FC_FRAMEWORK_ATTEMPT_ID"),
-            task_attempt=_whole_number(environ, "FC_TASK_ATTEMPT_ID"),
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class PodEnvironment:
-    """A pod's own variables, under any operator. The manager sets the pod's name with the downward API."""
-
-    pod: str
-    completion_index: int | None
-    """The pod's index in an Indexed Job."""
-
-    @classmethod
-    def from_environ(cls, environ: Mapping[str, str]) -> PodEnvironment | None:
-        """Parse the pod's variables; None if its name is not set.
-
-        Raises:
-            SettingsInvalid: a variable is malformed.
-        """
-        if not environ.get("POD_NAME"):
-            return None
-        name = "JOB_COMPLETION_INDEX"
-        return cls(environ["POD_NAME"], _whole_number(environ, name) if environ.get(name) else None)
-
-    @property
-    def index(self) -> int:
-        """The task's index in its role: the Indexed Job's completion index, or the number that ends a Kubeflow pod's name.
-
-        Raises:
-            SettingsInvalid: there is neither.
-        """
-        if self.completion_index is not None:
-            return self.completion_index
-        ending = self.pod.rpartition("-")[2]
-        if not ending.isdecimal():
-            raise SettingsInvalid(
-                f"cannot determine the task of pod {_shown(self.pod)}: its name does not end with a number, and "
-                "JOB_COMPLETION_INDEX is not set; start the job with nnictl"
-            )
-        return _whole_number({"POD_NAME": ending}, "POD_NAME")
-
-
-@dataclass(frozen=True, slots=True)
-class TaskIdentity:
-    """The job, the task and the attempt of this container."""
-
-    job: str | None
-    """The job's name on the cluster; None outside any cluster."""
-    role: str
-    index: int
-    framework_attempt: int
-    """Number of earlier starts of the whole job; from 0."""
-    task_attempt: int
-    """Number of earlier starts of this task within the current framework attempt; from 0."""
-
-    def __post_init__(self) -> None:
-        if not _FOLDER_NAME.fullmatch(self.role):
-            raise SettingsInvalid(
-                f"cannot use task role {_shown(self.role)} as a folder name; rename it in the job: at most 200 "
-                "letters, digits, '_', '.' and '-', not starting with '.' or '-'"
-            )
-
-    @property
-    def task(self) -> str:
-        """The task's name within its job, and the name of its folder in the workspace."""
-        return f"{self.role}-{self.index}"
-
-
-def task_identity(environ: Mapping[str, str], role: str | None = None) -> TaskIdentity:
-    """The identity of this container; role "main", index 0, first attempt if there is no cluster.
-
-    OpenPAI's names have precedence: they are the job file's. The attempts are FrameworkController's, as OpenPAI has none of its
-    own. In any other pod, `role` is the manager's setting.
+    It also names the task's folder in the workspace. OpenPAI's names have precedence: they are the job file's. In any other pod,
+    `role` is the manager's setting.
 
     Raises:
-        SettingsInvalid: a variable is malformed, the two families contradict each other, or the role cannot
-            be the name of a folder.
+        SettingsInvalid: a variable is malformed, only a part of a family is set, the two families contradict each other, or the
+            role cannot be the name of a folder.
     """
-    pai = PaiEnvironment.from_environ(environ)
-    fc = FrameworkControllerEnvironment.from_environ(environ)
-    if pai and fc and (mangled(pai.role), pai.index) != (mangled(fc.role), fc.index):
+    pai, fc = _openpai_task(environ), _frameworkcontroller_task(environ)
+    if pai and fc and (_mangled(pai[0]), pai[1]) != (_mangled(fc[0]), fc[1]):
         raise SettingsInvalid(
-            f"cannot determine this container's task: OpenPAI's variables name {_shown(pai.role)} {pai.index}, "
-            f"FrameworkController's {_shown(fc.role)} {fc.index}; {_REMEDY}"
+            f"cannot determine this container's task: OpenPAI's variables name {_shown(pai[0])} {pai[1]}, "
+            f"FrameworkController's {_shown(fc[0])} {fc[1]}; {_REMEDY}"
         )
-    attempts = (fc.framework_attempt, fc.task_attempt) if fc else (0, 0)
-    if pai:
-        return TaskIdentity(pai.job_name, pai.role, pai.index, *attempts)
-    if fc:
-        return TaskIdentity(fc.framework, fc.role, fc.index, *attempts)
-    pod = PodEnvironment.from_environ(environ) if role is not None else None
-    if role is not None and pod is not None:
-        return TaskIdentity(None, role, pod.index, 0, 0)
-    return TaskIdentity(None, "main", 0, 0, 0)
+    own_role, index = pai or fc or _pod_task(environ, role) or ("main", 0)
+    if not _FOLDER_NAME.fullmatch(own_role):
+        raise SettingsInvalid(
+            f"cannot use task role {_shown(own_role)} as a folder name; rename it in the job: at most 200 "
+            "letters, digits, '_', '.' and '-', not starting with '.' or '-'"
+        )
+    return f"{own_role}-{index}"
 
 
-def mangled(role: str) -> str:
+def _openpai_task(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """The role, under its name in the job file, and the index; None outside OpenPAI."""
+    names = _names_set(
+        environ,
+        ("PAI_JOB_NAME", "PAI_FRAMEWORK_NAME"),
+        ("PAI_CURRENT_TASK_ROLE_NAME",),
+        ("PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX", "PAI_TASK_INDEX"),
+    )
+    if names is None:
+        return None
+    _, role, index = names
+    _check_roles(environ, environ[role])
+    return environ[role], _whole_number(environ, index)
+
+
+def _frameworkcontroller_task(environ: Mapping[str, str]) -> tuple[str, int] | None:
+    """The role, under its name in the Framework, and the index; None outside FrameworkController.
+
+    The role is mangled if OpenPAI created the Framework.
+    """
+    names = _names_set(environ, ("FC_FRAMEWORK_NAME",), ("FC_TASKROLE_NAME",), ("FC_TASK_INDEX",))
+    if names is None:
+        return None
+    _, role, *numbers = (*names, "FC_FRAMEWORK_ATTEMPT_ID", "FC_TASK_ATTEMPT_ID")
+    index, *_ = [_whole_number(environ, name) for name in numbers]  # the attempts are only checked
+    return environ[role], index
+
+
+def _pod_task(environ: Mapping[str, str], role: str | None) -> tuple[str, int] | None:
+    """The role and the pod's index in it, under any operator; None if the manager set no role, or no name of the pod.
+
+    The index is that of an Indexed Job, or the number that ends a Kubeflow pod's name. The manager sets the pod's name with the
+    downward API.
+    """
+    pod = environ.get("POD_NAME")
+    if role is None or not pod:
+        return None
+    if environ.get("JOB_COMPLETION_INDEX"):
+        return role, _whole_number(environ, "JOB_COMPLETION_INDEX")
+    ending = pod.rpartition("-")[2]
+    if not ending.isdecimal():
+        raise SettingsInvalid(
+            f"cannot determine the task of pod {_shown(pod)}: its name does not end with a number, and "
+            "JOB_COMPLETION_INDEX is not set; start the job with nnictl"
+        )
+    return role, _whole_number({"POD_NAME": ending}, "POD_NAME")
+
+
+def _names_set(environ: Mapping[str, str], *required: tuple[str, ...]) -> list[str] | None:
+    """The name that is set out of each tuple; None if none is set at all."""
+    found = [_first_set(environ, *names) for names in required]
+    if not any(found):
+        return None
+    for names, name in zip(required, found, strict=True):
+        if name is None:
+            raise _incomplete(names[0])
+    return [name for name in found if name is not None]
+
+
+def _mangled(role: str) -> str:
     """A role's name inside FrameworkController; empty when the name has no letter a–z and no digit."""
     return re.sub("[^a-z0-9]", "", role.lower())
 
@@ -234,14 +156,14 @@ def _check_roles(environ: Mapping[str, str], own_role: str) -> None:
     names = environ[listed].split(",") if listed else [own_role]
     if listed and not all(names):
         raise _unreadable(listed, environ[listed], "role names with commas between them")
-    if mangled(own_role) not in map(mangled, names):
+    if _mangled(own_role) not in map(_mangled, names):
         raise _unreadable(
             "PAI_CURRENT_TASK_ROLE_NAME", own_role, f"one of the job's roles {', '.join(names)}"
         )
     formats = list(_JOB_FORMATS)
     for role in names:
         for pattern, value, expected in _ROLE_FORMATS:
-            name = pattern.replace("%s", re.escape(role)).replace("%m", mangled(role))
+            name = pattern.replace("%s", re.escape(role)).replace("%m", _mangled(role))
             formats.append((name, value, expected))
     for name, value in environ.items():
         if not (value and name.startswith("PAI_")):

@@ -230,7 +230,7 @@ class ExactlyOnce(RuleBasedStateMachine):
             self._send_chunks()
 
     def _send_chunks(self) -> None:
-        for chunk in self.replication.next_chunks():
+        for chunk in self.replication.next_chunks(KEY):
             urgent = chunk.stream is Stream.METRICS
             largest = replication_module.METRICS_CHUNK_BYTES if urgent else replication_module.LOG_CHUNK_BYTES
             window = (

@@ -10,7 +10,7 @@ from nni_manager.engine.keeper_admission import ProbeSession
 from nni_manager.engine.tokens import token_of
 from nni_manager.store.reader import StoreReader
 from trial_keeper import __version__
-from trial_keeper.wire.convert import keeper_message_to_pb, manager_message_from_pb
+from trial_keeper.wire.convert import keeper_messages_to_pb, manager_messages_from_pb
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Stream, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1.keeper_pb2 import ConnectRequest
@@ -35,10 +35,10 @@ class Stranger:
     def say(self, *messages, job=None, token=None):
         """What the manager answers; ends when it ends the stream."""
         metadata = ((JOB_KEY, job or self.job), (TOKEN_KEY, token or self.token))
-        requests = [m if isinstance(m, ConnectRequest) else keeper_message_to_pb(m) for m in messages]
+        requests = [m if isinstance(m, ConnectRequest) else keeper_messages_to_pb([m]) for m in messages]
         with grpc.insecure_channel(f"127.0.0.1:{self.experiment.port + 1}") as channel:
             call = KeeperServiceStub(channel).Connect(iter(requests), metadata=metadata, timeout=20)
-            return [manager_message_from_pb(response) for response in call]
+            return [each for response in call for each in manager_messages_from_pb(response)]
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from nni_manager.engine.tokens import token_of
 from nni_manager.store.reader import StoreReader
 from nni_sdk.records import encode
 from trial_keeper import __version__
-from trial_keeper.wire.convert import keeper_message_to_pb
+from trial_keeper.wire.convert import keeper_messages_to_pb
 from trial_keeper.wire.messages import AttemptKey, Chunk, Hello, Stream, TrialStarted
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
@@ -52,12 +52,12 @@ class Flood:
         self._thread.start()
 
     def _requests(self):
-        yield keeper_message_to_pb(Hello(__version__, "TESTEXPT", self.key.trial_id, "main-0"))
-        yield keeper_message_to_pb(TrialStarted(self.key, 1.0))
+        yield keeper_messages_to_pb([Hello(__version__, "TESTEXPT", self.key.trial_id, "main-0")])
+        yield keeper_messages_to_pb([TrialStarted(self.key, 1.0)])
         self.may_send.wait()
         while self.sent_chunks < MAX_CHUNKS and not self.is_over.is_set():
             offset = self.sent_chunks * len(self._data)
-            yield keeper_message_to_pb(Chunk(self.key, self._stream, offset, self._data))
+            yield keeper_messages_to_pb([Chunk(self.key, self._stream, offset, self._data)])
             self.sent_chunks += 1
         self.is_over.wait()
 

@@ -12,7 +12,7 @@ from fake_manager import TOKEN, Site
 from real_experiment import wait_until
 
 from nni_manager.store.certificate import Certificate
-from trial_keeper.wire.convert import keeper_message_to_pb
+from trial_keeper.wire.convert import keeper_messages_to_pb
 from trial_keeper.wire.messages import Hello, Stream
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
@@ -172,7 +172,7 @@ def test_a_keeper_that_speaks_no_tls_is_not_heard(encrypted: Site) -> None:
     hello = Hello("0.6.0", "TESTEXPT", "trial1", "main-0")
     with grpc.insecure_channel(encrypted.manager.address) as channel:
         call = KeeperServiceStub(channel).Connect(
-            iter([keeper_message_to_pb(hello)]),
+            iter([keeper_messages_to_pb([hello])]),
             metadata=((JOB_KEY, "trial1"), (TOKEN_KEY, TOKEN)),
             timeout=10,
         )

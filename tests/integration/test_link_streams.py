@@ -10,7 +10,7 @@ import pytest
 from attempts import attempt_id
 
 from nni_manager.grpc_server.servicer import _SERVER_OPTIONS
-from trial_keeper.core.events import LinkLost, LinkOpened
+from trial_keeper.core.events import LinkLost
 from trial_keeper.host import link as link_module
 from trial_keeper.host.link import (
     BYTES_AT_ONCE,
@@ -21,7 +21,7 @@ from trial_keeper.host.link import (
     within,
 )
 from trial_keeper.settings import KeeperSettings
-from trial_keeper.wire.convert import keeper_message_from_pb, keeper_messages_from_pb, manager_message_to_pb
+from trial_keeper.wire.convert import keeper_messages_from_bytes, manager_messages_to_bytes
 from trial_keeper.wire.messages import (
     AttemptKey,
     Chunk,
@@ -32,6 +32,7 @@ from trial_keeper.wire.messages import (
     Welcome,
 )
 from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.v1 import keeper_pb2
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceServicer, add_KeeperServiceServicer_to_server
 from trial_keeper.wire.workspace import ManagerDocument, Workspace
 
@@ -56,6 +57,10 @@ async def a_link_to(servicer, folder):
     await server.stop(None)
 
 
+def a_welcome():
+    return keeper_pb2.ConnectResponse.FromString(manager_messages_to_bytes([Welcome("1.0")]))
+
+
 class Forgetful(KeeperServiceServicer):
     """Says Welcome, reads what comes, and breaks the stream after some messages. Keeps what each stream said first."""
 
@@ -64,8 +69,9 @@ class Forgetful(KeeperServiceServicer):
         self.reads_before_break = reads_before_break
 
     async def Connect(self, request_iterator, context):  # noqa: N802
-        self.first_messages.append(keeper_message_from_pb(await context.read()))
-        await context.write(manager_message_to_pb(Welcome("1.0")))
+        first = await context.read()
+        self.first_messages.append(keeper_messages_from_bytes(first.SerializeToString())[0])
+        await context.write(a_welcome())
         for _ in range(self.reads_before_break):
             await context.read()
         await context.abort(grpc.StatusCode.ABORTED, "broken")
@@ -85,7 +91,7 @@ async def talk(folder, reads_before_break, size):
         chunk = Chunk(AttemptKey("aBcDe", attempt_id(0), "main-0"), Stream.METRICS, 0, bytes(size))
         for _ in range(ROUNDS):
             link.open(HELLO)
-            assert isinstance(await events.get(), LinkOpened)
+            assert isinstance(await events.get(), Welcome)
             while events.empty():  # as a busy trial makes its keeper send, up to the moment the loss is known
                 link.send(chunk)
                 await asyncio.sleep(0)
@@ -110,13 +116,13 @@ class Recording(KeeperServiceServicer):
         self.open_streams += 1
         context.add_done_callback(self._count_end)
         async for request in request_iterator:
-            messages = keeper_messages_from_pb(request)
+            messages = keeper_messages_from_bytes(request.SerializeToString())
             self.requests.append(messages)
             self.most_at_once = max(self.most_at_once, len(messages))
             self.most_bytes = max(self.most_bytes, request.ByteSize())
             brought.extend(messages)
             if len(brought) == 1:
-                await context.write(manager_message_to_pb(Welcome("1.0")))
+                await context.write(a_welcome())
 
     def _count_end(self, _):
         self.open_streams -= 1
@@ -141,7 +147,7 @@ async def reopen(folder, ticks):
             while not events.empty():
                 events.get_nowait()
             link.open(HELLO)  # the manager moved, just now
-            assert isinstance(await events.get(), LinkOpened)
+            assert isinstance(await events.get(), Welcome)
             for chunk in chunks:
                 link.send(chunk)
                 await asyncio.sleep(0)
@@ -208,7 +214,7 @@ async def overtake(folder):
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
         link.open(HELLO)
-        assert isinstance(await events.get(), LinkOpened)
+        assert isinstance(await events.get(), Welcome)
         key = AttemptKey("aBcDe", attempt_id(0), "main-0")
         logs = [
             Chunk(key, stream, number * 64 * 1024, bytes(64 * 1024))
@@ -236,7 +242,7 @@ async def say_much(folder):
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
         link.open(HELLO)
-        assert isinstance(await events.get(), LinkOpened)
+        assert isinstance(await events.get(), Welcome)
         (brought,) = servicer.streams
         key = AttemptKey("aBcDe", attempt_id(0), "main-0")
         small = [Chunk(key, Stream.METRICS, number, b"x") for number in range(3 * MESSAGES_AT_ONCE)]
@@ -263,7 +269,7 @@ async def a_gathering_link(folder):
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
         link.open(HELLO)
-        assert isinstance(await events.get(), LinkOpened)
+        assert isinstance(await events.get(), Welcome)
         link.set_coalescing(is_allowed=True)
         yield link, servicer
 
@@ -348,7 +354,7 @@ async def pace(folder):
     async with a_link_to(servicer, folder) as (link, events):
         link.limit_log_rate(are_paced=True)
         link.open(HELLO)
-        assert isinstance(await events.get(), LinkOpened)
+        assert isinstance(await events.get(), Welcome)
         (brought,) = servicer.streams
         key = AttemptKey("aBcDe", attempt_id(0), "main-0")
 
@@ -381,7 +387,7 @@ async def next_trial(folder):
     servicer = Recording()
     async with a_link_to(servicer, folder) as (link, events):
         link.open(HELLO)
-        assert isinstance(await events.get(), LinkOpened)
+        assert isinstance(await events.get(), Welcome)
         (brought,) = servicer.streams
         key = AttemptKey("aBcDe", attempt_id(0), "main-0")
         rest = [Chunk(key, Stream.STDOUT, n * LOG_BURST_BYTES, bytes(LOG_BURST_BYTES)) for n in range(200)]

@@ -774,18 +774,18 @@ said["plain"] = [end_of(trial), trial.leftovers(), children() == kept]
     "sys.exit(int(sys.argv[1]))\n"
 )
 start = WarmStart(WarmCommand("python", "train.py", ("5",)), str(folder), environ, out, err)
-trial = TrialProcess.of(warm.start(start), exempt_sessions, sys_dir=str(folder))
+trial = TrialProcess(warm.start(start), exempt_sessions, sys_dir=str(folder))
 said["warm"] = [end_of(trial), trial.leftovers(), children() == kept]
 
 (folder / "train.py").write_text("import signal\nprint('ready', flush=True)\nsignal.pause()\n")
-trial = TrialProcess.of(warm.start(start), exempt_sessions, sys_dir=str(folder))
+trial = TrialProcess(warm.start(start), exempt_sessions, sys_dir=str(folder))
 said["of_a_running_one"] = trial.poll()
 trial.signal(kill=True)
 said["killed"] = [end_of(trial), trial.leftovers(), children() == kept]
 
 ends = set()
 for _ in range(20):  # also in its first moment, before it leads a group
-    trial = TrialProcess.of(warm.start(start), exempt_sessions, sys_dir=str(folder))
+    trial = TrialProcess(warm.start(start), exempt_sessions, sys_dir=str(folder))
     trial.signal(kill=False)
     ends.add(end_of(trial))
 said["stopped_at_once"] = [*ends, children() == kept]
@@ -794,7 +794,7 @@ said["stopped_at_once"] = [*ends, children() == kept]
 warm.prepare(start)
 trial = TrialProcess.started("exit 4", str(folder), environ, out, err, exempt_sessions)
 said["beside_one_that_is_prepared"] = [end_of(trial), trial.leftovers(), children() == kept]
-trial = TrialProcess.of(warm.start(start), exempt_sessions, sys_dir=str(folder))
+trial = TrialProcess(warm.start(start), exempt_sessions, sys_dir=str(folder))
 said["prepared"] = [end_of(trial), trial.leftovers(), children() == kept]
 
 said["ended"] = ended.wait()

@@ -47,9 +47,10 @@ DYING = {
     "the import of a module": "w = WarmInterpreter(sys.executable, ('train',), environ, die); w.is_ready(20)",
     "a fork of an interpreter": """
 adopt_orphans()
-w = WarmInterpreter(sys.executable, ('random',), environ)
+w = None
+w = WarmInterpreter(sys.executable, ('random',), environ, lambda pid: w and die())
 assert w.is_ready(20)
-w.start(warm_start(), die)
+w.start(warm_start())
 """,
 }
 # What only its session leads to: bash replaces itself by a program without an environment, and a child stays.

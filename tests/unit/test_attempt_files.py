@@ -214,7 +214,7 @@ def test_root_that_may_not_write_is_told_of_squashing(tmp_path, monkeypatch):
 
 @pytest.fixture
 def tail(folder):
-    tail = Tail(folder, tuple(Stream))
+    tail = Tail(folder)
     yield tail
     tail.close()
 

@@ -182,6 +182,28 @@ def test_a_kernel_that_does_not_tell_the_peak_or_the_kills_has_none(a_machine):
     assert (memory.oom_kills(), memory.limit_bytes(), memory.peak_bytes()) == (0, None, None)
 
 
+KILLED = (
+    ", and the kernel killed a process of the trial; "
+    "request more memory in the experiment file or use a smaller batch"
+)
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (v2(limit=512 << 20), "the container's memory limit of 512 MiB was reached"),
+        ({"memory.events": "low 0\n", "memory.max": "max\n"}, "the machine's memory was full"),
+        (
+            v2(peak=3 << 30),
+            "the machine's memory was full (this container has used up to 3072 MiB of it)",
+        ),
+    ],
+)
+def test_a_shortage_is_described_with_the_limit_or_the_peak(a_machine, files, found):
+    root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": files})
+    assert MemoryCgroup.own(root).shortage() == found + KILLED
+
+
 def test_no_group_is_made_in_the_machines_topmost_one(a_machine):
     root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": {"cgroup.procs": ""}})
     assert TrialCgroup.around(os.getpid(), root) is None

@@ -6,13 +6,14 @@ import pytest
 from attempts import attempt_id
 
 from trial_keeper.core.attempt import TRANSITIONS, Attempt, AttemptEvent, AttemptState
+from trial_keeper.core.replication import Replication
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialStarted
 
 KEY = AttemptKey("abcde", attempt_id(0), "worker-0")
 
 
 def an_attempt(state: AttemptState = AttemptState.STARTING) -> Attempt:
-    attempt = Attempt(KEY, [Stream.METRICS])
+    attempt = Attempt(KEY, Replication([Stream.METRICS]))
     attempt.state = state
     return attempt
 
@@ -51,10 +52,3 @@ def test_a_start_is_told_with_its_time() -> None:
     attempt = an_attempt()
     attempt.started_at_s = 12.5
     assert attempt.started == TrialStarted(KEY, 12.5)
-
-
-def test_an_attempt_replicates_the_streams_it_was_given() -> None:
-    assert Attempt(KEY, [Stream.METRICS, Stream.STDERR]).replication.streams == (
-        Stream.METRICS,
-        Stream.STDERR,
-    )

@@ -3,15 +3,17 @@
 from collections.abc import Callable
 
 import pytest
+from attempts import attempt_id
 from hypothesis import given
 from hypothesis import strategies as st
 
 import trial_keeper.core.replication as module
 from nni_sdk.records import MAX_FRAME_BYTES
-from trial_keeper.core.replication import ChunkToSend, Replication
+from trial_keeper.core.replication import Replication, SendChunk
 from trial_keeper.wire.limits import QUOTA_BYTES
-from trial_keeper.wire.messages import Stream
+from trial_keeper.wire.messages import AttemptKey, Stream
 
+KEY = AttemptKey("abcde", attempt_id(0), "worker-0")
 METRICS, STDOUT, STDERR = Stream.METRICS, Stream.STDOUT, Stream.STDERR
 
 
@@ -33,84 +35,84 @@ def test_the_window_of_metrics_holds_the_longest_record() -> None:
 
 
 def test_nothing_is_sent_before_the_link_is_up(a_replication) -> None:
-    assert a_replication(size=10, durable=None).next_chunks() == []
+    assert a_replication(size=10, durable=None).next_chunks(KEY) == []
 
 
 def test_all_that_is_there_is_sent_once(a_replication) -> None:
     replication = a_replication(size=10)
-    assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 10)]
-    assert replication.next_chunks() == []
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
+    assert replication.next_chunks(KEY) == []
 
 
 def test_what_is_appended_follows(a_replication) -> None:
     replication = a_replication(size=10)
-    replication.next_chunks()
+    replication.next_chunks(KEY)
     replication.grew({METRICS: 15})
-    assert replication.next_chunks() == [ChunkToSend(METRICS, 10, 5)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 10, 5)]
 
 
 def test_sending_goes_on_from_what_the_manager_has(a_replication) -> None:
-    assert a_replication(size=10, durable=7).next_chunks() == [ChunkToSend(METRICS, 7, 3)]
+    assert a_replication(size=10, durable=7).next_chunks(KEY) == [SendChunk(KEY, METRICS, 7, 3)]
 
 
 def test_a_stream_that_the_manager_does_not_know_is_sent_from_its_beginning() -> None:
     replication = Replication([METRICS, STDOUT])
     replication.grew({METRICS: 3, STDOUT: 4})
     replication.link_came_up({METRICS: 3})
-    assert replication.next_chunks() == [ChunkToSend(STDOUT, 0, 4)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, STDOUT, 0, 4)]
 
 
 def test_what_was_not_confirmed_is_sent_again_over_the_next_link(a_replication) -> None:
     replication = a_replication(size=10)
-    replication.next_chunks()
+    replication.next_chunks(KEY)
     replication.confirmed({METRICS: 4})
     replication.link_went_down()
-    assert replication.next_chunks() == []
+    assert replication.next_chunks(KEY) == []
     replication.link_came_up({METRICS: 4})
-    assert replication.next_chunks() == [ChunkToSend(METRICS, 4, 6)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 4, 6)]
 
 
 def test_a_manager_that_lost_its_store_gets_everything_again(a_replication) -> None:
     replication = a_replication(size=10, durable=10)
     replication.link_went_down()
     replication.link_came_up({})
-    assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 10)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
 
 
 def test_a_size_that_shrinks_is_not_believed(a_replication) -> None:
     replication = a_replication(size=10)
     replication.grew({METRICS: 2})
-    assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 10)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
 
 
 def test_what_the_manager_read_from_the_workspace_itself_is_not_sent(a_replication) -> None:
     replication = a_replication(size=5)
-    replication.next_chunks()
+    replication.next_chunks(KEY)
     replication.confirmed({METRICS: 8})
     replication.grew({METRICS: 10})
-    assert replication.next_chunks() == [ChunkToSend(METRICS, 8, 2)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 8, 2)]
 
 
 def test_an_older_confirmation_changes_nothing(a_replication) -> None:
     window_bytes = module.METRICS_WINDOW_BYTES
     replication = a_replication(size=window_bytes * 2)
-    replication.next_chunks()
+    replication.next_chunks(KEY)
     replication.confirmed({METRICS: 8})
     replication.confirmed({METRICS: 3})
-    assert replication.next_chunks() == [ChunkToSend(METRICS, window_bytes, 8)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, window_bytes, 8)]
 
 
 def test_a_confirmation_of_a_stream_that_is_not_replicated_is_ignored(a_replication) -> None:
     replication = a_replication(size=10)
     replication.confirmed({STDOUT: 99})
-    assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 10)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
 
 
 def test_a_keeper_that_has_not_looked_yet_sends_nothing_the_manager_has(a_replication) -> None:
     replication = a_replication(size=0, durable=10)
-    assert replication.next_chunks() == []
+    assert replication.next_chunks(KEY) == []
     replication.grew({METRICS: 12})
-    assert replication.next_chunks() == [ChunkToSend(METRICS, 10, 2)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 10, 2)]
 
 
 @pytest.mark.parametrize(
@@ -123,26 +125,25 @@ def test_a_keeper_that_has_not_looked_yet_sends_nothing_the_manager_has(a_replic
 )
 def test_no_more_than_a_window_is_on_its_way(a_replication, stream, chunk_bytes, window_bytes) -> None:
     replication = a_replication(size=window_bytes * 3, stream=stream)
-    chunks = replication.next_chunks()
+    chunks = replication.next_chunks(KEY)
     assert sum(chunk.size_bytes for chunk in chunks) == window_bytes
     assert {chunk.size_bytes for chunk in chunks} == {chunk_bytes}
     replication.confirmed({stream: 1000})
-    assert replication.next_chunks() == [ChunkToSend(stream, window_bytes, 1000)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, stream, window_bytes, 1000)]
 
 
 def test_metrics_go_ahead_of_logs() -> None:
     replication = Replication([METRICS, STDOUT, STDERR])
     replication.grew({STDERR: 1, STDOUT: 1, METRICS: 1})
     replication.link_came_up({})
-    assert [chunk.stream for chunk in replication.next_chunks()] == [METRICS, STDOUT, STDERR]
-    assert replication.streams == (METRICS, STDOUT, STDERR)
+    assert [chunk.stream for chunk in replication.next_chunks(KEY)] == [METRICS, STDOUT, STDERR]
 
 
 def test_bytes_after_the_end_do_not_count(a_replication) -> None:
     replication = a_replication(size=10)
     replication.ended({METRICS: 12})
     replication.grew({METRICS: 20})
-    assert replication.next_chunks() == [ChunkToSend(METRICS, 0, 12)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 12)]
 
 
 def test_the_final_size_of_every_stream_is_needed() -> None:
@@ -153,25 +154,25 @@ def test_the_final_size_of_every_stream_is_needed() -> None:
 @pytest.mark.parametrize(("size", "end"), [(0, 10), (10, 10), (17, 17)])
 def test_a_stream_ends_where_its_file_was_cut_or_at_what_was_sent(a_replication, size, end) -> None:
     replication = a_replication(size=10)
-    replication.next_chunks()
+    replication.next_chunks(KEY)
     replication.grew({METRICS: 20})
-    (unreadable,) = replication.next_chunks()
+    (unreadable,) = replication.next_chunks(KEY)
     assert replication.cut(METRICS, unreadable.offset, size) == end
     assert not replication.is_due(unreadable)
-    assert replication.next_chunks() == ([ChunkToSend(METRICS, 10, end - 10)] if end > 10 else [])
+    assert replication.next_chunks(KEY) == ([SendChunk(KEY, METRICS, 10, end - 10)] if end > 10 else [])
     replication.grew({METRICS: 99})
-    assert replication.next_chunks() == []
+    assert replication.next_chunks(KEY) == []
     assert replication.final_sizes({METRICS: 99}) == {METRICS: end}
 
 
 def test_a_cut_stream_whose_last_bytes_were_lost_with_the_link_ends_earlier(a_replication) -> None:
     replication = a_replication(size=10)
-    replication.next_chunks()
+    replication.next_chunks(KEY)
     replication.grew({METRICS: 20})
-    replication.next_chunks()
+    replication.next_chunks(KEY)
     replication.cut(METRICS, 10, 2)
     replication.link_came_up({METRICS: 4})
-    assert replication.next_chunks() == [ChunkToSend(METRICS, 4, 6)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 4, 6)]
     assert replication.cut(METRICS, 4, 2) == 4
     assert replication.final_sizes({METRICS: 2}) == {METRICS: 4}
 
@@ -180,11 +181,11 @@ def test_a_cut_leaves_the_other_streams_alone() -> None:
     replication = Replication([METRICS, STDOUT])
     replication.grew({METRICS: 5, STDOUT: 5})
     replication.link_came_up({})
-    metrics, _ = replication.next_chunks()
+    metrics, _ = replication.next_chunks(KEY)
     replication.cut(STDOUT, 0, 0)
     assert replication.is_due(metrics)
     replication.grew({METRICS: 9, STDOUT: 9})
-    assert replication.next_chunks() == [ChunkToSend(METRICS, 5, 4)]
+    assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 5, 4)]
 
 
 def test_what_lies_beyond_the_limit_is_never_sent_and_counts_in_the_final_size(
@@ -192,23 +193,23 @@ def test_what_lies_beyond_the_limit_is_never_sent_and_counts_in_the_final_size(
 ) -> None:
     monkeypatch.setitem(QUOTA_BYTES, METRICS, 12)
     replication = a_replication(size=10)
-    assert (replication.next_chunks(), replication.over_quota) == ([ChunkToSend(METRICS, 0, 10)], ())
+    assert (replication.next_chunks(KEY), replication.over_quota) == ([SendChunk(KEY, METRICS, 0, 10)], ())
     replication.grew({METRICS: 50})
-    assert (replication.next_chunks(), replication.over_quota) == (
-        [ChunkToSend(METRICS, 10, 2)],
+    assert (replication.next_chunks(KEY), replication.over_quota) == (
+        [SendChunk(KEY, METRICS, 10, 2)],
         (METRICS,),
     )
     replication.confirmed({METRICS: 12})
-    assert replication.next_chunks() == []
+    assert replication.next_chunks(KEY) == []
     assert replication.final_sizes({METRICS: 60}) == {METRICS: 60}
     replication.ended({METRICS: 60})
-    assert replication.next_chunks() == []
+    assert replication.next_chunks(KEY) == []
 
 
 @pytest.mark.parametrize("link_is_up", [True, False])
 def test_what_a_file_lost_before_the_end_counts_if_the_manager_may_have_it(a_replication, link_is_up) -> None:
     replication = a_replication(size=10)
-    replication.next_chunks()
+    replication.next_chunks(KEY)
     replication.confirmed({METRICS: 6})
     if not link_is_up:
         replication.link_went_down()
@@ -232,7 +233,7 @@ def test_chunks_follow_each_other_without_gap_or_overlap(steps, stream) -> None:
             replication.grew({stream: size})
         else:
             replication.confirmed({stream: min(amount, sent)})
-        for chunk in replication.next_chunks():
+        for chunk in replication.next_chunks(KEY):
             assert chunk.offset == sent
             sent += chunk.size_bytes
         assert sent <= size

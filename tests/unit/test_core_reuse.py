@@ -9,7 +9,6 @@ from trial_keeper.core.events import (
     Event,
     ExitKeeper,
     LinkLost,
-    LinkOpened,
     LinkRefused,
     LogDecision,
     ManagerMoved,
@@ -21,7 +20,6 @@ from trial_keeper.core.events import (
     RecordExit,
     ReleaseAttempt,
     Send,
-    SendChunk,
     SignalReceived,
     SignalTrial,
     SpawnTrial,
@@ -32,7 +30,7 @@ from trial_keeper.core.events import (
     TrialSpawned,
 )
 from trial_keeper.core.keeper import PLENTY, Keeper
-from trial_keeper.core.replication import ChunkToSend
+from trial_keeper.core.replication import SendChunk
 from trial_keeper.exit_codes import KeeperExit
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.messages import (
@@ -72,7 +70,7 @@ class Play:
 
     def linked(self, *attempts: AttemptOffsets) -> list[Effect]:
         self.at(0, TimerFired())
-        return self.at(0, LinkOpened(Welcome("0.6.0", attempts)))
+        return self.at(0, Welcome("0.6.0", attempts))
 
     def runs(self, trial_id: str, now_s: float = 1.0) -> None:
         assert self.at(now_s, RunTrial(trial_id, attempt_id(0))) == [PrepareTrial(trial_id, attempt_id(0))]
@@ -96,7 +94,7 @@ def play() -> Play:
 def test_a_keeper_without_a_trial_connects_and_says_that_it_is_idle() -> None:
     play = Play()
     assert play.at(0, TimerFired()) == [OpenLink(())]
-    assert play.at(0, LinkOpened(Welcome("0.6.0"))) == [IDLE]
+    assert play.at(0, Welcome("0.6.0")) == [IDLE]
 
 
 def test_the_next_trial_may_begin_while_the_last_one_is_not_closed(play: Play) -> None:
@@ -115,11 +113,11 @@ def test_the_bytes_of_both_are_sent(play: Play) -> None:
     play.exits("first")
     play.runs("second")
     sent = play.at(2, StreamsGrew(key_of("second"), {Stream.METRICS: 5}))
-    assert sent == [SendChunk(key_of("second"), ChunkToSend(Stream.METRICS, 0, 5))]
+    assert sent == [SendChunk(key_of("second"), Stream.METRICS, 0, 5)]
     play.at(3, LinkLost("gone"))
     assert play.at(10, TimerFired()) == [OpenLink((key_of("first"), key_of("second")))]
-    again = play.at(10, LinkOpened(Welcome("0.6.0", (AttemptOffsets(key_of("first"), {Stream.METRICS: 4}),))))
-    assert [effect.chunk.offset for effect in again if isinstance(effect, SendChunk)] == [4, 0]
+    again = play.at(10, Welcome("0.6.0", (AttemptOffsets(key_of("first"), {Stream.METRICS: 4}),)))
+    assert [effect.offset for effect in again if isinstance(effect, SendChunk)] == [4, 0]
     assert IDLE not in again
 
 
@@ -208,7 +206,7 @@ def test_a_keeper_that_does_not_have_a_trial_says_so(play: Play) -> None:
     play.at(1, RevokeTrial("second"))
     play.at(2, LinkLost("gone"))
     play.at(3, TimerFired())
-    play.at(3, LinkOpened(Welcome("0.6.0")))
+    play.at(3, Welcome("0.6.0"))
     again = play.at(3, RevokeTrial("second"))
     assert again == [Send(TrialRevoked("second"))], "the first answer was lost"
     play.at(4, SignalReceived(15))
@@ -340,5 +338,5 @@ def test_refused_by_the_manager_it_takes_the_next_one() -> None:
     play.at(0, TimerFired())
     play.at(1, LinkRefused("wrong token"))
     assert play.at(20, ManagerMoved()) == [OpenLink(())]
-    assert play.at(20, LinkOpened(Welcome("0.6.0"))) == [IDLE]
+    assert play.at(20, Welcome("0.6.0")) == [IDLE]
     assert play.at(100, TimerFired()) == []

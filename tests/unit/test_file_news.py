@@ -29,7 +29,7 @@ def file(tmp_path):
 def news(file):
     news = FileWatcher()
     news.add(file, cooldown_s=REST_S)
-    assert news.uses_inotify
+    assert news._descriptor is not None
     yield news
     news.close()
 
@@ -46,7 +46,7 @@ def deaf_news(file, monkeypatch):
         patch.setattr(ctypes, "CDLL", lambda *_, **__: NoInotify())
         news = FileWatcher()
     news.add(file, cooldown_s=REST_S)
-    assert not news.uses_inotify
+    assert news._descriptor is None
     yield news
     news.close()
 
@@ -171,7 +171,7 @@ def test_a_file_that_was_removed_leaves_the_news_of_others(news, file, tmp_path,
     wait(news)
     append(file)
     wait(news)
-    assert news.uses_inotify
+    assert news._descriptor is not None
 
 
 def test_what_the_kernel_does_not_see_waits_for_the_slow_look(news, file, wait):
@@ -223,7 +223,7 @@ def test_without_inotify_the_files_are_polled_more_and_more_seldom(deaf_news, lo
 
 def test_a_file_that_cannot_be_watched_makes_all_of_them_polled(news, tmp_path, wait):
     news.add(tmp_path / "missing", cooldown_s=REST_S)
-    assert not news.uses_inotify
+    assert news._descriptor is None
     assert wait(news) < NEVER_S
 
 

@@ -12,12 +12,7 @@ from nni_manager.local_openpai.core.job import Allocated, Allocation, PaiJob, Su
 from nni_manager.local_openpai.environment import inherited, task_variables
 from nni_manager.local_openpai.planning import RUNTIME_DIR, planned
 from nni_manager.local_openpai.supervisor import claim
-from trial_keeper.cluster_environment import (
-    FrameworkControllerEnvironment,
-    PaiEnvironment,
-    TaskIdentity,
-    task_identity,
-)
+from trial_keeper.cluster_environment import task_name
 
 PLUGINS = "com.microsoft.pai.runtimeplugin"
 
@@ -48,8 +43,8 @@ def variables(plan, role, index, *only):
 def test_the_keeper_reads_what_the_cluster_writes():
     plan = a_plan(((*WORKER, "resourcePerInstance", "ports"), {"tcp": 1})).plan
     environ = variables(plan, "worker", 1)
-    assert PaiEnvironment.from_environ(environ) == PaiEnvironment("alice~job", "worker", 1)
     expected = {
+        "PAI_JOB_NAME": "alice~job",
         "PAI_USER_NAME": "alice",
         "PAI_VIRTUAL_CLUSTER": "default",
         "PAI_CURRENT_CONTAINER_IP": "10.0.0.1",
@@ -62,11 +57,14 @@ def test_the_keeper_reads_what_the_cluster_writes():
         "PAI_MIN_FAILED_TASK_COUNT_worker": "1",
         "PAI_MIN_SUCCEEDED_TASK_COUNT_worker": "2",
         "FC_POD_NAME": f"{plan.debug_id}-worker-1",
+        "FC_FRAMEWORK_NAME": plan.debug_id,
+        "FC_FRAMEWORK_ATTEMPT_ID": "1",
+        "FC_TASK_ATTEMPT_ID": "0",
     }
     assert {name: environ[name] for name in expected} == expected
-    fc = FrameworkControllerEnvironment.from_environ(environ)
-    assert (fc.framework, fc.framework_attempt) == (plan.debug_id, 1)
-    assert task_identity(environ) == TaskIdentity("alice~job", "worker", 1, 1, 0)
+    for family in ("PAI_", "FC_"):
+        assert task_name({name: environ[name] for name in environ if name.startswith(family)}) == "worker-1"
+    assert task_name(environ) == "worker-1"
 
 
 def test_every_variable_of_a_role_is_there_in_both_spellings():
@@ -86,7 +84,7 @@ def test_every_variable_of_a_role_is_there_in_both_spellings():
         assert environ[name.format("W_1")] == environ[name.format("w1")]
     assert environ["PAI_CURRENT_TASK_ROLE_NAME"] == environ["PAI_TASK_ROLE_LIST"] == "W_1"
     assert environ["FC_TASKROLE_NAME"] == "w1"
-    assert task_identity(environ).role == "W_1"
+    assert task_name(environ) == "W_1-0"
 
 
 def test_a_task_without_a_gang_does_not_know_who_has_no_place_yet():

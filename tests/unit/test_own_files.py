@@ -86,8 +86,8 @@ def test_no_path_leads_out(folder: Path, path: str) -> None:
 @pytest.mark.parametrize("trap", TRAPS)
 def test_a_keeper_sends_nothing_of_what_a_trial_put_in_place_of_its_files(folder: Path, trap) -> None:
     trap(folder)
-    tail = Tail(AttemptFolder(folder), (Stream.STDOUT,))
-    assert tail.sizes() == {Stream.STDOUT: 0}
+    tail = Tail(AttemptFolder(folder))
+    assert tail.sizes((Stream.STDOUT,)) == {Stream.STDOUT: 0}
     assert tail.read(Stream.STDOUT, 0, 100) == b""
     assert tail.last_text(Stream.STDOUT, 100) == ""
     tail.close()

@@ -104,7 +104,7 @@ class Container:
     def hear(self) -> None:
         assert self.stream is not None
         message = self.stream.to_keeper.popleft()
-        self.handle(keeper.LinkOpened(message) if isinstance(message, Welcome) else message)
+        self.handle(message)
 
 
 Word = manager.DispatchTrial | manager.RevokePrefetched

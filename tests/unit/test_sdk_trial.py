@@ -52,8 +52,20 @@ def environ(tmp_path):
 
 
 @pytest.fixture
-def trial(environ):
-    return TrialContext(environ)
+def trial_of(monkeypatch):
+    """Makes this process the trial of an environment."""
+
+    def started(environ) -> TrialContext:
+        context = TrialContext(environ)
+        monkeypatch.setattr("nni_sdk.trial._trial", context)
+        return context
+
+    return started
+
+
+@pytest.fixture
+def trial(trial_of, environ):
+    return trial_of(environ)
 
 
 def records(trial: TrialContext) -> list[Record]:
@@ -89,60 +101,64 @@ class Meta:
 
 
 def test_parameters_come_once(trial):
-    assert trial.current_parameter(None) is None
-    assert trial.next_parameter() == PARAMETERS
-    assert trial.next_parameter() is None
+    assert nni.get_current_parameter() is None
+    assert nni.get_next_parameter() == PARAMETERS
+    assert nni.get_next_parameter() is None
 
 
 def test_current_parameters_stay_after_the_last_were_taken(trial):
-    trial.next_parameter()
-    trial.next_parameter()
-    assert trial.current_parameter(None) == PARAMETERS
-    assert trial.current_parameter("lr") == 0.1
+    nni.get_next_parameter()
+    nni.get_next_parameter()
+    assert nni.get_current_parameter() == PARAMETERS
+    assert nni.get_current_parameter("lr") == 0.1
 
 
 def test_an_unknown_tag_is_a_key_error(trial):
-    trial.next_parameter()
+    nni.get_next_parameter()
     with pytest.raises(KeyError, match="dropout"):
-        trial.current_parameter("dropout")
+        nni.get_current_parameter("dropout")
 
 
 def test_ids_come_from_the_environment(trial):
-    assert (trial.experiment_id(), trial.trial_id(), trial.sequence_id()) == ("eXpId", "tRiAl", 12)
+    assert (nni.get_experiment_id(), nni.get_trial_id(), nni.get_sequence_id()) == ("eXpId", "tRiAl", 12)
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]", b'{"parameters": {}}', b"[" * 100_000])
-def test_a_missing_or_damaged_parameter_file_is_named(environ, tmp_path, content):
+def test_a_missing_or_damaged_parameter_file_is_named(trial_of, environ, tmp_path, content):
     path = tmp_path / "parameter.cfg"
     path.unlink()
     if content is not None:
         path.write_bytes(content)
+    trial_of(environ)
     with pytest.raises(ParametersMissing, match=f"^cannot .*{path}.*; "):
-        TrialContext(environ).next_parameter()
+        nni.get_next_parameter()
+    trial_of(environ)
     with pytest.raises(ParametersMissing, match=f"^cannot .*{path}.*; "):
-        TrialContext(environ).report_final(1)
+        nni.report_final_result(1)
 
 
 @pytest.mark.parametrize("name", ["NNI_SYS_DIR", "NNI_TRIAL_JOB_ID"])
-def test_a_missing_variable_is_named(environ, name):
+def test_a_missing_variable_is_named(trial_of, environ, name):
     del environ[name]
+    trial_of(environ)
     with pytest.raises(EnvironmentIncomplete, match=f"^cannot .*{name} is not; .*unset NNI_PLATFORM"):
-        TrialContext(environ).report_final(1)
+        nni.report_final_result(1)
 
 
-def test_a_sequence_id_that_is_no_number_is_named(environ):
+def test_a_sequence_id_that_is_no_number_is_named(trial_of, environ):
+    trial_of(environ | {"NNI_TRIAL_SEQ_ID": "first"})
     with pytest.raises(EnvironmentIncomplete, match=r"^cannot use NNI_TRIAL_SEQ_ID='first'"):
-        TrialContext(environ | {"NNI_TRIAL_SEQ_ID": "first"}).sequence_id()
+        nni.get_sequence_id()
 
 
 # Reports
 
 
 def test_reports_become_records_in_order(trial):
-    trial.next_parameter()
+    nni.get_next_parameter()
     for value in (0.5, 1, {"default": 0.25, "loss": math.nan}):
-        trial.report_intermediate(value)
-    trial.report_final(0.75)
+        nni.report_intermediate_result(value)
+    nni.report_final_result(0.75)
     written = [(r.parameter_id, r.trial_job_id, r.type, r.sequence, r.value) for r in records(trial)]
     assert written == [
         (5, "tRiAl", "PERIODICAL", 0, "0.5"),
@@ -153,32 +169,33 @@ def test_reports_become_records_in_order(trial):
 
 
 def test_a_report_needs_no_call_of_get_next_parameter(trial):
-    trial.report_final(0.5)
+    nni.report_final_result(0.5)
     assert records(trial)[0].parameter_id == 5
-    assert trial.next_parameter() == PARAMETERS
+    assert nni.get_next_parameter() == PARAMETERS
 
 
 def test_each_record_is_in_the_file_when_the_call_returns(trial):
     for count in range(1, 20):
-        trial.report_intermediate(count)
+        nni.report_intermediate_result(count)
         assert len(records(trial)) == count
 
 
-def test_what_is_in_the_file_already_stays(environ):
+def test_what_is_in_the_file_already_stays(trial_of, environ):
     for value in (1, 2):
-        TrialContext(environ).report_intermediate(value)
+        trial_of(environ)
+        nni.report_intermediate_result(value)
     assert [r.value for r in records(TrialContext(environ))] == ["1", "2"]
 
 
 def test_nothing_is_made_before_the_first_report(trial, tmp_path):
-    trial.next_parameter()
+    nni.get_next_parameter()
     assert os.listdir(tmp_path) == ["parameter.cfg"]
 
 
 def test_threads_share_one_sequence(trial):
     def report():
         for _ in range(200):
-            trial.report_intermediate(0.5)
+            nni.report_intermediate_result(0.5)
 
     threads = [threading.Thread(target=report) for _ in range(4)]
     for thread in threads:
@@ -189,7 +206,7 @@ def test_threads_share_one_sequence(trial):
 
 
 def test_the_descriptor_is_not_left_to_programs_the_trial_starts(trial):
-    trial.report_intermediate(1)
+    nni.report_intermediate_result(1)
     held = [fd for fd in os.listdir("/proc/self/fd") if _path_of(fd) == trial.metrics_path]
     assert len(held) == 1
     assert not os.get_inheritable(int(held[0]))
@@ -226,38 +243,40 @@ def test_a_second_final_result_is_written_and_warned_about(environ):
 def test_a_refused_metric_writes_nothing_and_takes_no_number(trial):
     for bad in ({1, 2}, {"a": object()}, b"bytes"):
         with pytest.raises(MetricInvalid):
-            trial.report_intermediate(bad)
-    trial.report_intermediate(1)
+            nni.report_intermediate_result(bad)
+    nni.report_intermediate_result(1)
     assert [r.sequence for r in records(trial)] == [0]
 
 
 def test_a_metric_that_is_too_long_writes_nothing(trial):
-    trial.report_intermediate(1)
+    nni.report_intermediate_result(1)
     with pytest.raises(MetricTooLong, match=r"^cannot report a metric of"):
-        trial.report_intermediate(list(range(300_000)))
+        nni.report_intermediate_result(list(range(300_000)))
     assert len(records(trial)) == 1
 
 
 # Storage that refuses
 
 
-def test_a_metrics_file_that_cannot_be_opened_is_named_with_its_cause(environ, tmp_path):
+def test_a_metrics_file_that_cannot_be_opened_is_named_with_its_cause(trial_of, environ, tmp_path):
     (tmp_path / ".nni").write_text("a file where the folder should be")
+    trial_of(environ)
     with pytest.raises(
         MetricNotWritten, match=rf"^cannot append a metric to {tmp_path}/\.nni/metrics: Not a directory; "
     ) as e:
-        TrialContext(environ).report_final(1)
+        nni.report_final_result(1)
     assert e.value.errno == errno.ENOTDIR
     assert isinstance(e.value.__cause__, OSError)
 
 
-def test_full_storage_is_an_error_that_says_so(environ, tmp_path):
+def test_full_storage_is_an_error_that_says_so(trial_of, environ, tmp_path):
     (tmp_path / ".nni").mkdir()
     (tmp_path / ".nni" / "metrics").symlink_to("/dev/full")
+    trial_of(environ)
     with pytest.raises(
         MetricNotWritten, match=r"^cannot append a metric to .*: No space left on device; .*free space"
     ) as e:
-        TrialContext(environ).report_final(1)
+        nni.report_final_result(1)
     assert e.value.errno == errno.ENOSPC
 
 

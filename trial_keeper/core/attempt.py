@@ -56,7 +56,7 @@ class Attempt:
     """One attempt: its state, its streams, and the record of its end."""
 
     key: AttemptKey
-    streams: Iterable[Stream]
+    replication: Replication
     state: AttemptState = AttemptState.STARTING
     started_at_s: float = 0.0
     stop_reason: ExitReason | None = None
@@ -69,10 +69,6 @@ class Attempt:
     over_quota: set[Stream] = field(default_factory=set)
     """The streams whose quota was reported as reached."""
     ended: TrialEnded | None = None
-    replication: Replication = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.replication = Replication(self.streams)
 
     def apply(self, event: AttemptEvent) -> None:
         """Apply an event by the table.

@@ -28,15 +28,11 @@ def trial_environ(
         MARKER: str(folder.path),
         "NNI_OUTPUT_DIR": str(folder.output),
         "NNI_CODE_DIR": trial.code_dir,
-        "PYTHONPATH": _appended(container.get("PYTHONPATH", ""), str(workspace.sdk)),
+        # An empty entry would put the current folder on the path.
+        "PYTHONPATH": ":".join(filter(None, (container.get("PYTHONPATH"), str(workspace.sdk)))),
         "PYTHONUNBUFFERED": "1",
     }
     if trial.gpu_indices is not None:
         # Some CUDA versions ignore an empty list; -1 hides all GPUs from every version.
         environ["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, trial.gpu_indices)) or "-1"
     return environ
-
-
-def _appended(path: str, folder: str) -> str:
-    # An empty entry would put the current folder on the path.
-    return f"{path}:{folder}" if path else folder

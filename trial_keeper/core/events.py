@@ -2,21 +2,9 @@
 
 from dataclasses import dataclass
 
-from trial_keeper.core.replication import ChunkToSend
+from trial_keeper.core.replication import SendChunk
+from trial_keeper.wire import messages as m
 from trial_keeper.wire.file_changes import FileChange
-from trial_keeper.wire.messages import (
-    Ack,
-    AttemptKey,
-    KeeperMessage,
-    Offsets,
-    RevokeTrial,
-    RunTrial,
-    Shutdown,
-    StopTrial,
-    Stream,
-    TrialEnded,
-    Welcome,
-)
 
 # ---- events
 
@@ -25,14 +13,14 @@ from trial_keeper.wire.messages import (
 class TrialAssigned:
     """A trial was assigned to this keeper, to run as this attempt; its folder is ready."""
 
-    key: AttemptKey
+    key: m.AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
 class TrialSpawned:
     """The command runs, since `at_s` (seconds since the epoch). `how` describes the kind of start, for the log."""
 
-    key: AttemptKey
+    key: m.AttemptKey
     at_s: float
     how: str = "the command runs"
 
@@ -41,49 +29,18 @@ class TrialSpawned:
 class SpawnFailed:
     """The command never ran."""
 
-    key: AttemptKey
+    key: m.AttemptKey
     at_s: float
     exit_code: int
     message: str
 
 
 @dataclass(frozen=True, slots=True)
-class PreparationFailed:
+class PreparationFailed(SpawnFailed):
     """A trial could not be prepared: its files are missing, or its folder cannot be created.
 
     `key` is the attempt that was to run.
     """
-
-    key: AttemptKey
-    at_s: float
-    exit_code: int
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class OutOfMemory:
-    """The kernel killed a process of the container for lack of memory while a trial ran. None means unknown."""
-
-    limit_bytes: int | None = None
-    """The container's own limit, if it has one."""
-    peak_bytes: int | None = None
-    """The container's highest usage ever."""
-
-    def __str__(self) -> str:
-        if self.limit_bytes is not None:
-            found = f"the container's memory limit of {_mib(self.limit_bytes)} was reached"
-        else:
-            found = "the machine's memory was full"
-            if self.peak_bytes is not None:
-                found += f" (this container has used up to {_mib(self.peak_bytes)} of it)"
-        return (
-            f"{found}, and the kernel killed a process of the trial; "
-            "request more memory in the experiment file or use a smaller batch"
-        )
-
-
-def _mib(size_bytes: int) -> str:
-    return f"{size_bytes / (1 << 20):.0f} MiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +51,7 @@ class CleanupFinished:
     created during the trial and still exist.
     """
 
-    key: AttemptKey
+    key: m.AttemptKey
     leftovers: tuple[str, ...]
     in_tmp: str = ""
 
@@ -104,32 +61,33 @@ class TrialExited:
     """The command and everything it started have ended, except what `CleanupFinished` reported.
 
     `ran_s` is on the monotonic clock: the wall clock may have been set meanwhile. `exit_code` is 0–255, or None if `signal`
-    ended the command. `sizes` of the streams are measured after the end; `stderr_tail` is text.
+    ended the command. `sizes` of the streams are measured after the end; `stderr_tail` is text. `out_of_memory` describes the
+    kernel's kill for lack of memory while the trial ran; empty without one.
     """
 
-    key: AttemptKey
+    key: m.AttemptKey
     ran_s: float
     exit_code: int | None
     signal: int | None
-    sizes: Offsets
+    sizes: m.Offsets
     stderr_tail: str
-    out_of_memory: OutOfMemory | None = None
+    out_of_memory: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamsGrew:
     """The attempt's files were polled and have these sizes."""
 
-    key: AttemptKey
-    sizes: Offsets
+    key: m.AttemptKey
+    sizes: m.Offsets
 
 
 @dataclass(frozen=True, slots=True)
 class StreamTruncated:
     """The chunk at `offset` cannot be read, because the file was truncated to `size` bytes."""
 
-    key: AttemptKey
-    stream: Stream
+    key: m.AttemptKey
+    stream: m.Stream
     offset: int
     size: int
 
@@ -138,8 +96,8 @@ class StreamTruncated:
 class StreamChanged:
     """The file of a stream was changed other than by appending."""
 
-    key: AttemptKey
-    stream: Stream
+    key: m.AttemptKey
+    stream: m.Stream
     change: FileChange
 
 
@@ -147,15 +105,8 @@ class StreamChanged:
 class MetricsMeasured:
     """The result of `MeasureMetrics`: the size of the metrics file, in bytes."""
 
-    key: AttemptKey
+    key: m.AttemptKey
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class LinkOpened:
-    """The manager answered Hello with Welcome."""
-
-    welcome: Welcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,17 +151,12 @@ Event = (
     | StreamTruncated
     | StreamChanged
     | MetricsMeasured
-    | LinkOpened
     | LinkLost
     | LinkRefused
     | ManagerMoved
     | SignalReceived
     | TimerFired
-    | Ack
-    | RunTrial
-    | RevokeTrial
-    | StopTrial
-    | Shutdown
+    | m.ManagerMessage
 )
 
 # ---- effects
@@ -236,28 +182,28 @@ class PrewarmTrial:
 class ReleaseAttempt:
     """Close the attempt's files: they are no longer sent."""
 
-    key: AttemptKey
+    key: m.AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
 class SpawnTrial:
     """Start the command of this attempt."""
 
-    key: AttemptKey
+    key: m.AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
 class MeasureMetrics:
     """Read the size of the attempt's metrics file now; `MetricsMeasured` reports it before the next effect is performed."""
 
-    key: AttemptKey
+    key: m.AttemptKey
 
 
 @dataclass(frozen=True, slots=True)
 class SignalTrial:
     """Send a signal to every process of the attempt."""
 
-    key: AttemptKey
+    key: m.AttemptKey
     kill: bool
     """SIGKILL rather than SIGTERM."""
 
@@ -266,36 +212,28 @@ class SignalTrial:
 class OpenLink:
     """Connect to the manager that manager.json names, and send Hello with these attempts."""
 
-    attempts: tuple[AttemptKey, ...]
+    attempts: tuple[m.AttemptKey, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
     """Send a message over the link that is up."""
 
-    message: KeeperMessage
-
-
-@dataclass(frozen=True, slots=True)
-class SendChunk:
-    """Read bytes of a file and send them over the link that is up."""
-
-    key: AttemptKey
-    chunk: ChunkToSend
+    message: m.KeeperMessage
 
 
 @dataclass(frozen=True, slots=True)
 class RecordExit:
     """Write exit.json."""
 
-    ended: TrialEnded
+    ended: m.TrialEnded
 
 
 @dataclass(frozen=True, slots=True)
 class LogDecision:
     """Write one line to the keeper's log, and to the log of the attempt `key` while it runs."""
 
-    key: AttemptKey | None
+    key: m.AttemptKey | None
     text: str
 
 

@@ -25,6 +25,7 @@ from trial_keeper.core import events
 from trial_keeper.core.attempt import Attempt, AttemptEvent, AttemptState, never_started
 from trial_keeper.core.events import Effect, LogDecision, Send
 from trial_keeper.core.link import Link, LinkEvent, LinkState, jitter
+from trial_keeper.core.replication import Replication, SendChunk
 from trial_keeper.exit_codes import KeeperExit, of_signal
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire import messages as m
@@ -139,7 +140,7 @@ class Keeper:
                 # then recorded its own reason.
                 self._start_draining(now_s)
                 return [*self._stop(ExitReason.JOB_LOST, now_s), *self._note_signal()]
-            case events.LinkOpened():
+            case m.Welcome():
                 return self._note_link(event, now_s)
             case events.LinkLost():
                 return self._note_link_down(LinkEvent.LOST, "the link to the manager is down", event, now_s)
@@ -196,7 +197,7 @@ class Keeper:
         return [events.PrepareTrial(run.trial_id, run.attempt_id)]
 
     def _start_attempt(self, key: AttemptKey) -> list[Effect]:
-        attempt = self.current = self.attempts[key] = Attempt(key, self.settings.streams)
+        attempt = self.current = self.attempts[key] = Attempt(key, Replication(self.settings.streams))
         self._served += 1
         if self.link.is_up:
             attempt.replication.link_came_up({})
@@ -219,7 +220,7 @@ class Keeper:
     def _report_idle(self) -> list[Effect]:
         return self._report(m.Idle() if self.current is None and not self._is_draining else None)
 
-    def _never_ran(self, event: events.SpawnFailed | events.PreparationFailed) -> TrialEnded:
+    def _never_ran(self, event: events.SpawnFailed) -> TrialEnded:
         return never_started(event.key, self.settings.streams, event.exit_code, event.at_s, event.message)
 
     def _note_leftovers(self, event: events.CleanupFinished, now_s: float) -> list[Effect]:
@@ -241,7 +242,7 @@ class Keeper:
             exit_code = event.exit_code or 0
             reason = ExitReason.NONZERO_EXIT if exit_code else ExitReason.SUCCEEDED
         message = event.stderr_tail
-        if event.out_of_memory is not None and exit_code:
+        if event.out_of_memory and exit_code:
             # A shell or a parent process passes the failure of a killed process on as its own exit code.
             reason = ExitReason.OUT_OF_MEMORY
             message = f"{event.out_of_memory}\n{message}".strip()
@@ -357,7 +358,7 @@ class Keeper:
 
     def _note_change(self, event: events.StreamChanged) -> list[Effect]:
         attempt = self.attempts.get(event.key)
-        if attempt is None or event.stream not in attempt.replication.streams:
+        if attempt is None or event.stream not in self.settings.streams:
             return []
         return self._warn(attempt, event.stream, event.change)
 
@@ -373,10 +374,10 @@ class Keeper:
             for stream in new
         ]
 
-    def is_due(self, effect: events.SendChunk) -> bool:
+    def is_due(self, chunk: SendChunk) -> bool:
         """True if the chunk is still to be sent after the earlier chunks of the same round."""
-        attempt = self.attempts.get(effect.key)
-        return attempt is not None and attempt.replication.is_due(effect.chunk)
+        attempt = self.attempts.get(chunk.key)
+        return attempt is not None and attempt.replication.is_due(chunk)
 
     def _note_truncation(self, event: events.StreamTruncated) -> list[Effect]:
         attempt = self.attempts[event.key]
@@ -406,9 +407,9 @@ class Keeper:
 
     def _chunks(self) -> list[Effect]:
         return [
-            events.SendChunk(attempt.key, chunk)
+            chunk
             for attempt in self.attempts.values()
-            for chunk in attempt.replication.next_chunks()
+            for chunk in attempt.replication.next_chunks(attempt.key)
         ]
 
     # ---- the link
@@ -419,11 +420,11 @@ class Keeper:
         self.link.apply(LinkEvent.DUE, now_s)
         return [events.OpenLink(tuple(self.attempts))]
 
-    def _note_link(self, event: events.LinkOpened, now_s: float) -> list[Effect]:
+    def _note_link(self, welcome: m.Welcome, now_s: float) -> list[Effect]:
         self.link.apply(LinkEvent.OPENED, now_s)
         self._was_linked = True
         self._note_progress(now_s)
-        known = {entry.key: entry for entry in event.welcome.attempts}
+        known = {entry.key: entry for entry in welcome.attempts}
         effects: list[Effect] = []
         for attempt in list(self.attempts.values()):
             entry = known.get(attempt.key, m.AttemptOffsets(attempt.key, {}))

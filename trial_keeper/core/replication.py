@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trial_keeper.wire.limits import QUOTA_BYTES, collected
-from trial_keeper.wire.messages import Offsets, Stream
+from trial_keeper.wire.messages import AttemptKey, Offsets, Stream
 
 # A metric waits for at most one of these chunks on its way into the link: 20 ms at 100 Mbit/s. Smaller chunks would cost half as
 # much CPU again: most of the cost is per message.
@@ -37,9 +37,10 @@ METRICS_WINDOW_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkToSend:
-    """Effect: read these bytes of the stream and send them. `size_bytes` is at least 1."""
+class SendChunk:
+    """Effect: read bytes of a file and send them over the link that is up. `size_bytes` is at least 1."""
 
+    key: AttemptKey
     stream: Stream
     offset: int
     size_bytes: int
@@ -63,11 +64,6 @@ class Replication:
     def __init__(self, streams: Iterable[Stream]) -> None:
         self._progress = {stream: _Progress() for stream in streams}
         self._link_is_up = False
-
-    @property
-    def streams(self) -> tuple[Stream, ...]:
-        """The replicated streams, most urgent first."""
-        return tuple(self._progress)
 
     def grew(self, sizes: Offsets) -> None:
         """Record the current sizes of the files. A smaller size is ignored: appended bytes stay counted."""
@@ -124,7 +120,7 @@ class Replication:
             for stream, progress in self._progress.items()
         }
 
-    def is_due(self, chunk: ChunkToSend) -> bool:
+    def is_due(self, chunk: SendChunk) -> bool:
         """True if a chunk may still be read and sent: the link is up, and the stream does not end before the chunk does."""
         return self._link_is_up and chunk.offset + chunk.size_bytes <= self._progress[chunk.stream].size
 
@@ -146,11 +142,11 @@ class Replication:
                 progress.durable = max(progress.durable, offset)
                 progress.sent = max(progress.sent, offset)
 
-    def next_chunks(self) -> list[ChunkToSend]:
-        """Return all chunks that may be sent now, in sending order, and count them as sent."""
+    def next_chunks(self, key: AttemptKey) -> list[SendChunk]:
+        """Return all chunks that may be sent now, in sending order, and count them as sent. `key`: the attempt."""
         if not self._link_is_up:
             return []
-        chunks: list[ChunkToSend] = []
+        chunks: list[SendChunk] = []
         for stream, progress in self._progress.items():
             urgent = stream is Stream.METRICS
             largest = METRICS_CHUNK_BYTES if urgent else LOG_CHUNK_BYTES
@@ -158,6 +154,6 @@ class Replication:
             limit = min(collected(stream, progress.size), progress.durable + window)
             while progress.sent < limit:
                 size_bytes = min(largest, limit - progress.sent)
-                chunks.append(ChunkToSend(stream, progress.sent, size_bytes))
+                chunks.append(SendChunk(key, stream, progress.sent, size_bytes))
                 progress.sent += size_bytes
         return chunks

@@ -10,15 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from trial_keeper.errors import (
-    MountForbidden,
-    MountFull,
-    MountReadOnly,
-    MountUnreadable,
-    SettingsInvalid,
-    WorkspaceMissing,
-    WorkspaceNotWritable,
-)
+from trial_keeper import errors
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.attempt_ids import new_attempt_id, start_ms_of
 from trial_keeper.wire.file_changes import FileChange
@@ -39,10 +31,10 @@ _RETRY_DELAY_S = 0.2
 # Two records rarely end in 64 equal bytes: each record has its own sequence number.
 _COMPARED_BYTES = 64
 _FORBIDDEN = (errno.EACCES, errno.EPERM)
-_NOT_WRITABLE: dict[int | None, tuple[type[WorkspaceNotWritable], str]] = {
-    errno.EROFS: (MountReadOnly, "mount it read-write"),
-    errno.ENOSPC: (MountFull, "free some space there"),
-    errno.EDQUOT: (MountFull, "free some space there or request more quota"),
+_NOT_WRITABLE: dict[int | None, tuple[type[errors.WorkspaceNotWritable], str]] = {
+    errno.EROFS: (errors.MountReadOnly, "mount it read-write"),
+    errno.ENOSPC: (errors.MountFull, "free some space there"),
+    errno.EDQUOT: (errors.MountFull, "free some space there or request more quota"),
 }
 
 Found = TypeVar("Found")
@@ -74,7 +66,7 @@ def _retried(path: Path, access: Callable[[], Found]) -> Found:
             return access()
         except FileNotFoundError as error:
             if time.monotonic() > deadline_s:
-                raise WorkspaceMissing(
+                raise errors.WorkspaceMissing(
                     f"cannot find {path}: the experiment's folder is not mounted, or the experiment was deleted; "
                     "check the mount of the shared storage in this container"
                 ) from error
@@ -94,11 +86,11 @@ def read_trial(workspace: Workspace, trial_id: str, own_command: str | None = No
     try:
         path = workspace.trial(trial_id).trial_json
     except ValueError as error:
-        raise SettingsInvalid(f"cannot run trial {trial_id!r}: {error}") from error
+        raise errors.SettingsInvalid(f"cannot run trial {trial_id!r}: {error}") from error
     try:
         return _read_trial(read_shared(path), own_command)
     except DocumentInvalid as error:
-        raise WorkspaceMissing(
+        raise errors.WorkspaceMissing(
             f"{error}; use a keeper of the version of the manager that wrote {path}"
         ) from error
 
@@ -185,16 +177,16 @@ def _made(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
-def not_readable(path: Path, error: OSError) -> MountUnreadable:
+def not_readable(path: Path, error: OSError) -> errors.MountUnreadable:
     """Build the error for shared storage that is mounted and cannot be read."""
     if error.errno in _FORBIDDEN:
         remedy = f"let user {os.geteuid()} of this container read the path, or {_as_its_owner(path)}"
     else:
         remedy = "check the storage's server and the network to it"
-    return MountUnreadable(f"cannot read {path}: {error.strerror}; {remedy}")
+    return errors.MountUnreadable(f"cannot read {path}: {error.strerror}; {remedy}")
 
 
-def not_writable(path: Path, error: OSError) -> WorkspaceNotWritable:
+def not_writable(path: Path, error: OSError) -> errors.WorkspaceNotWritable:
     """Build the error for a workspace that cannot be written. `path` is a folder in it."""
     beginning = f"cannot write to the workspace {path}: {error.strerror}"
     if error.errno in _NOT_WRITABLE:
@@ -204,10 +196,10 @@ def not_writable(path: Path, error: OSError) -> WorkspaceNotWritable:
         user = os.geteuid()
         # Root may write anywhere, except if the server maps root to another user.
         squash = "export the storage with no_root_squash, " if user == 0 else ""
-        return MountForbidden(
+        return errors.MountForbidden(
             f"{beginning} for user {user} of this container; {squash}{_as_its_owner(path)}, or chmod it for all"
         )
-    return WorkspaceNotWritable(f"{beginning}; check the storage's server and the network to it")
+    return errors.WorkspaceNotWritable(f"{beginning}; check the storage's server and the network to it")
 
 
 def _as_its_owner(path: Path) -> str:
@@ -231,11 +223,11 @@ class Tail:
     were read have changed.
     """
 
-    def __init__(self, folder: AttemptFolder, streams: tuple[Stream, ...]) -> None:
+    def __init__(self, folder: AttemptFolder) -> None:
         self._folder = folder.path
-        self._paths = {stream: folder.stream(stream) for stream in streams}
+        self._paths = {stream: folder.stream(stream) for stream in Stream}
         self._descriptors: dict[Stream, int] = {}
-        self._sizes = dict.fromkeys(streams, 0)
+        self._sizes = dict.fromkeys(Stream, 0)
         self._read: dict[Stream, tuple[int, bytes]] = {}
         """Per stream, the end of the last read, and the bytes before that end."""
         self.changes: dict[Stream, FileChange] = {}

@@ -52,6 +52,20 @@ class MemoryCgroup:
         """The processes in this group."""
         return frozenset(map(int, _read(self.folder / "cgroup.procs").split()))
 
+    def shortage(self) -> str:
+        """Describe a kill of the kernel for lack of memory, with the remedy."""
+        limit_bytes, peak_bytes = self.limit_bytes(), self.peak_bytes()
+        if limit_bytes is not None:
+            found = f"the container's memory limit of {limit_bytes / 2**20:.0f} MiB was reached"
+        else:
+            found = "the machine's memory was full"
+            if peak_bytes is not None:
+                found += f" (this container has used up to {peak_bytes / 2**20:.0f} MiB of it)"
+        return (
+            f"{found}, and the kernel killed a process of the trial; "
+            "request more memory in the experiment file or use a smaller batch"
+        )
+
     def limit_bytes(self) -> int | None:
         """The lowest limit of this group and its visible parents; None if there is none."""
         limits = []

@@ -24,7 +24,7 @@ from trial_keeper.errors import KeeperError
 from trial_keeper.host.gpus import Gpus, GpusUnseen, NvmlMissing
 from trial_keeper.host.mount import check_mounted, check_writing, written_folder
 from trial_keeper.settings import SettingValue, read_settings
-from trial_keeper.wire.convert import MessageInvalid, keeper_message_to_pb, manager_message_from_pb
+from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
 from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
 from trial_keeper.wire.messages import Hello, Welcome
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
@@ -67,6 +67,9 @@ class Finding:
         return f"{self.outcome.value:<4}  {self.check:<8}  {' '.join(text.splitlines())}"
 
 
+# `bounded` sets the name of the check.
+_ok, _warn = partial(Finding, "", Outcome.OK), partial(Finding, "", Outcome.WARN)
+_fail, _skip = partial(Finding, "", Outcome.FAIL), partial(Finding, "", Outcome.SKIP)
 Check = Callable[[], Finding]
 NetworkCheck = Callable[[str, Mapping[str, SettingValue]], Finding]
 
@@ -89,7 +92,7 @@ def report(examined: Iterable[Finding], write: Callable[[str], None], *, as_json
 def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Yield all findings, in the order in which a keeper needs the checked things."""
     values, problems = read_settings(environ)
-    yield check_settings(values, problems)
+    yield bounded("settings", lambda: check_settings(values, problems))
     yield bounded("bash", check_bash)
     read: list[tuple[ManagerDocument, int]] = []
     root = values.get("workspace")
@@ -110,7 +113,8 @@ def examine(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(name, Outcome.SKIP, "no manager.json names the manager")
     else:
         ((document, manager_uid),) = read
-        yield check_version(document.version, is_asked=values.get("version_check", True) is True)
+        is_asked = values.get("version_check", True) is True
+        yield bounded("version", lambda: check_version(document.version, is_asked=is_asked))
         network_checks: tuple[tuple[str, NetworkCheck], ...] = (
             ("name", check_name),
             ("tcp", check_tcp),
@@ -130,16 +134,17 @@ def bounded(name: str, check: Check, limit_s: float = MAX_CHECK_S) -> Finding:
         try:
             found.put(check())
         except Exception as error:  # noqa: BLE001 - one broken check must not hide the others
-            found.put(_fail(name, f"the check itself failed: {error!r}", "report this bug of trial-keeper"))
+            found.put(_fail(f"the check itself failed: {error!r}", "report this bug of trial-keeper"))
 
     # A daemon thread: a check that hangs must not block the exit.
     threading.Thread(target=run, name=f"doctor {name}", daemon=True).start()
     try:
-        return found.get(timeout=limit_s)
+        finding = found.get(timeout=limit_s)
     except queue.Empty:
-        return _fail(
-            name, f"no result within {limit_s:g} s", "check whether the shared storage or the network hangs"
+        finding = _fail(
+            f"no result within {limit_s:g} s", "check whether the shared storage or the network hangs"
         )
+    return replace(finding, check=name)
 
 
 # ---- this container
@@ -149,12 +154,10 @@ def check_settings(values: Mapping[str, SettingValue], problems: Iterable[str]) 
     """Check the settings in the environment. The token is not shown."""
     if wrong := "; ".join(problems):
         return _fail(
-            "settings",
             wrong,
             "run the doctor in the job's own environment, for example with `kubectl exec`; see docs/doctor.md",
         )
     return _ok(
-        "settings",
         f"experiment {values['experiment_id']}, job {values['job_id']}, workspace {values['workspace']}"
         + (f", mount {values['mount']}" if values.get("mount") else ""),
     )
@@ -164,13 +167,13 @@ def check_bash() -> Finding:
     """Check that a trial's command can be started."""
     path = shutil.which("bash")
     if path is None:
-        return _fail("bash", "there is no bash on the PATH", "use an image that has bash")
+        return _fail("there is no bash on the PATH", "use an image that has bash")
     command = [path, "-e", "-o", "pipefail", "-c", 'echo "$BASH_VERSION"']
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_STEP_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        return _fail("bash", f"{path} does not work: {error}", "repair bash in the image")
-    return _ok("bash", f"{path}, version {done.stdout.strip()}")
+        return _fail(f"{path} does not work: {error}", "repair bash in the image")
+    return _ok(f"{path}, version {done.stdout.strip()}")
 
 
 def check_gpus() -> Finding:
@@ -179,12 +182,12 @@ def check_gpus() -> Finding:
     try:
         gpus = Gpus()
     except NvmlMissing as error:
-        return _of_text("gpu", Outcome.WARN if devices else Outcome.SKIP, str(error))
+        return _of_text(Outcome.WARN if devices else Outcome.SKIP, str(error))
     except GpusUnseen as error:
-        return _of_text("gpu", Outcome.FAIL if devices else Outcome.SKIP, str(error))
+        return _of_text(Outcome.FAIL if devices else Outcome.SKIP, str(error))
     if not len(gpus):
-        return Finding("gpu", Outcome.SKIP, "the driver shows no GPU")
-    return _ok("gpu", f"{len(gpus)}: {', '.join(gpus.names())}")
+        return _skip("the driver shows no GPU")
+    return _ok(f"{len(gpus)}: {', '.join(gpus.names())}")
 
 
 # ---- the shared storage
@@ -195,8 +198,8 @@ def check_mount(mount: Path, workspace: Workspace) -> Finding:
     try:
         check_mounted(mount, workspace)
     except KeeperError as error:
-        return _of_keeper_error("mount", error)
-    return _ok("mount", f"{workspace.root} is there, on {_file_system(workspace.root)}")
+        return _of_keeper_error(error)
+    return _ok(f"{workspace.root} is there, on {_file_system(workspace.root)}")
 
 
 def check_write(folder: Path) -> Finding:
@@ -205,16 +208,14 @@ def check_write(folder: Path) -> Finding:
         owner = check_writing(folder).st_uid
         folder_owner = folder.stat().st_uid
     except KeeperError as error:
-        return _of_keeper_error("write", error)
+        return _of_keeper_error(error)
     own = os.geteuid()
     if owner != own:
-        return Finding(
-            "write",
-            Outcome.WARN,
+        return _warn(
             f"files that user {own} creates on the storage belong to user {owner}: the server maps users",
             f"if a trial cannot read its own files, run the container as user {owner} or export without squashing",
         )
-    return _ok("write", f"user {own} can create and remove files; the folder belongs to user {folder_owner}")
+    return _ok(f"user {own} can create and remove files; the folder belongs to user {folder_owner}")
 
 
 def check_space(root: Path) -> Finding:
@@ -222,7 +223,7 @@ def check_space(root: Path) -> Finding:
     try:
         status = os.statvfs(root)
     except OSError as error:
-        return Finding("space", Outcome.SKIP, f"cannot examine {root}: {error.strerror}")
+        return _skip(f"cannot examine {root}: {error.strerror}")
     free, whole = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     # Some file systems allocate inodes on demand, and report a count of 0.
     inodes = status.f_favail if status.f_files else None
@@ -231,8 +232,8 @@ def check_space(root: Path) -> Finding:
         found += f", {inodes} inodes free"
     for outcome, least_bytes, least_inodes in _LEAST_FREE:
         if free < least_bytes or (inodes is not None and inodes < least_inodes):
-            return Finding("space", outcome, found, "remove files that are not needed, or request more quota")
-    return _ok("space", found)
+            return Finding("", outcome, found, "remove files that are not needed, or request more quota")
+    return _ok(found)
 
 
 def check_clock(root: Path) -> Finding:
@@ -241,7 +242,8 @@ def check_clock(root: Path) -> Finding:
     try:
         written_s = check_writing(root).st_mtime
     except KeeperError as error:
-        return Finding("clock", Outcome.SKIP, f"cannot write a file to compare the clocks: {_cause(error)}")
+        cause = error.__cause__.strerror if isinstance(error.__cause__, OSError) else error
+        return _skip(f"cannot write a file to compare the clocks: {cause}")
     return clock_finding(before_s, written_s, time.time())
 
 
@@ -251,13 +253,11 @@ def clock_finding(before_s: float, written_s: float, after_s: float) -> Finding:
     which = "ahead of" if skew_s < 0 else "behind"
     found = f"{abs(skew_s):.1f} s {which} the shared storage's"
     if abs(skew_s) > MAX_SKEW_S:
-        return Finding(
-            "clock",
-            Outcome.WARN,
+        return _warn(
             found,
             "synchronise both machines with NTP; until then the times of trials are wrong",
         )
-    return _ok("clock", found)
+    return _ok(found)
 
 
 def _file_system(path: Path) -> str:
@@ -289,35 +289,33 @@ def check_manager_document(
         keep((document, path.stat().st_uid))
     except FileNotFoundError:
         return _fail(
-            "manager",
             f"there is no {path}",
             "check that the mounted folder is the experiment's; if so, " + remedy,
         )
     except OSError as error:
-        return _fail("manager", f"cannot read {path}: {error.strerror}", f"let user {os.geteuid()} read it")
+        return _fail(f"cannot read {path}: {error.strerror}", f"let user {os.geteuid()} read it")
     except DocumentInvalid as error:
-        return _fail("manager", str(error), remedy)
+        return _fail(str(error), remedy)
     found = f"version {document.version} at {' or '.join(document.addresses)}"
     if document.certificate is not None:
         found += ", with a certificate"
     wanted = values.get("experiment_id", document.experiment_id)
     if document.experiment_id != wanted:
         return _fail(
-            "manager",
             f"{path} belongs to experiment {document.experiment_id}, but this job to {wanted}",
             "mount the experiment's own folder",
         )
-    return _ok("manager", found)
+    return _ok(found)
 
 
 def check_version(manager: str, *, is_asked: bool) -> Finding:
     """Apply the version rule, as a keeper does before it starts a trial."""
     found = f"keeper {__version__}, manager {manager}"
     if versions_agree(manager, __version__):
-        return _ok("version", found)
+        return _ok(found)
     if not is_asked:
-        return _ok("version", f"{found}; they differ, and versionCheck is false")
-    return _of_text("version", Outcome.FAIL, mismatch_message(manager, __version__))
+        return _ok(f"{found}; they differ, and versionCheck is false")
+    return _of_text(Outcome.FAIL, mismatch_message(manager, __version__))
 
 
 def check_name(address: str, _: Mapping[str, SettingValue]) -> Finding:
@@ -329,13 +327,12 @@ def check_name(address: str, _: Mapping[str, SettingValue]) -> Finding:
         )
     except (socket.gaierror, UnicodeError) as error:
         return _fail(
-            "name",
             f"cannot resolve {host}: {error.strerror if isinstance(error, OSError) else error}",
             "fix DNS in this container, or configure an address of the manager that this container can resolve",
         )
     if numbers == [host]:
-        return Finding("name", Outcome.SKIP, f"{host} needs no name resolution")
-    return _ok("name", f"{host} is {', '.join(numbers)}")
+        return _skip(f"{host} needs no name resolution")
+    return _ok(f"{host} is {', '.join(numbers)}")
 
 
 def check_tcp(address: str, _: Mapping[str, SettingValue]) -> Finding:
@@ -343,22 +340,19 @@ def check_tcp(address: str, _: Mapping[str, SettingValue]) -> Finding:
     began_s = time.monotonic()
     try:
         with socket.create_connection(host_and_port(address), timeout=MAX_STEP_S):
-            return _ok("tcp", f"connected to {address} in {1000 * (time.monotonic() - began_s):.1f} ms")
+            return _ok(f"connected to {address} in {1000 * (time.monotonic() - began_s):.1f} ms")
     except ConnectionRefusedError:
         return _fail(
-            "tcp",
             f"{address} refuses connections: the machine responds, but no program listens on the port",
             "check that the manager runs (`nnictl resume` starts it again) and listens on an address for other machines",
         )
     except TimeoutError:
         return _fail(
-            "tcp",
             f"{address} does not respond within {MAX_STEP_S:g} s",
             "open this port between container and manager in firewalls and network policies",
         )
     except OSError as error:
         return _fail(
-            "tcp",
             f"cannot reach {address}: {error.strerror or error}",
             "check the result of `name` above, and the network's routes",
         )
@@ -367,19 +361,16 @@ def check_tcp(address: str, _: Mapping[str, SettingValue]) -> Finding:
 def check_tls(certificate: str | None, address: str, _: Mapping[str, SettingValue]) -> Finding:
     """Check that the listener has the certificate that manager.json names."""
     if certificate is None:
-        return Finding(
-            "tls", Outcome.SKIP, "manager.json names no certificate: the connection is not encrypted"
-        )
+        return _skip("manager.json names no certificate: the connection is not encrypted")
     from trial_keeper.host.trust import verify_certificate
 
     try:
         problem = verify_certificate(address, certificate, MAX_STEP_S)
     except OSError:
-        return Finding("tls", Outcome.SKIP, f"no server responds at {address}")
+        return _skip(f"no server responds at {address}")
     if problem is None:
-        return _ok("tls", f"{address} has the certificate that manager.json names")
+        return _ok(f"{address} has the certificate that manager.json names")
     return _fail(
-        "tls",
         problem,
         "check which program listens there, and proxies on the way; `nnictl resume` writes manager.json again",
     )
@@ -391,7 +382,7 @@ def check_service(
     """Check that the manager accepts this job's keeper. The session of the running keeper is not affected."""
     missing = [name for name in ("experiment_id", "job_id", "token") if name not in values]
     if missing:
-        return Finding("grpc", Outcome.SKIP, f"cannot send Hello without {', '.join(missing)}")
+        return _skip(f"cannot send Hello without {', '.join(missing)}")
     import grpc  # not at the top: the import takes 80 ms, and only this check needs it
 
     from trial_keeper.host.link import open_channel
@@ -400,36 +391,34 @@ def check_service(
     if certificate is not None:
         found = check_tls(certificate, address, values)
         if found.outcome is Outcome.FAIL:
-            return replace(found, check="grpc")
+            return found
     else:
         # The connection itself reports an address without a listener.
         with contextlib.suppress(ConnectionRefusedError):
             try:
                 verify_listener_uid(*host_and_port(address), [manager_uid])
             except UntrustedListener as error:
-                return _fail(
-                    "grpc", str(error), "run `nnictl resume`, which starts the manager on a port of its own"
-                )
+                return _fail(str(error), "run `nnictl resume`, which starts the manager on a port of its own")
     job_id, token = str(values["job_id"]), str(values["token"])
     hello = Hello(__version__, str(values["experiment_id"]), job_id, "doctor", is_probe=True)
     began_s = time.monotonic()
     # The call carries the token, so only after the listener has been verified.
     with open_channel(grpc, address, certificate) as channel:
         call = KeeperServiceStub(channel).Connect(
-            iter([keeper_message_to_pb(hello)]),
+            iter([keeper_messages_to_pb([hello])]),
             metadata=((JOB_KEY, job_id), (TOKEN_KEY, token)),
             timeout=MAX_STEP_S,
         )
         try:
-            answer = manager_message_from_pb(next(call))
+            answer, *_ = manager_messages_from_pb(next(call))
         except grpc.RpcError as error:
             return _refusal(address, error)
         except (StopIteration, MessageInvalid):
             answer = None
     if not isinstance(answer, Welcome):
-        return _fail("grpc", f"{address} is not a manager", "check which program listens there")
+        return _fail(f"{address} is not a manager", "check which program listens there")
     took_ms = 1000 * (time.monotonic() - began_s)
-    return _ok("grpc", f"manager {answer.version} at {address} accepted job {job_id} in {took_ms:.0f} ms")
+    return _ok(f"manager {answer.version} at {address} accepted job {job_id} in {took_ms:.0f} ms")
 
 
 def _refusal(address: str, error: Exception) -> Finding:
@@ -444,9 +433,8 @@ def _refusal(address: str, error: Exception) -> Finding:
         grpc.StatusCode.NOT_FOUND: "job",
     }
     if code in refusals:
-        return _of_text("grpc", Outcome.FAIL, f"the {refusals[code]} is refused by {address}: {details}")
+        return _of_text(Outcome.FAIL, f"the {refusals[code]} is refused by {address}: {details}")
     return _fail(
-        "grpc",
         f"no Welcome from {address}: {code.name} {details}",
         "check `tcp` above; if that is OK, another program listens there, or a proxy interferes",
     )
@@ -470,27 +458,15 @@ def at_each(
 # ---- texts
 
 
-def _ok(check: str, found: str) -> Finding:
-    return Finding(check, Outcome.OK, found)
-
-
-def _fail(check: str, found: str, remedy: str) -> Finding:
-    return Finding(check, Outcome.FAIL, found, remedy)
-
-
-def _of_keeper_error(check: str, error: KeeperError) -> Finding:
+def _of_keeper_error(error: KeeperError) -> Finding:
     found, _, remedy = str(error).partition("; ")
-    return _fail(check, f"{found} (a keeper ends with {int(error.exit_code)})", remedy)
+    return _fail(f"{found} (a keeper ends with {int(error.exit_code)})", remedy)
 
 
-def _cause(error: KeeperError) -> str:
-    return str(error.__cause__.strerror) if isinstance(error.__cause__, OSError) else str(error)
-
-
-def _of_text(check: str, outcome: Outcome, text: str) -> Finding:
+def _of_text(outcome: Outcome, text: str) -> Finding:
     """Split one of the keeper's messages, which end with the remedy, into a finding."""
     found, _, remedy = text.partition("; ")
-    return Finding(check, outcome, found, remedy)
+    return Finding("", outcome, found, remedy)
 
 
 def _size(size_bytes: int) -> str:

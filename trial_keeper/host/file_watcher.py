@@ -57,11 +57,7 @@ class FileWatcher:
         self._libc = ctypes.CDLL(None, use_errno=True)
         descriptor: int = self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         self._descriptor = descriptor if descriptor >= 0 else None
-
-    @property
-    def uses_inotify(self) -> bool:
-        """True if inotify reports the writes; otherwise the files are polled."""
-        return self._descriptor is not None
+        """None without inotify: the files are polled."""
 
     def add(self, path: Path, *, cooldown_s: float) -> None:
         """Watch this existing file from now on: writes in quick succession are reported only every `cooldown_s`."""
@@ -118,23 +114,20 @@ class FileWatcher:
     def _watch_again(self) -> bool:
         """Watch files again whose throttle has expired, before they are polled. True if there were any."""
         now_s = time.monotonic()
-        for watched in self._written():
-            self._throttled.append((max(now_s, watched.watched_since_s + watched.cooldown_s), watched))
+        events = b""
+        if self._descriptor is not None:
+            with contextlib.suppress(BlockingIOError):
+                events = os.read(self._descriptor, _READ_BYTES)
+        for watch, mask, _, _ in _EVENT.iter_unpack(events):
+            # The watch has ended with the first write to the file.
+            if mask & _IN_IGNORED and (watched := self._watched.pop(watch, None)) is not None:
+                self._throttled.append((max(now_s, watched.watched_since_s + watched.cooldown_s), watched))
         due = [watched for due_s, watched in self._throttled if due_s <= now_s]
         self._throttled = [entry for entry in self._throttled if entry[0] > now_s]
         for watched in due:
             # Fails for a file that the trial has removed; the slow poll handles that.
             self._watch(watched)
         return bool(due)
-
-    def _written(self) -> list[_Watched]:
-        """Return the files that were written to since their watch was set. These watches have ended."""
-        events = b""
-        if self._descriptor is not None:
-            with contextlib.suppress(BlockingIOError):
-                events = os.read(self._descriptor, _READ_BYTES)
-        ended = [watch for watch, mask, _, _ in _EVENT.iter_unpack(events) if mask & _IN_IGNORED]
-        return [self._watched.pop(watch) for watch in ended if watch in self._watched]
 
     async def _sleep(self, longest_s: float) -> None:
         """Sleep until inotify has events, or until `poll_now` is called."""

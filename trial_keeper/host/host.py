@@ -19,6 +19,7 @@ from trial_keeper import __version__
 from trial_keeper.core import events
 from trial_keeper.core.environment import trial_environ
 from trial_keeper.core.keeper import Keeper
+from trial_keeper.core.replication import SendChunk
 from trial_keeper.errors import KeeperError
 from trial_keeper.exit_codes import of_signal
 from trial_keeper.host.attempt_files import Tail, claim_attempt, not_writable, read_trial, try_read_trial
@@ -86,24 +87,25 @@ class _Attempt:
     key: AttemptKey
     trial: TrialDocument
     folder: AttemptFolder
-    tail: Tail = field(init=False)
+    tail: Tail
     sizes: Offsets = field(default_factory=dict)
     shares_memory: bool = False
     found: HostBaseline = HostBaseline(frozenset(), 0)
     """The baseline at the trial's start."""
     spawned_s: float = 0.0
     """On the monotonic clock."""
-    sampler: UsageSampler | None = None
     usage: UsageWatch | None = None
 
-    def __post_init__(self) -> None:
-        self.tail = Tail(self.folder, tuple(Stream))
+    def append_to_log(self, line: str) -> None:
+        path = self.folder.stream(Stream.KEEPER)
+        descriptor = open_beneath(self.folder.path, path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        write_all(descriptor, line.encode(errors="replace"))
 
 
 class Host:
     """One keeper process around one `Keeper`.
 
-    A job without reuse starts its trial without a manager: `begin` starts it before asyncio and gRPC are even imported.
+    A job without reuse starts its trial without a manager: `begin` starts it before gRPC is even imported.
     """
 
     def __init__(self, settings: KeeperSettings, workspace: Workspace, task: str) -> None:
@@ -144,7 +146,7 @@ class Host:
             # In /proc a fork shows the interpreter's environment, not the trial's.
             self._warm_marker = (workspace.warm_marker(settings.job_id),)
             environ = self._common_environ() | {MARKER: self._warm_marker[0]}
-            self._warm = WarmStarts(settings.warm_imports, environ, self._log_line, self._register)
+            self._warm = WarmStarts(settings.warm_imports, environ, self._log, self._register)
         self._link: ManagerLink | None = None
         self._waiting_for_loop: list[events.Effect] = []
         self._early_signals: list[int] = []
@@ -159,7 +161,7 @@ class Host:
 
     def begin(self, trial: TrialDocument, key: AttemptKey, folder: AttemptFolder) -> None:
         """Start a prepared trial. In a job without reuse, called before `run` for its single trial."""
-        self._attempts[key] = _Attempt(key, trial, folder)
+        self._attempts[key] = _Attempt(key, trial, folder, Tail(folder))
         self._handle(events.TrialAssigned(key))
 
     async def run(self) -> int:
@@ -188,7 +190,8 @@ class Host:
             self._handle(events.SignalReceived(early))
         deferred, self._waiting_for_loop = self._waiting_for_loop, []
         self._perform(deferred)
-        self._watch_usage()
+        if self._current is not None and self._current.usage is not None:
+            self._current.usage.start()
         self._poll_process()
         watchers = [loop.create_task(self._watch_files()), loop.create_task(self._watch_manager())]
         self._handle(events.TimerFired())
@@ -289,15 +292,14 @@ class Host:
             pids,
         )
 
-    def _memory_shortage(
-        self, attempt: _Attempt, at_end: HostBaseline, status: int
-    ) -> events.OutOfMemory | None:
-        memory = self._memory
-        if memory is None or at_end.oom_kills == attempt.found.oom_kills:
-            return None
+    def _memory_shortage(self, attempt: _Attempt, at_end: HostBaseline, status: int) -> str:
+        if self._memory is None or at_end.oom_kills == attempt.found.oom_kills:
+            return ""
         if status not in _KILLED and (attempt.shares_memory or self._shares_memory()):
-            return None  # the killed process may belong to another job, so this trial's failure has another cause
-        return events.OutOfMemory(memory.limit_bytes(), memory.peak_bytes())
+            return (
+                ""  # the killed process may belong to another job, so this trial's failure has another cause
+            )
+        return self._memory.shortage()
 
     def _shares_memory(self, longest_ago_s: float = 0.0) -> bool:
         """True if this keeper's control group also contains other processes, as on a laptop. A container has its own group.
@@ -380,7 +382,7 @@ class Host:
     def _perform(self, effects: Iterable[events.Effect]) -> None:
         for effect in effects:
             match effect:
-                case events.SendChunk():
+                case SendChunk():
                     self._send_chunk(effect)
                 case events.Send():
                     self._opened_link().send(effect.message)
@@ -410,7 +412,7 @@ class Host:
                 case events.ReleaseAttempt():
                     self._release(effect.key)
                 case events.LogDecision():
-                    self._log(effect)
+                    self._log(effect.text, effect.key)
                 case events.ExitKeeper():
                     self._exit_code = effect.code
                     self._done.set()
@@ -456,15 +458,12 @@ class Host:
         markers = (str(folder.path), *self._warm_marker)
         if self._reaper is not None:
             self._reaper.watch(markers, self._exempt_sessions)
-        warm_pid: int | None = None
-        if self._warm is not None:
-            self._warm.prepare(trial.command)
-            warm_pid = self._warm.start(trial, folder, environ)
+        warm_pid = self._warm.start(trial, folder, environ) if self._warm is not None else None
         exempt_sessions = self._exempt_sessions
         began_s, began_at_s = time.monotonic(), time.time()
         try:
             if warm_pid is not None:
-                self._process = TrialProcess.of(
+                self._process = TrialProcess(
                     warm_pid, exempt_sessions, sys_dir=str(folder.path), preexisting_pids=found.pids
                 )
             else:
@@ -484,12 +483,8 @@ class Host:
             return
         attempt.shares_memory = self._shares_memory(_SHARED_MEMORY_POLL_S)  # must not delay the start
         self._current = attempt
-        attempt.sampler = UsageSampler(
-            attempt.key,
-            folder.path,
-            trial.gpu_indices,
-            exempt_sessions,
-        )
+        sampler = UsageSampler(attempt.key, folder.path, trial.gpu_indices, exempt_sessions)
+        attempt.usage = UsageWatch(sampler, self._report_usage)
         for stream, forwarder in self._forwarders.items():
             forwarder.follow(folder.stream(stream))
         for stream in self._watched_streams:
@@ -503,7 +498,8 @@ class Host:
         self._handle(events.TrialSpawned(attempt.key, began_at_s, how))
         # This call opens the files, so that a file that the trial replaces later is still tracked.
         attempt.tail.sizes(self._settings.streams)
-        self._watch_usage()
+        if self._link is not None:
+            attempt.usage.start()
 
     @property
     def _exempt_sessions(self) -> tuple[int, ...]:
@@ -514,13 +510,6 @@ class Host:
         """Register a process's session with the orphan reaper, before the process executes anything."""
         if self._reaper is not None:
             self._reaper.register(pid)
-
-    def _watch_usage(self) -> None:
-        """Start the usage watch, if the event loop and a sampler exist."""
-        attempt = self._current
-        if self._link is None or attempt is None or attempt.sampler is None or attempt.usage is not None:
-            return
-        attempt.usage = UsageWatch(attempt.sampler, self._report_usage)
 
     def _record_exits(self) -> None:
         for ended in list(self._unrecorded.values()):
@@ -565,15 +554,15 @@ class Host:
             )
         )
 
-    def _send_chunk(self, effect: events.SendChunk) -> None:
-        chunk, attempt = effect.chunk, self._attempts.get(effect.key)
-        if attempt is None or not self._keeper.is_due(effect):
+    def _send_chunk(self, chunk: SendChunk) -> None:
+        attempt = self._attempts.get(chunk.key)
+        if attempt is None or not self._keeper.is_due(chunk):
             return  # an earlier chunk of this round could not be read
         data = attempt.tail.read(chunk.stream, chunk.offset, chunk.size_bytes)
         if len(data) == chunk.size_bytes:
-            self._opened_link().send(Chunk(effect.key, chunk.stream, chunk.offset, data))
+            self._opened_link().send(Chunk(chunk.key, chunk.stream, chunk.offset, data))
         elif (size := attempt.tail.truncated_size(chunk.stream, chunk.offset + chunk.size_bytes)) is not None:
-            self._handle(events.StreamTruncated(effect.key, chunk.stream, chunk.offset, size))
+            self._handle(events.StreamTruncated(chunk.key, chunk.stream, chunk.offset, size))
         else:
             # Later chunks would leave a gap: reconnect and restart from the manager's offset.
             self._opened_link().drop(
@@ -586,13 +575,10 @@ class Host:
         while attempt.tail.changes:
             self._handle(events.StreamChanged(attempt.key, *attempt.tail.changes.popitem()))
 
-    def _log_line(self, text: str) -> None:
-        self._log(events.LogDecision(None, text))
-
-    def _log(self, effect: events.LogDecision) -> None:
-        attempt = self._current if effect.key is None else self._attempts.get(effect.key)
+    def _log(self, text: str, key: AttemptKey | None = None) -> None:
+        attempt = self._current if key is None else self._attempts.get(key)
         whose = self._settings.job_id if attempt is None else attempt.key
-        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{whose}] {effect.text}\n"
+        line = f"{time.strftime('%Y-%m-%dT%H:%M:%S')} trial-keeper [{whose}] {text}\n"
         self._stderr.buffer(line)
         if self._link is None:
             self._stderr.poll()
@@ -601,8 +587,8 @@ class Host:
             self._showing = loop.call_at(
                 max(loop.time(), self._shown_at_s + _LINES_COOLDOWN_S), self._show_lines
             )
-        if effect.key is not None and attempt is not None:
-            self._writing(partial(_append, attempt.folder, line))
+        if key is not None and attempt is not None:
+            self._writing(partial(attempt.append_to_log, line))
 
     def _show_lines(self) -> None:
         self._showing, self._shown_at_s = None, asyncio.get_running_loop().time()
@@ -614,12 +600,6 @@ class Host:
             write()
         except OSError as error:
             self._stderr.write(f"trial-keeper: {not_writable(self._workspace.root, error)}\n")
-
-
-def _append(folder: AttemptFolder, line: str) -> None:
-    path = folder.stream(Stream.KEEPER)
-    descriptor = open_beneath(folder.path, path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    write_all(descriptor, line.encode(errors="replace"))
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -14,12 +14,12 @@ from typing import Any, TypeVar
 import grpc
 import grpc.aio
 
-from trial_keeper.core.events import Event, LinkLost, LinkOpened, LinkRefused
-from trial_keeper.host.trust import TLS_OPTIONS, channel_credentials, verify_certificate
+from trial_keeper.core.events import Event, LinkLost, LinkRefused
+from trial_keeper.host.trust import TLS_OPTIONS, verify_certificate
 from trial_keeper.settings import KeeperSettings
 from trial_keeper.wire.convert import MessageInvalid, keeper_messages_to_pb, manager_messages_from_pb
 from trial_keeper.wire.listener_uid import UntrustedListener, host_and_port, verify_listener_uid
-from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, TrialRevoked, Usage, Welcome
+from trial_keeper.wire.messages import Chunk, Hello, KeeperMessage, Stream, TrialRevoked, Usage
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.signatures import DocumentInvalid
 from trial_keeper.wire.v1 import keeper_pb2 as pb
@@ -287,7 +287,7 @@ class ManagerLink:
         response = await within(CONNECT_TIMEOUT_S, call.read())
         while isinstance(response, pb.ConnectResponse):
             for message in manager_messages_from_pb(response):
-                self._post_of(outgoing, LinkOpened(message) if isinstance(message, Welcome) else message)
+                self._post_of(outgoing, message)
             response = await call.read()
 
 
@@ -319,12 +319,14 @@ async def _requests(outgoing: _SendQueue) -> AsyncIterator[pb.ConnectRequest]:
 
 
 def open_channel(api: Any, address: str, certificate: str | None) -> Any:
-    """Return a channel of `grpc` or `grpc.aio` to this address, encrypted if there is a certificate."""
+    """Return a channel of `grpc` or `grpc.aio` to this address.
+
+    With a certificate it is encrypted, and connects only to the owner of the certificate.
+    """
     if certificate is None:
         return api.insecure_channel(address, options=CHANNEL_OPTIONS)
-    return api.secure_channel(
-        address, channel_credentials(certificate), options=[*CHANNEL_OPTIONS, *TLS_OPTIONS]
-    )
+    credentials = grpc.ssl_channel_credentials(root_certificates=certificate.encode())
+    return api.secure_channel(address, credentials, options=[*CHANNEL_OPTIONS, *TLS_OPTIONS])
 
 
 async def _connected(channel: grpc.aio.Channel, address: str, certificate: str | None) -> None:

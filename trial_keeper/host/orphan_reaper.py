@@ -55,7 +55,12 @@ class OrphanReaper:
     def watch(self, markers: Iterable[str], sessions: Collection[int] = ()) -> None:
         """Set the processes to kill after the keeper's death: those with these markers and those in these sessions."""
         self._markers, self._sessions = tuple(markers), tuple(sessions)
-        self._write("\n".join((" ".join(map(str, self._sessions)), *self._markers)))
+        data = os.fsencode("\n".join((" ".join(map(str, self._sessions)), *self._markers)))
+        place = 1 - self._slots[0]
+        start = 1 + place * _SLOT_BYTES
+        data = len(data).to_bytes(_LENGTH_BYTES, "big") + data
+        self._slots[start : start + len(data)] = data
+        self._slots[0] = place
 
     def register(self, session: int) -> None:
         """Also end this process session (setsid) when the keeper dies. Call it before the session's leader executes anything."""
@@ -66,20 +71,6 @@ class OrphanReaper:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGCONT)
         os.close(self._pipe)
-
-    def _write(self, text: str) -> None:
-        data = os.fsencode(text)
-        place = 1 - self._slots[0]
-        start = 1 + place * _SLOT_BYTES
-        self._slots[start : start + _LENGTH_BYTES + len(data)] = (
-            len(data).to_bytes(_LENGTH_BYTES, "big") + data
-        )
-        self._slots[0] = place
-
-
-def _last_instruction(slots: mmap.mmap) -> str:
-    start = 1 + slots[0] * _SLOT_BYTES + _LENGTH_BYTES
-    return os.fsdecode(slots[start : start + int.from_bytes(slots[start - _LENGTH_BYTES : start], "big")])
 
 
 def _run_reaper(read_end: int, slots: mmap.mmap) -> None:
@@ -94,6 +85,8 @@ def _run_reaper(read_end: int, slots: mmap.mmap) -> None:
     os.dup2(nothing, 2)
     os.closerange(3, os.sysconf("SC_OPEN_MAX"))
     os.read(0, 1)  # until EOF
-    sessions, *markers = _last_instruction(slots).split("\n")
+    start = 1 + slots[0] * _SLOT_BYTES + _LENGTH_BYTES
+    instruction = slots[start : start + int.from_bytes(slots[start - _LENGTH_BYTES : start], "big")]
+    sessions, *markers = os.fsdecode(instruction).split("\n")
     if markers:
         end_marked(markers, {int(session) for session in sessions.split()})

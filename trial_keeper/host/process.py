@@ -22,23 +22,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from trial_keeper import processes
 from trial_keeper.errors import CommandNotStarted
 from trial_keeper.host.cgroups import TrialCgroup
-from trial_keeper.processes import (
-    EMPTY_SCANS,
-    MAX_DEATH_S,
-    all_pids,
-    children,
-    descendants,
-    end_all,
-    families,
-    is_dead,
-    is_sent,
-    kill,
-    session_of,
-    signal_group,
-    wait_for_ends,
-)
 from trial_keeper.wire.small_files import read_all, write_all
 from trial_keeper.wire.workspace import MARKER
 
@@ -63,18 +49,26 @@ class TrialProcess:
     def __init__(
         self,
         pid: int,
-        sys_dir: str | None,
-        exempt_sessions: Collection[int],
-        preexisting_pids: frozenset[int],
+        exempt_sessions: Collection[int] = (),
+        *,
+        sys_dir: str | None = None,
+        preexisting_pids: frozenset[int] = frozenset(),
+        popen: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        """Use `started` or `of` instead. `preexisting_pids` existed before the trial."""
+        """Wrap a child that runs already: a fork of a warm interpreter, or `popen`, which `started` has started.
+
+        `sys_dir` is the attempt's folder. /proc need not show that folder in the child's own environment, but shows it in those
+        of its children. `preexisting_pids`: the processes that existed at its start, if known.
+        """
+        if popen is None:
+            _raise_oom_score(str(pid))
         self.seen: frozenset[int] = frozenset()
         """All processes at the trial's end, which predate any later trial. Empty if not scanned."""
         self.pid = pid
         self._sys_dir = sys_dir
         self._exempt_sessions = frozenset(exempt_sessions)
-        self._preexisting_pids = preexisting_pids
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._preexisting_pids = preexisting_pids or processes.all_pids()
+        self._popen = popen
         self._status: int | None = None
         self._waits_for_group = False
         self._is_over = False
@@ -103,7 +97,7 @@ class TrialProcess:
         Raises:
             CommandNotStarted: there is no bash, the code folder cannot be entered, or the system rejects the command.
         """
-        preexisting_pids = preexisting_pids or all_pids()
+        preexisting_pids = preexisting_pids or processes.all_pids()
         gate, release = os.pipe()
         try:
             with _raised_oom_score():
@@ -115,26 +109,13 @@ class TrialProcess:
         finally:
             os.close(gate)
             os.close(release)
-        trial = cls(popen.pid, environ.get(MARKER), exempt_sessions, preexisting_pids)
-        trial._popen = popen
-        return trial
-
-    @classmethod
-    def of(
-        cls,
-        pid: int,
-        exempt_sessions: Collection[int] = (),
-        *,
-        sys_dir: str | None = None,
-        preexisting_pids: frozenset[int] = frozenset(),
-    ) -> "TrialProcess":
-        """Wrap a child that runs already, such as a fork of a warm interpreter.
-
-        `sys_dir` is the attempt's folder. /proc need not show that folder in the child's own environment, but shows it in those
-        of its children. `preexisting_pids`: the processes that existed at its start, if known.
-        """
-        _raise_oom_score(str(pid))
-        return cls(pid, sys_dir, exempt_sessions, preexisting_pids or all_pids())
+        return cls(
+            popen.pid,
+            exempt_sessions,
+            sys_dir=environ.get(MARKER),
+            preexisting_pids=preexisting_pids,
+            popen=popen,
+        )
 
     def poll(self) -> int | None:
         """Return None while the trial runs; afterwards its exit code, or -n for signal n.
@@ -144,7 +125,7 @@ class TrialProcess:
         orphans. Poll repeatedly even if no child has ended since: the last process need not be a child.
         """
         self._reap()
-        if self._status is None or (self._waits_for_group and signal_group(self.pid, 0)):
+        if self._status is None or (self._waits_for_group and processes.signal_group(self.pid, 0)):
             return None
         if not self._is_over:
             self._is_over = self._end_everything()
@@ -174,15 +155,15 @@ class TrialProcess:
         Usually empty.
         """
         self._reap()
-        self._left = [pid for pid in self._left if not is_dead(pid)]
+        self._left = [pid for pid in self._left if not processes.is_dead(pid)]
         return tuple(f"{pid} ({_command_line(pid)})" for pid in self._left)
 
     # ---- the group
 
     def _signal_group(self, number: int) -> None:
         # The fork of a warm interpreter leads no group until it has called setsid.
-        if not signal_group(self.pid, number) and self._status is None:
-            is_sent(self.pid, number)
+        if not processes.signal_group(self.pid, number) and self._status is None:
+            processes.is_sent(self.pid, number)
 
     def _reap(self) -> None:
         for pid in _ended_children(self._exempt_sessions):
@@ -200,7 +181,7 @@ class TrialProcess:
     def _end_everything(self) -> bool:
         """Kill all processes of the trial, and wait briefly. True if none is left, or if the deadline has passed."""
         now_s = time.monotonic()
-        self._deadline_s = self._deadline_s or now_s + MAX_DEATH_S
+        self._deadline_s = self._deadline_s or now_s + processes.MAX_DEATH_S
         killed: set[int] = set()
         empty_scans = 0
         while True:
@@ -209,30 +190,31 @@ class TrialProcess:
                 self._cgroup.kill()
             self._reap()
             self._left = self._living()
-            dying = [pid for pid in self._left if pid in killed or kill(pid)]
+            dying = [pid for pid in self._left if pid in killed or processes.kill(pid)]
             empty_scans = 0 if dying else empty_scans + 1
-            if empty_scans == EMPTY_SCANS:
+            if empty_scans == processes.EMPTY_SCANS:
                 return True
             # First find processes that were forked just before their parents died; only then wait for the ends.
             is_new = not killed.issuperset(dying)
             killed.update(dying)
             if not is_new:
-                wait_for_ends(dying, now_s + _SHORT_S)
+                processes.wait_for_ends(dying, now_s + _SHORT_S)
             if time.monotonic() > now_s + _SHORT_S:
                 return time.monotonic() > self._deadline_s
 
     def _living(self) -> list[int]:
-        found = set(descendants((os.getpid(),), self._is_exempt))
+        found = set(processes.descendants((os.getpid(),), self._is_exempt))
         if self._cgroup is not None:
             found.update(self._cgroup.pids())
         if self._sys_dir is not None and os.getpid() != 1:
-            self.seen = all_pids()
+            self.seen = processes.all_pids()
             new = self.seen - self._preexisting_pids
             found.update(marked((self._sys_dir,), (pid for pid in new if not self._is_exempt(pid))))
-        return [pid for pid in found if not is_dead(pid)]
+        return [pid for pid in found if not processes.is_dead(pid)]
 
     def _is_exempt(self, pid: int) -> bool:
-        return bool(self._exempt_sessions) and pid != self.pid and session_of(pid) in self._exempt_sessions
+        exempt = self._exempt_sessions
+        return bool(exempt) and pid != self.pid and processes.session_of(pid) in exempt
 
 
 def marked(sys_dirs: Iterable[str], pids: Iterable[int]) -> list[int]:
@@ -260,9 +242,9 @@ def end_marked(sys_dirs: Collection[str], sessions: Collection[int] = ()) -> int
         for group in groups:
             group.kill()
         in_groups = (pid for group in groups for pid in group.pids())
-        return families([*marked(sys_dirs, all_pids()), *in_groups], sessions)
+        return processes.families([*marked(sys_dirs, processes.all_pids()), *in_groups], sessions)
 
-    ended = end_all(find)
+    ended = processes.end_all(find)
     for group in groups:
         group.remove()
     return ended
@@ -279,7 +261,7 @@ def _ended_children(exempt_sessions: frozenset[int]) -> Iterator[int]:
         else:
             return
         # Until its owner has waited for it, an exempt child hides the children that ended later.
-        for pid in children(os.getpid()):
+        for pid in processes.children(os.getpid()):
             if pid not in exempt_sessions and os.waitid(os.P_PID, pid, options) is not None:
                 yield pid
 
@@ -325,13 +307,6 @@ def _set_oom_score(process: str, score: int) -> None:
         write_all(os.open(f"/proc/{process}/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC), b"%d" % score)
 
 
-def _bash(environ: Mapping[str, str]) -> str:
-    found = shutil.which("bash", path=os.pathsep.join(os.get_exec_path(environ)))
-    if found is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-    return found
-
-
 def _popen(
     command: str, code_dir: str, environ: Mapping[str, str], gate: int, stdout: Path, stderr: Path
 ) -> subprocess.Popen[bytes]:
@@ -343,8 +318,11 @@ def _popen(
     shown = repr(command if len(command) <= _MAX_SHOWN else command[:_MAX_SHOWN] + "...")
     with open(stdout, "ab") as out, open(stderr, "ab") as err:
         try:
+            bash = shutil.which("bash", path=os.pathsep.join(os.get_exec_path(environ)))
+            if bash is None:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
             return subprocess.Popen(
-                ["/bin/sh", "-c", _START_GATE, _bash(environ), command],
+                ["/bin/sh", "-c", _START_GATE, bash, command],
                 cwd=code_dir,
                 env=dict(environ),
                 stdin=gate,

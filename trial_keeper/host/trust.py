@@ -3,18 +3,11 @@
 import socket
 import ssl
 
-import grpc
-
 from trial_keeper.wire.listener_uid import host_and_port
 from trial_keeper.wire.metadata import MANAGER_NAME
 
 # The certificate has this name instead of the address, which may change. Source: grpc_types.h.
 TLS_OPTIONS = [("grpc.ssl_target_name_override", MANAGER_NAME)]
-
-
-def channel_credentials(certificate: str) -> grpc.ChannelCredentials:
-    """Return credentials that connect a channel only to the owner of this certificate (PEM)."""
-    return grpc.ssl_channel_credentials(root_certificates=certificate.encode())
 
 
 def verify_certificate(address: str, certificate: str, timeout_s: float) -> str | None:

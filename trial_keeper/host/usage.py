@@ -14,7 +14,7 @@ from pathlib import Path
 
 from trial_keeper.host.gpus import Gpus, GpusUnseen
 from trial_keeper.processes import ProcessStat, descendants, session_of
-from trial_keeper.wire.messages import AttemptKey, GpuUsage, Usage
+from trial_keeper.wire.messages import AttemptKey, Usage
 
 INTERVAL_S = 5.0
 # Early enough to cover short trials, late enough not to delay their start.
@@ -85,7 +85,7 @@ class UsageSampler:
             cpu_percent,
             sum(process.rss_bytes for process in processes),
             self._disk(now_s),
-            self._gpu_usage(),
+            self._gpus.usage(self._gpu_indices) if self._gpus is not None else (),
         )
 
     def _processes(self) -> list[ProcessStat]:
@@ -106,36 +106,37 @@ class UsageSampler:
             self._next_walk_s = now_s + took_s * _DELAY_PER_WALK
         return self._disk_bytes
 
-    def _gpu_usage(self) -> tuple[GpuUsage, ...]:
-        return self._gpus.usage(self._gpu_indices) if self._gpus is not None else ()
-
 
 class UsageWatch:
     """Samples a trial's usage in a separate thread. A trial that ends before the first sample never starts the thread."""
 
     def __init__(self, sampler: UsageSampler, report: Callable[[Usage], object]) -> None:
-        """Bind to the running loop, on which `report` is called."""
         self._sampler = sampler
         self._report = report
-        self._loop = asyncio.get_running_loop()
         self._stopped = threading.Event()
-        self._start = self._loop.call_later(sampler.delay_s, self._begin)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Start on the running loop, on which `report` is called."""
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._sampler.delay_s, self._begin, loop)
 
     def stop(self) -> None:
         """Stop sampling. Returns at once; a sample in progress is discarded."""
-        self._start.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         self._stopped.set()
 
-    def _begin(self) -> None:
+    def _begin(self, loop: asyncio.AbstractEventLoop) -> None:
         # A daemon thread: hanging storage must not block the keeper's exit.
-        threading.Thread(target=self._run, name="usage", daemon=True).start()
+        threading.Thread(target=self._run, args=(loop,), name="usage", daemon=True).start()
 
-    def _run(self) -> None:
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
         while not self._stopped.is_set():
             usage = self._sampler.sample()
             # The loop may have closed meanwhile.
             with contextlib.suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._report_unless_stopped, usage)
+                loop.call_soon_threadsafe(self._report_unless_stopped, usage)
             self._stopped.wait(self._sampler.delay_s)
 
     def _report_unless_stopped(self, usage: Usage) -> None:

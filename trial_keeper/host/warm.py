@@ -67,16 +67,18 @@ class WarmInterpreter:
         python: str,
         imports: tuple[str, ...],
         environ: Mapping[str, str],
-        register: Callable[[int], None] | None = None,
+        register: Callable[[int], None] = lambda _: None,
     ) -> None:
         """Start the interpreter, which imports in the background. `environ` is the container's; a trial may have more variables.
 
-        `register` is called with the interpreter's pid, which is also its session id, before the imports.
+        `register` is called with the interpreter's pid, which is also its session id, before the imports, and with each trial's
+        pid, which becomes a session id too, before the script runs.
 
         Raises:
             WarmStartRefused: there is no such Python.
         """
         self._environ = dict(environ)
+        self._register = register
         self._refusal: str | None = None
         self._is_ready = False
         self._occupation = "it started"
@@ -109,8 +111,7 @@ class WarmInterpreter:
                 raise WarmStartRefused(
                     f"cannot start {python!r} as a warm interpreter: {error}; use the name of a Python that the container has"
                 ) from error
-        if register is not None:
-            register(self.pid)
+        register(self.pid)
         with contextlib.suppress(OSError):  # the interpreter has died, which the next start reports
             self._channel.sendall(_MAY_IMPORT)
 
@@ -156,11 +157,10 @@ class WarmInterpreter:
             self._asked, self._word = start, ours
             self._send(request, [theirs.fileno()])
 
-    def start(self, start: WarmStart, register: Callable[[int], None] | None = None) -> int:
+    def start(self, start: WarmStart) -> int:
         """Start a trial and return its pid. On return the script is about to run. Waits until the modules are imported.
 
-        A prepared trial starts fastest. `register` is called with the pid, which becomes the session id too, before the script
-        runs.
+        A prepared trial starts fastest.
 
         Raises:
             WarmStartRefused: nothing was started; start the trial plainly. After the interpreter's death every later start raises
@@ -173,7 +173,7 @@ class WarmInterpreter:
         try:
             for path in (start.stdout, start.stderr):
                 stdio.append(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666))
-            return self._begin(self._word, stdio, register)
+            return self._begin(self._word, stdio)
         except OSError as error:
             raise WarmStartRefused(
                 f"cannot open {error.filename}: {error.strerror}; allow the keeper's user to write the file"
@@ -183,9 +183,7 @@ class WarmInterpreter:
                 os.close(descriptor)
             self._forget()
 
-    def _begin(
-        self, word: socket.socket | None, stdio: list[int], register: Callable[[int], None] | None
-    ) -> int:
+    def _begin(self, word: socket.socket | None, stdio: list[int]) -> int:
         """Send the start command to the prepared fork and return its pid."""
         message = self._answer()
         pid: int | None = message.get("prepared")
@@ -199,8 +197,7 @@ class WarmInterpreter:
                 "cannot start a trial warm: this keeper does not adopt orphans, so it could not wait for the trial's end; "
                 "run the keeper as the first process of a container or on Linux 3.4 or later"
             )
-        if register is not None:
-            register(pid)
+        self._register(pid)
         try:
             socket.send_fds(word, [b"1"], stdio)
         except OSError as error:
@@ -230,7 +227,8 @@ class WarmInterpreter:
             self._word.close()
             self._word = None
         if pid is not None:
-            _reap(pid)
+            with contextlib.suppress(ChildProcessError):  # another process has adopted it and reaps it
+                os.waitpid(pid, 0)
 
     def _forget(self) -> None:
         """Drop a trial that was prepared and has not started."""
@@ -380,8 +378,3 @@ def _is_own_child(pid: int) -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _reap(pid: int) -> None:
-    with contextlib.suppress(ChildProcessError):  # another process has adopted it and reaps it
-        os.waitpid(pid, 0)

@@ -278,7 +278,7 @@ def _serve() -> tuple[str, Any]:
         report = _read_and_close(reader)  # until EOF: the standby fork has reported, or is dead
         number, _, answer = report.partition(b"\0")
         deaths = 0 if report else deaths + 1
-        if _is_closed(channel):
+        if _waiting(channel) == b"":  # EOF
             os._exit(0)
         if problem:
             _refuse_next(channel, problem)
@@ -332,10 +332,6 @@ def _refuse_next(channel: socket.socket, text: str) -> None:
     for descriptor in _receive(channel)[1]:
         os.close(descriptor)
     _send(channel, refused=text)
-
-
-def _is_closed(channel: socket.socket) -> bool:
-    return _waiting(channel) == b""
 
 
 def _waiting(channel: socket.socket) -> bytes | None:

@@ -44,18 +44,6 @@ class WarmStarts:
         interpreter = self._interpreter
         return () if interpreter is None or interpreter.has_ended else (interpreter.pid,)
 
-    def prepare(self, command: str) -> None:
-        """Start an interpreter for this command in the background, if there is none yet. Returns at once."""
-        wanted = warm_command(command)
-        if self._interpreter is None and not self._python and wanted is not None:
-            self._python = wanted.python
-            try:
-                self._interpreter = WarmInterpreter(
-                    wanted.python, self._imports, self._environ, self._register
-                )
-            except WarmStartRefused as error:
-                self._log_once(str(error))
-
     def prewarm(self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]) -> None:
         """Let the standby fork prepare for the trial that is probably next. Returns at once."""
         # If the interpreter refuses, the trial's start raises and logs the same error.
@@ -65,16 +53,25 @@ class WarmStarts:
                 self._interpreter.prepare(start)
 
     def start(self, trial: TrialDocument, folder: AttemptFolder, environ: Mapping[str, str]) -> int | None:
-        """Start the trial and return its pid; None if it has to be started plainly."""
-        if warm_command(trial.command) is None:
+        """Start the trial and return its pid; None if it has to be started plainly.
+
+        The first trial that could be a fork starts the interpreter, in the background.
+        """
+        command = warm_command(trial.command)
+        if command is None:
             self._log_once(
                 "cannot start trials warm: the command is not of the form `python script.py arguments`"
             )
             return None
         try:
+            if not self._python:
+                self._python = command.python
+                self._interpreter = WarmInterpreter(
+                    self._python, self._imports, self._environ, self._register
+                )
             start = self._wanted(trial, folder, environ)
             if start is not None and self._interpreter is not None:
-                return self._interpreter.start(start, self._register)
+                return self._interpreter.start(start)
         except WarmStartRefused as error:
             self._log_once(str(error))
         return None

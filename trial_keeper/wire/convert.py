@@ -6,7 +6,8 @@ A peer may send any bytes. A message is accepted only as a whole: every value in
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 
@@ -16,6 +17,7 @@ from trial_keeper.wire.reasons import STOP_REASONS, ExitReason
 from trial_keeper.wire.v1 import keeper_pb2 as pb
 from trial_keeper.wire.workspace import is_safe_name
 
+_Batch = TypeVar("_Batch", pb.ConnectRequest, pb.ConnectResponse)
 # A keeper batches at most 64 messages, and a manager all messages that accumulated during a write.
 MAX_BATCH = 4096
 # A keeper usually has one attempt to deliver, and more after a long time without a manager.
@@ -47,86 +49,49 @@ _STREAM_FROM_PB: dict[int, m.Stream] = {number: stream for stream, number in _ST
 
 def keeper_messages_to_pb(messages: Sequence[m.KeeperMessage]) -> pb.ConnectRequest:
     """Convert a keeper's batch of at least one message to protobuf."""
-    request = keeper_message_to_pb(messages[0])
-    request.batch.extend(map(keeper_message_to_pb, messages[1:]))
-    return request
-
-
-def keeper_messages_from_pb(request: pb.ConnectRequest) -> list[m.KeeperMessage]:
-    """Convert a keeper's batch from protobuf.
-
-    Raises:
-        MessageInvalid: as for `keeper_message_from_pb`, for any of the messages; or there are too many.
-    """
-    _check_count("messages in one batch", len(request.batch), MAX_BATCH)
-    return [keeper_message_from_pb(each) for each in (request, *request.batch)]
+    return _batch_to_pb(pb.ConnectRequest, messages)
 
 
 def keeper_messages_from_bytes(content: bytes) -> list[m.KeeperMessage]:
     """Parse a keeper's batch as received.
 
     Raises:
-        MessageInvalid: as for `keeper_messages_from_pb`; or it is no protobuf.
+        MessageInvalid: no protobuf, no known message, an unknown stream or reason, an id that cannot name a folder, an invalid
+            size, time or figure, or more items or messages than any keeper sends.
     """
     try:
         request = pb.ConnectRequest.FromString(content)
     except DecodeError as error:
         raise MessageInvalid(f"cannot read a keeper's message: {error}") from error
-    return keeper_messages_from_pb(request)
+    return _batch_from_pb("keeper", request)
 
 
 def manager_messages_to_bytes(messages: Sequence[m.ManagerMessage]) -> bytes:
     """Serialise a manager's batch of at least one message."""
-    return manager_messages_to_pb(messages).SerializeToString()
-
-
-def keeper_message_to_pb(message: m.KeeperMessage) -> pb.ConnectRequest:
-    """Convert a keeper's message to protobuf."""
-    return pb.ConnectRequest(**{_NAMES[type(message)]: _to_pb(message)})
-
-
-def keeper_message_from_pb(request: pb.ConnectRequest) -> m.KeeperMessage:
-    """Convert a keeper's message from protobuf.
-
-    Raises:
-        MessageInvalid: no known message, an unknown stream or reason, an id that cannot name a folder, an invalid size, time or
-            figure, or more items than any keeper sends.
-    """
-    message: m.KeeperMessage = _read("keeper", request)
-    return message
-
-
-def manager_messages_to_pb(messages: Sequence[m.ManagerMessage]) -> pb.ConnectResponse:
-    """Convert a manager's batch of at least one message to protobuf."""
-    response = manager_message_to_pb(messages[0])
-    response.batch.extend(map(manager_message_to_pb, messages[1:]))
-    return response
+    return _batch_to_pb(pb.ConnectResponse, messages).SerializeToString()
 
 
 def manager_messages_from_pb(response: pb.ConnectResponse) -> list[m.ManagerMessage]:
     """Convert a manager's batch from protobuf.
 
     Raises:
-        MessageInvalid: as for `manager_message_from_pb`, for any of the messages; or there are too many.
-    """
-    _check_count("messages in one batch", len(response.batch), MAX_BATCH)
-    return [manager_message_from_pb(each) for each in (response, *response.batch)]
-
-
-def manager_message_to_pb(message: m.ManagerMessage) -> pb.ConnectResponse:
-    """Convert a manager's message to protobuf."""
-    return pb.ConnectResponse(**{_NAMES[type(message)]: _to_pb(message)})
-
-
-def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
-    """Convert a manager's message from protobuf.
-
-    Raises:
         MessageInvalid: no known message, an unknown stream or reason, a reason that is no stop reason, an id that cannot
-            name a folder.
+            name a folder, or too many messages.
     """
-    message: m.ManagerMessage = _read("manager", response)
-    return message
+    return _batch_from_pb("manager", response)
+
+
+def _batch_to_pb(kind: type[_Batch], messages: Sequence[Any]) -> _Batch:
+    converted: list[Any] = [kind(**{_NAMES[type(message)]: _to_pb(message)}) for message in messages]
+    batch: _Batch = converted.pop(0)
+    if converted:
+        batch.batch.extend(converted)
+    return batch
+
+
+def _batch_from_pb(sender: str, batch: pb.ConnectRequest | pb.ConnectResponse) -> list[Any]:
+    _check_count("messages in one batch", len(batch.batch), MAX_BATCH)
+    return [_read(sender, message) for message in (batch, *batch.batch)]
 
 
 def _read(sender: str, message: pb.ConnectRequest | pb.ConnectResponse) -> Any:
@@ -144,47 +109,37 @@ def _read(sender: str, message: pb.ConnectRequest | pb.ConnectResponse) -> Any:
 # ---- fields
 
 
-def _attempt_id_from(text: str) -> str:
-    if not is_attempt_id(text):
-        raise MessageInvalid(
-            f"cannot read a message: {_shown(text)} is not an attempt id; use a keeper and a manager of the same version"
-        )
-    return text
-
-
-def _id_from(text: str) -> str:
-    """Validate a peer's id of an experiment, a job, a task or a trial: it names folders and appears in logs."""
-    if not is_safe_name(text):
-        raise MessageInvalid(f"cannot read a message: {_shown(text)} is not a valid id")
-    return text
-
-
-def _version_from(text: str) -> str:
-    """Validate the characters and the length of a peer's version. The version rule is checked elsewhere."""
-    if not (text.isascii() and text.isprintable() and len(text) <= MAX_CHARACTERS_OF_VERSION):
-        raise MessageInvalid(f"cannot read a message: {_shown(text)} is not a valid version")
-    return text
-
-
 def _check_count(what: str, count: int, most: int) -> None:
     if count > most:
         raise MessageInvalid(f"cannot read a message with {count} {what}: the maximum is {most}")
 
 
+def _checked(is_valid: Callable[[Any], bool], problem: str) -> Callable[[Any], Any]:
+    """Build the validator of a field. `problem` completes the sentence "cannot read a message: VALUE …"."""
+
+    def check(value: Any) -> Any:
+        if not is_valid(value):
+            raise MessageInvalid(f"cannot read a message: {_shown(value)} {problem}")
+        return value
+
+    return check
+
+
+def _is_version(text: str) -> bool:
+    """True for the characters and the length of a version. The version rule is checked elsewhere."""
+    return text.isascii() and text.isprintable() and len(text) <= MAX_CHARACTERS_OF_VERSION
+
+
+def _shown(value: str | float) -> str:
+    if isinstance(value, str) and len(value) > _MAX_SHOWN_CHARACTERS:
+        value = f"{value[:_MAX_SHOWN_CHARACTERS]}…"
+    return repr(value)
+
+
 def _size_from(size: int) -> int:
-    if size > m.MAX_SIZE:
+    if size > m.MAX_SIZE:  # not with `_checked`: each chunk has an offset
         raise MessageInvalid(f"cannot read a message: {size} is too large for a size or an offset")
     return size
-
-
-def _figure_from(figure: float) -> float:
-    if not math.isfinite(figure):
-        raise MessageInvalid(f"cannot read a message: {figure} is not a finite number")
-    return figure
-
-
-def _shown(text: str) -> str:
-    return repr(text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…")
 
 
 def _stream_from_pb(number: int) -> m.Stream:
@@ -219,8 +174,11 @@ def _offsets_from_pb(offsets: Iterable[pb.StreamOffset]) -> dict[m.Stream, int]:
     return {_stream_from_pb(entry.stream): _size_from(entry.offset) for entry in offsets}
 
 
-def _nested(kind: type) -> Callable[[Any], Any]:
-    return lambda message: _from_pb(kind, message)
+def _from_pb(kind: type, message: Any) -> Any:
+    values = [convert(getattr(message, name)) for name, convert in _FIELDS[kind]]
+    if kind is m.TrialEnded and not message.HasField(_OPTIONAL):
+        values[_OPTIONAL_AT] = None
+    return kind(*values)
 
 
 def _many(kind: type, what: str = "", most: int | None = None) -> Callable[[Any], Any]:
@@ -237,17 +195,24 @@ def _many(kind: type, what: str = "", most: int | None = None) -> Callable[[Any]
 # How a field is validated and converted, by its name or, where the name has several meanings, by message and name.
 # All other fields stay as they are.
 _FIELDS_FROM_PB: dict[str, Callable[[Any], Any]] = {
-    **dict.fromkeys(("trial_id", "experiment_id", "job_id", "task"), _id_from),
+    # An id names folders and appears in logs.
+    **dict.fromkeys(
+        ("trial_id", "experiment_id", "job_id", "task"), _checked(is_safe_name, "is not a valid id")
+    ),
     **dict.fromkeys(("offset", "rss_bytes", "disk_bytes", "memory_used_bytes"), _size_from),
-    **dict.fromkeys(("cpu_percent", "utilisation_percent"), _figure_from),
+    **dict.fromkeys(
+        ("cpu_percent", "utilisation_percent"), _checked(math.isfinite, "is not a finite number")
+    ),
     **dict.fromkeys(("offsets", "final_sizes"), _offsets_from_pb),
-    "attempt_id": _attempt_id_from,
+    "attempt_id": _checked(
+        is_attempt_id, "is not an attempt id; use a keeper and a manager of the same version"
+    ),
     "stream": _stream_from_pb,
-    "key": _nested(m.AttemptKey),
-    "attempt": _nested(m.AttemptOffsets),
+    "key": partial(_from_pb, m.AttemptKey),
+    "attempt": partial(_from_pb, m.AttemptOffsets),
     "gpus": _many(m.GpuUsage, "GPUs", MAX_GPUS),
     "warnings": tuple,
-    "Hello.version": _version_from,
+    "Hello.version": _checked(_is_version, "is not a valid version"),
     "Hello.attempts": _many(m.AttemptKey, "attempts", MAX_ATTEMPTS_OF_HELLO),
     "Welcome.attempts": _many(m.AttemptOffsets),
     "TrialEnded.reason": _reason_from,
@@ -284,13 +249,6 @@ _KINDS = {
     if field.message_type is not None
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
-
-
-def _from_pb(kind: type, message: Any) -> Any:
-    values = [convert(getattr(message, name)) for name, convert in _FIELDS[kind]]
-    if kind is m.TrialEnded and not message.HasField(_OPTIONAL):
-        values[_OPTIONAL_AT] = None
-    return kind(*values)
 
 
 def _to_pb(message: Any) -> Any:

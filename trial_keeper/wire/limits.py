@@ -11,12 +11,7 @@ _METRICS_BYTES = 2 << 30
 # Quota of each log. CI services truncate at 4 MiB or less; a training log of several days has a few hundred MiB.
 _LOG_BYTES = 1 << 30
 
-QUOTA_BYTES: dict[Stream, int] = {
-    Stream.METRICS: _METRICS_BYTES,
-    Stream.STDOUT: _LOG_BYTES,
-    Stream.STDERR: _LOG_BYTES,
-    Stream.KEEPER: _LOG_BYTES,
-}
+QUOTA_BYTES: dict[Stream, int] = dict.fromkeys(Stream, _LOG_BYTES) | {Stream.METRICS: _METRICS_BYTES}
 """The maximum number of bytes that are collected of each stream, per attempt and task."""
 
 

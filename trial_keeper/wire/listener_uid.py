@@ -14,6 +14,7 @@ from pathlib import Path
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENS = "0A"
+_Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _ROOT = 0
 _ANY_ADDRESS = {4: ("0.0.0.0", "::"), 6: ("::",)}
 
@@ -38,13 +39,12 @@ def verify_listener_uid(host: str, port: int, others: Iterable[int] = ()) -> Non
         ConnectionRefusedError: there is no listener any more.
     Source: proc_net_tcp in the kernel's documentation.
     """
-    try:
-        address = _plain(ipaddress.ip_address(host.strip("[]")))
-    except ValueError:
-        return  # a host name: the manager's loopback addresses are numeric
-    if not address.is_loopback or not _TABLES[0].exists():
+    address = _loopback_address(
+        host
+    )  # None for a host name too: the manager's loopback addresses are numeric
+    if address is None or not _TABLES[0].exists():
         return
-    found = [each for table in _TABLES if table.exists() for each in _listeners(table, port)]
+    found = [(str(at), uid) for at, _, uid, _ in _sockets(port, only_listeners=True)]
     # The kernel prefers a listener at the exact address to one at the wildcard address.
     groups = (
         [uid for at, uid in found if at == one] for one in (str(address), *_ANY_ADDRESS[address.version])
@@ -78,48 +78,44 @@ def uid_of_peer(host: str, port: int) -> int | None:
 
     Source: proc_net_tcp in the kernel's documentation.
     """
-    try:
-        address = _plain(ipaddress.ip_address(host))
-    except ValueError:
-        return None
-    if not address.is_loopback:
-        return None
-    number = f":{port:04X} "
-    for table in _TABLES:
-        with contextlib.suppress(OSError), table.open(encoding="ascii") as lines:
-            for line in lines:
-                if number not in line:
-                    continue  # fast path: there may be thousands of connections
-                _, local, _, state, _, _, _, uid, _, inode, *_ = line.split()
-                words, _, _ = local.partition(":")
-                # An orphaned socket has no inode, and its uid is 0 instead of its last owner's.
-                is_held = state != _LISTENS and inode != "0"
-                if is_held and f"{local} ".endswith(number) and _address_in(words) == address:
-                    return int(uid)
+    address = _loopback_address(host)
+    with contextlib.suppress(OSError):
+        for at, state, uid, inode in _sockets(port):
+            # An orphaned socket has no inode, and its uid is 0 instead of its last owner's.
+            if at == address and state != _LISTENS and inode != "0":
+                return uid
     return None
 
 
-def _listeners(table: Path, port: int) -> Iterator[tuple[str, int]]:
-    """Yield address and uid of each listener on a port, from one of the kernel's tables."""
-    with table.open(encoding="ascii") as lines:
-        next(lines, None)  # the heading
-        for line in lines:
-            _, local, _, state, _, _, _, uid, *_ = line.split()
-            if state != _LISTENS:
-                return  # listeners come first, and there may be thousands of connections
-            words, _, number = local.partition(":")
-            if int(number, 16) == port:
-                yield str(_address_in(words)), int(uid)
+def _sockets(port: int, *, only_listeners: bool = False) -> Iterator[tuple[_Address, str, int, str]]:
+    """Yield local address, state, uid and inode of the sockets with this local port, from the kernel's tables."""
+    number = f":{port:04X} "
+    for table in filter(Path.exists, _TABLES):
+        with table.open(encoding="ascii") as lines:
+            next(lines, None)  # the heading
+            for line in lines:
+                if only_listeners and line.split(maxsplit=4)[3] != _LISTENS:
+                    break  # listeners come first, and there may be thousands of connections
+                if number not in line:
+                    continue
+                _, local, _, state, _, _, _, uid, _, inode, *_ = line.split()
+                if f"{local} ".endswith(number):
+                    yield _address_in(local.partition(":")[0]), state, int(uid), inode
 
 
-def _address_in(words: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _loopback_address(host: str) -> _Address | None:
+    with contextlib.suppress(ValueError):
+        address = _plain(ipaddress.ip_address(host.strip("[]")))
+        return address if address.is_loopback else None
+    return None
+
+
+def _address_in(words: str) -> _Address:
     # 32-bit words, each printed as a number in the machine's byte order.
     numbers = [int(words[start : start + 8], 16) for start in range(0, len(words), 8)]
     return _plain(ipaddress.ip_address(struct.pack(f"={len(numbers)}I", *numbers)))
 
 
-def _plain(
-    address: ipaddress.IPv4Address | ipaddress.IPv6Address,
-) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _plain(address: _Address) -> _Address:
     """Convert an IPv4-mapped IPv6 address to IPv4."""
     return getattr(address, "ipv4_mapped", None) or address

@@ -67,48 +67,45 @@ def safe_name(name: str) -> str:
     return name
 
 
+_STREAM_FILES = {
+    Stream.METRICS: ".nni/metrics",
+    Stream.STDOUT: "output/stdout",
+    Stream.STDERR: "output/stderr",
+    Stream.KEEPER: "output/trial.log",
+}
+
+
+class _Inside:
+    """An attribute: the path of `name` in the folder that the attribute `folder` holds."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._folder, self._name = folder, name
+
+    def __get__(self, owner: object, _: type) -> Path:
+        folder: Path = getattr(owner, self._folder)
+        return folder / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class AttemptFolder:
     """The files that one keeper writes for one attempt."""
 
     path: Path
 
-    @property
-    def parameter_cfg(self) -> Path:
-        """The parameters, at the path that the SDK reads."""
-        return self.path / "parameter.cfg"
-
-    @property
-    def output(self) -> Path:
-        """NNI_OUTPUT_DIR."""
-        return self.path / "output"
-
-    @property
-    def code(self) -> Path:
-        """The attempt's own copy of the training code, if it comes from a snapshot."""
-        return self.path / "code"
-
-    @property
-    def attempt_json(self) -> Path:
-        """The document that identifies the attempt, signed by its keeper."""
-        return self.path / "attempt.json"
-
-    @property
-    def exit_json(self) -> Path:
-        """The record of the attempt's end, signed by its keeper; absent before the end."""
-        return self.path / "exit.json"
+    parameter_cfg = _Inside("path", "parameter.cfg")
+    """The parameters, at the path that the SDK reads."""
+    output = _Inside("path", "output")
+    """NNI_OUTPUT_DIR."""
+    code = _Inside("path", "code")
+    """The attempt's own copy of the training code, if it comes from a snapshot."""
+    attempt_json = _Inside("path", "attempt.json")
+    """The document that identifies the attempt, signed by its keeper."""
+    exit_json = _Inside("path", "exit.json")
+    """The record of the attempt's end, signed by its keeper; absent before the end."""
 
     def stream(self, stream: Stream) -> Path:
         """The file of a stream."""
-        match stream:
-            case Stream.METRICS:
-                return self.path / ".nni" / "metrics"
-            case Stream.STDOUT:
-                return self.output / "stdout"
-            case Stream.STDERR:
-                return self.output / "stderr"
-            case Stream.KEEPER:
-                return self.output / "trial.log"
+        return self.path / _STREAM_FILES[stream]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,25 +114,14 @@ class TrialFolder:
 
     path: Path
 
-    @property
-    def trial_json(self) -> Path:
-        """The trial's data for the keeper."""
-        return self.path / "trial.json"
-
-    @property
-    def parameter_cfg(self) -> Path:
-        """The parameters, in the SDK's format."""
-        return self.path / "parameter.cfg"
-
-    @property
-    def stop_json(self) -> Path:
-        """The stop request for the trial; exists only if one of its keepers had no stream to receive the request."""
-        return self.path / "stop.json"
-
-    @property
-    def attempts(self) -> Path:
-        """One folder per attempt, named by its id."""
-        return self.path / "attempts"
+    trial_json = _Inside("path", "trial.json")
+    """The trial's data for the keeper."""
+    parameter_cfg = _Inside("path", "parameter.cfg")
+    """The parameters, in the SDK's format."""
+    stop_json = _Inside("path", "stop.json")
+    """The stop request for the trial; exists only if one of its keepers had no stream to receive the request."""
+    attempts = _Inside("path", "attempts")
+    """One folder per attempt, named by its id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,30 +130,16 @@ class Workspace:
 
     root: Path
 
-    @property
-    def manager_json(self) -> Path:
-        """The manager's current addresses; replaced by rename when they change."""
-        return self.root / "manager.json"
-
-    @property
-    def run_sh(self) -> Path:
-        """The script that every job runs."""
-        return self.root / "run.sh"
-
-    @property
-    def sdk(self) -> Path:
-        """The folder on a trial's Python path; it holds the package nni_sdk and nothing else."""
-        return self.root / "sdk"
-
-    @property
-    def checkpoints(self) -> Path:
-        """The checkpoints from which later trials resume, if the tuner supports that."""
-        return self.root / "checkpoints"
-
-    @property
-    def trials(self) -> Path:
-        """One folder per trial."""
-        return self.root / "trials"
+    manager_json = _Inside("root", "manager.json")
+    """The manager's current addresses; replaced by rename when they change."""
+    run_sh = _Inside("root", "run.sh")
+    """The script that every job runs."""
+    sdk = _Inside("root", "sdk")
+    """The folder on a trial's Python path; it holds the package nni_sdk and nothing else."""
+    checkpoints = _Inside("root", "checkpoints")
+    """The checkpoints from which later trials resume, if the tuner supports that."""
+    trials = _Inside("root", "trials")
+    """One folder per trial."""
 
     def code_snapshot(self, digest: str) -> Path:
         """The snapshot of training code with this digest."""
@@ -220,14 +192,14 @@ class Workspace:
                 anyone can create them.
             OSError: the storage cannot list them.
         """
-        folder, look = self.trial(trial_id).attempts, folders_in or _folders_in
+        folder = self.trial(trial_id).attempts
         names = _newest_folders_in(folder) if folders_in is None else folders_in(folder)
         ids = [name for name in names if is_attempt_id(name) or is_legacy_number(name)]
         keys: list[AttemptKey] = []
         closed: PermissionError | None = None
         for attempt_id in sorted(ids, key=sort_key):
             try:
-                tasks = look(folder / attempt_id)
+                tasks = (folders_in or _folders_in)(folder / attempt_id)
             except PermissionError as error:
                 closed = error
             else:
@@ -443,16 +415,11 @@ def _typed(value: Any, *kinds: type) -> Any:
     return value
 
 
-def _text(value: Any) -> Any:
-    return _typed(value, str)
+def _of(*kinds: type) -> Callable[[Any], Any]:
+    return lambda value: _typed(value, *kinds)
 
 
-def _text_or_none(value: Any) -> Any:
-    return _typed(value, str, type(None))
-
-
-def _seconds(value: Any) -> float:
-    return float(_typed(value, int, float))
+_text = _of(str)
 
 
 def _tuple_of(kind: type, value: Any) -> tuple[Any, ...]:
@@ -474,16 +441,16 @@ def _exit_code(value: Any) -> int:
 
 _READERS: dict[str, Callable[[Any], Any]] = {
     **dict.fromkeys(("experiment_id", "version", "trial_id", "command", "code_dir", "message"), _text),
-    **dict.fromkeys(("certificate", "code_snapshot"), _text_or_none),
-    **dict.fromkeys(("started_at_s", "ended_at_s"), _seconds),
+    **dict.fromkeys(("certificate", "code_snapshot"), _of(str, type(None))),
+    **dict.fromkeys(("started_at_s", "ended_at_s"), lambda value: float(_typed(value, int, float))),
     "job_id": lambda value: safe_name(_text(value)),
-    "sequence_id": lambda value: _typed(value, int),
+    "sequence_id": _of(int),
     "addresses": _addresses,
     "gpu_indices": lambda value: None if value is None else _tuple_of(int, value),
     "reason": ExitReason,
     "exit_code": _exit_code,
     "final_sizes": lambda value: {Stream(word): _typed(size, int) for word, size in value.items()},
-    "metrics_size_at_stop": lambda value: _typed(value, int, type(None)),
+    "metrics_size_at_stop": _of(int, type(None)),
     "warnings": lambda value: _tuple_of(str, value),
 }
 _ADDED_LATER: dict[str, Any] = {
