@@ -118,7 +118,7 @@ def test_a_schema_completes_keys_and_names_algorithms():
         "maximum": 99999,
         "type": "integer",
     }
-    assert "TPE" in first["definitions"]["TunerV1"]["properties"]["builtinTunerName"]["examples"]
+    assert "TPE" in first["definitions"]["v1.tuner"]["properties"]["builtinTunerName"]["examples"]
     assert second["properties"]["trialConcurrency"] == first["properties"]["trialConcurrency"]
 
 

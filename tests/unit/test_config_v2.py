@@ -239,8 +239,8 @@ def test_values_that_json_has_not_are_refused_in_a_search_space(place: Path) -> 
         "  lr: {_type: loguniform, _value: [0.001, 1]}", "  lr: {_type: choice, _value: [2024-01-01, .nan]}"
     )
     assert [message for _, _, message in diagnostics(place, text)] == [
-        'cannot use lr[0]: "2024-01-01" is not a JSON value; put it in quotes, or write a finite number',
-        "cannot use lr[1]: NaN is not a JSON value; put it in quotes, or write a finite number",
+        'cannot use searchSpace.lr[0]: "2024-01-01" is not a JSON value; put it in quotes, or write a finite number',
+        "cannot use searchSpace.lr[1]: NaN is not a JSON value; put it in quotes, or write a finite number",
     ]
 
 
