@@ -16,7 +16,7 @@ from pydantic import BeforeValidator, PlainValidator, WithJsonSchema, field_vali
 
 from nni_manager.config.algorithms import reason_against
 from nni_manager.config.diagnostics import shown
-from nni_manager.config.schema import Schema, flag, is_placeholder, mapping, must_be, refusal, whole
+from nni_manager.config.schema import Schema, flag, is_placeholder, mapping, must_be, refusal, text, whole
 
 SECONDS_OF = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _HOST_NAME = re.compile(
@@ -118,6 +118,7 @@ _VAULT_NAME = r"^[0-9a-zA-Z-]{1,127}$"
 _POD = 'command: "python3 train.py", gpuNumber: 0, cpuNumber: 1, memorySize: 8192, dockerImage: ...}'
 ROLE = "{name: worker, taskNumber: 1, " + _POD
 REPLICA = "{replicas: 1, " + _POD
+_IMAGE = "registry.example.com/me/train:1"
 _GPUS = "GPU numbers separated by commas"
 
 
@@ -140,7 +141,7 @@ def _available(kind: Literal["tuner", "advisor", "assessor"]) -> BeforeValidator
 class _AlgorithmKeys(Schema):
     """A built-in algorithm by name, or the user's own class. The reader reports missing keys of either."""
 
-    code_directory: str | None = must_be("a folder", ".", None, min_length=1, v1="codeDir")
+    code_directory: str | None = text("a folder", ".", None, v1="codeDir")
     class_file_name: str | None = must_be(
         "the name of a Python file", "my_tuner.py", None, pattern=r"\.py$", only_v1=True
     )
@@ -181,15 +182,13 @@ class AssessorKeys(_AlgorithmKeys):
 class _PodKeys(Schema):
     """The container settings of one role."""
 
-    command: str = must_be("a shell command", "python3 train.py", min_length=1)
+    command: str = text("a shell command", "python3 train.py")
     gpu_number: int = whole(0, 99999, "0", v1="gpuNum")
     cpu_number: int = whole(1, 99999, "1", v1="cpuNum")
     memory_size: Size = must_be("a whole number of MB, or a size such as 8gb", "8192", v1="memoryMB")
-    docker_image: str = must_be(
-        "the name of an image", "registry.example.com/me/train:1", min_length=1, v1="image"
-    )
-    private_registry_auth_path: str | None = must_be(
-        "the path of a Docker login file", "~/.docker/config.json", None, min_length=1
+    docker_image: str = text("the name of an image", _IMAGE, v1="image")
+    private_registry_auth_path: str | None = text(
+        "the path of a Docker login file", "~/.docker/config.json", None
     )
     shared_memory_size: Size | None = must_be(
         "a whole number of MB, or a size such as 1gb", "1024", None, v1="shmMB"
@@ -230,14 +229,11 @@ class StorageKeys(Schema):
     storage_type: Literal["nfs", "azureStorage", "pvc"] | None = must_be(
         "one of nfs, azureStorage, pvc", "nfs", None, v1="storage"
     )
-    server: str | None = must_be(
-        "the address of an NFS server", "10.10.10.10", None, min_length=1, v1="nfs.server"
-    )
-    path: str | None = must_be(
+    server: str | None = text("the address of an NFS server", "10.10.10.10", None, v1="nfs.server")
+    path: str | None = text(
         "the path that the server exports, or the mount point of the claim's volume on this machine",
         "/var/nfs/nni",
         None,
-        min_length=1,
         v1="nfs.path pvc.path",
     )
     claim_name: str | None = must_be("the name of a claim", "nni", None, pattern=_LABEL, v1="pvc.name")
@@ -281,13 +277,12 @@ class OpenpaiServiceKeys(_ServiceKeys):
     The first schema's GPU, CPU and memory numbers in `paiConfig` are defaults for those of `trial`.
     """
 
-    host: str = must_be(
+    host: str = text(
         "the host of OpenPAI, or local for the built-in cluster on this machine",
         "https://openpai.example.com",
-        min_length=1,
         pattern=r"^\S+$",
     )
-    username: str | None = must_be("the name of your account there", "ada", None, min_length=1, v1="userName")
+    username: str | None = text("the name of your account there", "ada", None, v1="userName")
     token: str | None = must_be(
         "a token from your OpenPAI profile page, without blanks",
         "eyJhbGciOi...",
@@ -295,35 +290,24 @@ class OpenpaiServiceKeys(_ServiceKeys):
         pattern=r"^\S+$",
         repr=False,
     )
-    password: str | None = must_be(
-        "your password there", "'...'", None, min_length=1, repr=False, v1="passWord"
-    )
+    password: str | None = text("your password there", "'...'", None, repr=False, v1="passWord")
     trial_cpu_number: int | None = whole(1, 99999, "1", None, v1="/trial.cpuNum")
     trial_memory_size: SizeFrom100 | None = must_be(_SIZE_FROM_100, "8192", None, v1="/trial.memoryMB")
-    docker_image: str | None = must_be(
-        "the name of an image", "registry.example.com/me/train:1", None, min_length=1, v1="/trial.image"
+    docker_image: str | None = text("the name of an image", _IMAGE, None, v1="/trial.image")
+    virtual_cluster: str | None = text(
+        "the name of a virtual cluster", "default", None, v1="/trial.virtualCluster"
     )
-    virtual_cluster: str | None = must_be(
-        "the name of a virtual cluster", "default", None, min_length=1, v1="/trial.virtualCluster"
+    local_storage_mount_point: str = text(
+        "a folder of this machine", "/local/mnt", v1="/trial.nniManagerNFSMountPath"
     )
-    local_storage_mount_point: str = must_be(
-        "a folder of this machine", "/local/mnt", min_length=1, v1="/trial.nniManagerNFSMountPath"
+    container_storage_mount_point: str = text(
+        "an absolute path in the container", "/mnt/confignfs-data", v1="/trial.containerNFSMountPath"
     )
-    container_storage_mount_point: str = must_be(
-        "an absolute path in the container",
-        "/mnt/confignfs-data",
-        min_length=1,
-        v1="/trial.containerNFSMountPath",
+    storage_config_name: str | None = text(
+        "the name of a storage of OpenPAI", "confignfs-data", None, v1="/trial.paiStorageConfigName"
     )
-    storage_config_name: str | None = must_be(
-        "the name of a storage of OpenPAI",
-        "confignfs-data",
-        None,
-        min_length=1,
-        v1="/trial.paiStorageConfigName",
-    )
-    openpai_config_file: str | None = must_be(
-        "the path of an OpenPAI job file", "job.yml", None, min_length=1, v1="/trial.paiConfigPath"
+    openpai_config_file: str | None = text(
+        "the path of an OpenPAI job file", "job.yml", None, v1="/trial.paiConfigPath"
     )
     gpu_num: int | None = whole(0, 99999, "1", None, only_v1=True)
     cpu_num: int | None = whole(1, 99999, "1", None, only_v1=True)
@@ -350,13 +334,9 @@ class _KubernetesServiceKeys(_ServiceKeys):
 class FrameworkControllerServiceKeys(_KubernetesServiceKeys):
     """`trainingService` of FrameworkController."""
 
-    service_account_name: str | None = must_be(
-        "the name of a service account", "frameworkbarrier", None, min_length=1
-    )
-    task_roles: list[TaskRoleKeys] | None = must_be(
-        "a list of roles", f"[{ROLE}]", None, min_length=1, v1="/trial.taskRoles"
-    )
-    config_path: str | None = must_be("the path of a Framework template", "framework.yml", None, min_length=1)
+    service_account_name: str | None = text("the name of a service account", "frameworkbarrier", None)
+    task_roles: list[TaskRoleKeys] | None = text("a list of roles", f"[{ROLE}]", None, v1="/trial.taskRoles")
+    config_path: str | None = text("the path of a Framework template", "framework.yml", None)
 
 
 class KubeflowServiceKeys(_KubernetesServiceKeys):
@@ -380,8 +360,8 @@ class KubeflowServiceKeys(_KubernetesServiceKeys):
 class ExperimentKeys(Schema):
     """The keys of a file that all platforms share. Paths are as written; durations are in seconds."""
 
-    author_name: str = must_be("a name", "your name", min_length=1, only_v1=True)
-    experiment_name: str = must_be("a name", "digits", min_length=1)
+    author_name: str = text("a name", "your name", only_v1=True)
+    experiment_name: str = text("a name", "digits")
     experiment_type: Literal["hpo"] | None = must_be("hpo", "hpo", None, v1="")
     description: str | None = must_be("text", "what this searches for", None)
     trial_concurrency: int = whole(1, 99999, "2")
@@ -389,8 +369,8 @@ class ExperimentKeys(Schema):
     max_trial_number: int | None = whole(1, 99999, "20", None, v1="maxTrialNum")
     max_trial_duration: Duration = _duration("30m")
     max_trial_retry: int = whole(0, 99, "2", 0)
-    search_space_file: str | None = must_be(
-        "the path of a JSON file", "search_space.json", None, min_length=1, v1="searchSpacePath"
+    search_space_file: str | None = text(
+        "the path of a JSON file", "search_space.json", None, v1="searchSpacePath"
     )
     # The reader checks the search space.
     search_space: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "null"}]})] = must_be(
@@ -400,9 +380,7 @@ class ExperimentKeys(Schema):
     multi_phase: bool = flag("false", False, only_v1=True)
     multi_thread: bool = flag("false", False, only_v1=True)
     nni_manager_ip: str | None = must_be("an IPv4 address or a host name", "10.0.0.1", None)
-    experiment_working_directory: str = must_be(
-        "a folder", "~/nni-experiments", "", min_length=1, v1="logDir"
-    )
+    experiment_working_directory: str = text("a folder", "~/nni-experiments", "", v1="logDir")
     debug: bool = flag("false", False)
     version_check: bool | None = flag("true", None)
     log_level: Literal["trace", "debug", "info", "warning", "error", "fatal"] = must_be(
@@ -418,7 +396,7 @@ class ExperimentKeys(Schema):
     reuse_idle_timeout: Duration = _duration("10m")
     max_trials_per_job: int = whole(0, 999999999, "0", 0)
     warm_imports: list[str] = must_be("a list of module names", "[numpy, sklearn]", [])
-    trial_code_directory: str = must_be("a folder", ".", min_length=1, v1="trial.codeDir")
+    trial_code_directory: str = text("a folder", ".", v1="trial.codeDir")
 
     @field_validator("experiment_type", mode="before")
     @classmethod
@@ -457,7 +435,7 @@ class ExperimentKeys(Schema):
 class LocalExperimentKeys(ExperimentKeys):
     """The experiment file for this machine."""
 
-    trial_command: str = must_be("a shell command", "python3 train.py", min_length=1, v1="trial.command")
+    trial_command: str = text("a shell command", "python3 train.py", v1="trial.command")
     trial_gpu_number: int | None = whole(0, 99999, "0", None, v1="trial.gpuNum")
     training_service: LocalServiceKeys = mapping("{platform: local}", v1="localConfig")
 
@@ -465,9 +443,7 @@ class LocalExperimentKeys(ExperimentKeys):
 class OpenpaiExperimentKeys(ExperimentKeys):
     """The experiment file for OpenPAI."""
 
-    trial_command: str | None = must_be(
-        "a shell command", "python3 train.py", None, min_length=1, v1="trial.command"
-    )
+    trial_command: str | None = text("a shell command", "python3 train.py", None, v1="trial.command")
     trial_gpu_number: int | None = whole(0, 99999, "0", None, v1="trial.gpuNum")
     training_service: OpenpaiServiceKeys = mapping("{platform: openpai}", v1="paiConfig")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -17,7 +17,6 @@ from nni_manager.config.diagnostics import (
     MAX_DIAGNOSTICS,
     Diagnostic,
     Place,
-    folded,
     ref,
     remedy_for_unknown,
     shown,
@@ -43,9 +42,14 @@ _READ_AS: dict[type, str] = {
 
 
 class Schema(BaseModel):
-    """A mapping of the file, with camelCase keys. Unknown keys are refused; types are not converted."""
+    """A mapping of the file. Unknown keys are refused; types are not converted.
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
+    Keys are in camelCase; NNI also accepts snake_case.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, alias_generator=to_camel, populate_by_name=True
+    )
 
 
 AnySchema = TypeVar("AnySchema", bound=Schema)
@@ -70,6 +74,11 @@ def must_be(
     if only_v1:
         extra[ONLY_V1] = True
     return Field(default, description=what, examples=[example], json_schema_extra=extra, **rules)
+
+
+def text(what: str, example: str, default: Any = ..., **rules: Any) -> Any:
+    """A field that must be text that is not empty."""
+    return must_be(what, example, default, min_length=1, **rules)
 
 
 def whole(least: int, most: int | None, example: str, default: Any = ..., **rules: Any) -> Any:
@@ -98,7 +107,7 @@ def check(
 ) -> tuple[AnySchema | None, list[Diagnostic]]:
     """The mapping `raw` as `schema`, or None and its errors, up to MAX_DIAGNOSTICS. `above` is its path in the document."""
     try:
-        return schema.model_validate(with_camel_keys(schema, raw)), []
+        return schema.model_validate(raw), []
     except ValidationError as error:
         found: dict[Place, Diagnostic] = {}
         for detail in error.errors(include_url=False)[:MAX_DIAGNOSTICS]:
@@ -108,15 +117,6 @@ def check(
                 message = _sentence(detail, (*above, *path), field, inside)
                 found.setdefault(path, document.diagnostic((*above, *path), message))
     return None, list(found.values())
-
-
-def with_camel_keys(schema: type[BaseModel], raw: Any) -> Any:
-    """`raw` with known snake_case keys, which NNI also accepts, in camelCase."""
-    if not isinstance(raw, Mapping):
-        return raw
-    by_folded = {folded(name): name for name in fields_of(schema)}
-    names = {key: by_folded.get(folded(key), key) for key in raw if isinstance(key, str) and "_" in key}
-    return {names[key] if names.get(key, key) not in raw else key: value for key, value in raw.items()}
 
 
 def fields_of(schema: type[BaseModel]) -> dict[str, FieldInfo]:
