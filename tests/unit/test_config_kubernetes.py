@@ -148,6 +148,18 @@ def test_what_is_missing_is_said_with_an_example(diagnostics, name, change, says
     assert [message for message in found if message.startswith(says)], found
 
 
+def test_a_storage_of_a_wrong_type_hides_no_other_diagnostic(diagnostics):
+    def change(value):
+        value["kubeflowConfig"] |= {"nfs": 3, "namespace": "Team A"}
+
+    assert diagnostics("v1_kubeflow_page", change) == [
+        'cannot use kubeflowConfig.namespace: "Team A" is not the name of a namespace; write e.g. namespace: default',
+        "cannot use kubeflowConfig.nfs: 3 is not a mapping; write e.g. nfs: {server: 10.10.10.10, path: /var/nfs/nni}",
+    ]
+    (message,) = diagnostics("v1_kubeflow_page", lambda value: value["kubeflowConfig"].update(storage=[1]))
+    assert message.startswith("cannot use kubeflowConfig.storage: [1] is not one of nfs, azureStorage, pvc")
+
+
 def test_a_folder_of_another_role_is_told_to_have_no_effect(tmp_path):
     value = yaml.safe_load((FILES / "v2_kubeflow.yml").read_text())
     value |= {"trialCodeDirectory": str(FILES), "searchSpaceFile": str(FILES / "search_space.json")}

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, Place, folded, key_of
-from nni_manager.config.dialect import OF_FILES, Dialect
+from nni_manager.config.dialect import OF_FILES, Dialect, Keys
 from nni_manager.yaml_reader import TAGS, PositionedLoader, Tree, Unreadable, explained, place
 
 # Experiment files have some kB. PyYAML parses only 100 kB a second.
@@ -97,11 +97,12 @@ class Document:
     diagnostics: tuple[Diagnostic, ...] = ()
     dialect: Dialect = OF_FILES
     warnings: tuple[str, ...] = ()
-    refused: frozenset[str] = frozenset()
+    refused: frozenset[Keys] = frozenset()
 
     def is_refused(self, place: Place) -> bool:
         """True if a section that contains the place is refused as a whole."""
-        return bool(self.refused) and self.dialect.path(place)[0] in self.refused
+        path = self.dialect.path(place)
+        return any(path[: len(section)] == section for section in self.refused)
 
     def diagnostic(self, place: Place, message: str) -> Diagnostic:
         """A diagnostic at a place of `value`, or at its nearest parent that is in the file; `message` has marked keys."""

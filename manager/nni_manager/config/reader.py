@@ -26,7 +26,6 @@ from nni_manager.config.diagnostics import (
 from nni_manager.config.document import Document, read_json, read_yaml
 from nni_manager.config.experiment_schema import (
     EXPERIMENTS,
-    AnyExperimentKeys,
     FrameworkControllerExperimentKeys,
     KubeflowExperimentKeys,
     LocalExperimentKeys,
@@ -102,7 +101,10 @@ def read_first_schema(path: Path) -> dict[str, Any]:
         message = f"cannot convert {path.name}: it already is in NNI's second schema; use it unchanged"
         raise ConfigInvalid([Diagnostic(str(path), None, None, "", message)])
     document = from_v1(original)
-    diagnostics = [*document.diagnostics, *_Reading(path, document, reads_code=False).checked_keys()[1]]
+    diagnostics = [
+        *document.diagnostics,
+        *check(EXPERIMENTS[_platform_of(document)], document.value, document)[1],
+    ]
     if diagnostics:
         raise ConfigInvalid(sorted(diagnostics, key=lambda each: each.line or 0))
     return dict(document.value)
@@ -118,6 +120,13 @@ def _mapping_of(path: Path) -> Document:
     return document
 
 
+def _platform_of(document: Document) -> str:
+    """The platform of a document in the second schema; that of this machine if the platform is refused."""
+    service = document.value.get("trainingService")
+    platform = service.get("platform") if isinstance(service, Mapping) else None
+    return next((name for name in EXPERIMENTS if name == platform), "local")
+
+
 class _Reading:
     """One pass over one file: collects diagnostics and absolute paths."""
 
@@ -127,10 +136,7 @@ class _Reading:
         self.document = document
         self.raw: dict[str, Any] = document.value
         self.service = self._within("trainingService")
-        # The schema reports an unknown platform; the other keys are then checked as for this machine.
-        platform = self.service.get("platform")
-        self.platform = next((name for name in EXPERIMENTS if name == platform), "local")
-        self.schema: type[AnyExperimentKeys] = EXPERIMENTS[self.platform]
+        self.platform = _platform_of(document)
         self.diagnostics = list(document.diagnostics)
         self.expansions: list[model.Expansion] = []
         self.warnings: list[str] = list(document.warnings)
@@ -138,7 +144,7 @@ class _Reading:
 
     def experiment(self) -> model.ExperimentSpec:
         """The experiment. Each step collects diagnostics and continues, so that one pass reports all of them."""
-        file, diagnostics = self.checked_keys()
+        file, diagnostics = check(EXPERIMENTS[self.platform], self.document.value, self.document)
         self.diagnostics += diagnostics
         class_args = self._class_args()
         self._check_kind("assessor", "Medianstop")
@@ -238,10 +244,6 @@ class _Reading:
             warnings=tuple(self.warnings),
             kubernetes=kubernetes,
         )
-
-    def checked_keys(self) -> tuple[AnyExperimentKeys | None, list[Diagnostic]]:
-        """The file, or None if a key or a type is invalid, and the diagnostics."""
-        return check(self.schema, self.raw, self.document)
 
     def _refuse_reuse_keys_without_reuse(self) -> None:
         if self.service.get("reuseMode") is True:

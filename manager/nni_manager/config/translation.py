@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
-from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, Diagnostic, Place, folded, ref, remedy_for_unknown
+from nni_manager.config import keys as table
+from nni_manager.config.diagnostics import (
+    MAX_DIAGNOSTICS,
+    Diagnostic,
+    Place,
+    folded,
+    ref,
+    remedy_for_unknown,
+    shown,
+)
 from nni_manager.config.dialect import EACH, Dialect, Keys, with_indices
 from nni_manager.config.document import Document
 
@@ -17,8 +26,12 @@ _OF_ALGORITHMS = ("optimize_mode", "seed")
 class Translation:
     """One pass over one file. `leaves` is the path in the second schema of each key, by its path in the file.
 
-    `sections` is the same for mappings; a section of the file that is absent there has no counterpart.
+    `sections` is the same for mappings; a section of the file that is absent there has no counterpart. `aliases` are keys
+    that messages do not suggest. `knows_any_case`: keys are known in any spelling, not only in snake_case.
     """
+
+    knows_any_case: ClassVar = False
+    aliases: ClassVar[Mapping[Keys, Keys]] = {}
 
     def __init__(
         self, document: Document, dialect: Dialect, leaves: Mapping[Keys, Keys], sections: Mapping[Keys, Keys]
@@ -35,7 +48,7 @@ class Translation:
         self.value: dict[str, Any] = {"trainingService": {}}
         self.diagnostics: list[Diagnostic] = list(document.diagnostics)
         self.warnings: list[str] = []
-        self.refused: set[str] = set()
+        self.refused: set[Keys] = set()
 
     def document_of_v2(self) -> Document:
         """The document with its value in the second schema."""
@@ -54,7 +67,7 @@ class Translation:
             put(self.value, with_indices(self.sections[place], here), {})
         seen: set[str] = set()
         for key, item in value.items():
-            name = self.name_of(key, place, value)
+            name = self.known_name(key, place)
             if name in seen:
                 self.refuse((*here, str(key)), f"it is another spelling of {name}; keep one of the two")
                 continue
@@ -85,10 +98,6 @@ class Translation:
         """Move a value to its path `v2`."""
         put(self.value, with_indices(v2, here), item)
 
-    def name_of(self, key: Any, place: Keys, value: Mapping[Any, Any]) -> str:
-        """The name of a key of the mapping `value` at `place`."""
-        raise NotImplementedError
-
     def answer(self, place: Keys, here: Place, item: Any) -> str | None:
         """The reason against an unknown key, with the remedy; None: no particular one, empty: ignore the key."""
         raise NotImplementedError
@@ -97,17 +106,26 @@ class Translation:
         """Refuse a value that is not a mapping."""
         raise NotImplementedError
 
-    def known_name(self, key: str, place: Keys) -> str:
+    def known_name(self, key: Any, place: Keys) -> str:
         """The known key of the mapping at `place` that differs from `key` at most in its spelling; else `key` itself."""
+        if not isinstance(key, str) or not (self.knows_any_case or "_" in key):
+            return str(key)
         known = {folded(name): name for name in self.children.get(place, ())}
         return known.get(folded(key), key)
+
+    def refuse_platform(self, here: Place, word: Any, known: Iterable[str]) -> None:
+        """Refuse the name of an unknown platform; the schema reports other values than text."""
+        if isinstance(word, str) and word in table.UNSUPPORTED:
+            self.refuse(here, f"{shown(word)}: {table.UNSUPPORTED[word]}")
+        elif isinstance(word, str) and word not in known:
+            self.refuse(here, f"{shown(word)} is not a platform; {remedy_for_unknown(word, known)}")
 
     def refuse_unknown(self, place: Keys, here: Place, item: Any) -> None:
         """Refuse a key that is not in the table."""
         answer = self.answer(place, here, item)
         if answer is None:
             last, above = place[-1], place[:-1]
-            known = [name for name in self.children[above] if self.is_proper((*above, name))]
+            known = [name for name in self.children[above] if (*above, name) not in self.aliases]
             homes = [name for name in known if last in self.children.get((*above, name), ())]
             if homes:
                 one = homes[0] if len(homes) == 1 else f"one of {', '.join(homes)}"
@@ -120,13 +138,10 @@ class Translation:
         if answer:
             self.refuse(here, answer)
 
-    def is_proper(self, place: Keys) -> bool:
-        """True if messages suggest the key at `place`."""
-        return True
-
     def refuse(self, here: Place, why: str, cannot: str = "use") -> None:
         """Record an error of a key of the file; `why` ends with the remedy."""
-        if here[0] not in self.refused and len(self.diagnostics) < MAX_DIAGNOSTICS:
+        is_refused = any(here[: len(section)] == section for section in self.refused)
+        if not is_refused and len(self.diagnostics) < MAX_DIAGNOSTICS:
             message = f"cannot {cannot} {ref(here)}: {self.dialect.text(why)}"
             self.diagnostics.append(self.document.diagnostic(here, message))
 

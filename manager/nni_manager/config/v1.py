@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from nni_manager.config import keys as table
-from nni_manager.config.diagnostics import Place, key_of, remedy_for_unknown, shown
+from nni_manager.config.diagnostics import Place, key_of, shown
 from nni_manager.config.dialect import Dialect, Keys
 from nni_manager.config.document import Document
 from nni_manager.config.experiment_schema import REPLICA, ROLE
@@ -127,8 +127,7 @@ def from_v1(document: Document) -> Document:
 class _FromV1(Translation):
     def __init__(self, document: Document) -> None:
         self.word = table.get(document.value, _PLATFORM)
-        self.is_known = isinstance(self.word, str) and self.word in _PLATFORM_OF
-        self.platform = _PLATFORM_OF[self.word] if self.is_known else "local"
+        self.platform = _PLATFORM_OF.get(self.word, "local") if isinstance(self.word, str) else "local"
         self.section = SECTIONS[table.PLATFORMS[self.platform]][0]
         self.storage = _kind_of_storage(table.get(document.value, self.section))
         known = table.keys_on(self.platform)
@@ -153,30 +152,19 @@ class _FromV1(Translation):
     def translated(self) -> Document:
         """The document in the second schema."""
         if isinstance(self.word, str) and self.word in table.UNSUPPORTED:
-            self.refused |= {"trial", *SECTIONS[self.word]}
+            self.refused |= {(section,) for section in ("trial", *SECTIONS[self.word])}
         self.move(self.document.value)
-        if self.is_known:
+        if isinstance(self.word, str):
             put(self.value, (*table.SERVICE, "platform"), self.platform)
-        elif isinstance(self.word, str):
-            why = f"{shown(self.word)} is not a platform; {remedy_for_unknown(self.word, _PLATFORM_OF)}"
-            if self.word in table.UNSUPPORTED:
-                why = f"{shown(self.word)}: {table.UNSUPPORTED[self.word]}"
-            self.refuse((_PLATFORM,), why)
-        for section in ("trial", *([self.section] if self.platform != "local" else [])):
-            if section not in self.refused and not any(
-                self.known_name(str(key), ()) == section for key in self.document.value
-            ):
-                self.refuse(
-                    (section,), f"it must be a mapping; write e.g. {self._example((section,))}", "do without"
-                )
-                self.refused.add(section)
+        self.refuse_platform((_PLATFORM,), self.word, _PLATFORM_OF)
+        given = {self.known_name(key, ()) for key in self.document.value}
+        for section in sorted({"trial", self.section} - {"localConfig"} - given):
+            why = f"it must be a mapping; write e.g. {self._example((section,))}"
+            self.refuse((section,), why, "do without")
+            self.refused.add((section,))
         if self.storage is not None:
             put(self.value, (*table.STORAGE, "storageType"), self.storage)
         return self.document_of_v2()
-
-    def name_of(self, key: Any, place: Keys, value: Mapping[Any, Any]) -> str:
-        """A snake_case key is known by its name in camelCase."""
-        return self.known_name(key, place) if isinstance(key, str) and "_" in key else str(key)
 
     def answer(self, place: Keys, here: Place, item: Any) -> str | None:
         """The hint for an unknown key."""
@@ -187,11 +175,9 @@ class _FromV1(Translation):
 
     def refuse_section(self, place: Keys, here: Place, item: Any) -> None:
         """Refuse a section that is not a mapping, unless it is optional and null."""
-        if item is not None or (
-            place[0] in ("trial", self.section) and len(place) == 1 and place != ("localConfig",)
-        ):
+        if item is not None or (len(place) == 1 and place != ("localConfig",)):
             self.refuse(here, f"{shown(item)} is not a mapping; write e.g. {self._example(place)}")
-            self.refused.add(place[0])
+            self.refused.add(place)
 
     def _example(self, place: Keys) -> str:
         roles = {
@@ -228,4 +214,6 @@ def _kind_of_storage(section: Any) -> str | None:
         for kind, parts in table.STORAGE_PARTS.items()
         if any(table.get(section, part) is not None for part in parts)
     )
-    return next(described, None) if named is None else named if named in table.STORAGE_PARTS else None
+    if named is None:
+        return next(described, None)
+    return named if isinstance(named, str) and named in table.STORAGE_PARTS else None

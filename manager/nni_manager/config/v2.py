@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from nni_manager.config import keys as table
-from nni_manager.config.diagnostics import Place, folded, key_of, ref, remedy_for_unknown, shown
+from nni_manager.config.diagnostics import Place, folded, key_of, ref, shown
 from nni_manager.config.dialect import EACH, Keys, with_indices
 from nni_manager.config.document import Document
 from nni_manager.config.experiment_schema import SECONDS_OF
@@ -102,11 +102,13 @@ def from_v2(document: Document) -> Document:
 
 
 class _FromV2(Translation):
+    knows_any_case = True
+    aliases = ALIASES
+
     def __init__(self, document: Document) -> None:
         service = get(document.value, "trainingService")
         self.word = get(service, "platform")
-        self.is_of_v1 = self.word == "pai"
-        word = "openpai" if self.is_of_v1 else self.word
+        word = "openpai" if self.word == "pai" else self.word  # the name in v1
         self.platform = word if isinstance(word, str) and word in table.PLATFORMS else None
         storage = get(service, "storage")
         kind = get(storage, "storageType") or get(storage, "storage")
@@ -121,15 +123,9 @@ class _FromV2(Translation):
     def translated(self) -> Document:
         """The document in the schema's notation."""
         self.move(self.document.value)
-        if self.is_of_v1:
-            why = '"pai" is the name in NNI\'s first schema; write «trainingService.platform: openpai»'
-            self.refuse((*SERVICE, "platform"), why)
+        self.refuse_platform((*SERVICE, "platform"), self.word, table.PLATFORMS)
+        if self.platform is not None:
             put(self.value, (*SERVICE, "platform"), self.platform)
-        elif isinstance(self.word, str) and self.platform is None:
-            why = f"{shown(self.word)} is not a platform; {remedy_for_unknown(self.word, table.PLATFORMS)}"
-            if self.word in table.UNSUPPORTED:
-                why = f"{shown(self.word)}: {table.UNSUPPORTED[self.word]}"
-            self.refuse((*SERVICE, "platform"), why)
         service = self.value["trainingService"]
         if isinstance(service, dict):
             match self.platform:
@@ -139,14 +135,6 @@ class _FromV2(Translation):
                     self._apply_kubernetes_defaults(service)
         self.value.setdefault("trialCodeDirectory", ".")
         return self.document_of_v2()
-
-    def name_of(self, key: Any, place: Keys, value: Mapping[Any, Any]) -> str:
-        """Keys are known in any spelling."""
-        return self.known_name(key, place) if isinstance(key, str) else str(key)
-
-    def is_proper(self, place: Keys) -> bool:
-        """True unless another name is better."""
-        return place not in ALIASES
 
     def put_value(self, v2: Keys, place: Keys, here: Place, item: Any) -> None:
         """Move a value, unless it is null, which means that the key is absent, or another key takes precedence."""
@@ -163,7 +151,7 @@ class _FromV2(Translation):
         if place == SERVICE and isinstance(item, list):
             example = "«trainingService: {platform: openpai, ...}»"
             self.refuse(here, f"several at once are not supported; write one, such as {example}")
-            self.refused.add(place[0])
+            self.refused.add(place)
             return
         self.sources[target] = here
         if place != v2:
