@@ -166,6 +166,12 @@ def test_all_mistakes_are_told_at_once(place: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("section", ["assessor", "advisor"])
+def test_an_empty_list_in_place_of_a_section_is_refused(place: Path, section: str) -> None:
+    found = diagnostics(place, LOCAL + f"{section}: []\n")
+    assert f"cannot use {section}: [] is not a mapping; write e.g. {section}: {{name: " in found[-1][2]
+
+
 def test_a_search_space_in_the_file_is_checked_in_its_place(place: Path) -> None:
     ((line, key, message),) = diagnostics(place, LOCAL.replace("[0.001, 1]", "[0.001]"))
     assert (line, key) == (3, "searchSpace.lr")

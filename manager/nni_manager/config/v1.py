@@ -17,7 +17,7 @@ from nni_manager.config.experiment_schema import REPLICA, ROLE
 from nni_manager.config.translation import Translation, put
 
 _PLATFORM = "trainingServicePlatform"
-_PLATFORM_OF = {v1: v2 for v2, v1 in table.PLATFORMS.items()}
+_PLATFORM_OF: dict[str, str] = {v1: v2 for v2, v1 in table.PLATFORMS.items()}
 # The sections of each platform, besides `trial`.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "local": ("localConfig",),

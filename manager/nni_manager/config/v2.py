@@ -146,7 +146,7 @@ class _FromV2(Translation):
             self._warn(f"{ref(winner)} takes precedence over {ref(other)}")
             if not is_inner:
                 return
-        if item is None or (item == [] and place in self.sections):
+        if item is None or (item == [] and (*place, EACH) in self.children):
             return
         if place == SERVICE and isinstance(item, list):
             example = "«trainingService: {platform: openpai, ...}»"
