@@ -272,6 +272,7 @@ WRONG_VALUES = {
     },
     "builtinTunerName: TPE": {
         "builtinTunerName: BOHb": 'cannot use tuner.builtinTunerName: "BOHb" is not a built-in tuner; did you mean BOHB?',
+        "builtinTunerName: '{your_tuner}'": "cannot use tuner.builtinTunerName: it is a placeholder of an example; write e.g. b",
         "builtinTunerName: PPOTuner": "cannot use tuner.builtinTunerName: PPOTuner is not supported; use TPE",
         "builtinTunerName: GridSearch": "GridSearch cannot enumerate the values of lr; use choice,",
         "builtinTunerName: BatchTuner": "BatchTuner requires one choice of mappings as the search space; write the search",

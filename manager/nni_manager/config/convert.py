@@ -52,8 +52,10 @@ def convert(path: Path, folder: Path | None = None) -> Converted:
         if mapping.get(name) is None and default in service:
             mapping[name] = service.pop(default)
     for kind in ("tuner", "assessor"):
-        if (section := raw.get(kind)) and (file := section.pop("classFileName", None)) is not None:
-            section["className"] = f"{Path(file).stem}.{section['className']}"
+        section = raw.get(kind) or {}
+        file = section.pop("classFileName", None)
+        if file is not None and section.get("className") is not None:
+            section["className"] = f"{Path(file).stem}.{section['className']}"  # v2 joins module and class
     dropped = []
     for key in keys_on(service["platform"]):
         above: Any = raw

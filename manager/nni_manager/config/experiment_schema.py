@@ -130,8 +130,10 @@ def _available(kind: Literal["tuner", "advisor", "assessor"]) -> BeforeValidator
     """Refuses the name of an algorithm that is not available."""
 
     def checked(name: Any) -> Any:
+        if is_placeholder(name):
+            raise ValueError(name)
         is_set = name is not None or kind == "advisor"
-        if is_set and not is_placeholder(name) and (reason := reason_against(kind, name)) is not None:
+        if is_set and (reason := reason_against(kind, name)) is not None:
             raise refusal(reason)
         return name
 

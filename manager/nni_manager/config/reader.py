@@ -376,7 +376,7 @@ class _Reading:
         """Report missing keys of a built-in algorithm or of the user's own class."""
         section = self._within(kind)
         is_there = isinstance(self.raw.get(kind), Mapping)
-        if is_there and not any(section.get(key) for key in (*OWN_KEYS, "name")):
+        if is_there and not any(section.get(key) for key in OWN_KEYS) and section.get("name") is None:
             message = (
                 f"cannot do without «{kind}.name»: it must be the name of a built-in {kind}; write e.g. "
                 f"«{kind}.name: {example}», or «{kind}.codeDirectory» and «{kind}.className» of your own class"
