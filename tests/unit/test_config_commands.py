@@ -118,7 +118,7 @@ def test_a_schema_completes_keys_and_names_algorithms():
         "maximum": 99999,
         "type": "integer",
     }
-    assert "TPE" in first["definitions"]["TunerV1"]["properties"]["builtinTunerName"]["examples"]
+    assert "TPE" in first["definitions"]["v1.tuner"]["properties"]["builtinTunerName"]["examples"]
     assert second["properties"]["trialConcurrency"] == first["properties"]["trialConcurrency"]
 
 
@@ -180,3 +180,10 @@ def test_converting_needs_neither_the_disk_nor_the_code(here):
 def test_text_that_looks_like_a_number_stays_text(here):
     (here / "exp.yml").write_text(Path(GOOD).read_text().replace("example_mnist_pytorch", "'1e-4'"))
     assert "experimentName: '1e-4'" in convert(here / "exp.yml").text
+
+
+def test_a_file_of_a_class_without_the_class_is_converted_without_it(here):
+    (here / "exp.yml").write_text(
+        Path(GOOD).read_text().replace("builtinTunerName: TPE", "classFileName: a.py")
+    )
+    assert "a.py" not in convert(here / "exp.yml").text

@@ -129,14 +129,14 @@ def remove(section, key):
         ("v1_frameworkcontroller", remove("trial", "taskRoles"),
          "cannot do without trial.taskRoles: it must be a list of roles; write e.g. taskRoles: [{name: worker"),
         ("v1_frameworkcontroller", remove("frameworkcontrollerConfig", "nfs"),
-         "cannot do without frameworkcontrollerConfig.nfs: storage nfs requires it; write e.g. nfs: {server:"),
+         "cannot do without frameworkcontrollerConfig.nfs.server: it must be the address of an NFS server; write e.g. server: 1"),
         ("v1_frameworkcontroller", lambda value: value.pop("frameworkcontrollerConfig"),
          "cannot do without frameworkcontrollerConfig: it must be a mapping; write e.g. frameworkcontrollerConfig: {storage"),
         ("v1_kubeflow_page", remove("trial", "worker"), "cannot do without trial.worker: tf-operator requires this "
         "role; write e.g. worker"),
         ("v1_kubeflow_pytorch", remove("trial", "master"), "cannot do without trial.master: pytorch-operator requires this role"),
         ("v1_kubeflow_page", lambda value: value["kubeflowConfig"].update(storage="azureStorage", nfs=None),
-         "cannot do without kubeflowConfig.keyVault: storage azureStorage requires it; write e.g. "),
+         "cannot do without kubeflowConfig.keyVault.vaultName: it must be the name of a vault; write e.g. vaultName: my-vault"),
         ("v2_kubeflow", lambda value: value["trainingService"]["storage"].pop("server"),
          "cannot do without trainingService.storage.server: it must be the address of an NFS server; write e.g. server: "),
         ("v2_kubeflow", lambda value: value["trainingService"].pop("storage"),
@@ -148,6 +148,18 @@ def test_what_is_missing_is_said_with_an_example(diagnostics, name, change, says
     assert [message for message in found if message.startswith(says)], found
 
 
+def test_a_storage_of_a_wrong_type_hides_no_other_diagnostic(diagnostics):
+    def change(value):
+        value["kubeflowConfig"] |= {"nfs": 3, "namespace": "Team A"}
+
+    assert diagnostics("v1_kubeflow_page", change) == [
+        'cannot use kubeflowConfig.namespace: "Team A" is not the name of a namespace; write e.g. namespace: default',
+        "cannot use kubeflowConfig.nfs: 3 is not a mapping; write e.g. nfs: {server: 10.10.10.10, path: /var/nfs/nni}",
+    ]
+    (message,) = diagnostics("v1_kubeflow_page", lambda value: value["kubeflowConfig"].update(storage=[1]))
+    assert message.startswith("cannot use kubeflowConfig.storage: [1] is not one of nfs, azureStorage, pvc")
+
+
 def test_a_folder_of_another_role_is_told_to_have_no_effect(tmp_path):
     value = yaml.safe_load((FILES / "v2_kubeflow.yml").read_text())
     value |= {"trialCodeDirectory": str(FILES), "searchSpaceFile": str(FILES / "search_space.json")}
@@ -155,7 +167,7 @@ def test_a_folder_of_another_role_is_told_to_have_no_effect(tmp_path):
     config = read_experiment_file(tmp_path / "exp.yml")
     assert config.code_dir == Path(FILES)
     assert (
-        "trainingService.master.code_directory has no effect: every role runs the code of trialCodeDirectory"
+        "trainingService.master.codeDirectory has no effect: every role runs the code of trialCodeDirectory"
         in config.warnings
     )
 

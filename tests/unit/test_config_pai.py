@@ -171,8 +171,8 @@ def test_a_secret_is_in_no_text_that_anybody_sees(write):
     [
         ("token: s3cret", "token: 'a b'", "cannot use paiConfig.token: its value is not a token"),
         ("token: s3cret", "passWord: 12", "cannot use paiConfig.passWord: without quotes YAML reads its value as a number"),
-        ("token: s3cret", "token: a\n  passWord: b", "cannot log in with paiConfig: token and passWord are both"),
-        ("  token: s3cret\n", "", "cannot log in with paiConfig: neither token nor passWord"),
+        ("token: s3cret", "token: a\n  passWord: b", "cannot log in to OpenPAI: paiConfig.token and paiConfig.passWord are both"),
+        ("  token: s3cret\n", "", "cannot log in to OpenPAI: neither of paiConfig.token and paiConfig.passWord is set"),
         ("  image: msranni/nni:latest\n", "", "cannot do without trial.image: each job on OpenPAI requires it"),
         ("  cpuNum: 1\n", "", "cannot do without trial.cpuNum"),
         ("cpuNum: 1", "cpuNum: 0", "cannot use trial.cpuNum: 0 is not a whole number from 1"),
@@ -187,7 +187,7 @@ def test_a_secret_is_in_no_text_that_anybody_sees(write):
         ("containerNFSMountPath: /mnt/confignfs-data", "containerNFSMountPath: '/<% x %>'", "is not an absolute path in"),
         ("paiConfig:", "localConfig: {reuse: true}\npaiConfig:", "cannot use localConfig: OpenPAI assigns"),
         ("paiStorageConfigName: c", "paiConfigPath: none.yml\n  paiStorageConfigName: c", "cannot read trial.paiConfigPath"),
-        ("reuse: true", "reuse: false\nwarmImports: [numpy]", "write paiConfig: {reuse: true} as well"),
+        ("reuse: true", "reuse: false\nwarmImports: [numpy]", "turn on paiConfig.reuse as well, or remove it"),
     ],
 )  # fmt: skip
 def test_a_wrong_value_is_one_clear_sentence(diagnostics, old, new, sentence):

@@ -192,10 +192,9 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(diagnosti
         "experiment.yml:12: cannot use trial.codeDir: there is no folder nowhere; create it or fix the path",
         "experiment.yml:13: cannot use maxTrialNumbr: there is no such key here; did you mean maxTrialNum? "
         "(known: authorName, experimentName, description, trialConcurrency, maxExecDuration, maxTrialNum, "
-        "maxTrialDuration, maxTrialRetry, trainingServicePlatform, searchSpacePath, useAnnotation, multiPhase, multiThread, "
-        "nniManagerIp, logDir, "
+        "maxTrialDuration, maxTrialRetry, searchSpacePath, useAnnotation, multiPhase, multiThread, nniManagerIp, logDir, "
         "debug, versionCheck, logLevel, logCollection, tuner, assessor, advisor, "
-        "reuseIdleTimeout, maxTrialsPerJob, warmImports, trial, localConfig)",
+        "reuseIdleTimeout, maxTrialsPerJob, warmImports, trial, trainingServicePlatform, localConfig)",
         "search_space.json:1: cannot use lr: low 1 is not below high 0; swap them or use choice",
         "search_space.json:2: cannot use bs: [16, 32] is not a mapping; "
         'write a hyper-parameter as {"_type": "uniform", "_value": [0, 1]}',
@@ -273,6 +272,7 @@ WRONG_VALUES = {
     },
     "builtinTunerName: TPE": {
         "builtinTunerName: BOHb": 'cannot use tuner.builtinTunerName: "BOHb" is not a built-in tuner; did you mean BOHB?',
+        "builtinTunerName: '{your_tuner}'": "cannot use tuner.builtinTunerName: it is a placeholder of an example; write e.g. b",
         "builtinTunerName: PPOTuner": "cannot use tuner.builtinTunerName: PPOTuner is not supported; use TPE",
         "builtinTunerName: GridSearch": "GridSearch cannot enumerate the values of lr; use choice,",
         "builtinTunerName: BatchTuner": "BatchTuner requires one choice of mappings as the search space; write the search",
@@ -280,14 +280,15 @@ WRONG_VALUES = {
         "did you mean TPE?",
         "builtinTunerName: 1": "cannot use tuner.builtinTunerName: 1 is not a built-in tuner; use one of TPE, Random",
         "builtinTunerName: TPE\n  className: Mine": "cannot use tuner.className together with tuner.builtinTunerName: "
-        "they exclude each other; remove builtinTunerName, or all of codeDir, classFileName, className",
-        "className: Mine": "cannot do without tuner.classFileName: it must be the Python file that defines the class; write",
+        "they exclude each other; remove tuner.builtinTunerName, or the keys of your own class",
+        "className: Mine": "cannot use tuner.className: it has no module; write module and class as one name, such as "
+        "className: my_tuner.Mine",
         "codeDir: .": "cannot do without tuner.className next to tuner.codeDir: it must be the name of a class; write",
-        "className: Mine\n  codeDir: .\n  classFileName: no.py": "no.py; create it, or fix codeDir and the names",
+        "className: Mine\n  codeDir: .\n  classFileName: no.py": "no.py; create it, or fix the folder and the names",
         "className: Mine\n  codeDir: none\n  classFileName: mine.py": "cannot use tuner.codeDir: there is no folder",
         "className: Mine\n  codeDir: .\n  classFileName: mine": 'cannot use tuner.classFileName: "mine" is not the name of a Py',
         "gpuIndices: 0": "cannot do without tuner.builtinTunerName: it must be the name of a built-in tuner; write e.g. "
-        "builtinTunerName: TPE, or codeDir, classFileName and className of your own class",
+        "builtinTunerName: TPE, or tuner.codeDir and tuner.className of your own class",
         "className: a.B\n  callTimeout: soon": 'cannot use tuner.callTimeout: "soon" is not a whole number and one of s,',
     },
     "optimize_mode: maximize": {

@@ -166,6 +166,12 @@ def test_all_mistakes_are_told_at_once(place: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("section", ["assessor", "advisor"])
+def test_an_empty_list_in_place_of_a_section_is_refused(place: Path, section: str) -> None:
+    found = diagnostics(place, LOCAL + f"{section}: []\n")
+    assert f"cannot use {section}: [] is not a mapping; write e.g. {section}: {{name: " in found[-1][2]
+
+
 def test_a_search_space_in_the_file_is_checked_in_its_place(place: Path) -> None:
     ((line, key, message),) = diagnostics(place, LOCAL.replace("[0.001, 1]", "[0.001]"))
     assert (line, key) == (3, "searchSpace.lr")
@@ -239,8 +245,8 @@ def test_values_that_json_has_not_are_refused_in_a_search_space(place: Path) -> 
         "  lr: {_type: loguniform, _value: [0.001, 1]}", "  lr: {_type: choice, _value: [2024-01-01, .nan]}"
     )
     assert [message for _, _, message in diagnostics(place, text)] == [
-        'cannot use lr[0]: "2024-01-01" is not a JSON value; put it in quotes, or write a finite number',
-        "cannot use lr[1]: NaN is not a JSON value; put it in quotes, or write a finite number",
+        'cannot use searchSpace.lr[0]: "2024-01-01" is not a JSON value; put it in quotes, or write a finite number',
+        "cannot use searchSpace.lr[1]: NaN is not a JSON value; put it in quotes, or write a finite number",
     ]
 
 

@@ -11,10 +11,11 @@ import numpy
 import pytest
 
 from nni_manager.config.diagnostics import ConfigInvalid
+from nni_manager.config.dialect import EACH
 from nni_manager.config.document import as_yaml
 from nni_manager.config.python_document import to_python_names
 from nni_manager.config.reader import read_experiment_file
-from nni_manager.config.v2 import ALIASES, EACH, implicit_keys, names_on
+from nni_manager.config.v2 import ALIASES, keys_of_v2
 from nni_manager.experiment import (
     AlgorithmConfig,
     AliasHint,
@@ -128,8 +129,7 @@ ANSWERED = {"searchSpace", "sharedStorage", "experimentType", "openpaiConfig"}
 
 @pytest.mark.parametrize("platform", SERVICES)
 def test_its_fields_are_the_keys_of_the_second_schema(platform):
-    tables = [names_on(platform), names_on(platform, "pvc"), implicit_keys(platform)]
-    places = {place for table in tables for place in table}
+    places = {key.path for key in keys_of_v2(platform)}
     places |= {place for place in ALIASES if any(place[:-1] == each[:-1] for each in places)}
     if platform == "local":
         homes = {(): ExperimentConfig, ("tuner",): AlgorithmConfig, ("trainingService",): LocalConfig}
@@ -168,7 +168,7 @@ def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
         "write e.g. trial_concurrency = 2",
         "config.tuner": "cannot do without config.tuner: it proposes the parameters of trials; write e.g. "
         "tuner = {'name': 'TPE', 'class_args': {'optimize_mode': 'maximize'}}",
-        "config.search_space_file": "cannot do without config.search_space: it must be a mapping of hyper-parameters; write e.g. "
+        "config.search_space": "cannot do without config.search_space: it must be a mapping of hyper-parameters; write e.g. "
         "search_space = {'lr': {'_type': 'loguniform', '_value': [0.001, 1]}}",
         "config.training_service.storage.storage_type": "cannot do without config.training_service.storage.storage_type: trials "
         "require a storage that all machines share; write e.g. "
@@ -193,7 +193,7 @@ def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
          'config.tuner.class_args.optimize_mode: "max" is not maximize or minimize; write e.g. '
          "class_args['optimize_mode'] = 'maximize'"),
         ({"tuner": CustomAlgorithmConfig(class_name="Mine")},
-         "write module and class as one name, such as class_name = 'my_tuner.MyTuner'"),
+         "write module and class as one name, such as class_name = 'my_tuner.Mine'"),
         ({"search_space": {"lr": {"_type": "unifrm", "_value": [0, 1]}}},
          'config.search_space.lr: "unifrm" is not a type; did you mean uniform?'),
         ({"search_space": {"trialCommand": {"_type": "uniform", "_value": [1, 0]}}},
@@ -210,7 +210,7 @@ def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
         ({"training_service": LocalConfig(gpu_indices="a")}, "config.training_service.gpu_indices: \"a\" is not GPU numbers"),
         ({"shared_storage": {"a": 1}}, "config.shared_storage: it is not supported"),
         ({"experiment_type": "nas"}, "config.experiment_type: architecture search is not supported"),
-        ({"warm_imports": ["numpy"]}, "write training_service = {'reuse_mode': True} as well"),
+        ({"warm_imports": ["numpy"]}, "turn on config.training_service.reuse_mode as well"),
         ({"advisor": {"name": "BOHB"}}, "config.tuner together with advisor"),
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
@@ -229,7 +229,7 @@ def test_a_wrong_value_is_told_with_its_field_and_how_to_write_it(fields, said):
         (lambda service: setattr(service, "task_roles", service.task_roles[0]), "task_roles: {"),
         (lambda service: setattr(service, "task_roles", [None]), "task_roles[0]: null is not a mapping"),
         (lambda service: setattr(service.storage, "server", "{your_nfs_server_ip}"), "is a placeholder of an example"),
-        (lambda service: setattr(service.storage, "claim_name", "x"), "storage.claim_name: it applies to storage_type: pvc"),
+        (lambda service: setattr(service.storage, "claim_name", "x"), "storage.claim_name: it applies to storage_type = 'pvc'"),
         (lambda service: setattr(service, "storage", K8sAzureStorageConfig(azure_account="acct")), "azure_share = 'nni'"),
     ],
 )  # fmt: skip
@@ -331,11 +331,11 @@ def test_a_platform_that_there_is_not_is_answered_with_those_there_are(platform,
 @pytest.mark.parametrize(
     ("of_files", "of_python"),
     [
-        ("cannot use trial.command: it is bad; write e.g. command: python3 t.py, or searchSpacePath: s.json",
-         "cannot use config.trial_command: it is bad; write e.g. command = 'python3 t.py', or search_space_file = 's.json'"),
+        ("cannot use trial.command: it is bad; write searchSpacePath: s.json, or set reuse: false",
+         "cannot use config.trial_command: it is bad; write search_space_file = 's.json', or set reuse_mode = False"),
         ('cannot use maxTrialNum: "maxTrialNum" is bad', 'cannot use config.max_trial_number: "maxTrialNum" is bad'),
         ("lower gpuNum, or choose another logDir", "lower trial_gpu_number, or choose another experiment_working_directory"),
-        ("storage nfs; write storage: nfs or storage: pvc", "storage nfs; write storage = 'nfs' or storage = 'pvc'"),
+        ("localConfig.gpuIndices: reuse it", "config.training_service.gpu_indices: reuse it"),
     ],
 )  # fmt: skip
 def test_messages_about_files_are_put_into_words_of_python(of_files, of_python):

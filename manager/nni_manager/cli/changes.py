@@ -17,7 +17,8 @@ from nni_manager.client.manager_client import ManagerClient
 from nni_manager.errors import UserError
 
 if TYPE_CHECKING:
-    from nni_manager.config.document import Document, PathInFile
+    from nni_manager.config.diagnostics import Place
+    from nni_manager.config.document import Document
 
 # The largest request body that the manager accepts.
 _MAX_IMPORTED_BYTES = 4 * 1024 * 1024
@@ -38,7 +39,7 @@ def _running(experiment_id: str | None, what: str) -> tuple[KnownExperiment, Man
     return known, client
 
 
-def _refuse(document: Document, problems: Sequence[tuple[PathInFile, str]]) -> None:
+def _refuse(document: Document, problems: Sequence[tuple[Place, str]]) -> None:
     from nni_manager.config.diagnostics import ConfigInvalid
 
     diagnostics = [

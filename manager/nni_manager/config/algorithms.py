@@ -262,11 +262,11 @@ class ThresholdPrunerArgs(AssessorArgs):
     def _has_a_threshold(self) -> ThresholdPrunerArgs:
         if self.lower is None and self.upper is None:
             raise refusal(
-                "cannot use ThresholdPruner without a threshold; write lower, upper or both into assessor.classArgs"
+                "cannot use ThresholdPruner without a threshold; write lower, upper or both into «assessor.classArgs»"
             )
         if self.lower is not None and self.upper is not None and self.lower > self.upper:
             raise refusal(
-                f"cannot use assessor.classArgs: lower {self.lower} is above upper {self.upper}; swap them"
+                f"cannot use «assessor.classArgs»: lower {self.lower} is above upper {self.upper}; swap them"
             )
         return self
 
@@ -320,21 +320,20 @@ NEEDS = {
 
 
 def reason_against(kind: Literal["tuner", "advisor", "assessor"], name: object) -> str | None:
-    """The reason why this algorithm is unavailable, as a sentence; None when it is available."""
+    """The reason why this algorithm is unavailable, with the remedy; None when it is available."""
     known = {"tuner": CLASS_ARGS, "advisor": ADVISORS, "assessor": ASSESSOR_ARGS}[kind]
-    key = f"cannot use {kind}.builtin{kind.capitalize()}Name"
     text = name if isinstance(name, str) else ""
     need = NEEDS.get(text)
     if text in known and need is not None and not need.is_met:
         return (
-            f"{key}: {name} requires {need.library}, which is not installed; run `pip install "
+            f"{name} requires {need.library}, which is not installed; run `pip install "
             f"'trial-keeper[{need.extra}]'`, or use {need.instead}"
         )
     if text in known or (kind != "advisor" and _is_registered(kind, text)):
         return None
     if kind == "tuner" and text in _UNSUPPORTED_TUNERS:
-        return f"{key}: {text} is not supported; use TPE or Evolution"
-    return f"{key}: {shown(name)} is not a built-in {kind}; {remedy_for_unknown(text, known)}"
+        return f"{text} is not supported; use TPE or Evolution"
+    return f"{shown(name)} is not a built-in {kind}; {remedy_for_unknown(text, known)}"
 
 
 def _is_registered(kind: AlgorithmKind, name: str) -> bool:
@@ -352,7 +351,7 @@ def reason_against_space(name: str, space: SearchSpace) -> str | None:
     if wrong is None:
         return None
     return (
-        f"cannot use tuner.builtinTunerName: GridSearch cannot enumerate the values of {wrong}; use choice, quniform or "
+        f"cannot use the search space: GridSearch cannot enumerate the values of {wrong}; use choice, quniform or "
         f"randint for {wrong}, or another tuner"
     )
 
@@ -375,7 +374,7 @@ def _reason_against_batch(space: SearchSpace) -> str | None:
     ):
         return None
     return (
-        "cannot use tuner.builtinTunerName: BatchTuner requires one choice of mappings as the search space; write the search "
+        "cannot use the search space: BatchTuner requires one choice of mappings as the search space; write the search "
         'space as {"combine_params": {"_type": "choice", "_value": [{"lr": 0.1, "size": 16}, {"lr": 0.2, "size": 32}]}}'
     )
 

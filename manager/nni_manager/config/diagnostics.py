@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -58,6 +59,25 @@ def key_of(path: Sequence[str | int]) -> str:
             continue
         key += f"[{step}]" if isinstance(step, int) else f".{step}" if key else step
     return key
+
+
+def steps_of(key: str) -> Place:
+    """The place of a dotted name; the reverse of `key_of`."""
+    steps = re.findall(r"\[(\d+)\]|([^.\[\]]+)", key)
+    return tuple(int(index) if index else step for index, step in steps)
+
+
+# A marked key, with or without an example of its value, or a marked value, in a message.
+MARK = re.compile(r"«(?:=(?P<value>[^«»]*)|(?P<key>[^«»]*?)(?:: (?P<example>[^«»]*))?)»")
+
+
+def ref(path: Sequence[str | int], example: str | None = None) -> str:
+    """A marked key of the second schema, with an example in YAML: the reader's names replace it in the message.
+
+    >>> ref(("trainingService", "reuseMode"), "true")
+    '«trainingService.reuseMode: true»'
+    """
+    return f"«{key_of(path)}»" if example is None else f"«{key_of(path)}: {example}»"
 
 
 def leaves(value: Any, above: Place = ()) -> Iterator[tuple[Place, Any]]:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, folded, key_of
+from nni_manager.config.diagnostics import MAX_DIAGNOSTICS, ConfigInvalid, Diagnostic, Place, folded, key_of
+from nni_manager.config.dialect import OF_FILES, Dialect, Keys
 from nni_manager.yaml_reader import TAGS, PositionedLoader, Tree, Unreadable, explained, place
-
-PathInFile = Sequence[str | int]
 
 # Experiment files have some kB. PyYAML parses only 100 kB a second.
 MAX_BYTES = 512 * 1024
@@ -88,19 +86,29 @@ def as_yaml(value: Any) -> str:
 class Document:
     """A file's content as plain values (`value`), with the syntax diagnostics that did not prevent reading.
 
-    `file` is the path as given, for messages. `root` None: no positions are available.
+    `file` is the path as given, for messages. `root` None: no positions are available. `dialect` has the names of keys in
+    the file if `value` has others. `warnings` are not errors. `refused` are the sections of the file that cannot be used as a
+    whole: one diagnostic about each is enough.
     """
 
     file: str
     value: Any
     root: Tree | None
     diagnostics: tuple[Diagnostic, ...] = ()
+    dialect: Dialect = OF_FILES
+    warnings: tuple[str, ...] = ()
+    refused: frozenset[Keys] = frozenset()
 
-    def diagnostic(self, path: PathInFile, message: str) -> Diagnostic:
-        """A diagnostic at this path, or at its nearest parent that is in the file."""
-        found = None if self.root is None else self.root.place_of(path, folded)
+    def is_refused(self, place: Place) -> bool:
+        """True if a section that contains the place is refused as a whole."""
+        path = self.dialect.path(place)
+        return any(path[: len(section)] == section for section in self.refused)
+
+    def diagnostic(self, place: Place, message: str) -> Diagnostic:
+        """A diagnostic at a place of `value`, or at its nearest parent that is in the file; `message` has marked keys."""
+        found = None if self.root is None else self.root.place_of(self.dialect.path(place), folded)
         line, column = found or (None, None)
-        return Diagnostic(self.file, line, column, key_of(path), message)
+        return Diagnostic(self.file, line, column, self.dialect.key(place), self.dialect.text(message))
 
 
 def _document(path: Path, value: Any, tree: Tree) -> Document:

@@ -49,7 +49,7 @@ def read_template(document: Document, namespace: str | None) -> FrameworkTemplat
         try:
             text = json.dumps(document.value, allow_nan=False)
         except (TypeError, ValueError):
-            reading.refuse((), "it contains a date or a number that is not finite", "put such text in quotes")
+            reading.refuse((), "it contains a date or a number that is not finite; put such text in quotes")
     if reading.diagnostics:
         raise ConfigInvalid(reading.diagnostics)
     return FrameworkTemplate(text, roles)
@@ -62,22 +62,22 @@ class _Reading:
         self.document = document
         self.diagnostics = list(document.diagnostics)
 
-    def refuse(self, place: Place, why: str, remedy: str) -> None:
-        """Record an error at a place."""
+    def refuse(self, place: Place, why: str) -> None:
+        """Record an error at a place; `why` ends with the remedy."""
         what = key_of(place) or "this template"
-        self.diagnostics.append(self.document.diagnostic(place, f"cannot use {what}: {why}; {remedy}"))
+        self.diagnostics.append(self.document.diagnostic(place, f"cannot use {what}: {why}"))
 
     def is_framework(self) -> bool:
         """True if the document is a Framework with roles."""
         value = self.document.value
         found = (value.get("apiVersion"), value.get("kind")) if isinstance(value, dict) else (None, None)
         if found != (_API_VERSION, _KIND):
-            self.refuse((), "it is not a Framework", f"write apiVersion: {_API_VERSION} and kind: {_KIND}")
+            self.refuse((), f"it is not a Framework; write apiVersion: {_API_VERSION} and kind: {_KIND}")
             return False
         spec = self.mapping(("spec",), value.get("spec"), needed=True)
         roles = spec.get("taskRoles")
         if spec and not (isinstance(roles, list) and roles):
-            self.refuse(("spec", "taskRoles"), "it must be a list of roles", "write at least one role")
+            self.refuse(("spec", "taskRoles"), "it must be a list of roles; write at least one role")
             return False
         return bool(spec)
 
@@ -87,13 +87,13 @@ class _Reading:
             return value
         if value is not None or needed:
             why = "it is missing" if value is None else f"{shown(value)} is not a mapping with keys"
-            self.refuse(place, why, "write a mapping")
+            self.refuse(place, f"{why}; write a mapping")
         return {}
 
     def items(self, place: Place, value: Any) -> Iterator[tuple[Place, Mapping[str, Any]]]:
         """The mappings in the list at a place, each with its own place."""
         if value is not None and not isinstance(value, list):
-            self.refuse(place, f"{shown(value)} is not a list", "write one, or remove it")
+            self.refuse(place, f"{shown(value)} is not a list; write one, or remove it")
             return
         for index, each in enumerate(value or ()):
             yield (*place, index), self.mapping((*place, index), each)
@@ -106,29 +106,23 @@ class _Reading:
         meta = self.mapping(("metadata",), value.get("metadata"))
         self._check_labels(("metadata", "labels"), meta.get("labels"))
         if meta.get("namespace") not in (None, namespace):
-            self.refuse(
-                ("metadata", "namespace"),
-                "jobs are created in frameworkcontrollerConfig.namespace",
-                "write the namespace there, and remove it here",
-            )
+            why = "jobs are created in frameworkcontrollerConfig.namespace; write the namespace there, and remove it here"
+            self.refuse(("metadata", "namespace"), why)
         spec = value["spec"]
         if spec.get("executionType") not in (None, "Start"):
-            self.refuse(("spec", "executionType"), "only Start is supported", "write Start, or remove it")
+            self.refuse(("spec", "executionType"), "only Start is supported; write Start, or remove it")
         self._check_retries(("spec", "retryPolicy"), spec.get("retryPolicy"))
 
     def _check_labels(self, place: Place, labels: Any) -> None:
         for name in self.mapping(place, labels):
             if name in JOB_LABELS:
-                self.refuse((*place, name), "this label identifies jobs", "rename your label")
+                self.refuse((*place, name), "this label identifies jobs; rename your label")
 
     def _check_retries(self, place: Place, policy: Any) -> None:
         policy = self.mapping(place, policy)
         if policy.get("fancyRetryPolicy") or policy.get("maxRetryCount"):
-            self.refuse(
-                place,
-                "a job never restarts a task that has ended",
-                "remove it, and write maxTrialRetry into the experiment file",
-            )
+            why = "a job never restarts a task that has ended; remove it, and write maxTrialRetry into the experiment file"
+            self.refuse(place, why)
 
     # ---- its roles
 
@@ -138,18 +132,14 @@ class _Reading:
         for place, role in self.items(("spec", "taskRoles"), self.document.value["spec"]["taskRoles"]):
             name, tasks = role.get("name"), role.get("taskNumber")
             if not (isinstance(name, str) and _NAME.fullmatch(name)):
-                self.refuse(
-                    (*place, "name"), f"{shown(name)} is not a name", "write lower-case letters and digits"
-                )
+                why = f"{shown(name)} is not a name; write lower-case letters and digits"
+                self.refuse((*place, "name"), why)
             elif name in names:
-                self.refuse((*place, "name"), f"another role has the name {name!r}", "rename one of the two")
+                self.refuse((*place, "name"), f"another role has the name {name!r}; rename one of the two")
             names.append(name)
             if not (type(tasks) is int and 1 <= tasks <= _MAX_TASKS):
-                self.refuse(
-                    (*place, "taskNumber"),
-                    f"{shown(tasks)} is not a number of tasks",
-                    f"write a whole number from 1 to {_MAX_TASKS}",
-                )
+                why = f"{shown(tasks)} is not a number of tasks; write a whole number from 1 to {_MAX_TASKS}"
+                self.refuse((*place, "taskNumber"), why)
                 tasks = 1
             ends = (*place, "frameworkAttemptCompletionPolicy")
             policy = self.mapping(ends, role.get("frameworkAttemptCompletionPolicy"))
@@ -167,11 +157,8 @@ class _Reading:
     def _count(self, place: Place, policy: Mapping[str, Any], default: int) -> int:
         count = policy.get(str(place[-1]), default)
         if type(count) is not int or count < -1:
-            self.refuse(
-                place,
-                f"{shown(count)} is not a number of tasks",
-                "write -1 for no limit, or a whole number of at least 1",
-            )
+            why = f"{shown(count)} is not a number of tasks; write -1 for no limit, or a whole number of at least 1"
+            self.refuse(place, why)
             return default
         return count
 
@@ -183,34 +170,22 @@ class _Reading:
         place = (*place, "spec")
         spec = self.mapping(place, pod.get("spec"), needed=bool(pod))
         if spec.get("restartPolicy") not in (None, "Never"):
-            self.refuse(
-                (*place, "restartPolicy"),
-                "a job never restarts a task that has ended",
-                "write Never, or remove it",
-            )
+            why = "a job never restarts a task that has ended; write Never, or remove it"
+            self.refuse((*place, "restartPolicy"), why)
         list(self.items((*place, "initContainers"), spec.get("initContainers")))  # reports invalid items
         grace = spec.get("terminationGracePeriodSeconds")
         if grace is not None and (type(grace) is not int or grace < 0):
-            self.refuse(
-                (*place, "terminationGracePeriodSeconds"),
-                f"{shown(grace)} is not a number of seconds",
-                "write e.g. 60, or remove it",
-            )
+            why = f"{shown(grace)} is not a number of seconds; write e.g. 60, or remove it"
+            self.refuse((*place, "terminationGracePeriodSeconds"), why)
         for each, volume in self.items((*place, "volumes"), spec.get("volumes")):
             if volume.get("name") == VOLUME:
-                self.refuse(
-                    (*each, "name"),
-                    "the volume of the experiment's storage has this name",
-                    "rename your volume",
-                )
+                why = "the volume of the experiment's storage has this name; rename your volume"
+                self.refuse((*each, "name"), why)
         containers = list(self.items((*place, "containers"), spec.get("containers")))
         if len(containers) != 1:
             if spec:
-                self.refuse(
-                    (*place, "containers"),
-                    f"there are {len(containers)} containers",
-                    "write exactly one, in which the trial runs",
-                )
+                why = f"there are {len(containers)} containers; write exactly one, in which the trial runs"
+                self.refuse((*place, "containers"), why)
             return "", "", 0
         return self._container(*containers[0])
 
@@ -218,34 +193,26 @@ class _Reading:
         for key in ("command", "args"):
             texts = container.get(key, [])
             if not (isinstance(texts, list) and all(isinstance(each, str) for each in texts)):
-                self.refuse((*place, key), "it must be a list of strings", "write e.g. [python3, train.py]")
+                self.refuse((*place, key), "it must be a list of strings; write e.g. [python3, train.py]")
                 return "", "", 0
         command = [*container.get("command", ()), *container.get("args", ())]
         if not container.get("command"):
-            self.refuse(
-                (*place, "command"),
-                "the keeper starts it instead of the image's entry point",
-                "write the whole command, e.g. [python3, train.py]",
-            )
+            why = "the keeper starts it instead of the image's entry point; write the whole command, e.g. [python3, train.py]"
+            self.refuse((*place, "command"), why)
         if "workingDir" in container:
-            self.refuse(
-                (*place, "workingDir"),
-                "a trial runs in its own copy of codeDir",
-                "remove it, or change the directory in the command",
-            )
+            why = "a trial runs in its own copy of codeDir; remove it, or change the directory in the command"
+            self.refuse((*place, "workingDir"), why)
         for each, variable in self.items((*place, "env"), container.get("env")):
             if str(variable.get("name")).startswith(PREFIX):
-                self.refuse(
-                    (*each, "name"), f"the prefix {PREFIX} is reserved for keepers", "rename your variable"
-                )
+                why = f"the prefix {PREFIX} is reserved for keepers; rename your variable"
+                self.refuse((*each, "name"), why)
         for each, mount in self.items((*place, "volumeMounts"), container.get("volumeMounts")):
             if str(mount.get("mountPath")).rstrip("/") == MOUNT:
-                self.refuse(
-                    (*each, "mountPath"), "the experiment's storage is mounted there", "choose another path"
-                )
+                why = "the experiment's storage is mounted there; choose another path"
+                self.refuse((*each, "mountPath"), why)
         image = container.get("image")
         if not (isinstance(image, str) and image):
-            self.refuse((*place, "image"), f"{shown(image)} is not an image", "write the name of an image")
+            self.refuse((*place, "image"), f"{shown(image)} is not an image; write the name of an image")
         resources = self.mapping((*place, "resources"), container.get("resources"))
         limits = self.mapping((*place, "resources", "limits"), resources.get("limits"))
         gpus = str(limits.get(_GPU, 0))

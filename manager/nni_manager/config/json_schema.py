@@ -14,22 +14,14 @@ from pydantic.alias_generators import to_snake
 from pydantic.json_schema import models_json_schema
 
 from nni_manager.config.algorithms import ASSESSOR_ARGS, CLASS_ARGS
-from nni_manager.config.kubernetes import EXPERIMENTS
-from nni_manager.config.schema import V2_NAME, Schema
-from nni_manager.config.v2 import (
-    ALIASES,
-    DURATION_PATTERN,
-    DURATIONS,
-    EACH,
-    PLATFORMS,
-    KeyV2,
-    implicit_keys,
-    keys_on,
-)
+from nni_manager.config.dialect import EACH, Keys
+from nni_manager.config.experiment_schema import EXPERIMENTS
+from nni_manager.config.keys import ALGORITHMS, PLATFORMS, SERVICE, STORAGE, Key, keys_on
+from nni_manager.config.schema import ONLY_V1, V1_PATHS, Schema
+from nni_manager.config.v2 import ALIASES, DURATION_PATTERN, DURATIONS, implicit_keys, keys_of_v2
 
 Json: TypeAlias = dict[str, Any]
 Version: TypeAlias = Literal["v1", "v2"]
-_Place: TypeAlias = tuple[str, ...]
 _REF = "#/definitions/"
 _PLATFORM = "trainingServicePlatform"
 _NULL: Json = {"type": "null"}
@@ -43,12 +35,11 @@ _ALGORITHMS: dict[str, Mapping[str, type[Schema]]] = {
 def json_schema(version: Version | None = None) -> Json:
     """The JSON schema of experiment files in NNI's first or second schema. Without a version it accepts both."""
     definitions = _definitions()
-    root: Json
     if version is None:
-        first, second = _root_of_v1(definitions), _root_of_v2(definitions)
-        root = {"type": "object", "if": _has(_PLATFORM), "then": first, "else": second}
+        first, second = _root("v1", definitions), _root("v2", definitions)
+        root: Json = {"type": "object", "if": _has(_PLATFORM), "then": first, "else": second}
     else:
-        root = _root_of_v1(definitions) if version == "v1" else _root_of_v2(definitions)
+        root = _root(version, definitions)
     which = {"v1": ", in NNI's first schema", "v2": ", in NNI's second schema", None: ""}[version]
     used = _used(root, definitions)
     return {
@@ -60,33 +51,27 @@ def json_schema(version: Version | None = None) -> Json:
 
 
 def _definitions() -> dict[str, Json]:
-    """The schemas of all parts of v1 files and of all classArgs, by class name."""
+    """The schemas of all parts of experiment files and of all classArgs, by class name."""
     args = {*CLASS_ARGS.values(), *ASSESSOR_ARGS.values()}
     models = [
         (each, "validation")
         for each in (*EXPERIMENTS.values(), *sorted(args, key=lambda each: each.__name__))
     ]
     _, made = models_json_schema(models, by_alias=True, ref_template=_REF + "{model}")  # type: ignore[arg-type]
-    found = {name: _tidy(schema) for name, schema in made["$defs"].items()}
-    for section in _ALGORITHMS:
-        _add_class_args(found[f"{section.capitalize()}V1"], section)
-    return found
+    return {name: _tidy(schema) for name, schema in made["$defs"].items()}
 
 
 def _tidy(schema: Json) -> Json:
     """The schema without titles, which repeat the keys, and with examples as values instead of YAML."""
     properties: dict[str, Json] = {}
     for key, value in schema.get("properties", {}).items():
-        if not value.keys() & {"type", "anyOf", "$ref", "enum", "const", "allOf"}:
-            properties[key] = {"not": {}}  # the key is always refused
-            continue
         value.pop("title", None)
-        value.pop(V2_NAME, None)
+        value.pop(V1_PATHS, None)
+        value.pop(ONLY_V1, None)
         if "examples" in value:
             value["examples"] = [yaml.safe_load(each) for each in value["examples"]]
         properties[key] = value
-    required = [key for key in schema.get("required", ()) if key in properties]
-    return _mapping(properties, required, schema.get("description", ""))
+    return _mapping(properties, schema.get("required", ()), schema.get("description", ""))
 
 
 def _mapping(properties: Mapping[str, Json], required: Iterable[str], description: str = "") -> Json:
@@ -149,110 +134,78 @@ def _used(root: Json, definitions: Mapping[str, Json]) -> set[str]:
     return found
 
 
-# ---- v1
-
-
-def _root_of_v1(definitions: Mapping[str, Json]) -> Json:
-    wholes = {platform: definitions[schema.__name__] for platform, schema in EXPERIMENTS.items()}
-    everywhere = set.intersection(*(set(whole["properties"]) for whole in wholes.values())) - {"trial"}
-    first = next(iter(wholes.values()))
-    properties = {key: value for key, value in first["properties"].items() if key in everywhere}
-    for spelling in _spellings(_PLATFORM):
-        properties[spelling] = {**properties[spelling], "enum": list(wholes)}
-    branches: list[Json] = []
-    sections: dict[str, Json] = {}
-    for platform, whole in wholes.items():
+def _root(version: Version, definitions: dict[str, Json]) -> Json:
+    """The schema of a whole file: the keys of all platforms, and those of each platform under its condition."""
+    wholes = {platform: _SchemaBuilder(version, platform, definitions).mapping(()) for platform in PLATFORMS}
+    first = next(iter(wholes.values()))["properties"]
+    everywhere = {
+        key: value
+        for key, value in first.items()
+        if all(whole["properties"].get(key) == value for whole in wholes.values())
+    }
+    names = [PLATFORMS[platform] if version == "v1" else platform for platform in PLATFORMS]
+    branches = []
+    for name, whole in zip(names, wholes.values(), strict=True):
         own = {key: value for key, value in whole["properties"].items() if key not in everywhere}
-        sections |= {key: {} for key in own}
-        branches.append(
-            _if(_has(_PLATFORM, {"const": platform}), {"properties": own, "allOf": whole["allOf"]})
-        )
-        for other in (
-            {key for each in wholes.values() for key in each["properties"]} - everywhere - own.keys()
-        ):
-            branches[-1]["then"]["properties"][other] = False
-    return {
-        "type": "object",
-        "properties": properties | sections,
-        "additionalProperties": False,
-        "allOf": [_has(_PLATFORM), *_proposer_and_space("searchSpacePath"), *branches],
+        lacking = {key for each in wholes.values() for key in each["properties"]} - whole["properties"].keys()
+        then = {"properties": own | dict.fromkeys(sorted(lacking), False), "allOf": whole["allOf"]}
+        branches.append({"if": _is_on(version, {"const": name}), "then": then})
+    others: Json = {
+        key: {} for whole in wholes.values() for key in whole["properties"] if key not in everywhere
     }
-
-
-def _if(condition: Json, then: Json) -> Json:
-    return {"if": condition, "then": then}
-
-
-def _proposer_and_space(*spaces: str) -> list[Json]:
+    is_known = {"enum": names}
+    if version == "v1":
+        others |= dict.fromkeys(_spellings(_PLATFORM), is_known)
+    spaces = ("searchSpacePath",) if version == "v1" else ("searchSpaceFile", "searchSpace")
     not_null: Json = {"not": _NULL}
-    return [
-        {"anyOf": [_has("tuner", not_null), _has("advisor", not_null)]},
-        {"anyOf": [_has("useAnnotation", {"const": True}), *(_has(space, not_null) for space in spaces)]},
-    ]
-
-
-# ---- v2
-
-
-def _root_of_v2(definitions: dict[str, Json]) -> Json:
-    services, branches = [], []
-    properties: dict[str, Json] = {}
-    for platform in PLATFORMS:
-        own = _V2SchemaBuilder(platform, definitions).mapping(())
-        service = own["properties"].pop("trainingService")
-        own["properties"].pop("training_service")
-        is_this = _has("platform", {"const": platform})
-        services.append(_if(is_this, service))
-        needs = [each for each in own.get("allOf", ()) if each != _has("trainingService")]
-        branches.append(_if(_has("trainingService", is_this), {"allOf": needs}))
-        properties |= own["properties"]
-    service = {
-        "type": "object",
-        "properties": {"platform": {"enum": list(PLATFORMS)}},
-        "required": ["platform"],
-        "allOf": services,
-    }
-    space = {
-        "anyOf": [{"type": "object"}, _NULL],
-        "description": "The search space, in place of searchSpaceFile.",
-    }
-    for key, value in (
-        ("searchSpace", space),
-        ("experimentType", {"enum": ["hpo", None]}),
-        ("trainingService", {"$ref": _REF + "TrainingServiceV2"}),
-    ):
-        properties |= dict.fromkeys(_spellings(key), value)
-    definitions["TrainingServiceV2"] = service
     return {
         "type": "object",
-        "properties": properties,
+        "properties": everywhere | others,
         "additionalProperties": False,
-        "allOf": [_has("trainingService"), *_proposer_and_space("searchSpaceFile", "searchSpace"), *branches],
+        "allOf": [
+            _is_on(version, is_known),
+            {"anyOf": [_has("tuner", not_null), _has("advisor", not_null)]},
+            {"anyOf": [_has("useAnnotation", {"const": True}), *(_has(space, not_null) for space in spaces)]},
+            *branches,
+        ],
     }
 
 
-class _V2SchemaBuilder:
-    """The schema of v2 files for one platform. Each key has the type of the v1 key that it is translated to."""
+def _is_on(version: Version, platform: Json) -> Json:
+    """The condition that a file's platform matches a schema."""
+    return _has(_PLATFORM, platform) if version == "v1" else _has(SERVICE[0], _has("platform", platform))
 
-    def __init__(self, platform: str, definitions: dict[str, Json]) -> None:
+
+class _SchemaBuilder:
+    """The schema of files for one platform. `leaves` are all keys without keys of their own, by their paths in the file."""
+
+    def __init__(self, version: Version, platform: str, definitions: dict[str, Json]) -> None:
+        self.version = version
         self.platform = platform
         self.definitions = definitions
-        self.required = {("trainingService",), ("trainingService", "platform")}
-        self.leaves: dict[_Place, Json] = {}
-        for key in keys_on(platform):
-            if key.is_required:
-                self.required.add(key.v2)
-            if not key.is_mapping:
-                self.leaves.setdefault(key.v2, self._leaf(key))
-        for alias, to in ALIASES.items():
-            if to in self.leaves:
-                leaf = self.leaves[to]
-                self.leaves[alias] = {"anyOf": [leaf, _NULL]} if to in self.required else leaf
-        without_effect = {"description": "Accepted; has no effect on this platform."}
-        self.leaves |= {place: without_effect for place, v1 in implicit_keys(platform).items() if not v1}
+        self.leaves: dict[Keys, Json] = {}
+        self.required: set[Keys] = set()
+        for key in keys_on(platform) if version == "v1" else keys_of_v2(platform):
+            is_required = key.field.is_required()
+            if version == "v2":
+                is_required = is_required and key.path not in implicit_keys(platform)
+            elif key.is_mapping and key.path in (SERVICE, STORAGE):
+                continue  # v1 has several sections; their keys show whether they are required
+            for path in key.v1 if version == "v1" else (key.path,):
+                if is_required:
+                    # A merged section of v1 is required if one of its keys is.
+                    is_merged = version == "v1" and key.path[:-1] in ((), SERVICE)
+                    self.required |= {path, path[:1]} if is_merged else {path}
+                if not key.is_mapping:
+                    self.leaves[path] = self._leaf(key, is_required)
+        if version == "v2":
+            for alias, to in ALIASES.items():
+                if to in self.leaves:
+                    leaf = self.leaves[to]
+                    self.leaves[alias] = {"anyOf": [leaf, _NULL]} if to in self.required else leaf
 
-    def mapping(self, above: _Place) -> Json:
-        """The schema of the mapping at a v2 path."""
+    def mapping(self, above: Keys) -> Json:
+        """The schema of the mapping at a path."""
         steps = dict.fromkeys(
             place[len(above)]
             for place in self.leaves
@@ -264,44 +217,48 @@ class _V2SchemaBuilder:
         needs = [self._either((*above, step)) for step in required if self._others((*above, step))]
         if needs:
             made.setdefault("allOf", []).extend(needs)
-        if above and above[0] in _ALGORITHMS:
+        if len(above) == 1 and above[0] in ALGORITHMS:
             _add_class_args(made, above[0])
         return made
 
-    def _value(self, place: _Place) -> Json:
+    def _value(self, place: Keys) -> Json:
         if place in self.leaves:
             return self.leaves[place]
         if any(each[: len(place) + 1] == (*place, EACH) for each in self.leaves):
-            return {"type": "array", "minItems": 1, "items": self._named((*place, EACH))}
-        if place == ("trainingService",):
-            return self.mapping(place)
-        return {"anyOf": [self._named(place), _NULL]}
+            items: Json = {"type": "array", "minItems": 1, "items": self._named((*place, EACH))}
+            return {"anyOf": [items, _NULL]}
+        is_required = place in self.required and (self.version == "v1" or place == SERVICE)
+        return self._named(place) if is_required else {"anyOf": [self._named(place), _NULL]}
 
-    def _named(self, place: _Place) -> Json:
-        name = ".".join((self.platform, *place))
-        if name not in self.definitions:
-            self.definitions[name] = self.mapping(place)
+    def _named(self, place: Keys) -> Json:
+        """A reference to the schema of the mapping at a path, which platforms share if it is the same."""
+        made = self.mapping(place)
+        name = ".".join((self.version, *place))
+        if self.definitions.setdefault(name, made) != made:
+            name = ".".join((self.version, self.platform, *place))
+            self.definitions[name] = made
         return {"$ref": _REF + name}
 
-    def _leaf(self, key: KeyV2) -> Json:
-        if key.v2[-1] == "platform":
-            return {"const": self.platform}
-        if key.v1[-1] in DURATIONS:
-            return {
+    def _leaf(self, key: Key, is_required: bool) -> Json:
+        if key.path[-1] == "platform":
+            return {"const": PLATFORMS[self.platform] if self.version == "v1" else self.platform}
+        found: Json = self.definitions[key.owner.__name__]["properties"][key.path[-1]]
+        if self.version == "v1":
+            return found
+        if key.path[-1] in DURATIONS:
+            found = {
                 "anyOf": [
                     {"type": "integer", "exclusiveMinimum": 0},
                     {"type": "string", "pattern": DURATION_PATTERN},
-                    _NULL,
                 ],
                 "description": "A number and s, m, h or d, or a number of seconds.",
             }
-        found: Json = self.definitions[key.owner.__name__]["properties"][key.v1[-1]]
-        return found if key.is_required else {"anyOf": [found, _NULL]}
+        return found if is_required else {"anyOf": [found, _NULL]}
 
-    def _others(self, place: _Place) -> list[_Place]:
+    def _others(self, place: Keys) -> list[Keys]:
         return [alias for alias, to in ALIASES.items() if to == place and alias in self.leaves]
 
-    def _either(self, place: _Place) -> Json:
+    def _either(self, place: Keys) -> Json:
         """The condition that a key is present under any of its names."""
         either = [_has(place[-1])]
         for other in self._others(place):

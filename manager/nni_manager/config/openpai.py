@@ -7,50 +7,54 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nni_manager.config.diagnostics import Place
+from nni_manager.config.diagnostics import Place, ref
+from nni_manager.config.dialect import Keys
+from nni_manager.config.experiment_schema import OpenpaiExperimentKeys
+from nni_manager.config.keys import SERVICE, keys_on
 from nni_manager.config.kubernetes import Refuse
 from nni_manager.config.model import LOCAL_HOST, PaiConfig
-from nni_manager.config.v1 import PaiExperimentV1
+from nni_manager.config.schema import example_of
 
-# The keys without which OpenPAI has no job, each with an example.
-_NEEDED = {
-    "command": "python3 train.py",
-    "image": "registry.example.com/me/train:1",
-    "paiStorageConfigName": "confignfs-data",
-    "gpuNum": "0",
-    "cpuNum": "1",
-    "memoryMB": "8192",
+# The keys without which OpenPAI has no job, with the key that v1 also has in `paiConfig`.
+_NEEDED: dict[Keys, str | None] = {
+    ("trialCommand",): None,
+    (*SERVICE, "dockerImage"): None,
+    (*SERVICE, "storageConfigName"): None,
+    ("trialGpuNumber",): "gpuNum",
+    (*SERVICE, "trialCpuNumber"): "cpuNum",
+    (*SERVICE, "trialMemorySize"): "memoryMB",
 }
 
 
-def is_on_local_openpai(cluster: Mapping[str, Any]) -> bool:
-    """True if `paiConfig` names the built-in cluster on this machine, which has its own login and creates its storage."""
-    return str(cluster.get("host")).lower() == LOCAL_HOST
+def is_on_local_openpai(service: Mapping[str, Any]) -> bool:
+    """True if the host is the built-in cluster on this machine, which has its own login and creates its storage."""
+    return str(service.get("host")).lower() == LOCAL_HOST
 
 
-def refuse_missing(trial: Mapping[str, Any], cluster: Mapping[str, Any], refuse: Refuse) -> None:
+def refuse_missing(value: Mapping[str, Any], service: Mapping[str, Any], refuse: Refuse) -> None:
     """Refuse the lack of each key that a job needs, unless a job file describes the job."""
-    if trial.get("paiConfigPath") is not None or not trial:
+    if service.get("openpaiConfigFile") is not None:
         return
-    for key, example in _NEEDED.items():
-        if trial.get(key) is None and cluster.get(key) is None:
-            why = f"each job on OpenPAI requires it; write e.g. {key}: {example}, or name a job file in "
-            refuse(("trial", key), why + "trial.paiConfigPath", "do without")
+    examples = {key.path: example_of(key.field) for key in keys_on("openpai")}
+    for place, other in _NEEDED.items():
+        given = (value if len(place) == 1 else service).get(place[-1])
+        if given is None and (other is None or service.get(other) is None):
+            why = f"each job on OpenPAI requires it; write e.g. {ref(place, examples[place])}, or name a job file in "
+            refuse(place, why + "«trainingService.openpaiConfigFile»", "do without")
 
 
-def reason_against_login(cluster: Mapping[str, Any], refuse: Refuse) -> tuple[Place, str] | None:
+def reason_against_login(service: Mapping[str, Any], refuse: Refuse) -> tuple[Place, str] | None:
     """The place and the message if there is not exactly one of token and password. A missing user is refused."""
-    if not cluster:
-        return None
-    if cluster.get("userName") is None:
-        why = "it must be the name of your OpenPAI account; write e.g. userName: ada"
-        refuse(("paiConfig", "userName"), why, "do without")
-    given = [key for key in ("token", "passWord") if cluster.get(key) is not None]
+    if service.get("username") is None:
+        why = "it must be the name of your OpenPAI account; write e.g. «trainingService.username: ada»"
+        refuse((*SERVICE, "username"), why, "do without")
+    given = [key for key in ("token", "password") if service.get(key) is not None]
     if len(given) == 1:
         return None
-    what = "token and passWord are both set" if given else "neither token nor passWord is set"
-    return ("paiConfig", *given[:1]), (
-        f"cannot log in with paiConfig: {what}; write exactly one of them (your OpenPAI profile page shows tokens; "
+    both = "«trainingService.token» and «trainingService.password»"
+    what = f"{both} are both set" if given else f"neither of {both} is set"
+    return (*SERVICE, *given[:1]), (
+        f"cannot log in to OpenPAI: {what}; write exactly one of them (your OpenPAI profile page shows tokens; "
         "application tokens do not expire)"
     )
 
@@ -66,22 +70,25 @@ def reason_against_storage(storage: Path, is_local: bool) -> str | None:
     return f"{what}; {remedy}"
 
 
-def pai_of(file: PaiExperimentV1, storage: Path, job_file: Path | None, job_text: str | None) -> PaiConfig:
-    """The cluster and its jobs, of a file without diagnostics. Numbers in `trial` take precedence over those in `paiConfig`."""
-    trial, cluster = file.trial, file.pai_config
+def pai_of(
+    file: OpenpaiExperimentKeys, storage: Path, job_file: Path | None, job_text: str | None
+) -> PaiConfig:
+    """The cluster and its jobs, of a file without diagnostics."""
+    service, gpu = file.training_service, file.trial_gpu_number
+    cpu, memory_mb = service.trial_cpu_number, service.trial_memory_size
     return PaiConfig(
-        host=cluster.host,
-        user=cluster.user_name or "",
-        token=cluster.token,
-        password=cluster.pass_word,
+        host=service.host,
+        user=service.username or "",
+        token=service.token,
+        password=service.password,
         storage=storage,
-        mount=trial.container_nfs_mount_path.rstrip("/") or "/",
-        image=trial.image,
-        storage_name=trial.pai_storage_config_name,
-        virtual_cluster=trial.virtual_cluster,
-        gpu=cluster.gpu_num if trial.gpu_num is None else trial.gpu_num,
-        cpu=cluster.cpu_num if trial.cpu_num is None else trial.cpu_num,
-        memory_mb=cluster.memory_mb if trial.memory_mb is None else trial.memory_mb,
+        mount=service.container_storage_mount_point.rstrip("/") or "/",
+        image=service.docker_image,
+        storage_name=service.storage_config_name,
+        virtual_cluster=service.virtual_cluster,
+        gpu=service.gpu_num if gpu is None else gpu,
+        cpu=service.cpu_num if cpu is None else cpu,
+        memory_mb=service.memory_mb if memory_mb is None else memory_mb,
         job_file=job_file,
         job_text=job_text,
     )

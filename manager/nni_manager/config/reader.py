@@ -19,36 +19,40 @@ from nni_manager.config.diagnostics import (
     ConfigInvalid,
     Diagnostic,
     Place,
-    key_of,
     leaves,
+    ref,
     shown,
 )
 from nni_manager.config.document import Document, read_json, read_yaml
-from nni_manager.config.framework_template import FrameworkTemplate, read_template
-from nni_manager.config.kubernetes import (
+from nni_manager.config.experiment_schema import (
     EXPERIMENTS,
-    SECTION,
-    AnyExperimentV1,
-    FrameworkControllerExperimentV1,
-    KubeflowExperimentV1,
-    kubernetes_of,
-    paths_in,
-    refuse_contradictions,
+    FrameworkControllerExperimentKeys,
+    KubeflowExperimentKeys,
+    LocalExperimentKeys,
+    LocalServiceKeys,
+    OpenpaiExperimentKeys,
 )
+from nni_manager.config.framework_template import FrameworkTemplate, read_template
+from nni_manager.config.keys import KUBERNETES, PLATFORMS, SERVICE
+from nni_manager.config.kubernetes import kubernetes_of, paths_in, refuse_contradictions
 from nni_manager.config.registered_algorithms import AlgorithmKind
-from nni_manager.config.schema import AnySchema, check, is_placeholder, with_camel_keys
+from nni_manager.config.schema import AnySchema, check, is_placeholder
 from nni_manager.config.search_space import SearchSpace, read_search_space
 from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_class
-from nni_manager.config.v1 import (
-    PATH_KEYS,
-    SECTIONS,
-    UNSUPPORTED,
-    LocalConfigV1,
-    LocalExperimentV1,
-    PaiExperimentV1,
-)
-from nni_manager.config.v2 import DocumentV2, as_v1, is_v2, v2_hints
+from nni_manager.config.v1 import from_v1
+from nni_manager.config.v2 import from_v2, is_v2
 
+# The keys whose values are paths of this machine, relative to the file; a claim's path is another.
+PATH_KEYS = (
+    "searchSpaceFile",
+    "experimentWorkingDirectory",
+    "trialCodeDirectory",
+    "codeDirectory",
+    "localStorageMountPoint",
+    "openpaiConfigFile",
+    "configPath",
+    "privateRegistryAuthPath",
+)
 DEFAULT_LOG_DIR = Path("~/nni-experiments")
 
 
@@ -61,11 +65,13 @@ def read_experiment_file(path: Path, *, reads_code: bool = True) -> model.Experi
     Raises:
         ConfigInvalid: with every error of the experiment file, of its search space and of annotations, in the order of lines.
     """
-    return read_document(path, _document(path), reads_code=reads_code)
+    document = _mapping_of(path)
+    translated = from_v2(document) if is_v2(document.value) else from_v1(document)
+    return read_document(path, translated, reads_code=reads_code)
 
 
 def read_document(path: Path, document: Document, *, reads_code: bool = True) -> model.ExperimentSpec:
-    """The experiment that a document describes, checked as by `read_experiment_file`.
+    """The experiment that a document in the second schema describes, checked as by `read_experiment_file`.
 
     `path` is the document's file; it need not exist.
 
@@ -81,34 +87,44 @@ def schema_of(path: Path) -> Literal["v1", "v2"]:
     Raises:
         ConfigInvalid: the file cannot be read.
     """
-    return "v2" if isinstance(_document(path), DocumentV2) else "v1"
+    return "v2" if is_v2(_mapping_of(path).value) else "v1"
 
 
 def read_first_schema(path: Path) -> dict[str, Any]:
-    """The keys and values of a file in NNI's first schema, in camelCase. Only keys and types are checked.
+    """The keys and values of a file in NNI's first schema, in the second. Only keys and types are checked.
 
     Raises:
         ConfigInvalid: a key or type is wrong, with every such error, or the file is in the second schema.
     """
-    document = _document(path)
-    if isinstance(document, DocumentV2):
+    original = _mapping_of(path)
+    if is_v2(original.value):
         message = f"cannot convert {path.name}: it already is in NNI's second schema; use it unchanged"
         raise ConfigInvalid([Diagnostic(str(path), None, None, "", message)])
-    reading = _Reading(path, document, reads_code=False)
-    diagnostics = [*document.diagnostics, *reading.checked_keys()[1]]
+    document = from_v1(original)
+    diagnostics = [
+        *document.diagnostics,
+        *check(EXPERIMENTS[_platform_of(document)], document.value, document)[1],
+    ]
     if diagnostics:
         raise ConfigInvalid(sorted(diagnostics, key=lambda each: each.line or 0))
-    return reading.raw
+    return dict(document.value)
 
 
-def _document(path: Path) -> Document:
+def _mapping_of(path: Path) -> Document:
     document = read_yaml(path)
     if not isinstance(document.value, dict):
         message = (
             f"cannot use {path.name}: {shown(document.value)} is not a mapping; write lines of `key: value`"
         )
         raise ConfigInvalid([Diagnostic(str(path), 1, 1, "", message)])
-    return as_v1(document) if is_v2(document.value) else document
+    return document
+
+
+def _platform_of(document: Document) -> str:
+    """The platform of a document in the second schema; that of this machine if the platform is refused."""
+    service = document.value.get("trainingService")
+    platform = service.get("platform") if isinstance(service, Mapping) else None
+    return next((name for name in EXPERIMENTS if name == platform), "local")
 
 
 class _Reading:
@@ -118,23 +134,17 @@ class _Reading:
         self.path = path
         self.reads_code = reads_code
         self.document = document
-        platform = document.value.get(
-            "trainingServicePlatform", document.value.get("training_service_platform")
-        )
-        # The schema reports an unknown platform; the other keys are then checked as for this machine.
-        self.platform: model.Platform = next((name for name in EXPERIMENTS if name == platform), "local")
-        self.schema: type[AnyExperimentV1] = EXPERIMENTS[self.platform]
-        self.raw: dict[str, Any] = with_camel_keys(self.schema, document.value)
-        # A v2 file may contain the search space itself.
-        self.space_here: Any = self.raw.pop("searchSpace", None) if isinstance(document, DocumentV2) else None
+        self.raw: dict[str, Any] = document.value
+        self.service = self._within("trainingService")
+        self.platform = _platform_of(document)
         self.diagnostics = list(document.diagnostics)
         self.expansions: list[model.Expansion] = []
-        self.warnings: list[str] = list(document.warnings) if isinstance(document, DocumentV2) else []
+        self.warnings: list[str] = list(document.warnings)
         self.is_annotated = False
 
     def experiment(self) -> model.ExperimentSpec:
         """The experiment. Each step collects diagnostics and continues, so that one pass reports all of them."""
-        file, diagnostics = self.checked_keys()
+        file, diagnostics = check(EXPERIMENTS[self.platform], self.document.value, self.document)
         self.diagnostics += diagnostics
         class_args = self._class_args()
         self._check_kind("assessor", "Medianstop")
@@ -145,7 +155,7 @@ class _Reading:
         code_dir = self._code_dir()
         log_dir = self._log_dir()
         self._refuse_reuse_keys_without_reuse()
-        storage, job_file, job_text = self._check_pai() if self.platform == "pai" else (None, None, None)
+        storage, job_file, job_text = self._check_pai() if self.platform == "openpai" else (None, None, None)
         place_of_jobs = self._check_kubernetes()
         if uses_annotation:
             excluded = tuple(each for each in (log_dir, storage) if each is not None)
@@ -163,24 +173,30 @@ class _Reading:
         assert search_space is not None
         assert code_dir is not None
         assert log_dir is not None
-        local = (isinstance(file, LocalExperimentV1) and file.local_config) or LocalConfigV1()
+        local = (
+            file.training_service
+            if isinstance(file, LocalExperimentKeys)
+            else LocalServiceKeys(platform=self.platform)
+        )
         pai: model.PaiConfig | None = None
-        if isinstance(file, PaiExperimentV1):
+        gpu_of_jobs = None
+        if isinstance(file, OpenpaiExperimentKeys):
             assert storage is not None
             pai = openpai.pai_of(file, storage, job_file, job_text)
+            gpu_of_jobs = pai.gpu
         kubernetes: model.KubernetesConfig | None = None
-        if isinstance(file, FrameworkControllerExperimentV1 | KubeflowExperimentV1):
+        if isinstance(file, FrameworkControllerExperimentKeys | KubeflowExperimentKeys):
             kubernetes = kubernetes_of(file, *place_of_jobs)
         return model.ExperimentSpec(
             experiment_name=file.experiment_name,
             author_name=file.author_name,
             description=file.description,
             trial_concurrency=file.trial_concurrency,
-            max_exec_duration_s=file.max_exec_duration,
-            max_trial_number=file.max_trial_num,
+            max_exec_duration_s=file.max_experiment_duration,
+            max_trial_number=file.max_trial_number,
             max_trial_duration_s=file.max_trial_duration,
             max_trial_retry=file.max_trial_retry,
-            training_service=self.platform,
+            training_service=PLATFORMS[self.platform],
             search_space=search_space,
             search_space_raw=search_space_raw,
             tuner=model.TunerConfig(
@@ -202,9 +218,9 @@ class _Reading:
             # Roles and job files have their own commands.
             trial_command=""
             if kubernetes is not None or (pai is not None and pai.job_text is not None)
-            else self._within("trial").get("command") or "",
+            else self.raw.get("trialCommand") or "",
             code_dir=code_dir,
-            gpu_num=self._within("trial").get("gpuNum") if pai is None else pai.gpu,
+            gpu_num=file.trial_gpu_number if isinstance(file, LocalExperimentKeys) else gpu_of_jobs,
             nni_manager_ip=file.nni_manager_ip,
             log_dir=log_dir,
             log_collection=file.log_collection,
@@ -212,9 +228,9 @@ class _Reading:
             debug=file.debug,
             # A developer's build seldom has the version of the image, so debug turns the check off, as in NNI.
             version_check=not file.debug if file.version_check is None else file.version_check,
-            local=model.LocalSpec(local.gpu_indices, local.max_trial_num_per_gpu, local.use_active_gpu),
+            local=model.LocalSpec(local.gpu_indices, local.max_trial_number_per_gpu, local.use_active_gpu),
             reuse=model.ReuseConfig(
-                self._within(SECTIONS[self.platform][0]).get("reuse") is True,
+                file.training_service.reuse_mode,
                 model.ReuseConfig().idle_timeout_s
                 if file.reuse_idle_timeout is None
                 else file.reuse_idle_timeout,
@@ -229,52 +245,43 @@ class _Reading:
             kubernetes=kubernetes,
         )
 
-    def checked_keys(self) -> tuple[AnyExperimentV1 | None, list[Diagnostic]]:
-        """The file, or None if a key or a type is invalid, and the diagnostics."""
-        hints = {} if isinstance(self.document, DocumentV2) else v2_hints()
-        file, diagnostics = check(self.schema, self.raw, self.document, answers=hints)
-        return file, self._without_other_platforms(diagnostics)
-
     def _refuse_reuse_keys_without_reuse(self) -> None:
-        section = SECTIONS[self.platform][0]
-        if self._within(section).get("reuse") is True:
+        if self.service.get("reuseMode") is True:
             return
         for key in ("reuseIdleTimeout", "maxTrialsPerJob", "warmImports"):
             if self.raw.get(key):
-                why = f"it has an effect only if one job runs many trials; write {section}: {{reuse: true}} as well"
+                why = "it has an effect only if one job runs many trials; turn on «trainingService.reuseMode» as well"
                 self._refuse((key,), f"{why}, or remove it")
 
     # ---- Kubernetes
 
     def _check_kubernetes(self) -> tuple[dict[Place, Path], FrameworkTemplate | None]:
         """The paths for jobs on Kubernetes, and the Framework template; None without one."""
-        if self.platform not in SECTION:
+        if self.platform not in KUBERNETES:
             return {}, None
-        name = SECTION[self.platform]
-        trial, section = self._within("trial"), self._within(name)
-        refuse_contradictions(self.platform, trial, section, self._refuse)
-        self._refuse_placeholders("trial", name)
+        refuse_contradictions(self.platform, self.service, self._refuse)
+        self._refuse_placeholders()
         paths = {}
-        for place, written in paths_in(trial, section, name):
+        for place, written in paths_in(self.service):
             path = self._absolute(place, written)
             if path is not None:
                 paths[place] = path
                 self._refuse_absent(place, path)
-        template = paths.get((name, "configPath"))
+        template = paths.get((*SERVICE, "configPath"))
         if template is None or not template.is_file():
             return paths, None
-        if trial.get("taskRoles") is not None:
+        if self.service.get("taskRoles") is not None:
             self._warn(
-                f"{name}.configPath takes precedence over trial.taskRoles: the template describes the jobs"
+                "«trainingService.configPath» takes precedence over «trainingService.taskRoles»: the template describes the jobs"
             )
         try:
-            return paths, read_template(read_yaml(template), section.get("namespace"))
+            return paths, read_template(read_yaml(template), self.service.get("namespace"))
         except ConfigInvalid as error:
             self.diagnostics += error.diagnostics
             return paths, None
 
     def _refuse_absent(self, place: Place, path: Path) -> None:
-        is_folder = place[-1] in ("path", "codeDir")
+        is_folder = place[-1] in ("path", "trialCodeDirectory")
         if path.is_dir() if is_folder else path.is_file():
             return
         noun = "folder" if is_folder else "file"
@@ -285,30 +292,28 @@ class _Reading:
 
     def _check_pai(self) -> tuple[Path | None, Path | None, str | None]:
         """The folder of the storage, and the job file with its text."""
-        trial, cluster = self._within("trial"), self._within("paiConfig")
-        is_local = openpai.is_on_local_openpai(cluster)
-        openpai.refuse_missing(trial, cluster, self._refuse)
-        self._refuse_placeholders("trial", *(() if is_local else ("paiConfig",)))
-        wrong = None if is_local else openpai.reason_against_login(cluster, self._refuse)
+        is_local = openpai.is_on_local_openpai(self.service)
+        openpai.refuse_missing(self.raw, self.service, self._refuse)
+        self._refuse_placeholders(*(("username", "token", "password") if is_local else ()))
+        wrong = None if is_local else openpai.reason_against_login(self.service, self._refuse)
         if wrong is not None:
             self._report(*wrong)
-        place = ("trial", "nniManagerNFSMountPath")
-        storage = self._absolute(place, trial.get(place[-1]))
+        place = (*SERVICE, "localStorageMountPoint")
+        storage = self._absolute(place, self.service.get(place[-1]))
         if storage is not None and (why := openpai.reason_against_storage(storage, is_local)) is not None:
             self._refuse(place, why)
-        return storage, *self._job_file(trial.get("paiConfigPath"))
+        return storage, *self._job_file(self.service.get("openpaiConfigFile"))
 
-    def _refuse_placeholders(self, *sections: str) -> None:
+    def _refuse_placeholders(self, *exempt: str) -> None:
         """Refuse each placeholder that the user must replace. Commands are exempt: they may contain similar text."""
         reported = {each.key for each in self.diagnostics}
-        for section in sections:
-            for place, value in leaves(self._within(section), (section,)):
-                is_exempt = place[-1] in ("command", *PATH_KEYS) or not is_placeholder(value)
-                if not is_exempt and self.document.diagnostic(place, "").key not in reported:
-                    self._refuse(place, f"{value} is a placeholder of an example; replace it")
+        for place, value in leaves(self.service, SERVICE):
+            is_exempt = place[-1] in ("command", *PATH_KEYS, *exempt) or not is_placeholder(value)
+            if not is_exempt and self.document.dialect.key(place) not in reported:
+                self._refuse(place, f"{value} is a placeholder of an example; replace it")
 
     def _job_file(self, written: Any) -> tuple[Path | None, str | None]:
-        place = ("trial", "paiConfigPath")
+        place = (*SERVICE, "openpaiConfigFile")
         path = self._absolute(place, written)
         if path is None:
             return None, None
@@ -316,7 +321,7 @@ class _Reading:
             return path, path.read_text("utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            message = f"cannot read trial.paiConfigPath {path}: {why}; name an OpenPAI job file"
+            message = f"cannot read {ref(place)} {path}: {why}; name an OpenPAI job file"
             self._report(place, message)
             return path, None
 
@@ -326,16 +331,11 @@ class _Reading:
 
     def _refuse(self, place: Place, why: str, cannot: str = "use") -> None:
         """Record an error of a key; `why` ends with the remedy."""
-        self._report(place, f"cannot {cannot} {key_of(place)}: {why}")
+        self._report(place, f"cannot {cannot} {ref(place)}: {why}")
 
     def _report(self, place: Place, message: str) -> None:
-        self.diagnostics.append(self.document.diagnostic(place, message))
-
-    def _without_other_platforms(self, diagnostics: list[Diagnostic]) -> list[Diagnostic]:
-        """The diagnostics without those of an unsupported platform's sections: one about the platform is enough."""
-        platform = self.raw.get("trainingServicePlatform")
-        keys = SECTIONS[platform] if isinstance(platform, str) and platform in UNSUPPORTED else ()
-        return [each for each in diagnostics if not (keys and each.key.split(".")[0] in (*keys, "trial"))]
+        if not self.document.is_refused(place):
+            self.diagnostics.append(self.document.diagnostic(place, message))
 
     @property
     def _proposer(self) -> Literal["tuner", "advisor"]:
@@ -345,16 +345,14 @@ class _Reading:
     def _class_args(self) -> RandomArgs | None:
         proposer = self._proposer
         if self.raw.get(proposer) is None:
-            example = "tuner: {builtinTunerName: TPE, classArgs: {optimize_mode: maximize}}"
+            example = ref(("tuner",), "{name: TPE, classArgs: {optimize_mode: maximize}}")
             self._refuse(
                 ("tuner",), f"it proposes the parameters of trials; write e.g. {example}", "do without"
             )
         for other in ("tuner", "assessor"):
             if self.raw.get("advisor") is not None and self.raw.get(other) is not None:
-                why = "an advisor replaces both tuner and assessor"
-                self._report(
-                    (other,), f"cannot use {other} together with advisor: {why}; remove {other} or advisor"
-                )
+                why = f"an advisor replaces both tuner and assessor; remove {other} or advisor"
+                self._report((other,), f"cannot use {ref((other,))} together with advisor: {why}")
         if proposer == "tuner":
             self._check_kind("tuner", "TPE")
             if self._own("tuner") is not None:
@@ -366,7 +364,7 @@ class _Reading:
 
     def _checked_args(self, section: str, schemas: Mapping[str, type[AnySchema]]) -> AnySchema | None:
         """The arguments of a built-in algorithm; None without it, or if the schema of the file reports them."""
-        name, raw = self._within(section).get(_built_in(section)), self._within(section).get("classArgs")
+        name, raw = self._within(section).get("name"), self._within(section).get("classArgs")
         schema = schemas.get(name) if isinstance(name, str) else None
         if schema is None or not (raw is None or isinstance(raw, Mapping)):
             return None
@@ -376,12 +374,12 @@ class _Reading:
 
     def _check_kind(self, kind: AlgorithmKind, example: str) -> None:
         """Report missing keys of a built-in algorithm or of the user's own class."""
-        section, built_in = self._within(kind), _built_in(kind)
+        section = self._within(kind)
         is_there = isinstance(self.raw.get(kind), Mapping)
-        if is_there and not any(section.get(key) for key in OWN_KEYS) and section.get(built_in) is None:
+        if is_there and not any(section.get(key) for key in OWN_KEYS) and section.get("name") is None:
             message = (
-                f"cannot do without {kind}.{built_in}: it must be the name of a built-in {kind}; write e.g. {built_in}: "
-                f"{example}, or codeDir, classFileName and className of your own class"
+                f"cannot do without «{kind}.name»: it must be the name of a built-in {kind}; write e.g. "
+                f"«{kind}.name: {example}», or «{kind}.codeDirectory» and «{kind}.className» of your own class"
             )
             self._report((kind,), message)
         wrong = reason_against_class(kind, section, self._folder_of_class(kind))
@@ -390,35 +388,36 @@ class _Reading:
 
     def _folder_of_class(self, kind: AlgorithmKind) -> Path | None:
         """The folder of the user's own class; None if the file names none."""
-        written = self._within(kind).get("codeDir")
+        written = self._within(kind).get("codeDirectory")
         if not isinstance(written, str) or "\0" in written:
             return None
         return Path(os.path.abspath(self.path.parent / Path(written).expanduser()))
 
     def _own(self, kind: AlgorithmKind, call_timeout_s: float | None = None) -> model.UserClass | None:
         section, here = self._within(kind), Path(os.path.abspath(self.path.parent))
-        name = section.get(_built_in(kind))
+        name = section.get("name")
         return user_class(kind, name, section, self._folder_of_class(kind) or here, call_timeout_s)
 
     def _name_of(self, section: str) -> str:
-        return str(self._within(section).get(_built_in(section)) or self._within(section)["className"])
+        return str(self._within(section).get("name") or self._within(section)["className"])
 
     def _check_search_space(self, space: SearchSpace) -> None:
         reason = reason_against_space(self._name_of(self._proposer), space)
         # The space is empty when annotations are not read.
         if reason is not None and space.parameters:
-            self._report((self._proposer, _built_in(self._proposer)), reason)
+            self._report((self._proposer, "name"), reason)
 
     def _search_space(self) -> tuple[dict[str, Any], SearchSpace | None]:
-        if self.space_here is not None:
-            if self.raw.get("searchSpacePath") is not None:
-                self._refuse(("searchSpace",), "searchSpaceFile is also set; keep one of the two")
-            return self._checked_space(self.space_here, self.document, ("searchSpace",))
-        place = ("searchSpacePath",)
-        written = self.raw.get("searchSpacePath")
+        space = self.raw.get("searchSpace")
+        written = self.raw.get("searchSpaceFile")
+        if space is not None:
+            if written is not None:
+                self._refuse(("searchSpace",), "«searchSpaceFile» is also set; keep one of the two")
+            return self._checked_space(space, self.document, ("searchSpace",))
         if written is None:
-            why = "it must be the path of a JSON file; write e.g. searchSpacePath: search_space.json"
-            self._refuse(place, why, "do without")
+            key, what, example = self.document.dialect.space
+            self._refuse((key,), f"it must be {what}; write e.g. {ref((key,), example)}", "do without")
+        place = ("searchSpaceFile",)
         path = self._absolute(place, written)
         if path is None:
             return {}, None
@@ -440,9 +439,10 @@ class _Reading:
     ) -> tuple[dict[str, Any], SearchSpace | None]:
         """The search space at a place of a document."""
         space, problems = read_search_space(raw)
-        self.diagnostics += [
-            document.diagnostic((*above, *at), message) for at, message in problems[:MAX_DIAGNOSTICS]
-        ]
+        for at, problem in problems[:MAX_DIAGNOSTICS]:
+            within = f"cannot use {document.dialect.key(above)}." if above and at else "cannot use "
+            message = problem.replace("cannot use ", within, 1)
+            self.diagnostics.append(document.diagnostic((*above, *at), message))
         return raw, space
 
     def _annotated_space(
@@ -454,32 +454,33 @@ class _Reading:
         if code_dir is None or not code_dir.is_dir():
             return {}, None  # already reported
         try:
-            shown = self.path.parent / Path(str(self._within("trial")["codeDir"])).expanduser()
+            shown = self.path.parent / Path(str(self.raw["trialCodeDirectory"])).expanduser()
             code = read_code(code_dir, shown, excluded)
         except CodeUnusable as error:
-            self._report(("trial", "codeDir"), str(error))
+            self._report(("trialCodeDirectory",), str(error))
             return {}, None
         self.diagnostics += code.diagnostics
         self.is_annotated = bool(code.generated)
         if code.diagnostics:
             return {}, None
-        beside = "searchSpace" if self.space_here is not None else "searchSpacePath"
-        is_beside = self.space_here is not None or self.raw.get(beside) is not None
+        beside = next(
+            (key for key in ("searchSpace", "searchSpaceFile") if self.raw.get(key) is not None), None
+        )
         if code.space:
-            if is_beside:
-                why = "the search space is that of the annotations in trial.codeDir"
-                self._warn(f"useAnnotation: true takes precedence over {beside}: {why}")
+            if beside is not None:
+                why = "the search space is that of the annotations in «trialCodeDirectory»"
+                self._warn(f"«useAnnotation: true» takes precedence over {ref((beside,))}: {why}")
             return dict(code.space), read_search_space(dict(code.space))[0]
         none = "declares a hyper-parameter"
-        if is_beside:
+        if beside is not None:
             self._warn(
-                f"useAnnotation: true has no effect, because no annotation {none}: {beside} is the search space"
+                f"«useAnnotation: true» has no effect, because no annotation {none}: {ref((beside,))} is the search space"
             )
             return self._search_space()
         example = "'''@nni.variable(nni.choice(16, 32), name=size)''' above `size = 16`"
         message = (
-            f"cannot use useAnnotation: true: no annotation in {code_dir} {none}; write {example}, or searchSpacePath: "
-            "search_space.json"
+            f"cannot use «useAnnotation: true»: no annotation in {code_dir} {none}; write {example}, or "
+            "«searchSpaceFile: search_space.json»"
         )
         self._report(("useAnnotation",), message)
         return {}, None
@@ -489,32 +490,34 @@ class _Reading:
         if not self.is_annotated or code_dir is None or log_dir is None:
             return
         if log_dir.exists() and log_dir.samefile(code_dir):
-            why = f"{log_dir} is also trial.codeDir, which each experiment copies into logDir"
-            self._refuse(("logDir",), f"{why}; choose another folder, such as a subfolder")
-        command = self._within("trial").get("command")
+            why = f"{log_dir} is also «trialCodeDirectory», which each experiment copies into it"
+            self._refuse(
+                ("experimentWorkingDirectory",), f"{why}; choose another folder, such as a subfolder"
+            )
+        command = self.raw.get("trialCommand")
         if isinstance(command, str) and str(code_dir) in command:
             self._warn(
-                f"trial.command contains {code_dir}, so trials may run the original code, without chosen values; write "
-                "paths relative to trial.codeDir"
+                f"«trialCommand» contains {code_dir}, so trials may run the original code, without chosen values; write "
+                "paths relative to «trialCodeDirectory»"
             )
 
     def _warn(self, message: str) -> None:
-        # `diagnostic` translates the keys for files of v2.
-        self.warnings.append(self.document.diagnostic((), message).message)
+        self.warnings.append(self.document.dialect.text(message))
 
     def _code_dir(self) -> Path | None:
-        place = ("trial", "codeDir")
-        path = self._absolute(place, self._within("trial").get("codeDir"))
+        place = ("trialCodeDirectory",)
+        path = self._absolute(place, self.raw.get("trialCodeDirectory"))
         if path is not None:
             self._refuse_absent(place, path)
         return path
 
     def _log_dir(self) -> Path | None:
-        if "logDir" not in self.raw:
+        place = ("experimentWorkingDirectory",)
+        if place[0] not in self.raw:
             return DEFAULT_LOG_DIR.expanduser()
-        path = self._absolute(("logDir",), self.raw["logDir"])
+        path = self._absolute(place, self.raw[place[0]])
         if path is not None and path.exists() and not path.is_dir():
-            self._refuse(("logDir",), f"{path} is not a folder; name a folder")
+            self._refuse(place, f"{path} is not a folder; name a folder")
         return path
 
     def _absolute(self, place: Place, written: Any) -> Path | None:
@@ -538,11 +541,5 @@ class _Reading:
             self._refuse(place, f"{shown(written)}: {error.strerror}; fix the path")
             return None
         if str(absolute) != written:
-            key = self.document.key(place) if isinstance(self.document, DocumentV2) else key_of(place)
-            self.expansions.append(model.Expansion(key, written, absolute))
+            self.expansions.append(model.Expansion(self.document.dialect.key(place), written, absolute))
         return absolute
-
-
-def _built_in(section: str) -> str:
-    """The key for the name of a built-in tuner, advisor or assessor."""
-    return f"builtin{section.capitalize()}Name"

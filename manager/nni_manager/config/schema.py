@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import date, datetime
-from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
@@ -17,8 +16,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from nni_manager.config.diagnostics import (
     MAX_DIAGNOSTICS,
     Diagnostic,
-    folded,
-    key_of,
+    Place,
+    ref,
     remedy_for_unknown,
     shown,
 )
@@ -30,9 +29,8 @@ _PLACEHOLDER = re.compile(
     r"^(\{\s*[\w .-]+\s*\}|\$\{(?![A-Z_0-9]+\})[^{}]+\}|<[^<>]+>)$|\{your_\w+\}|^your_\w+$|<your[^<>]*>"
 )
 _SENTENCE = "sentence"
-V2_NAME = "x-v2"
-# The arguments that users most often indent too little.
-_OF_ALGORITHMS = ("optimize_mode", "seed")
+# The metadata of a field about v1 files: its paths there, and a mark of keys that only v1 files have.
+V1_PATHS, ONLY_V1 = "x-v1", "x-only-v1"
 # The types that YAML infers for unquoted scalars: 2024, 1.10, no, 2024-01-01.
 _READ_AS: dict[type, str] = {
     int: "a number",
@@ -44,26 +42,43 @@ _READ_AS: dict[type, str] = {
 
 
 class Schema(BaseModel):
-    """A mapping of the file, with camelCase keys. Unknown keys are refused; types are not converted.
+    """A mapping of the file. Unknown keys are refused; types are not converted.
 
-    `answers` holds hints for unsupported keys that users often write: the reason and the replacement.
+    Keys are in camelCase; NNI also accepts snake_case.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, alias_generator=to_camel)
-    answers: ClassVar[dict[str, str]] = {}
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, alias_generator=to_camel, populate_by_name=True
+    )
 
 
 AnySchema = TypeVar("AnySchema", bound=Schema)
 
 
-def must_be(what: str, example: str, default: Any = ..., *, v2: str | None = None, **rules: Any) -> Any:
+def must_be(
+    what: str,
+    example: str,
+    default: Any = ...,
+    *,
+    v1: str | None = None,
+    only_v1: bool = False,
+    **rules: Any,
+) -> Any:
     """A field that must be `what`; `example` is a value in the file's notation. `repr=False` marks a secret.
 
-    `v2` is the key's path in NNI's second schema, below the mapping that contains it, or below the file if it starts
-    with /; empty if v2 has no such key; None if the name is the same.
+    `v1` are the key's paths in NNI's first schema, separated by blanks: below the v1 mapping of the containing section, or
+    below the file if it starts with /; "." is that mapping itself, "" means that v1 lacks the key, and None means the
+    same name. `only_v1`: the second schema lacks the key.
     """
-    extra: JsonDict | None = None if v2 is None else {V2_NAME: v2}
+    extra: JsonDict = {} if v1 is None else {V1_PATHS: v1}
+    if only_v1:
+        extra[ONLY_V1] = True
     return Field(default, description=what, examples=[example], json_schema_extra=extra, **rules)
+
+
+def text(what: str, example: str, default: Any = ..., **rules: Any) -> Any:
+    """A field that must be text that is not empty."""
+    return must_be(what, example, default, min_length=1, **rules)
 
 
 def whole(least: int, most: int | None, example: str, default: Any = ..., **rules: Any) -> Any:
@@ -83,48 +98,25 @@ def mapping(example: str, default: Any = ..., **rules: Any) -> Any:
 
 
 def refusal(sentence: str) -> PydanticCustomError:
-    """The error that a validator raises with its own message: a sentence, "cannot …; remedy"."""
+    """The error that a validator raises with its own message: "cannot …; remedy", or only the reason and the remedy."""
     return PydanticCustomError(_SENTENCE, "{sentence}", {"sentence": sentence})
 
 
 def check(
-    schema: type[AnySchema],
-    raw: Any,
-    document: Document,
-    above: tuple[str, ...] = (),
-    answers: Mapping[str, str] = MappingProxyType({}),
+    schema: type[AnySchema], raw: Any, document: Document, above: Place = ()
 ) -> tuple[AnySchema | None, list[Diagnostic]]:
-    """The mapping `raw` as `schema`, or None and its errors, up to MAX_DIAGNOSTICS. `above` is its path in the document.
-
-    `answers` holds hints for unknown keys, by dotted name.
-    """
+    """The mapping `raw` as `schema`, or None and its errors, up to MAX_DIAGNOSTICS. `above` is its path in the document."""
     try:
-        return schema.model_validate(with_camel_keys(schema, raw)), []
+        return schema.model_validate(raw), []
     except ValidationError as error:
-        found: dict[tuple[str | int, ...], Diagnostic] = {}
+        found: dict[Place, Diagnostic] = {}
         for detail in error.errors(include_url=False)[:MAX_DIAGNOSTICS]:
             path, field, inside = _field_at(schema, detail["loc"])
             # Report only the first error of a field.
-            message = _sentence(detail, (*above, *path), field, inside, answers)
-            found.setdefault(path, document.diagnostic((*above, *path), message))
+            if not document.is_refused((*above, *path)):
+                message = _sentence(detail, (*above, *path), field, inside)
+                found.setdefault(path, document.diagnostic((*above, *path), message))
     return None, list(found.values())
-
-
-def with_camel_keys(schema: type[BaseModel], raw: Any) -> Any:
-    """`raw` with known snake_case keys, which NNI also accepts, in camelCase."""
-    if isinstance(raw, list):
-        return [with_camel_keys(schema, item) for item in raw]
-    if not isinstance(raw, Mapping):
-        return raw
-    fields = fields_of(schema)
-    by_folded = {folded(name): name for name in fields}
-    renamed = {}
-    for key, value in raw.items():
-        camel = by_folded.get(folded(key), key) if isinstance(key, str) and "_" in key else key
-        name = camel if camel not in raw else key
-        inner = schema_in(fields[name]) if name in fields else None
-        renamed[name] = value if inner is None else with_camel_keys(inner, value)
-    return renamed
 
 
 def fields_of(schema: type[BaseModel]) -> dict[str, FieldInfo]:
@@ -164,46 +156,34 @@ def _field_at(
     return path, field, inside
 
 
-def _sentence(
-    detail: ErrorDetails,
-    path: tuple[str | int, ...],
-    field: FieldInfo | None,
-    inside: type[Schema],
-    answers: Mapping[str, str],
-) -> str:
-    key, kind, value = key_of(path), detail["type"], detail["input"]
+def _sentence(detail: ErrorDetails, path: Place, field: FieldInfo | None, inside: type[Schema]) -> str:
+    kind, value = detail["type"], detail["input"]
+    subject = ref(path)
     if kind == _SENTENCE:
-        return str(detail["ctx"]["sentence"])
+        sentence = str(detail["ctx"]["sentence"])
+        return sentence if sentence.startswith("cannot ") else f"cannot use {subject}: {sentence}"
     last = str(path[-1]) if path else ""
     if field is None:
-        if (answer := answers.get(key, inside.answers.get(last))) is not None:
-            return f"cannot use {key}: {answer}"
-        fields = fields_of(inside)
-        if homes := [
-            name for name, each in fields.items() if (below := schema_in(each)) and last in fields_of(below)
-        ]:
-            one = homes[0] if len(homes) == 1 else f"one of {', '.join(homes)}"
-            return f"cannot use {key}: it is not a key of this section; indent it below {one}"
-        if last in _OF_ALGORITHMS and "classArgs" in fields:
-            return f"cannot use {key}: it is an argument of the algorithm; indent it below classArgs"
-        remedy = remedy_for_unknown(last, fields, verb="remove it or use")
-        return f"cannot use {key or 'this file'}: there is no such key here; {remedy}"
-    what, example = field.description, (field.examples or [""])[0]
-    written = f"write e.g. {last}: {example}"
+        remedy = remedy_for_unknown(last, fields_of(inside), verb="remove it or use")
+        return f"cannot use {subject if path else 'this file'}: there is no such key here; {remedy}"
+    what, written = field.description, f"write e.g. {ref(path, example_of(field))}"
     if isinstance(path[-1], int):
         # An item of a list must be a mapping.
-        name = next(step for step in reversed(path) if isinstance(step, str))
-        return f"cannot use {key}: {shown(value)} is not a mapping; write e.g. {name}: {example}"
+        whole_list = tuple(path[: max(i for i, step in enumerate(path) if isinstance(step, str)) + 1])
+        return f"cannot use {subject}: {shown(value)} is not a mapping; write e.g. {ref(whole_list, example_of(field))}"
     if kind == "missing":
-        return f"cannot do without {key}: it must be {what}; {written}"
+        return f"cannot do without {subject}: it must be {what}; {written}"
     if is_placeholder(value):
-        return f"cannot use {key}: it is a placeholder of an example; {written}"
+        return f"cannot use {subject}: it is a placeholder of an example; {written}"
+    read_value = shown(value) if field.repr else "its value"  # a secret is not shown
     if kind == "string_type" and (read_as := _READ_AS.get(type(value))) is not None:
-        read_value = shown(value) if field.repr else "its value"
-        return f"cannot use {key}: without quotes YAML reads {read_value} as {read_as}; put it in quotes"
-    if not field.repr:
-        return f"cannot use {key}: its value is not {what}; {written}"  # the value is a secret
-    return f"cannot use {key}: {shown(value)} is not {what}; {written}"
+        return f"cannot use {subject}: without quotes YAML reads {read_value} as {read_as}; put it in quotes"
+    return f"cannot use {subject}: {read_value} is not {what}; {written}"
+
+
+def example_of(field: FieldInfo) -> str:
+    """The example of a field, in YAML."""
+    return str((field.examples or [""])[0])
 
 
 def is_placeholder(value: Any) -> bool:

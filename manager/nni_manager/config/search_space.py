@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -208,50 +208,42 @@ class _Reader:
         found: dict[str, Parameter] = {}
         for name, value in raw.items():
             # YAML allows keys such as 1 and true; trials read JSON, where keys are text.
+            here = (*path, str(name))
             if not isinstance(name, str):
-                self.refuse(
-                    (*path, str(name)),
-                    f"{key_of((*path, str(name)))}: a name must be text",
-                    f'write "{name}"',
-                )
-            found[str(name)] = self.parameter((*path, str(name)), value)
+                self.refuse(here, f"{key_of(here)}: a name must be text", f'write "{name}"')
+            found[str(name)] = self.parameter(here, value)
         return SearchSpace(found)
 
     def parameter(self, path: Path, raw: Any) -> Parameter:
         """The hyper-parameter at `path`."""
-        placeholder, key = Choice(()), key_of(path)
+        key, remedy = key_of(path), f"write a hyper-parameter as {_EXAMPLE}"
         if not isinstance(raw, dict):
-            self.refuse(
-                path, f"{key}: {shown(raw)} is not a mapping", f"write a hyper-parameter as {_EXAMPLE}"
-            )
-            return placeholder
+            return self._invalid(path, f"{key}: {shown(raw)} is not a mapping", remedy)
         for extra in map(str, raw.keys() - {"_type", "_value"}):
             self.refuse((*path, extra), f"{key}.{extra}: there is no such key", "keep only _type and _value")
         missing = [name for name in ("_type", "_value") if name not in raw]
         if missing:
-            self.refuse(
-                path, f"{key}: {' and '.join(missing)} missing", f"write a hyper-parameter as {_EXAMPLE}"
-            )
-            return placeholder
+            return self._invalid(path, f"{key}: {' and '.join(missing)} missing", remedy)
         kind, values = raw["_type"], raw["_value"]
         if kind == "choice":
             return self._choice((*path, "_value"), key, values)
         if kind == "mutable_layer":
-            self.refuse(path, f"{key}: architecture search (mutable_layer) is not supported", "use choice")
-        elif not isinstance(kind, str) or kind not in _NUMERIC:
+            what = f"{key}: architecture search (mutable_layer) is not supported"
+            return self._invalid(path, what, "use choice")
+        if not isinstance(kind, str) or kind not in _NUMERIC:
             remedy = remedy_for_unknown(kind if isinstance(kind, str) else "", TYPES)
-            self.refuse((*path, "_type"), f"{key}: {shown(kind)} is not a type", remedy)
-        else:
-            made = self._numeric((*path, "_value"), key, kind, values)
-            return placeholder if made is None else made
-        return placeholder
+            return self._invalid((*path, "_type"), f"{key}: {shown(kind)} is not a type", remedy)
+        return self._numeric((*path, "_value"), key, kind, values)
+
+    def _invalid(self, path: Path, what: str, remedy: str) -> Choice:
+        """Record one error; the result is the placeholder."""
+        self.refuse(path, what, remedy)
+        return Choice(())
 
     def _choice(self, path: Path, key: str, values: Any) -> Choice:
         if not isinstance(values, list):
-            self.refuse(
-                path, f"{key}: {shown(values)} is not a list", "write a list of options, such as [1, 2]"
-            )
-            return Choice(())
+            remedy = "write a list of options, such as [1, 2]"
+            return self._invalid(path, f"{key}: {shown(values)} is not a list", remedy)
         if not values:
             self.refuse(path, f"{key}: the choice has no option", "list at least one")
         return Choice(tuple(self._option((*path, i), f"{key}[{i}]", value) for i, value in enumerate(values)))
@@ -259,11 +251,8 @@ class _Reader:
     def _option(self, path: Path, key: str, value: Any) -> Any | Nested:
         if not (isinstance(value, dict) and "_name" in value):
             if not _is_json(value):
-                self.refuse(
-                    path,
-                    f"{key}: {shown(value)} is not a JSON value",
-                    "put it in quotes, or write a finite number",
-                )
+                remedy = "put it in quotes, or write a finite number"
+                self.refuse(path, f"{key}: {shown(value)} is not a JSON value", remedy)
             return value
         name = value["_name"]
         if not isinstance(name, str):
@@ -271,88 +260,71 @@ class _Reader:
         inner = {child: raw for child, raw in value.items() if child != "_name"}
         return Nested(str(name), self.space(path, inner))
 
-    def _numeric(self, path: Path, key: str, kind: str, values: Any) -> Parameter | None:
+    def _numeric(self, path: Path, key: str, kind: str, values: Any) -> Parameter:
         made, names = _NUMERIC[kind]
         form = f"[{', '.join(names)}]"
         if not isinstance(values, list) or len(values) != len(names):
             what = f"has {len(values)} items" if isinstance(values, list) else "is not a list"
-            self.refuse(path, f"{key}: {shown(values)} {what}", f"{kind} requires {form}")
-            return None
+            return self._invalid(path, f"{key}: {shown(values)} {what}", f"{kind} requires {form}")
         whole = kind == "randint"
         wrong = [value for value in values if not (_is_whole(value) if whole else _is_number(value))]
         for value in wrong:
             noun = "whole number up to 2**53" if whole else "finite number"
             self.refuse(path, f"{key}: {shown(value)} is not a {noun}", f"{kind} requires {form}")
         if wrong:
-            return None
+            return Choice(())
         numbers = [int(value) if whole else float(value) for value in values]
-        reasons = _reasons_against(kind, dict(zip(names, numbers, strict=True)), values)
+        reasons = [*_reasons_against(kind, dict(zip(names, numbers, strict=True)), values)]
         for what, remedy in reasons:
             self.refuse(path, f"{key}: {what}", remedy)
-        parameter: Parameter | None = None if reasons else made(*numbers)
+        parameter: Parameter = Choice(()) if reasons else made(*numbers)
         return parameter
 
 
-def _reasons_against(kind: str, number: Mapping[str, float], written: Sequence[Any]) -> list[tuple[str, str]]:
+def _reasons_against(
+    kind: str, number: Mapping[str, float], written: Sequence[Any]
+) -> Iterator[tuple[str, str]]:
     """The errors of the numbers, each with its remedy. `written` holds the numbers as the user wrote them."""
-    found = []
     if "low" in number:
         low, high = number["low"], number["high"]
         if low >= high:
             word = "swap them" if low > high else "widen the range"
-            found.append((f"low {written[0]} is not below high {written[1]}", f"{word} or use choice"))
+            yield f"low {written[0]} is not below high {written[1]}", f"{word} or use choice"
         if "log" in kind and low <= 0:
-            found.append(
-                (f"low {written[0]} is not above 0", f"{kind} requires a positive low, such as 0.0001")
-            )
+            yield f"low {written[0]} is not above 0", f"{kind} requires a positive low, such as 0.0001"
         if math.isinf(high - low):
-            found.append(
-                (f"the range from {written[0]} to {written[1]} is too wide for a float", "narrow the range")
-            )
+            what = f"the range from {written[0]} to {written[1]} is too wide for a float"
+            yield what, "narrow the range"
         farthest = max(abs(low), abs(high))
     else:
         mu, sigma = number["mu"], number["sigma"]
         if sigma <= 0:
-            found.append((f"sigma {written[1]} is not above 0", "write a positive sigma or use choice"))
+            yield f"sigma {written[1]} is not above 0", "write a positive sigma or use choice"
         farthest = abs(mu) + FARTHEST_SIGMAS * abs(sigma)
         if "log" in kind:
             if farthest > MAX_EXPONENT:
-                found.append(
-                    (
-                        f"exp({written[0]} + {FARTHEST_SIGMAS} * {written[1]}) is too large for a float",
-                        "lower mu or sigma",
-                    )
-                )
+                what = f"exp({written[0]} + {FARTHEST_SIGMAS} * {written[1]}) is too large for a float"
+                yield what, "lower mu or sigma"
             farthest = math.exp(min(farthest, MAX_EXPONENT))
         if math.isinf(farthest):
-            found.append(
-                (f"mu {written[0]} with sigma {written[1]} exceeds the range of floats", "lower mu or sigma")
-            )
+            what = f"mu {written[0]} with sigma {written[1]} exceeds the range of floats"
+            yield what, "lower mu or sigma"
     if "q" in number:
         q = number["q"]
         if q <= 0:
-            found.append((f"q {written[2]} is not above 0", f"write a positive q or use {kind[1:]}"))
+            yield f"q {written[2]} is not above 0", f"write a positive q or use {kind[1:]}"
         elif math.isfinite(farthest) and math.isinf(farthest / q):
-            found.append(
-                (
-                    f"q {written[2]} is too small for values of this size",
-                    f"write a larger q or use {kind[1:]}",
-                )
-            )
-    return found
+            what = f"q {written[2]} is too small for values of this size"
+            yield what, f"write a larger q or use {kind[1:]}"
 
 
 def _is_json(value: Any) -> bool:
     """True if JSON can represent this value. YAML also has dates, bytes, sets, infinities and keys of any type."""
-    match value:
-        case None | bool() | str():
-            return True
-        case dict():
-            return all(isinstance(key, str) and _is_json(inner) for key, inner in value.items())
-        case list():
-            return all(_is_json(inner) for inner in value)
-        case _:
-            return _is_number(value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(inner) for key, inner in value.items())
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return value is None or isinstance(value, bool | str) or _is_number(value)
 
 
 def _is_number(value: Any) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 from nni_manager.config.model import CALL_TIMEOUT_S, UserClass
 from nni_manager.config.registered_algorithms import AlgorithmFileInvalid, AlgorithmKind, registered
 
-OWN_KEYS = ("codeDir", "classFileName", "className")
+OWN_KEYS = ("codeDirectory", "classFileName", "className")
 
 
 def user_class(
@@ -22,7 +22,7 @@ def user_class(
 ) -> UserClass | None:
     """The class that a section names or that is registered under `name`; None if the algorithm is built in.
 
-    `code_dir` is the absolute path of `codeDir`, or the folder of the file. `reason_against_class` reports errors.
+    `code_dir` is the absolute path of `codeDirectory`, or the folder of the file. `reason_against_class` reports errors.
     """
     limit_s = CALL_TIMEOUT_S if call_timeout_s is None else call_timeout_s
     if isinstance(section.get("className"), str):
@@ -48,35 +48,34 @@ def reason_against_class(
 ) -> tuple[str, str] | None:
     """The wrong key, and the reason as a sentence, if the section's class cannot be used; None if no error is found.
 
-    `code_dir` is the absolute path of `codeDir`; without it the module may be installed.
+    `code_dir` is the absolute path of `codeDirectory`; without it the module may be installed.
     """
     name, file = section.get("className"), section.get("classFileName")
-    built_in = f"builtin{kind.capitalize()}Name"
     given = [key for key in OWN_KEYS if section.get(key) is not None]
     if not given or not all(isinstance(section[key], str) for key in given):
         return None
     own = given[0]
-    if section.get(built_in) is not None:
+    if section.get("name") is not None:
         return own, (
-            f"cannot use {kind}.{own} together with {kind}.{built_in}: they exclude each other; remove {built_in}, or all "
-            f"of {', '.join(OWN_KEYS)}"
+            f"cannot use «{kind}.{own}» together with «{kind}.name»: they exclude each other; remove «{kind}.name», or the "
+            "keys of your own class"
         )
     if name is None:
         return "className", (
-            f"cannot do without {kind}.className next to {kind}.{own}: it must be the name of a class; write e.g. "
-            f"className: My{kind.capitalize()}"
+            f"cannot do without «{kind}.className» next to «{kind}.{own}»: it must be the name of a class; write e.g. "
+            f"«{kind}.className: my_{kind}.My{kind.capitalize()}»"
         )
     if file is None and "." not in str(name):
-        return "classFileName", (
-            f"cannot do without {kind}.classFileName: it must be the Python file that defines the class; write e.g. "
-            f"classFileName: my_{kind}.py, or module and class as one name: className: my_{kind}.{name}"
+        return "className", (
+            f"cannot use «{kind}.className»: it has no module; write module and class as one name, such as "
+            f"«{kind}.className: my_{kind}.{name}»"
         )
     if code_dir is None or not (file is None or str(file).endswith(".py")):
         return None  # the module may be installed, or the schema reports the error
     if not code_dir.is_dir():
         return (
-            "codeDir",
-            f"cannot use {kind}.codeDir: there is no folder {code_dir}; create it or fix the path",
+            "codeDirectory",
+            f"cannot use «{kind}.codeDirectory»: there is no folder {code_dir}; create it or fix the path",
         )
     return _reason_against_file(kind, _dotted(section), code_dir, own)
 
@@ -89,16 +88,16 @@ def _reason_against_file(
     path = next((each for each in (base.with_suffix(".py"), base / "__init__.py") if each.is_file()), None)
     if path is None:
         return key, (
-            f"cannot use {kind}.{key}: there is no file {base.with_suffix('.py')}; create it, or fix codeDir and the names"
+            f"cannot use «{kind}.{key}»: there is no file {base.with_suffix('.py')}; create it, or fix the folder and the names"
         )
     try:
         tree = ast.parse(path.read_bytes(), str(path))
     except (SyntaxError, ValueError, OSError, RecursionError) as error:
-        return key, f"cannot use {kind}.{key}: {path} cannot be read as Python: {error}; fix it"
+        return key, f"cannot use «{kind}.{key}»: {path} cannot be read as Python: {error}; fix it"
     if _may_define(tree, name):
         return None
     return "className", (
-        f"cannot use {kind}.className: {path} does not define {name}; write the name of a class in that file"
+        f"cannot use «{kind}.className»: {path} does not define {name}; write the name of a class in that file"
     )
 
 

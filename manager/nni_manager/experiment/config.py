@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
 from nni_manager.config.diagnostics import ConfigInvalid, Diagnostic
+from nni_manager.config.keys import PLATFORMS, UNSUPPORTED
 from nni_manager.config.model import ExperimentSpec as CheckedConfig
 from nni_manager.config.python_document import read_python
-from nni_manager.config.v1 import UNSUPPORTED
-from nni_manager.config.v2 import PLATFORMS
 from nni_manager.errors import UserError
 from nni_manager.experiment.aliases import ConfigBase
 

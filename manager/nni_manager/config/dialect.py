@@ -1,0 +1,76 @@
+"""The names of an experiment's keys in each kind of source: a file of NNI's first or second schema, or Python.
+
+Checks name each key by its path in the second schema. In a message, `ref` marks a key; a dialect renders it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from nni_manager.config.diagnostics import MARK, Place, key_of, steps_of
+
+Keys = tuple[str, ...]
+"""A path of keys; `*` replaces the index of an item."""
+EACH = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The names of keys in files. `names` has the path of each key whose path is not that of the second schema.
+
+    `examples` replaces examples of values by other text, and `values` replaces values.
+    """
+
+    space: ClassVar = ("searchSpaceFile", "the path of a JSON file", "search_space.json")
+    """The key that messages suggest for the search space, what it must be, and an example."""
+    names: Mapping[Keys, Keys] = field(default_factory=dict)
+    examples: Mapping[Keys, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
+
+    def path(self, place: Place) -> Place:
+        """The path in the source of the key at `place`."""
+        for length in range(len(place), 0, -1):
+            if (there := self.names.get(place_of(place[:length]))) is not None:
+                return (*with_indices(there, place[:length]), *place[length:])
+        return tuple(place)
+
+    def key(self, place: Place) -> str:
+        """The dotted name of the key at `place`."""
+        return key_of(self.path(place))
+
+    def example(self, place: Place, written: str) -> str:
+        """The notation of a value. `written` is the value in YAML, with the keys of the second schema."""
+        above = place_of(place)
+        if above in self.examples:
+            return self.examples[above]
+        lasts = {v2[-1]: there[-1] for v2, there in self.names.items() if v2[: len(above)] == above != v2}
+        inner = re.sub(r"\w+(?=: )", lambda found: lasts.get(found[0], found[0]), written)
+        return f"{self.path(place)[-1]}: {self.values.get(inner, inner)}"
+
+    def text(self, message: str) -> str:
+        """The message with each marked key, example and value in the terms of this source."""
+        return MARK.sub(self._rendered, message)
+
+    def _rendered(self, found: re.Match[str]) -> str:
+        if found["value"] is not None:
+            return self.values.get(found["value"], found["value"])
+        place = steps_of(found["key"])
+        return self.key(place) if found["example"] is None else self.example(place, found["example"])
+
+
+def place_of(path: Place) -> Keys:
+    """A path with `*` in place of the indices of items."""
+    return tuple(EACH if isinstance(step, int) else step for step in path)
+
+
+def with_indices(place: Keys, path: Place) -> Place:
+    """The path with each `*` replaced by the indices in `path`, in order."""
+    indices = iter([step for step in path if isinstance(step, int)])
+    return tuple(next(indices, 0) if step == EACH else step for step in place)
+
+
+OF_FILES = Dialect()
+"""The names of files in the second schema, and of other files, whose keys have one name."""

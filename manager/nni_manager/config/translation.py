@@ -1,0 +1,167 @@
+"""Moves the values of a file to their paths in the second schema, and diagnoses unknown keys. `v1.py` and `v2.py` extend it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+from nni_manager.config import keys as table
+from nni_manager.config.diagnostics import (
+    MAX_DIAGNOSTICS,
+    Diagnostic,
+    Place,
+    folded,
+    ref,
+    remedy_for_unknown,
+    shown,
+)
+from nni_manager.config.dialect import EACH, Dialect, Keys, with_indices
+from nni_manager.config.document import Document
+
+# The arguments that users most often indent too little.
+_OF_ALGORITHMS = ("optimize_mode", "seed")
+
+
+class Translation:
+    """One pass over one file. `leaves` is the path in the second schema of each key, by its path in the file.
+
+    `sections` is the same for mappings; a section of the file that is absent there has no counterpart. `aliases` are keys
+    that messages do not suggest. `knows_any_case`: keys are known in any spelling, not only in snake_case.
+    """
+
+    knows_any_case: ClassVar = False
+    aliases: ClassVar[Mapping[Keys, Keys]] = {}
+
+    def __init__(
+        self, document: Document, dialect: Dialect, leaves: Mapping[Keys, Keys], sections: Mapping[Keys, Keys]
+    ) -> None:
+        self.document = document
+        self.dialect = dialect
+        self.leaves = leaves
+        self.sections = sections
+        # The keys of each mapping of the file, in order.
+        self.children: dict[Keys, dict[str, None]] = {}
+        for path in (*leaves, *sections):
+            for length in range(len(path)):
+                self.children.setdefault(path[:length], {})[path[length]] = None
+        self.value: dict[str, Any] = {"trainingService": {}}
+        self.diagnostics: list[Diagnostic] = list(document.diagnostics)
+        self.warnings: list[str] = []
+        self.refused: set[Keys] = set()
+
+    def document_of_v2(self) -> Document:
+        """The document with its value in the second schema."""
+        return dataclasses.replace(
+            self.document,
+            value=self.value,
+            dialect=self.dialect,
+            diagnostics=tuple(self.diagnostics),
+            warnings=tuple(self.warnings),
+            refused=frozenset(self.refused),
+        )
+
+    def move(self, value: Mapping[Any, Any], place: Keys = (), here: Place = ()) -> None:
+        """Move the values of the mapping at `place`; `here` is the same path with the indices of items."""
+        if place in self.sections:
+            put(self.value, with_indices(self.sections[place], here), {})
+        seen: set[str] = set()
+        for key, item in value.items():
+            name = self.known_name(key, place)
+            if name in seen:
+                self.refuse((*here, str(key)), f"it is another spelling of {name}; keep one of the two")
+                continue
+            seen.add(name)
+            self._move_key(item, (*place, name), (*here, name))
+
+    def _move_key(self, item: Any, place: Keys, here: Place) -> None:
+        is_list = (*place, EACH) in self.children
+        if place in self.leaves:
+            self.put_value(self.leaves[place], place, here, item)
+        elif place not in self.children:
+            self.refuse_unknown(place, here, item)
+        elif is_list and isinstance(item, list) and item:
+            for index, each in enumerate(item):
+                is_mapping = isinstance(each, Mapping)
+                v2 = with_indices((*self.sections[place], EACH), (*here, index))
+                put(self.value, v2, {} if is_mapping else each)
+                if is_mapping:
+                    self.move(each, (*place, EACH), (*here, index))
+        elif isinstance(item, Mapping) and not is_list:
+            self.move(item, place, here)
+        elif place in self.sections:
+            self.put_value(self.sections[place], place, here, item)
+        else:
+            self.refuse_section(place, here, item)
+
+    def put_value(self, v2: Keys, place: Keys, here: Place, item: Any) -> None:
+        """Move a value to its path `v2`."""
+        put(self.value, with_indices(v2, here), item)
+
+    def answer(self, place: Keys, here: Place, item: Any) -> str | None:
+        """The reason against an unknown key, with the remedy; None: no particular one, empty: ignore the key."""
+        raise NotImplementedError
+
+    def refuse_section(self, place: Keys, here: Place, item: Any) -> None:
+        """Refuse a value that is not a mapping."""
+        raise NotImplementedError
+
+    def known_name(self, key: Any, place: Keys) -> str:
+        """The known key of the mapping at `place` that differs from `key` at most in its spelling; else `key` itself."""
+        if not isinstance(key, str) or not (self.knows_any_case or "_" in key):
+            return str(key)
+        known = {folded(name): name for name in self.children.get(place, ())}
+        return known.get(folded(key), key)
+
+    def refuse_platform(self, here: Place, word: Any, known: Iterable[str]) -> None:
+        """Refuse the name of an unknown platform; the schema reports other values than text."""
+        if isinstance(word, str) and word in table.UNSUPPORTED:
+            self.refuse(here, f"{shown(word)}: {table.UNSUPPORTED[word]}")
+        elif isinstance(word, str) and word not in known:
+            self.refuse(here, f"{shown(word)} is not a platform; {remedy_for_unknown(word, known)}")
+
+    def refuse_unknown(self, place: Keys, here: Place, item: Any) -> None:
+        """Refuse a key that is not in the table."""
+        answer = self.answer(place, here, item)
+        if answer is None:
+            last, above = place[-1], place[:-1]
+            known = [name for name in self.children[above] if (*above, name) not in self.aliases]
+            homes = [name for name in known if last in self.children.get((*above, name), ())]
+            if homes:
+                one = homes[0] if len(homes) == 1 else f"one of {', '.join(homes)}"
+                answer = f"it is not a key of this section; indent it below {one}"
+            elif last in _OF_ALGORITHMS and "classArgs" in known:
+                answer = "it is an argument of the algorithm; indent it below classArgs"
+            else:
+                remedy = remedy_for_unknown(last, known, verb="remove it or use")
+                answer = f"there is no such key here; {remedy}"
+        if answer:
+            self.refuse(here, answer)
+
+    def refuse(self, here: Place, why: str, cannot: str = "use") -> None:
+        """Record an error of a key of the file; `why` ends with the remedy."""
+        is_refused = any(here[: len(section)] == section for section in self.refused)
+        if not is_refused and len(self.diagnostics) < MAX_DIAGNOSTICS:
+            message = f"cannot {cannot} {ref(here)}: {self.dialect.text(why)}"
+            self.diagnostics.append(self.document.diagnostic(here, message))
+
+
+def put(value: dict[str, Any], path: Place, item: Any) -> None:
+    """Set the item at a path and create the mappings and lists above it. An empty mapping replaces no existing mapping."""
+    inside: Any = value
+    for step, following in zip(path, (*path[1:], None), strict=True):
+        if isinstance(inside, list) and isinstance(step, int):
+            inside += [{} for _ in range(step + 1 - len(inside))]
+        if following is None:
+            if item != {} or not isinstance(_at(inside, step), dict):
+                inside[step] = item
+            return
+        if not isinstance(_at(inside, step), dict | list):
+            inside[step] = [] if isinstance(following, int) else {}
+        inside = inside[step]
+
+
+def _at(inside: Any, step: str | int) -> Any:
+    if isinstance(inside, list):
+        return inside[step] if isinstance(step, int) and step < len(inside) else None
+    return inside.get(step)
