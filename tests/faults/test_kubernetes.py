@@ -155,12 +155,16 @@ def test_a_namespace_that_is_deleted_takes_its_jobs_along_and_is_gone(site):
 
     async def work():
         async with site.manager() as service:
-            await service.submit(site.settings())
-            await until(lambda: site.store.list(PODS), "it has a pod", TIMEOUT_S)
+            for job_id in ("trial1", "trial3"):
+                await service.submit(site.settings(job_id))
+            await until(lambda: len(site.store.list(PODS)) == 2, "both have a pod", TIMEOUT_S)
             site.store.delete(NAMESPACES, "", "team")
-            ended = await site.has_ended()
-            assert (ended.exit_code, ended.reason) == (None, ExitReason.JOB_LOST)
-            assert f"Framework {NAME} in namespace team was deleted, but not by this manager" in ended.message
+            await site.has_ended(2)
+            deleted = f"Framework {NAME} in namespace team was deleted, but not by this manager"
+            assert {ended.job_id: (ended.exit_code, ended.reason, ended.message) for ended in site.ends} == {
+                "trial1": (None, ExitReason.JOB_LOST, deleted),
+                "trial3": (None, ExitReason.JOB_LOST, deleted.replace("trial1", "trial3")),
+            }
             await until(lambda: not site.store.find(NAMESPACES, "", "team"), "it is gone", TIMEOUT_S)
             with pytest.raises(RetryableError, match='namespaces "team" not found'):
                 await service.submit(site.settings("trial2"))
