@@ -26,7 +26,7 @@ from openpai_jobs import WORKER, a_job, text_of
 from real_experiment import RealExperiment, until
 
 from nni_manager.config.model import ClaimStorage, KubernetesConfig, PaiConfig, RoleConfig
-from nni_manager.training_service_factory import operator_of
+from nni_manager.training_service_factory import make_service, operator_of
 from nni_manager.training_services.kubernetes import resource_calls, watch
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.backend import KubernetesService
@@ -59,6 +59,8 @@ class Platform:
     """The exit code and the reason of a job that was stopped on request, and of one that was removed."""
     removed = (None, ExitReason.JOB_LOST)
     stopped_message = removed_message = created_message = ""
+    removal_kills = False
+    """True if a removed job is killed at once, so that its keeper cannot report the end."""
     adopted_exit_code = 0
     """The exit code of an adopted job that exits with 0."""
     adopted_failure = ""
@@ -171,7 +173,7 @@ class Platform:
 
     def factory(self, experiment):
         """Makes the service of an experiment, for the callback with the ends of jobs."""
-        raise NotImplementedError
+        return make_service(experiment.config, experiment.folder)
 
     def close(self):
         """End what this platform has started."""
@@ -179,7 +181,7 @@ class Platform:
 
 class Local(Platform):
     stopped = (9, ExitReason.KEEPER_LOST)
-    removed = (-signal.SIGKILL, ExitReason.KEEPER_LOST)
+    removed, removal_kills = (-signal.SIGKILL, ExitReason.KEEPER_LOST), True
     adopted_exit_code = None  # it is no child of the second manager
 
     def __init__(self, name, folder, monkeypatch):
@@ -222,6 +224,10 @@ class OpenPaiPlatform(Platform):
     created_message = "was stopped before it was created"
     user, storage_name = USER, "confignfs-data"
 
+    def __init__(self, name, folder, monkeypatch):
+        super().__init__(name, folder)
+        monkeypatch.setattr(client, "POLL_S", POLL_S)
+
     def _pai(self):
         return PaiConfig(
             *(self.host, self.user, self.token, None, self.storage, str(self.storage)),
@@ -229,12 +235,10 @@ class OpenPaiPlatform(Platform):
         )
 
     def service(self, on_job_ended):
-        return self._service_for(self._pai(), self.workspace, on_job_ended)
-
-    def _service_for(self, pai, workspace, on_job_ended):
+        pai = self._pai()
         cluster = OpenPai(pai.host, pai.user, token=pai.token, retry_policy=QUICK)
         template = template_of(pai)
-        return OpenPaiService(cluster, template, pai.mount, workspace, on_job_ended, poll_s=POLL_S)
+        return OpenPaiService(cluster, template, pai.mount, self.workspace, on_job_ended, poll_s=POLL_S)
 
     def config(self, reuse=False):
         shared = {"nniManagerNFSMountPath": str(self.storage), "containerNFSMountPath": str(self.storage)}
@@ -246,21 +250,16 @@ class OpenPaiPlatform(Platform):
             "paiConfig": {"userName": self.user, "token": self.token, "host": self.host, "reuse": reuse},
         }
 
-    def factory(self, experiment):
-        def make(on_job_ended):
-            return self._service_for(experiment.config.pai, experiment.folder.workspace, on_job_ended)
-
-        return make
-
 
 class OpenPai18(OpenPaiPlatform):
     """A server of ours with the answers of OpenPAI 1.8."""
 
+    removal_kills = True
     removed_message = "job nni_exp_EXPT_trial_trial1 on OpenPAI no longer exists: it was removed there"
     token = "token-of-the-profile-page"
 
     def __init__(self, name, folder, monkeypatch):
-        super().__init__(name, folder)
+        super().__init__(name, folder, monkeypatch)
         self.server = FakePai(run_jobs=True)
         self.server.start()
 
@@ -290,6 +289,15 @@ class OpenPai18(OpenPaiPlatform):
 
     def start_server(self):
         self.server.start()
+
+    renewal = "create a new token on OpenPAI's profile page"
+
+    def expire_login(self):
+        self.server.tokens = {"a-newer-token"}
+
+    def renew_login(self, experiment):
+        text = experiment.config_file.read_text()
+        experiment.config_file.write_text(text.replace(self.token, "a-newer-token"))
 
     def answer_submissions(self, how, times=1, resource=None):
         self.server.misbehave(how, times, at=("POST", "/jobs"))
@@ -330,7 +338,7 @@ class OpenPaiOfThisMachine(OpenPaiPlatform):
     user, storage_name = "ada", "team"
 
     def __init__(self, name, folder, monkeypatch):
-        super().__init__(name, folder)
+        super().__init__(name, folder, monkeypatch)
         self._open = contextlib.ExitStack()
         self.here = self._open.enter_context(an_openpai_here(folder))
         self.storage = folder / "team"
@@ -399,6 +407,7 @@ class OnKubernetes(Platform):
         self.kind, self.version, other_role, fields = _OPERATORS[name]
         self._open = contextlib.ExitStack()
         self.around = self._open.enter_context(our_cluster(folder))
+        monkeypatch.setenv("KUBECONFIG", str(self.around.kubeconfig))
         self.cluster, self.storage = self.around.double, self.around.storage_here
         self.keeps_last_lines = name != "trainjob"
         roles = (_ROLE,) if other_role is None else (_ROLE, replace(_ROLE, name=other_role))
@@ -420,11 +429,8 @@ class OnKubernetes(Platform):
         self.removed_message = f"{deleted}, but not by this manager"
 
     def service(self, on_job_ended):
-        return self._service_for(self._config, self.workspace, on_job_ended)
-
-    def _service_for(self, config, workspace, on_job_ended):
         cluster = Kubernetes(self.around.kubeconfig, QUICK)
-        return KubernetesService(cluster, operator_of(config), workspace, on_job_ended)
+        return KubernetesService(cluster, self._operator, self.workspace, on_job_ended)
 
     @property
     def store(self):
@@ -455,6 +461,14 @@ class OnKubernetes(Platform):
 
     def start_server(self):
         self.cluster.api.start()
+
+    renewal = "renew the login in your kubeconfig file"
+
+    def expire_login(self):
+        self.answer_submissions((401, "Unauthorized", "Unauthorized"), 1000)
+
+    def renew_login(self, experiment):
+        self.answer_submissions_well()
 
     def answer_submissions(self, how, times=1, resource=None):
         self.cluster.api.misbehave(how, times, at=("create", resource or self.kind.plural), retry_after=0)
@@ -502,10 +516,6 @@ class OnKubernetes(Platform):
             "trial": {"codeDir": ".", deciding: role | {"command": command}},
             "kubeflowConfig": section | {"operator": self.name},
         }
-
-    def factory(self, experiment):
-        config, workspace = experiment.config.kubernetes, experiment.folder.workspace
-        return lambda on_job_ended: self._service_for(config, workspace, on_job_ended)
 
     def close(self):
         self._open.close()

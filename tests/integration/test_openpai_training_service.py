@@ -120,7 +120,7 @@ def test_a_job_that_openpai_does_not_list_yet_has_not_ended(site):
 
 
 @pytest.mark.parametrize("how", [429, 500, 401, "drop"])
-def test_a_list_call_that_fails_is_a_problem_and_ends_no_job(site, how):
+def test_calls_that_fail_are_a_problem_and_end_no_job(site, how):
     async def work():
         async with site.manager() as service:
             await service.submit(site.settings("trial1", "trial1"))
@@ -130,6 +130,7 @@ def test_a_list_call_that_fails_is_a_problem_and_ends_no_job(site, how):
             assert "cannot list jobs: " in service.problem
             await until(lambda: not service.problem, "it is over")
             assert site.ends == []
+            site.server.misbehave(how, 2, at=("GET", "/jobs/{name}"))
             site.server.wait_for_job().end("SUCCEEDED", 0)
             await until(lambda: site.ends, "the end is reported")
 
