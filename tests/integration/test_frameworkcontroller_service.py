@@ -1,7 +1,6 @@
 """Jobs on FrameworkController and its objects. What every platform does is in tests/contract/test_platform_jobs.py."""
 
 import asyncio
-import contextlib
 import threading
 from dataclasses import replace
 
@@ -40,70 +39,40 @@ def site(tmp_path, monkeypatch):
         yield site
 
 
-def test_a_job_deleted_while_the_server_drops_its_history_is_missing_in_the_new_list(site):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            await site.is_running()
-            with site.store.changed:
-                site.store.delete(FRAMEWORKS, "default", NAME)
-                site.cluster.api.forget_history()
-            end = await site.has_ended()
-            assert "was deleted, but not by this manager" in end.message
-
-    run(work())
+async def test_a_job_deleted_while_the_server_drops_its_history_is_missing_in_the_new_list(site):
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        await site.is_running()
+        with site.store.changed:
+            site.store.delete(FRAMEWORKS, "default", NAME)
+            site.cluster.api.forget_history()
+        end = await site.has_ended()
+        assert "was deleted, but not by this manager" in end.message
 
 
-def test_conflicts_and_a_server_that_is_overloaded_cost_no_job(site):
-    site.runs("true")
-    for verb in ("create", "delete"):
-        for how in ("conflict", 429, 503):
-            site.cluster.api.misbehave(how, 1, at=(verb, ""), retry_after=0)
-
-    async def work():
-        async with site.manager() as service:
-            for number in range(6):
-                for _ in range(5):  # the engine does so, with pauses
-                    with contextlib.suppress(RetryableError):
-                        await service.submit(site.settings(f"trial{number}"))
-                        break
-            await site.has_ended(6)
-            assert {end.exit_code for end in site.ends} == {0}
-            await until(site.is_clean, "nothing is left", TIMEOUT_S)
-
-    run(work())
-
-
-def test_hanging_calls_delay_the_end_of_no_job(site):
+async def test_hanging_calls_delay_the_end_of_no_job(site):
     site.runs("true")
     site.cluster.api.misbehave("hang", 100, at=("delete", "frameworks"))
-
-    async def work():
-        async with site.manager() as service:
-            for number in range(6):  # more than there are callers
-                await service.submit(site.settings(f"trial{number}"))
-            await site.has_ended(6)
-            assert len(site.store.list(FRAMEWORKS)) == 6, "the deletes hang"
-            site.cluster.api.stop_misbehaving(("delete", "frameworks"))
-            site.cluster.api.is_hung.set()
-            await until(site.is_clean, "nothing is left", TIMEOUT_S)
-
-    run(work())
+    async with site.manager() as service:
+        for number in range(6):  # more than there are callers
+            await service.submit(site.settings(f"trial{number}"))
+        await site.has_ended(6)
+        assert len(site.store.list(FRAMEWORKS)) == 6, "the deletes hang"
+        site.cluster.api.stop_misbehaving(("delete", "frameworks"))
+        site.cluster.api.is_hung.set()
+        await until(site.is_clean, "nothing is left", TIMEOUT_S)
 
 
-def test_a_submission_without_its_secret_is_completed_by_the_next_one(site):
-    async def work():
-        async with site.manager() as service:
-            site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
-            with pytest.raises(RetryableError):
-                await service.submit(site.settings())
-            assert not site.store.list(SECRETS)
+async def test_a_submission_without_its_secret_is_completed_by_the_next_one(site):
+    async with site.manager() as service:
+        site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
+        with pytest.raises(RetryableError):
             await service.submit(site.settings())
-            await service.submit(site.settings())
-            assert len(site.store.list(FRAMEWORKS)) == len(site.store.list(SECRETS)) == 1
-            await site.is_running()
-
-    run(work())
+        assert not site.store.list(SECRETS)
+        await service.submit(site.settings())
+        await service.submit(site.settings())
+        assert len(site.store.list(FRAMEWORKS)) == len(site.store.list(SECRETS)) == 1
+        await site.is_running()
 
 
 class OtherStorage(SharedStorage):
@@ -113,23 +82,19 @@ class OtherStorage(SharedStorage):
         return (SecretContent("-key", "Opaque", {"key": "c0a1"}),)
 
 
-def test_the_key_of_a_storage_belongs_to_the_job_and_the_token_is_created_last(site):
+async def test_the_key_of_a_storage_belongs_to_the_job_and_the_token_is_created_last(site):
     site.storage = OtherStorage()
-
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            (framework,) = site.store.list(FRAMEWORKS)
-            secrets = site.store.list(SECRETS)
-            secrets.sort(key=lambda each: int(each["metadata"]["resourceVersion"]))
-            assert [each["metadata"]["name"] for each in secrets] == [f"{NAME}-key", NAME]
-            (owner,) = secrets[0]["metadata"]["ownerReferences"]
-            assert owner["uid"] == framework["metadata"]["uid"]
-
-    run(work())
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        (framework,) = site.store.list(FRAMEWORKS)
+        secrets = site.store.list(SECRETS)
+        secrets.sort(key=lambda each: int(each["metadata"]["resourceVersion"]))
+        assert [each["metadata"]["name"] for each in secrets] == [f"{NAME}-key", NAME]
+        (owner,) = secrets[0]["metadata"]["ownerReferences"]
+        assert owner["uid"] == framework["metadata"]["uid"]
 
 
-def test_a_job_of_a_users_own_framework_runs_its_commands_with_the_users_volumes(site, tmp_path):
+async def test_a_job_of_a_users_own_framework_runs_its_commands_with_the_users_volumes(site, tmp_path):
     def role(name, *command):
         container = {
             "name": "mine",
@@ -161,44 +126,35 @@ def test_a_job_of_a_users_own_framework_runs_its_commands_with_the_users_volumes
     site.config = replace(site.config, roles=template.roles, template_text=template.text)
     site.runs('exec bash -c "$TRIAL_KEEPER_COMMAND"')
 
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            ended = await site.has_ended()
-            assert ended.exit_code == 3
-            await until(site.is_clean, "nothing is left", TIMEOUT_S)
-
-    run(work())
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        ended = await site.has_ended()
+        assert ended.exit_code == 3
+        await until(site.is_clean, "nothing is left", TIMEOUT_S)
     assert (tmp_path / "EXPT" / "said").read_text() == "mine 127.0.0.1\n"
 
 
-def test_two_jobs_with_one_name_of_a_framework_run_one_after_the_other(site):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1"))
-            with pytest.raises(
-                RetryableError, match=f"cannot create Framework {NAME} yet: job trial1 has the same name"
-            ):
-                await service.submit(site.settings("tRiAl1"))
-            assert await service.stop("trial1")
-            await site.has_ended()
+async def test_two_jobs_with_one_name_of_a_framework_run_one_after_the_other(site):
+    async with site.manager() as service:
+        await service.submit(site.settings("trial1"))
+        with pytest.raises(
+            RetryableError, match=f"cannot create Framework {NAME} yet: job trial1 has the same name"
+        ):
             await service.submit(site.settings("tRiAl1"))
-
-    run(work())
-
-
-def test_a_full_cluster_is_the_reason_why_a_job_is_pending(site):
-    async def work():
-        async with site.manager() as service:
-            site.cluster.node.is_full = True
-            await service.submit(site.settings())
-            full = "Unschedulable: 0/1 nodes are available"
-            await until(lambda: full in service.problem, "the reason is shown", TIMEOUT_S)
-
-    run(work())
+        assert await service.stop("trial1")
+        await site.has_ended()
+        await service.submit(site.settings("tRiAl1"))
 
 
-def test_the_reason_why_a_trial_is_pending_is_its_message_and_the_experiments_problem(
+async def test_a_full_cluster_is_the_reason_why_a_job_is_pending(site):
+    async with site.manager() as service:
+        site.cluster.node.is_full = True
+        await service.submit(site.settings())
+        full = "Unschedulable: 0/1 nodes are available"
+        await until(lambda: full in service.problem, "the reason is shown", TIMEOUT_S)
+
+
+async def test_the_reason_why_a_trial_is_pending_is_its_message_and_the_experiments_problem(
     site, a_real_experiment
 ):
     site.cluster.node.missing_images.add("me/train:1")
@@ -209,208 +165,172 @@ def test_the_reason_why_a_trial_is_pending_is_its_message_and_the_experiments_pr
         kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), FrameworkController(site.config)
         return KubernetesService(kubernetes, operator, experiment.folder.workspace, on_job_ended)
 
-    async def work():
-        async with a_manager_here(experiment, service_of) as engine:
-            await until(lambda: why in engine.snapshot().problem, "the problem is shown", TIMEOUT_S)
-            (trial,) = engine.experiment.trials.values()
-            shown = trial_view(engine.snapshot(), trial)
-            assert (shown["state"], shown["message"]) == ("WAITING", f"not started yet: {why}")
-            assert f"(not started yet: {why})" in trial_cells(shown)[2]
-
-    run(work())
+    async with a_manager_here(experiment, service_of) as engine:
+        await until(lambda: why in engine.snapshot().problem, "the problem is shown", TIMEOUT_S)
+        (trial,) = engine.experiment.trials.values()
+        shown = trial_view(engine.snapshot(), trial)
+        assert (shown["state"], shown["message"]) == ("WAITING", f"not started yet: {why}")
+        assert f"(not started yet: {why})" in trial_cells(shown)[2]
 
 
-def test_a_resumed_manager_deletes_what_the_earlier_one_could_not(site, a_real_experiment):
+async def test_a_resumed_manager_deletes_what_the_earlier_one_could_not(site, a_real_experiment):
     experiment = a_real_experiment("pass", trialConcurrency=1, maxTrialNum=1)
 
     def service_of(on_job_ended):
         kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), FrameworkController(site.config)
         return KubernetesService(kubernetes, operator, experiment.folder.workspace, on_job_ended)
 
-    async def work():
-        site.cluster.api.denied.add(("delete", "frameworks"))
-        async with a_manager_here(experiment, service_of) as engine:  # whose only trial finds no run.sh
-            await until(lambda: engine.experiment.state.is_over, "it is over", TIMEOUT_S)
-        assert site.store.list(SECRETS)
-        site.cluster.api.denied.clear()
-        async with a_manager_here(experiment, service_of):
-            await until(site.is_clean, "nothing is left", TIMEOUT_S)
-
-    run(work())
+    site.cluster.api.denied.add(("delete", "frameworks"))
+    async with a_manager_here(experiment, service_of) as engine:  # whose only trial finds no run.sh
+        await until(lambda: engine.experiment.state.is_over, "it is over", TIMEOUT_S)
+    assert site.store.list(SECRETS)
+    site.cluster.api.denied.clear()
+    async with a_manager_here(experiment, service_of):
+        await until(site.is_clean, "nothing is left", TIMEOUT_S)
 
 
-def test_a_reason_that_no_status_has_is_read_from_events(site):
+async def test_a_reason_that_no_status_has_is_read_from_events(site):
     site.config = replace(site.config, storage=NfsStorage("nas", "/none"))
-
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            await until(lambda: service.pending_reason("trial1"), "it is shown", TIMEOUT_S)
-            assert service.pending_reason("trial1").startswith(
-                'FailedMount: MountVolume.SetUp failed for volume "nni-vol" : '
-            )
-            # Of other experiments and of before: they are no matter of this one.
-            pod = site.store.get(PODS, "default", f"{NAME}-worker-0")
-            other = pod | {"metadata": pod["metadata"] | {"name": "other-0", "uid": "u"}}
-            tell(site.store, other, "Failed", "of another")
-            tell(site.store, pod, "FailedScheduling", "0/1 nodes", "default-scheduler")
-            await until(lambda: service.pending_reason("trial1") == "", "it has a node", TIMEOUT_S)
-            tell(site.store, pod, "FailedMount", "again,\n as it goes")
-            await until(
-                lambda: service.pending_reason("trial1") == "FailedMount: again, as it goes",
-                "it is shown",
-                TIMEOUT_S,
-            )
-            assert await service.stop("trial1")
-            assert (await site.has_ended()).message.endswith(
-                "was deleted on request; the job had not started: FailedMount: again, as it goes"
-            )
-            assert service._observed.warnings._newest == {}, "nothing is kept of it"
-
-    run(work())
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        await until(lambda: service.pending_reason("trial1"), "it is shown", TIMEOUT_S)
+        assert service.pending_reason("trial1").startswith(
+            'FailedMount: MountVolume.SetUp failed for volume "nni-vol" : '
+        )
+        # Of other experiments and of before: they are no matter of this one.
+        pod = site.store.get(PODS, "default", f"{NAME}-worker-0")
+        other = pod | {"metadata": pod["metadata"] | {"name": "other-0", "uid": "u"}}
+        tell(site.store, other, "Failed", "of another")
+        tell(site.store, pod, "FailedScheduling", "0/1 nodes", "default-scheduler")
+        await until(lambda: service.pending_reason("trial1") == "", "it has a node", TIMEOUT_S)
+        tell(site.store, pod, "FailedMount", "again,\n as it goes")
+        await until(
+            lambda: service.pending_reason("trial1") == "FailedMount: again, as it goes",
+            "it is shown",
+            TIMEOUT_S,
+        )
+        assert await service.stop("trial1")
+        assert (await site.has_ended()).message.endswith(
+            "was deleted on request; the job had not started: FailedMount: again, as it goes"
+        )
+        assert service._observed.warnings._newest == {}, "nothing is kept of it"
 
 
-def test_a_login_that_may_not_list_events_logs_one_warning(site, caplog):
+async def test_a_login_that_may_not_list_events_logs_one_warning(site, caplog):
     site.cluster.api.denied.add(("list", "events"))
     site.config = replace(site.config, storage=NfsStorage("nas", "/none"))
-
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1"))
-            site.cluster.node.missing_images.add("me/train:1")
-            await service.submit(site.settings("trial2"))
-            assert (await service.stop("trial1"), await service.stop("trial2")) == (True, True)
-            await site.has_ended(2)
-            assert service.problem == ""
-            assert site.cluster.api.counted()["list", "events"] == 1
-
-    run(work())
+    async with site.manager() as service:
+        await service.submit(site.settings("trial1"))
+        site.cluster.node.missing_images.add("me/train:1")
+        await service.submit(site.settings("trial2"))
+        assert (await service.stop("trial1"), await service.stop("trial2")) == (True, True)
+        await site.has_ended(2)
+        assert service.problem == ""
+        assert site.cluster.api.counted()["list", "events"] == 1
     (said,) = [record.message for record in caplog.records if "events" in record.message]
     assert "cannot list events in namespace default" in said
     assert said.endswith("without this right, the reasons of some pending pods are not shown")
 
 
-def test_of_tasks_that_wait_for_each_other_the_one_that_cannot_start_is_the_reason(site):
+async def test_of_tasks_that_wait_for_each_other_the_one_that_cannot_start_is_the_reason(site):
     both = [replace(site.config.roles[0], name=name, image=f"me/{name}:1") for name in ("ps", "worker")]
     site.config = replace(site.config, roles=tuple(both))
 
     site.cluster.node.missing_images.add("me/worker:1")
-
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            await until(lambda: service.pending_reason("trial1"), "ps waits at the barrier", TIMEOUT_S)
-            await until(lambda: "ImagePullBackOff" in service.pending_reason("trial1"), "why", TIMEOUT_S)
-            pods = {each["metadata"]["name"]: each["status"] for each in site.store.list(PODS)}
-            (barrier,) = pods[f"{NAME}-ps-0"]["initContainerStatuses"]
-            assert "running" in barrier["state"]
-            site.cluster.node.missing_images.clear()
-            site.cluster.node.look_again()
-            await site.is_running()
-
-    run(work())
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        await until(lambda: service.pending_reason("trial1"), "ps waits at the barrier", TIMEOUT_S)
+        await until(lambda: "ImagePullBackOff" in service.pending_reason("trial1"), "why", TIMEOUT_S)
+        pods = {each["metadata"]["name"]: each["status"] for each in site.store.list(PODS)}
+        (barrier,) = pods[f"{NAME}-ps-0"]["initContainerStatuses"]
+        assert "running" in barrier["state"]
+        site.cluster.node.missing_images.clear()
+        site.cluster.node.look_again()
+        await site.is_running()
 
 
-def test_pods_that_the_operator_has_not_created_are_the_reason(site, monkeypatch):
+async def test_pods_that_the_operator_has_not_created_are_the_reason(site, monkeypatch):
     monkeypatch.setattr("nni_manager.training_services.kubernetes.observed._PODS_TIMEOUT_S", 0.2)
     site.store.create(QUOTAS, "default", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
-
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            await until(lambda: service.pending_reason("trial1"), "it is shown", TIMEOUT_S)
-            assert service.pending_reason("trial1") == (
-                "FrameworkController has created no pod of this job yet; check the namespace's quota with `kubectl "
-                "describe quota -n default`, and check that FrameworkController runs"
-            )
-            site.store.delete(QUOTAS, "default", "q")
-            await site.is_running()
-            assert service.problem == ""
-
-    run(work())
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        await until(lambda: service.pending_reason("trial1"), "it is shown", TIMEOUT_S)
+        assert service.pending_reason("trial1") == (
+            "FrameworkController has created no pod of this job yet; check the namespace's quota with `kubectl "
+            "describe quota -n default`, and check that FrameworkController runs"
+        )
+        site.store.delete(QUOTAS, "default", "q")
+        await site.is_running()
+        assert service.problem == ""
 
 
-def test_a_partially_created_job_of_an_earlier_manager_is_created_anew(site):
-    async def work():
-        async with site.manager() as first:
-            site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
-            with pytest.raises(RetryableError):
-                await first.submit(site.settings())
-        async with site.manager() as second:
-            assert await second.adopt("trial1") is JobPresence.UNKNOWN
-            await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", TIMEOUT_S)
+async def test_a_partially_created_job_of_an_earlier_manager_is_created_anew(site):
+    async with site.manager() as first:
+        site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
+        with pytest.raises(RetryableError):
+            await first.submit(site.settings())
+    async with site.manager() as second:
+        assert await second.adopt("trial1") is JobPresence.UNKNOWN
+        await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", TIMEOUT_S)
+        await second.submit(site.settings())
+        await site.is_running()
+
+
+async def test_a_partially_created_job_that_cannot_be_deleted_yet_is_not_the_new_job(site):
+    async with site.manager() as first:
+        site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
+        with pytest.raises(RetryableError):
+            await first.submit(site.settings())
+    half = site.store.list(FRAMEWORKS)[0]["metadata"]["uid"]
+    async with site.manager() as second:
+        site.cluster.api.misbehave(503, 2, at=("delete", "frameworks"))
+        assert await second.adopt("trial1") is JobPresence.UNKNOWN
+        with pytest.raises(RetryableError, match="another one of that name"):
             await second.submit(site.settings())
-            await site.is_running()
-
-    run(work())
-
-
-def test_a_partially_created_job_that_cannot_be_deleted_yet_is_not_the_new_job(site):
-    async def work():
-        async with site.manager() as first:
-            site.cluster.api.misbehave(503, 2, at=("create", "secrets"))
-            with pytest.raises(RetryableError):
-                await first.submit(site.settings())
-        half = site.store.list(FRAMEWORKS)[0]["metadata"]["uid"]
-        async with site.manager() as second:
-            site.cluster.api.misbehave(503, 2, at=("delete", "frameworks"))
-            assert await second.adopt("trial1") is JobPresence.UNKNOWN
-            with pytest.raises(RetryableError, match="another one of that name"):
-                await second.submit(site.settings())
-            await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", TIMEOUT_S)
-            await second.submit(site.settings())
-            await site.is_running()
-            assert site.store.list(FRAMEWORKS)[0]["metadata"]["uid"] != half
-            assert not site.ends
-
-    run(work())
+        await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", TIMEOUT_S)
+        await second.submit(site.settings())
+        await site.is_running()
+        assert site.store.list(FRAMEWORKS)[0]["metadata"]["uid"] != half
+        assert not site.ends
 
 
-def test_ended_jobs_of_an_earlier_manager_are_deleted_and_nothing_else(site):
+async def test_ended_jobs_of_an_earlier_manager_are_deleted_and_nothing_else(site):
     site.runs("case $TRIAL_KEEPER_JOB_ID in trial1) exit 0;; esac; exec sleep 100")
-
-    async def work():
-        async with site.manager() as first:
-            # It reports the end, and dies before it has deleted what has ended.
-            site.cluster.api.denied.add(("delete", "frameworks"))
-            await first.submit(site.settings("trial1"))
-            await first.submit(site.settings("trial2"))
-            await site.has_ended()
-            await site.is_running("nniexpexpttrialtrial2")
-        site.cluster.api.denied.clear()
-        assert len(site.store.list(FRAMEWORKS)) == len(site.store.list(SECRETS)) == 2
-        async with site.manager() as second:
-            assert await second.adopt("trial2") is JobPresence.RUNNING
-            second.garbage_collect()
-            await until(lambda: len(site.store.list(SECRETS)) == 1, "one is cleared away", TIMEOUT_S)
-            assert site.state("nniexpexpttrialtrial2") == "AttemptRunning"
-            assert len(site.ends) == 1
-
-    run(work())
+    async with site.manager() as first:
+        # It reports the end, and dies before it has deleted what has ended.
+        site.cluster.api.denied.add(("delete", "frameworks"))
+        await first.submit(site.settings("trial1"))
+        await first.submit(site.settings("trial2"))
+        await site.has_ended()
+        await site.is_running("nniexpexpttrialtrial2")
+    site.cluster.api.denied.clear()
+    assert len(site.store.list(FRAMEWORKS)) == len(site.store.list(SECRETS)) == 2
+    async with site.manager() as second:
+        assert await second.adopt("trial2") is JobPresence.RUNNING
+        second.garbage_collect()
+        await until(lambda: len(site.store.list(SECRETS)) == 1, "one is cleared away", TIMEOUT_S)
+        assert site.state("nniexpexpttrialtrial2") == "AttemptRunning"
+        assert len(site.ends) == 1
 
 
-def test_a_delete_is_retried_until_the_cluster_answers(site, caplog, monkeypatch):
+async def test_a_delete_is_retried_until_the_cluster_answers(site, caplog, monkeypatch):
     monkeypatch.setattr(resource_calls, "_LAST_DELETES_S", 0.1)
     site.runs("exit 0")
-
-    async def work():
-        async with site.manager() as first:
-            site.cluster.api.misbehave(503, 2000, at=("delete", "frameworks"))
-            await first.submit(site.settings())
-            await site.has_ended()
-        assert f"cannot delete Framework {NAME} in namespace default in time" in caplog.text
-        site.cluster.api.stop()
-        async with site.manager() as second:
-            second.garbage_collect()
-            site.cluster.api._faults.clear()
-            site.cluster.api.start()
-            await until(site.is_clean, "nothing is left", TIMEOUT_S)
-
-    run(work())
+    async with site.manager() as first:
+        site.cluster.api.misbehave(503, 2000, at=("delete", "frameworks"))
+        await first.submit(site.settings())
+        await site.has_ended()
+    assert f"cannot delete Framework {NAME} in namespace default in time" in caplog.text
+    site.cluster.api.stop()
+    async with site.manager() as second:
+        second.garbage_collect()
+        site.cluster.api._faults.clear()
+        site.cluster.api.start()
+        await until(site.is_clean, "nothing is left", TIMEOUT_S)
 
 
 @pytest.mark.parametrize("is_watched_first", [True, False])
-def test_a_job_that_somebody_deletes_while_it_is_created_is_lost(site, monkeypatch, is_watched_first):
+async def test_a_job_that_somebody_deletes_while_it_is_created_is_lost(site, monkeypatch, is_watched_first):
     # Where it is listed only afterwards, no watch ever shows it.
     is_deleted, is_reported = threading.Event(), threading.Event()
     make, lists, take = Kubernetes.create, Kubernetes.objects, KubernetesService._on_resource
@@ -436,15 +356,12 @@ def test_a_job_that_somebody_deletes_while_it_is_created_is_lost(site, monkeypat
     monkeypatch.setattr(Kubernetes, "objects", objects)
     monkeypatch.setattr(KubernetesService, "_on_resource", take_resource)
 
-    async def work():
-        async with site.manager() as service:
-            if is_watched_first:
-                assert await service.adopt("another") is JobPresence.UNKNOWN  # waits for the list
-            await service.submit(site.settings())
-            end = await site.has_ended()
-            assert "was deleted, but not by this manager" in end.message
-
-    run(work())
+    async with site.manager() as service:
+        if is_watched_first:
+            assert await service.adopt("another") is JobPresence.UNKNOWN  # waits for the list
+        await service.submit(site.settings())
+        end = await site.has_ended()
+        assert "was deleted, but not by this manager" in end.message
 
 
 def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site, monkeypatch):
@@ -489,35 +406,28 @@ def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site
     run(work())
 
 
-def test_an_adopted_job_is_requested_until_the_cluster_answers(site):
-    async def work():
-        site.cluster.api.stop()
-        async with site.manager() as service:
-            assert await service.adopt("trial1") is JobPresence.RUNNING
-            site.cluster.api.misbehave(503, 3, at=("get", "frameworks"))
-            site.cluster.api.start()
-            assert (await site.has_ended()).reason is ExitReason.JOB_LOST
-            assert service.problem == ""
-
-    run(work())
+async def test_an_adopted_job_is_requested_until_the_cluster_answers(site):
+    site.cluster.api.stop()
+    async with site.manager() as service:
+        assert await service.adopt("trial1") is JobPresence.RUNNING
+        site.cluster.api.misbehave(503, 3, at=("get", "frameworks"))
+        site.cluster.api.start()
+        assert (await site.has_ended()).reason is ExitReason.JOB_LOST
+        assert service.problem == ""
 
 
-def test_calls_do_not_grow_with_the_jobs_that_run(site):
+async def test_calls_do_not_grow_with_the_jobs_that_run(site):
     site.cluster.node.is_full = True  # they wait, and nobody asks
-
-    async def work():
-        async with site.manager() as service:
-            await asyncio.gather(*(service.submit(site.settings(f"env-{number}")) for number in range(30)))
-            await until(lambda: len(site.store.list(PODS)) == 30, "all are there", TIMEOUT_S)
-            counted = site.cluster.api.counted()
-            assert counted["create", "frameworks"] == counted["create", "secrets"] == 30
-            del counted["create", "frameworks"], counted["create", "secrets"]
-            assert dict(counted) == dict.fromkeys(
-                ((verb, plural) for verb in ("list", "watch") for plural in ("frameworks", "pods", "events")),
-                1,
-            )
-
-    run(work())
+    async with site.manager() as service:
+        await asyncio.gather(*(service.submit(site.settings(f"env-{number}")) for number in range(30)))
+        await until(lambda: len(site.store.list(PODS)) == 30, "all are there", TIMEOUT_S)
+        counted = site.cluster.api.counted()
+        assert counted["create", "frameworks"] == counted["create", "secrets"] == 30
+        del counted["create", "frameworks"], counted["create", "secrets"]
+        assert dict(counted) == dict.fromkeys(
+            ((verb, plural) for verb in ("list", "watch") for plural in ("frameworks", "pods", "events")),
+            1,
+        )
 
 
 def test_missing_rights_are_listed_before_anything_is_created(site):

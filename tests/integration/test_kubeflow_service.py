@@ -5,7 +5,7 @@ from dataclasses import replace
 import kube_definitions as definitions
 import pytest
 from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, RUNTIMES, TF_JOBS, TRAIN_JOBS
-from kube_site import QUICK, TIMEOUT_S, a_site, run
+from kube_site import QUICK, TIMEOUT_S, a_site
 from kube_store import DEFINITIONS, JOBS, PODS
 from real_experiment import until
 
@@ -55,59 +55,49 @@ async def until_pods_run(site, count=1):
     return [pod["metadata"]["name"] for pod in running()]
 
 
-def test_a_job_that_its_cluster_restarts_has_not_ended(site):
+async def test_a_job_that_its_cluster_restarts_has_not_ended(site):
     site.config = CONFIGS["pytorch-operator"]
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        # As a policy of the cluster's own may have it.
+        site.store.change(
+            *(PYTORCH_JOBS, "default", NAME),
+            lambda it: it["spec"]["pytorchReplicaSpecs"]["Master"].update(restartPolicy="ExitCode"),
+        )
+        await until_pods_run(site, 2)
+        before = site.store.get(PODS, "default", f"{NAME}-master-0")["metadata"]["uid"]
+        site.cluster.node.kill("default", f"{NAME}-master-0")
 
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            # As a policy of the cluster's own may have it.
-            site.store.change(
-                *(PYTORCH_JOBS, "default", NAME),
-                lambda it: it["spec"]["pytorchReplicaSpecs"]["Master"].update(restartPolicy="ExitCode"),
-            )
-            await until_pods_run(site, 2)
-            before = site.store.get(PODS, "default", f"{NAME}-master-0")["metadata"]["uid"]
-            site.cluster.node.kill("default", f"{NAME}-master-0")
+        def is_another():
+            found = site.store.find(PODS, "default", f"{NAME}-master-0")
+            return found and found["metadata"]["uid"] != before
 
-            def is_another():
-                found = site.store.find(PODS, "default", f"{NAME}-master-0")
-                return found and found["metadata"]["uid"] != before
-
-            await until(is_another, "it is made anew", TIMEOUT_S)
-            await until_pods_run(site, 2)
-            said = [
-                each["type"]
-                for entry in site.store.history
-                if entry.kind == PYTORCH_JOBS
-                for each in (entry.after.get("status") or {}).get("conditions", [])
-            ]
-            assert "Restarting" in said
-            assert site.ends == []
-            site.cluster.node.kill("default", f"{NAME}-worker-0", "OOMKilled")
-            end = await site.has_ended()
-            assert (end.exit_code, end.reason) == (137, ExitReason.OUT_OF_MEMORY)
-
-    run(work())
+        await until(is_another, "it is made anew", TIMEOUT_S)
+        await until_pods_run(site, 2)
+        said = [
+            each["type"]
+            for entry in site.store.history
+            if entry.kind == PYTORCH_JOBS
+            for each in (entry.after.get("status") or {}).get("conditions", [])
+        ]
+        assert "Restarting" in said
+        assert site.ends == []
+        site.cluster.node.kill("default", f"{NAME}-worker-0", "OOMKilled")
+        end = await site.has_ended()
+        assert (end.exit_code, end.reason) == (137, ExitReason.OUT_OF_MEMORY)
 
 
-def test_a_held_queue_is_the_reason_why_a_job_is_pending(site):
+async def test_a_held_queue_is_the_reason_why_a_job_is_pending(site):
     site.config = replace(CONFIGS["job"], queue="team")
     queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "Hold"}}
     site.store.create(LOCAL_QUEUES, "default", queue)
     site.runs("true")
-
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            await until(lambda: "Kueue has not admitted the job" in service.problem, "it is shown", TIMEOUT_S)
-            assert "kubectl describe localqueue team" in service.pending_reason("trial1")
-            site.store.change(
-                LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="None")
-            )
-            assert (await site.has_ended()).exit_code == 0
-
-    run(work())
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        await until(lambda: "Kueue has not admitted the job" in service.problem, "it is shown", TIMEOUT_S)
+        assert "kubectl describe localqueue team" in service.pending_reason("trial1")
+        site.store.change(LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="None"))
+        assert (await site.has_ended()).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -158,25 +148,20 @@ def test_a_release_of_trainer_that_drops_pod_overrides_is_refused(site):
     kubernetes.close()
 
 
-def test_an_older_version_is_used_where_the_file_says_so_and_the_cluster_serves_it(site):
+async def test_an_older_version_is_used_where_the_file_says_so_and_the_cluster_serves_it(site):
     site.store.delete(DEFINITIONS, "", "pytorchjobs.kubeflow.org")
     site.store.create(DEFINITIONS, "", definitions.pytorch_job("v1beta2"))
     master = replace(WORKER, name="master")
     site.config = replace(CONFIGS["pytorch-operator"], roles=(master,), api_version="v1beta2")
     site.runs("true")
-
-    async def work():
-        check(kubernetes, operator_of(site.config), "default")
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            assert (await site.has_ended()).exit_code == 0
-        made = {
-            entry.after["apiVersion"] for entry in site.store.history if entry.kind.plural == "pytorchjobs"
-        }
-        assert made == {"kubeflow.org/v1beta2"}
-
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
-    run(work())
+    check(kubernetes, operator_of(site.config), "default")
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        assert (await site.has_ended()).exit_code == 0
+    made = {entry.after["apiVersion"] for entry in site.store.history if entry.kind.plural == "pytorchjobs"}
+    assert made == {"kubeflow.org/v1beta2"}
+
     kubernetes.close()
 
 

@@ -1,6 +1,5 @@
 """What only jobs on OpenPAI have: list calls, a log server, links. The rest is in tests/contract/test_platform_jobs.py."""
 
-import asyncio
 import contextlib
 
 import pytest
@@ -63,149 +62,118 @@ def site(tmp_path):
     site.server.close()
 
 
-def run(work):
-    asyncio.run(asyncio.wait_for(work, 60))
+async def test_a_job_has_a_link_to_its_page_on_openpai(site):
+    async with site.manager() as service:
+        link = service.link("trial1")
+        assert link.startswith(f"{service._cluster.address}/job-detail.html?username={USER}&jobName=")
+        assert link.endswith("trial1")
 
 
-def test_a_job_has_a_link_to_its_page_on_openpai(site):
-    async def work():
-        async with site.manager() as service:
-            link = service.link("trial1")
-            assert link.startswith(f"{service._cluster.address}/job-detail.html?username={USER}&jobName=")
-            assert link.endswith("trial1")
-
-    asyncio.run(work())
-
-
-def test_a_job_has_the_workspace_at_the_path_in_containers(site):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            (command,) = site.server.jobs[TRIAL].protocol.task_roles[0].commands
-            assert "WORKSPACE=/mnt/confignfs-data/EXPT " in command
-            assert "MOUNT=/mnt/confignfs-data " in command
-            assert "RELAY_OUTPUT=true " in command
-
-    run(work())
+async def test_a_job_has_the_workspace_at_the_path_in_containers(site):
+    async with site.manager() as service:
+        await service.submit(site.settings("trial1", "trial1"))
+        (command,) = site.server.jobs[TRIAL].protocol.task_roles[0].commands
+        assert "WORKSPACE=/mnt/confignfs-data/EXPT " in command
+        assert "MOUNT=/mnt/confignfs-data " in command
+        assert "RELAY_OUTPUT=true " in command
 
 
-def test_all_jobs_are_polled_with_one_list_call(site):
-    async def work():
-        async with site.manager() as service:
-            for number in range(20):
-                await service.submit(site.settings(f"env-{number}"))
-            assert f"{USER}~nni_exp_EXPT_env_19" in site.server.jobs
-            await site.polled(1)
-            asked = site.server.counted()
-            await site.polled(5)
-            counted = site.server.counted() - asked
-            assert set(counted) == {("GET", "/jobs")}
-            assert 5 <= counted["GET", "/jobs"] <= 10
-
-    run(work())
+async def test_all_jobs_are_polled_with_one_list_call(site):
+    async with site.manager() as service:
+        for number in range(20):
+            await service.submit(site.settings(f"env-{number}"))
+        assert f"{USER}~nni_exp_EXPT_env_19" in site.server.jobs
+        await site.polled(1)
+        asked = site.server.counted()
+        await site.polled(5)
+        counted = site.server.counted() - asked
+        assert set(counted) == {("GET", "/jobs")}
+        assert 5 <= counted["GET", "/jobs"] <= 10
 
 
-def test_a_job_that_openpai_does_not_list_yet_has_not_ended(site):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            hidden = site.server.jobs.pop(TRIAL)
-            await site.polled()
-            assert site.server.counted()["GET", "/jobs/{name}"] >= 1
-            site.server.jobs[TRIAL] = hidden
-            await site.polled()
-            assert site.ends == []
-
-    run(work())
+async def test_a_job_that_openpai_does_not_list_yet_has_not_ended(site):
+    async with site.manager() as service:
+        await service.submit(site.settings("trial1", "trial1"))
+        hidden = site.server.jobs.pop(TRIAL)
+        await site.polled()
+        assert site.server.counted()["GET", "/jobs/{name}"] >= 1
+        site.server.jobs[TRIAL] = hidden
+        await site.polled()
+        assert site.ends == []
 
 
 @pytest.mark.parametrize("how", [429, 500, 401, "drop"])
-def test_calls_that_fail_are_a_problem_and_end_no_job(site, how):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            await site.polled()
-            site.server.misbehave(how, 30, at=("GET", "/jobs"))
-            await until(lambda: service.problem, "the problem is shown")
-            assert "cannot list jobs: " in service.problem
-            await until(lambda: not service.problem, "it is over")
-            assert site.ends == []
-            site.server.misbehave(how, 2, at=("GET", "/jobs/{name}"))
-            site.server.wait_for_job().end("SUCCEEDED", 0)
-            await until(lambda: site.ends, "the end is reported")
-
-    run(work())
+async def test_calls_that_fail_are_a_problem_and_end_no_job(site, how):
+    async with site.manager() as service:
+        await service.submit(site.settings("trial1", "trial1"))
+        await site.polled()
+        site.server.misbehave(how, 30, at=("GET", "/jobs"))
+        await until(lambda: service.problem, "the problem is shown")
+        assert "cannot list jobs: " in service.problem
+        await until(lambda: not service.problem, "it is over")
+        assert site.ends == []
+        site.server.misbehave(how, 2, at=("GET", "/jobs/{name}"))
+        site.server.wait_for_job().end("SUCCEEDED", 0)
+        await until(lambda: site.ends, "the end is reported")
 
 
 SUBMIT = ("POST", "/jobs")
 
 
-def test_a_job_created_by_a_call_whose_answer_was_lost_is_not_refused_afterwards(site):
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-        async with site.manager() as another:
-            site.server.misbehave((403, "ForbiddenUserError", "not any more"), 1, at=SUBMIT)
-            await another.submit(site.settings("trial1", "trial1"))
-            site.server.wait_for_job().end("SUCCEEDED", 0)
-            await until(lambda: site.ends, "the end is reported")
-
-    run(work())
+async def test_a_job_created_by_a_call_whose_answer_was_lost_is_not_refused_afterwards(site):
+    async with site.manager() as service:
+        await service.submit(site.settings("trial1", "trial1"))
+    async with site.manager() as another:
+        site.server.misbehave((403, "ForbiddenUserError", "not any more"), 1, at=SUBMIT)
+        await another.submit(site.settings("trial1", "trial1"))
+        site.server.wait_for_job().end("SUCCEEDED", 0)
+        await until(lambda: site.ends, "the end is reported")
 
 
 @pytest.mark.parametrize("how", ["hangs", "trickles"])
-def test_a_hanging_log_server_delays_neither_the_poll_nor_the_end_of_another_job(site, how, monkeypatch):
+async def test_a_hanging_log_server_delays_neither_the_poll_nor_the_end_of_another_job(
+    site, how, monkeypatch
+):
     # Far longer than a poll, and shorter than the test waits.
     monkeypatch.setattr(termination, "TIMEOUT_S", 3.0)
     site.server.log_server = how
-
-    async def work():
-        async with site.manager() as service:
-            for number in range(3):
-                await service.submit(site.settings(f"trial{number}", f"trial{number}"))
-            jobs = list(site.server.jobs.values())
-            for job in jobs:
-                job.state = "RUNNING"
-            jobs[0].end("FAILED", 1)
-            jobs[1].end("FAILED", 2)
-            await until(lambda: site.server.log_calls == 2, "both messages are asked for at once", 20)
-            await site.polled(3)
-            jobs[2].end("SUCCEEDED", 0)
-            await until(lambda: site.ends, "the other end is reported")
-            assert [end.job_id for end in site.ends] == ["trial2"]
-            await until(lambda: len(site.ends) == 3, "the time-out ends the wait", 20)
-            assert site.server.log_calls == 2, "once for each"
-        assert {end.exit_code for end in site.ends} == {0, 1, 2}
-        assert all("OpenPAI reports job" in end.message for end in site.ends if end.exit_code)
-
-    run(work())
+    async with site.manager() as service:
+        for number in range(3):
+            await service.submit(site.settings(f"trial{number}", f"trial{number}"))
+        jobs = list(site.server.jobs.values())
+        for job in jobs:
+            job.state = "RUNNING"
+        jobs[0].end("FAILED", 1)
+        jobs[1].end("FAILED", 2)
+        await until(lambda: site.server.log_calls == 2, "both messages are asked for at once", 20)
+        await site.polled(3)
+        jobs[2].end("SUCCEEDED", 0)
+        await until(lambda: site.ends, "the other end is reported")
+        assert [end.job_id for end in site.ends] == ["trial2"]
+        await until(lambda: len(site.ends) == 3, "the time-out ends the wait", 20)
+        assert site.server.log_calls == 2, "once for each"
+    assert {end.exit_code for end in site.ends} == {0, 1, 2}
+    assert all("OpenPAI reports job" in end.message for end in site.ends if end.exit_code)
 
 
-def test_a_job_that_ends_with_a_hanging_log_can_be_stopped_meanwhile(site):
+async def test_a_job_that_ends_with_a_hanging_log_can_be_stopped_meanwhile(site):
     site.server.log_server = "hangs"
-
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings("trial1", "trial1"))
-            site.server.wait_for_job().end("FAILED", 1)
-            await until(lambda: site.server.log_calls, "the message is asked for", 20)
-            assert await service.stop("trial1")
-            await until(lambda: site.ends, "the end is reported", 20)
-        assert len(site.ends) == 1
-
-    run(work())
+    async with site.manager() as service:
+        await service.submit(site.settings("trial1", "trial1"))
+        site.server.wait_for_job().end("FAILED", 1)
+        await until(lambda: site.server.log_calls, "the message is asked for", 20)
+        assert await service.stop("trial1")
+        await until(lambda: site.ends, "the end is reported", 20)
+    assert len(site.ends) == 1
 
 
-def test_a_stop_that_is_refused_does_not_block_the_end_of_another_job(site):
-    async def work():
-        async with site.manager() as service:
-            for job_id in ("trial1", "trial2"):
-                await service.submit(site.settings(job_id, job_id))
-            site.server.jobs[TRIAL].user = "somebody else"
-            site.server.jobs[TRIAL].state = "RUNNING"
-            site.server.jobs[f"{USER}~nni_exp_EXPT_trial_trial2"].state = "RUNNING"
-            assert await service.stop("trial1")
-            assert await service.stop("trial2")
-            await until(lambda: [end.job_id for end in site.ends] == ["trial2"], "the other end is reported")
-
-    run(work())
+async def test_a_stop_that_is_refused_does_not_block_the_end_of_another_job(site):
+    async with site.manager() as service:
+        for job_id in ("trial1", "trial2"):
+            await service.submit(site.settings(job_id, job_id))
+        site.server.jobs[TRIAL].user = "somebody else"
+        site.server.jobs[TRIAL].state = "RUNNING"
+        site.server.jobs[f"{USER}~nni_exp_EXPT_trial_trial2"].state = "RUNNING"
+        assert await service.stop("trial1")
+        assert await service.stop("trial2")
+        await until(lambda: [end.job_id for end in site.ends] == ["trial2"], "the other end is reported")
