@@ -1,6 +1,8 @@
 """Fixtures that many tests share."""
 
+import asyncio
 import contextlib
+import inspect
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
@@ -32,6 +34,16 @@ def signals_of_a_terminal() -> None:
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine on an event loop of its own, with a timeout."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 150))
+    return True
 
 
 # Start the longest first. Started last, the containers would keep one worker busy for minutes after the others have finished.

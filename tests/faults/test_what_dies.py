@@ -65,7 +65,7 @@ def test_a_manager_killed_again_and_again_still_counts_once(a_real_experiment):
         assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(REPORTS), REPORTS]
 
 
-def test_trials_that_end_while_no_manager_lives_are_read_from_the_workspace(a_real_experiment):
+def test_trials_that_end_without_a_manager_are_read_from_the_workspace(a_real_experiment):
     experiment = a_real_experiment(PACED, trialConcurrency=2, maxTrialNum=2)
     experiment.start()
     wait_until(lambda: experiment.row_count() > 10, "some results are stored")
@@ -74,7 +74,7 @@ def test_trials_that_end_while_no_manager_lives_are_read_from_the_workspace(a_re
     exits = [experiment.stream(trial, Stream.METRICS).parent.parent / "exit.json" for trial in trials]
     wait_until(lambda: all(path.is_file() for path in exits), "both trials have ended")
     for pid in experiment.keeper_pids():
-        os.kill(pid, signal.SIGKILL)  # nobody can tell any more, the files must do
+        os.kill(pid, signal.SIGKILL)  # only the files remain
 
     experiment.start()
     assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 2
@@ -82,7 +82,7 @@ def test_trials_that_end_while_no_manager_lives_are_read_from_the_workspace(a_re
         assert values(assert_rows_are_what_was_written(experiment, trial)) == [*range(REPORTS), REPORTS]
 
 
-def test_a_keeper_that_no_file_speaks_of_is_found_again(a_real_experiment):
+def test_a_keeper_without_a_state_file_is_found_again(a_real_experiment):
     experiment = a_real_experiment(PACED, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() > 10, "some results are stored")
@@ -97,7 +97,7 @@ def test_a_keeper_that_no_file_speaks_of_is_found_again(a_real_experiment):
     assert values(assert_rows_are_what_was_written(experiment, trial["id"])) == [*range(REPORTS), REPORTS]
 
 
-def test_a_keeper_that_ended_while_no_manager_lived_is_lost_with_its_last_words(a_real_experiment):
+def test_a_keeper_that_ended_without_a_manager_is_lost_with_its_last_lines(a_real_experiment):
     experiment = a_real_experiment(PACED, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() > 10, "some results are stored")
@@ -152,9 +152,9 @@ def test_a_killed_keeper_ends_its_trial_and_the_workspace_has_the_rest(a_real_ex
     assert values(rows) == [*range(len(rows))]
 
 
-def test_a_tuner_that_raises_stops_the_asking_and_keeps_the_data(a_real_experiment, tmp_path):
+def test_a_tuner_that_raises_ends_the_search_and_keeps_the_data(a_real_experiment, tmp_path):
     train = "import nni_sdk as nni\nnni.get_next_parameter()\nnni.report_final_result(1)\n"
-    # A tuner that fails at its third question, in place of the one the manager would make.
+    # A tuner that fails at its third request, in place of the one the manager would make.
     broken = tmp_path / "sitecustomize"
     broken.mkdir()
     (broken / "sitecustomize.py").write_text(
@@ -181,22 +181,6 @@ def test_a_tuner_that_raises_stops_the_asking_and_keeps_the_data(a_real_experime
     experiment.environ.pop("PYTHONPATH")
     experiment.start()
     assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 5
-
-
-def test_a_stopped_experiment_cancels_its_trials_and_leaves_no_process(a_real_experiment):
-    train = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.report_intermediate_result(1)\ntime.sleep(600)\n"
-    experiment = a_real_experiment(train, trialConcurrency=2, maxTrialNum=4)
-    experiment.start()
-    wait_until(lambda: experiment.row_count() == 2, "both trials report")
-    pids = experiment.keeper_pids()
-    experiment.close()
-    assert experiment.manager.returncode == 0
-    assert not [pid for pid in pids if not is_zombie(pid)]
-    from nni_manager.store.reader import StoreReader
-
-    with StoreReader(experiment.folder.database) as reader:
-        assert reader.experiment().state.value == "STOPPED"
-        assert {trial.state.value for trial in reader.trials()} == {"USER_CANCELED"}
 
 
 def test_a_keeper_of_another_version_stops_the_experiment_before_anything_runs(a_real_experiment, tmp_path):

@@ -1,12 +1,12 @@
-"""Jobs of Kubeflow, its Trainer and Kubernetes itself: how they end, and what is left; the rest is as on FrameworkController."""
+"""What only the operators of Kubeflow and Kubernetes' Jobs do. The rest is in tests/contract/test_platform_jobs.py."""
 
 from dataclasses import replace
 
 import kube_definitions as definitions
 import pytest
 from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, RUNTIMES, TF_JOBS, TRAIN_JOBS
-from kube_site import QUICK, TIMEOUT_S, a_site, run
-from kube_store import DEFINITIONS, JOBS, PODS, QUOTAS, SECRETS
+from kube_site import QUICK, TIMEOUT_S, a_site
+from kube_store import DEFINITIONS, JOBS, PODS
 from real_experiment import until
 
 pytest.importorskip("kubernetes")
@@ -14,7 +14,6 @@ pytest.importorskip("kubernetes")
 from nni_manager.config.model import KubernetesConfig, NfsStorage, RoleConfig
 from nni_manager.errors import UserError
 from nni_manager.training_service_factory import operator_of
-from nni_manager.training_services.base import JobPresence
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.preflight import check
 from trial_keeper.wire.reasons import ExitReason
@@ -48,14 +47,6 @@ def site(tmp_path, monkeypatch):
         yield site
 
 
-def left(site):
-    return [
-        each["metadata"]["name"]
-        for kind in (*KINDS.values(), PODS, SECRETS)
-        for each in site.store.list(kind)
-    ]
-
-
 async def until_pods_run(site, count=1):
     def running():
         return [pod for pod in site.store.list(PODS) if pod["status"]["phase"] == "Running"]
@@ -64,154 +55,49 @@ async def until_pods_run(site, count=1):
     return [pod["metadata"]["name"] for pod in running()]
 
 
-@pytest.mark.parametrize("word", CONFIGS)
-def test_a_job_ends_with_the_command_that_decides_and_leaves_nothing(site, word):
-    site.config = CONFIGS[word]
-    site.runs('case $TRIAL_KEEPER_ROLE in ps) exec sleep 100;; esac; test "$TRIAL_KEEPER_TOKEN" = c0ffee')
-
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            end = await site.has_ended()
-            assert (end.job_id, end.exit_code, end.message) == ("trial1", 0, "")
-            await until(lambda: not left(site), "nothing is left", TIMEOUT_S)
-            assert len(site.ends) == 1
-            assert not service.problem
-
-    run(work())
-
-
-@pytest.mark.parametrize("word", CONFIGS)
-def test_a_job_that_fails_brings_its_exit_code_and_its_last_words(site, word):
-    site.config = CONFIGS[word]
-    site.runs("case $TRIAL_KEEPER_ROLE in worker) echo no mount >&2; exit 105;; esac; exec sleep 100")
-    site.cluster.api.misbehave(503, 1, at=("watch", "pods"))  # they are told of later than jobs
-
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            end = await site.has_ended()
-            assert (end.exit_code, end.reason) == (105, ExitReason.KEEPER_LOST)
-            assert f" {NAME}: " in end.message
-            # Whether a container's last lines are kept is a matter of the runtime, and those of Trainer leave them out.
-            assert end.message.endswith("\nno mount") is (word != "trainjob")
-            await until(lambda: not left(site), "nothing is left", TIMEOUT_S)
-
-    run(work())
-
-
-@pytest.mark.parametrize("word", ["tf-operator", "trainjob"])
-def test_a_stopped_job_is_asked_to_end_and_a_deleted_one_is_lost(site, word):
-    site.config, kind = CONFIGS[word], KINDS[word]
-    tasks = len(site.config.roles)
-    site.runs("trap 'exit 9' TERM; touch $TRIAL_KEEPER_WORKSPACE/$POD_NAME; sleep 100 & wait")
-
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            name, *_ = await until_pods_run(site, tasks)
-            await until((site.folder / "EXPT" / name).exists, "it will hear", TIMEOUT_S)
-            (process,) = site.cluster.node.processes("default", name)
-            assert await service.stop("trial1")
-            end = await site.has_ended()
-            assert process.poll() == 9, "it had its time, and was waited for"
-            assert end.message == f"{kind.kind} {NAME} in namespace default was deleted on request"
-            await service.submit(site.settings("trial2"))
-            await until_pods_run(site, tasks)
-            site.store.delete(kind, "default", NAME.replace("trial1", "trial2"))
-            end = await site.has_ended(2)
-            assert end.message.endswith("was deleted, but not by this manager")
-            assert end.reason is ExitReason.JOB_LOST
-
-    run(work())
-
-
-def test_a_job_that_its_cluster_restarts_has_not_ended(site):
+async def test_a_job_that_its_cluster_restarts_has_not_ended(site):
     site.config = CONFIGS["pytorch-operator"]
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        # As a policy of the cluster's own may have it.
+        site.store.change(
+            *(PYTORCH_JOBS, "default", NAME),
+            lambda it: it["spec"]["pytorchReplicaSpecs"]["Master"].update(restartPolicy="ExitCode"),
+        )
+        await until_pods_run(site, 2)
+        before = site.store.get(PODS, "default", f"{NAME}-master-0")["metadata"]["uid"]
+        site.cluster.node.kill("default", f"{NAME}-master-0")
 
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            # As a policy of the cluster's own may have it.
-            site.store.change(
-                *(PYTORCH_JOBS, "default", NAME),
-                lambda it: it["spec"]["pytorchReplicaSpecs"]["Master"].update(restartPolicy="ExitCode"),
-            )
-            await until_pods_run(site, 2)
-            before = site.store.get(PODS, "default", f"{NAME}-master-0")["metadata"]["uid"]
-            site.cluster.node.kill("default", f"{NAME}-master-0")
+        def is_another():
+            found = site.store.find(PODS, "default", f"{NAME}-master-0")
+            return found and found["metadata"]["uid"] != before
 
-            def is_another():
-                found = site.store.find(PODS, "default", f"{NAME}-master-0")
-                return found and found["metadata"]["uid"] != before
-
-            await until(is_another, "it is made anew", TIMEOUT_S)
-            await until_pods_run(site, 2)
-            said = [
-                each["type"]
-                for entry in site.store.history
-                if entry.kind == PYTORCH_JOBS
-                for each in (entry.after.get("status") or {}).get("conditions", [])
-            ]
-            assert "Restarting" in said
-            assert site.ends == []
-            site.cluster.node.kill("default", f"{NAME}-worker-0", "OOMKilled")
-            end = await site.has_ended()
-            assert (end.exit_code, end.reason) == (137, ExitReason.OUT_OF_MEMORY)
-
-    run(work())
+        await until(is_another, "it is made anew", TIMEOUT_S)
+        await until_pods_run(site, 2)
+        said = [
+            each["type"]
+            for entry in site.store.history
+            if entry.kind == PYTORCH_JOBS
+            for each in (entry.after.get("status") or {}).get("conditions", [])
+        ]
+        assert "Restarting" in said
+        assert site.ends == []
+        site.cluster.node.kill("default", f"{NAME}-worker-0", "OOMKilled")
+        end = await site.has_ended()
+        assert (end.exit_code, end.reason) == (137, ExitReason.OUT_OF_MEMORY)
 
 
-@pytest.mark.parametrize("word", ["tf-operator", "job"])
-def test_a_quota_that_lets_no_pod_be_made_is_why_a_job_waits(site, word):
-    site.config = replace(CONFIGS[word], roles=(WORKER,))
-    site.store.create(QUOTAS, "default", {"metadata": {"name": "small"}, "spec": {"hard": {"pods": "0"}}})
-    site.runs("true")
-
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            await until(
-                lambda: "exceeded quota: small" in service.pending_reason("trial1"), "told", TIMEOUT_S
-            )
-            site.store.delete(QUOTAS, "default", "small")
-            assert (await site.has_ended()).exit_code == 0
-
-    run(work())
-
-
-def test_a_queue_that_has_no_room_is_why_a_job_waits(site):
+async def test_a_held_queue_is_the_reason_why_a_job_is_pending(site):
     site.config = replace(CONFIGS["job"], queue="team")
     queue = {"metadata": {"name": "team"}, "spec": {"stopPolicy": "Hold"}}
     site.store.create(LOCAL_QUEUES, "default", queue)
     site.runs("true")
-
-    async def work():
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            await until(lambda: "Kueue has not admitted the job" in service.problem, "it is told", TIMEOUT_S)
-            assert "kubectl describe localqueue team" in service.pending_reason("trial1")
-            site.store.change(
-                LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="None")
-            )
-            assert (await site.has_ended()).exit_code == 0
-
-    run(work())
-
-
-def test_a_later_manager_finds_the_jobs_of_an_earlier_one(site):
-    async def work():
-        async with site.manager() as first:
-            await first.submit(site.settings())
-            await until_pods_run(site)
-        async with site.manager() as second:
-            assert await second.adopt("trial1") is JobPresence.RUNNING
-            assert await second.adopt("trial2") is JobPresence.UNKNOWN
-            assert await second.stop("trial1")
-            await site.has_ended()
-            await until(lambda: not left(site), "nothing is left", TIMEOUT_S)
-
-    run(work())
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        await until(lambda: "Kueue has not admitted the job" in service.problem, "it is shown", TIMEOUT_S)
+        assert "kubectl describe localqueue team" in service.pending_reason("trial1")
+        site.store.change(LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="None"))
+        assert (await site.has_ended()).exit_code == 0
 
 
 @pytest.mark.parametrize(
@@ -233,7 +119,7 @@ def test_a_later_manager_finds_the_jobs_of_an_earlier_one(site):
         (replace(CONFIGS["job"], queue="team"), "LocalQueue team does not exist in namespace default"),
     ],
 )
-def test_what_the_cluster_lacks_is_told_before_anything_is_made(site, config, lacks):
+def test_missing_objects_and_rights_are_listed_before_anything_is_created(site, config, lacks):
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
     for each in CONFIGS.values():
         check(kubernetes, operator_of(each), "default")
@@ -246,7 +132,7 @@ def test_what_the_cluster_lacks_is_told_before_anything_is_made(site, config, la
     kubernetes.close()
 
 
-def test_a_release_that_drops_what_jobs_add_to_their_pods_is_refused(site):
+def test_a_release_of_trainer_that_drops_pod_overrides_is_refused(site):
     kubernetes, operator = Kubernetes(site.folder / "kubeconfig", QUICK), operator_of(CONFIGS["trainjob"])
     site.store.delete(DEFINITIONS, "", "trainjobs.trainer.kubeflow.org")
     site.store.create(DEFINITIONS, "", definitions.train_job("2.1"))
@@ -260,25 +146,20 @@ def test_a_release_that_drops_what_jobs_add_to_their_pods_is_refused(site):
     kubernetes.close()
 
 
-def test_an_older_version_is_used_where_the_file_says_so_and_the_cluster_serves_it(site):
+async def test_an_older_version_is_used_where_the_file_says_so_and_the_cluster_serves_it(site):
     site.store.delete(DEFINITIONS, "", "pytorchjobs.kubeflow.org")
     site.store.create(DEFINITIONS, "", definitions.pytorch_job("v1beta2"))
     master = replace(WORKER, name="master")
     site.config = replace(CONFIGS["pytorch-operator"], roles=(master,), api_version="v1beta2")
     site.runs("true")
-
-    async def work():
-        check(kubernetes, operator_of(site.config), "default")
-        async with site.manager() as service:
-            await service.submit(site.settings())
-            assert (await site.has_ended()).exit_code == 0
-        made = {
-            entry.after["apiVersion"] for entry in site.store.history if entry.kind.plural == "pytorchjobs"
-        }
-        assert made == {"kubeflow.org/v1beta2"}
-
     kubernetes = Kubernetes(site.folder / "kubeconfig", QUICK)
-    run(work())
+    check(kubernetes, operator_of(site.config), "default")
+    async with site.manager() as service:
+        await service.submit(site.settings())
+        assert (await site.has_ended()).exit_code == 0
+    made = {entry.after["apiVersion"] for entry in site.store.history if entry.kind.plural == "pytorchjobs"}
+    assert made == {"kubeflow.org/v1beta2"}
+
     kubernetes.close()
 
 

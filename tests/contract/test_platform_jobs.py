@@ -1,0 +1,293 @@
+"""The rules for the jobs of every training service: their ends, stops, adoption, and the errors of the cluster.
+
+The keepers are scripts. Experiments with real keepers are in test_platforms.py.
+"""
+
+import pytest
+
+pytest.importorskip("kubernetes")
+
+from platforms import PLATFORMS, QUICK, TIMEOUT_S, a_platform
+from real_experiment import until
+
+from nni_manager.errors import RetryableError, UserError
+from nni_manager.training_services.base import JobPresence
+from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
+from nni_manager.training_services.kubernetes.errors import AlreadyExists, ApiServerUnavailable, Conflict
+from nni_manager.training_services.openpai.connection import ClusterUnavailable, JobAlreadyExists
+from trial_keeper.wire.reasons import ExitReason
+
+SLEEPS = "STARTED; exec sleep 100"
+# On SIGTERM, exits after a moment.
+EXITS_ON_REQUEST = """\
+trap 'sleep 0.3; touch "$TRIAL_KEEPER_WORKSPACE/exited"; exit 9' TERM
+STARTED
+sleep 100 & wait
+"""
+ALREADY_EXISTS = "already exists; (choose another name|delete the object with kubectl)"
+# Exits with the code in the file that is named after the job.
+EXITS_AS_WRITTEN = """\
+STARTED
+code="$TRIAL_KEEPER_WORKSPACE/$TRIAL_KEEPER_JOB_ID.code"
+while [ ! -s "$code" ]; do sleep 0.02; done
+exit "$(cat "$code")"
+"""
+
+
+@pytest.fixture(params=PLATFORMS)
+def platform(request, tmp_path, monkeypatch):
+    with a_platform(request.param, tmp_path, monkeypatch) as platform:
+        platform.runs(SLEEPS)
+        yield platform
+
+
+async def test_a_job_receives_its_settings_and_its_end_is_reported_once(platform):
+    platform.runs(f"case $TRIAL_KEEPER_ROLE in ps) exec sleep 100;; esac; {platform.settings_arrived}")
+    async with platform.manager() as service:
+        await service.submit(platform.settings())
+        end = await platform.has_ended()
+        assert (end.job_id, end.exit_code, end.message) == ("trial1", 0, "")
+        await service.submit(platform.settings("trial2"))
+        await platform.has_ended(2)
+        await platform.is_clean()
+        assert [end.job_id for end in platform.ends] == ["trial1", "trial2"]
+        assert not service.problem
+
+
+async def test_a_failed_job_has_its_exit_code_and_the_last_lines_of_its_stderr(platform):
+    platform.runs(
+        "case ${TRIAL_KEEPER_ROLE:-worker} in worker|taskrole) ;; *) exec sleep 100;; esac\n"
+        "echo first >&2; echo trial-keeper: cannot find the mount >&2; exit 105"
+    )
+    platform.delay_details()
+    async with platform.manager() as service:
+        await service.submit(platform.settings())
+        end = await platform.has_ended()
+        assert (end.exit_code, end.reason) == (105, ExitReason.KEEPER_LOST)
+        assert platform.failure in end.message
+        last_line = "\ntrial-keeper: cannot find the mount"
+        assert end.message.endswith(last_line) is platform.keeps_last_lines
+        await platform.is_clean()
+
+
+async def test_a_job_whose_memory_is_full_has_that_reason(platform):
+    async with platform.manager() as service:
+        await service.submit(platform.settings())
+        await platform.has_started()
+        platform.fill_memory("trial1")
+        end = await platform.has_ended()
+        assert end.reason is ExitReason.OUT_OF_MEMORY
+        assert platform.memory_message in end.message
+
+
+async def test_a_stopped_job_exits_in_its_grace_period_and_its_end_is_reported_afterwards(platform):
+    platform.runs(EXITS_ON_REQUEST)
+    async with platform.manager() as service:
+        assert not await service.stop("trial1"), "there is no such job"
+        await service.submit(platform.settings())
+        await platform.has_started()
+        assert await service.stop("trial1")
+        end = await platform.has_ended()
+        assert platform.file("exited").exists()
+        assert (end.exit_code, end.reason) == platform.stopped
+        assert end.message == platform.stopped_message
+        await platform.is_clean()
+    assert len(platform.ends) == 1
+
+
+async def test_a_job_that_somebody_else_removed_has_ended_with_that_reason(platform):
+    async with platform.manager() as service:
+        await service.submit(platform.settings())
+        await platform.has_started()
+        platform.remove("trial1")
+        end = await platform.has_ended()
+        assert (end.exit_code, end.reason) == platform.removed
+        assert end.message == platform.removed_message
+
+
+async def test_a_later_manager_adopts_the_jobs_of_an_earlier_one(platform):
+    platform.runs(EXITS_AS_WRITTEN)
+    async with platform.manager() as first:
+        for job_id in ("trial1", "trial2", "trial3"):
+            await first.submit(platform.settings(job_id))
+            await platform.has_started(job_id)
+        first.on_job_ended = lambda ended: None
+    assert platform.ends == []
+    platform.file("trial2.code").write_text("1")
+    await until(lambda: platform.is_over("trial2"), "a job ends without a manager", TIMEOUT_S)
+    async with platform.manager() as second:
+        assert [await second.adopt(f"trial{number}") for number in (1, 2, 3, 4)] == [
+            JobPresence.RUNNING,
+            JobPresence.ENDED,
+            JobPresence.RUNNING,
+            JobPresence.UNKNOWN,
+        ]
+        assert platform.adopted_failure in second.termination_message("trial2")
+        platform.file("trial1.code").write_text("0")
+        end = await platform.has_ended()
+        assert (end.job_id, end.exit_code) == ("trial1", platform.adopted_exit_code)
+        assert await second.stop("trial3")
+        assert (await platform.has_ended(2)).job_id == "trial3"
+        await platform.is_clean()
+    assert len(platform.ends) == 2
+
+
+async def test_an_unreachable_server_is_a_problem_and_ends_no_job(platform):
+    async with platform.manager() as service:
+        await service.submit(platform.settings())
+        await platform.has_started()
+        platform.stop_server()
+        await until(lambda: service.problem, "the problem is shown", TIMEOUT_S)
+        with pytest.raises(RetryableError, match=platform.unreachable):
+            await service.submit(platform.settings("trial2"))
+        assert await service.stop("trial1")
+        assert platform.ends == []
+        platform.start_server()
+        end = await platform.has_ended()
+        assert (end.job_id, end.message) == ("trial1", platform.stopped_message)
+        await service.submit(platform.settings("trial2"))
+        await platform.has_started("trial2")
+        await until(lambda: not service.problem, "the problem is over", TIMEOUT_S)
+        assert len(platform.ends) == 1
+
+
+async def test_jobs_adopted_without_a_server_count_as_running_until_it_answers(platform):
+    platform.runs(EXITS_AS_WRITTEN)
+    async with platform.manager() as first:
+        await first.submit(platform.settings())
+        await platform.has_started()
+    platform.stop_server()
+    platform.file("trial1.code").write_text("0")
+    async with platform.manager() as second:
+        assert await second.adopt("trial1") is JobPresence.RUNNING
+        assert await second.adopt("trial2") is JobPresence.RUNNING
+        platform.start_server()
+        await platform.has_ended(2)
+    ends = {end.job_id: (end.exit_code, end.reason is ExitReason.JOB_LOST) for end in platform.ends}
+    assert ends == {"trial1": (0, False), "trial2": (None, True)}
+
+
+async def test_a_submission_may_be_repeated_and_creates_one_job(platform):
+    async with platform.manager() as service:
+        platform.answer_submissions(503, QUICK.tries)
+        with pytest.raises(RetryableError):
+            await service.submit(platform.settings())
+        await service.submit(platform.settings())
+        await service.submit(platform.settings())  # as after an answer that was lost
+        await platform.has_started()
+        assert await service.stop("trial1")
+        await platform.has_ended()
+        await platform.is_clean()
+    assert len(platform.ends) == 1
+
+
+async def test_a_job_that_was_never_created_can_be_stopped(platform):
+    async with platform.manager() as service:
+        platform.answer_submissions(503, QUICK.tries)
+        with pytest.raises(RetryableError):
+            await service.submit(platform.settings())
+        assert await service.stop("trial1")
+        end = await platform.has_ended()
+        assert platform.created_message in end.message
+        await platform.is_clean()
+
+
+async def test_a_job_of_others_with_the_same_name_is_an_error_and_is_left_alone(platform):
+    is_untouched = await platform.create_job_of_others()
+    async with platform.manager() as service:
+        with pytest.raises((AlreadyExists, JobAlreadyExists), match=ALREADY_EXISTS):
+            await service.submit(platform.settings())
+        assert not await service.stop("trial1"), "there is no such job"
+    assert is_untouched()
+    assert not platform.ends
+
+
+async def test_the_reason_why_a_job_has_not_started_is_shown_until_it_starts(platform, monkeypatch):
+    async with platform.manager() as service:
+        why = platform.have_no_room(monkeypatch)
+        await service.submit(platform.settings())
+        await until(lambda: why in service.problem, "the reason is shown", TIMEOUT_S)
+        assert service.pending_reason("trial1") in service.problem
+        platform.have_room()
+        await platform.has_started()
+        await until(lambda: not service.problem, "the problem is over", TIMEOUT_S)
+        assert service.pending_reason("trial1") == ""
+
+
+# ---- what servers answer to a submission
+
+LIMIT = "frameworks is forbidden: maximum cpu usage per Container is 2, but limit is 99"
+FIX = "; fix the fields that the answer names"
+PERMANENT = {
+    "openpai": [
+        ((400, "InvalidProtocolError", "no such image"), f"no such image{FIX}"),
+        ((403, "ForbiddenUserError", "not in this one"), "not in this one; ask an administrator"),
+        ((403, "ForbiddenUserError", "bob may not use low-quota, nor quota"), "ask an administrator"),
+        ((404, "NoVirtualClusterError", "no such cluster"), "no such cluster; correct virtualCluster"),
+        ((404, "NoStorageError", "no such storage"), "no such storage; correct paiStorageConfigName"),
+        ((422, "Unprocessable", "not so many GPUs"), f"not so many GPUs{FIX}"),
+    ],
+    "frameworkcontroller": [
+        ((403, "Forbidden", LIMIT), "maximum cpu usage per Container is 2"),
+        ((403, "Forbidden", "failed quota: team: must specify cpu"), "must specify cpu"),
+        ((422, "Invalid", "spec.taskRoles: Invalid value"), f"spec.taskRoles: Invalid value{FIX}"),
+        ((400, "BadRequest", "admission webhook says no"), "admission webhook says no"),
+    ],
+}
+TEMPORARY = {
+    "openpai": [
+        ((403, "ForbiddenUserError", "exceeds the quota of ada"), QuotaExceeded),
+        ((401, "UnauthorizedUserError", "Your token is invalid."), Unauthenticated),
+        *((status, ClusterUnavailable) for status in (408, 429, 500, 503, "drop")),
+        ((404, "NoApiError", "a gateway whose server starts"), RetryableError),
+    ],
+    "frameworkcontroller": [
+        (
+            (403, "Forbidden", "frameworks is forbidden: exceeded quota: team, used: 2, limited: 2"),
+            QuotaExceeded,
+        ),
+        ((401, "Unauthorized", "Unauthorized"), Unauthenticated),
+        *((status, ApiServerUnavailable) for status in (408, 429, 500, 520, "drop")),
+        ("conflict", Conflict),
+    ],
+}
+
+
+RESOURCES = {"openpai": ["jobs"], "frameworkcontroller": ["frameworks", "secrets"]}
+
+
+@pytest.mark.parametrize(
+    ("platform", "resource", "answer", "message"),
+    [
+        (name, resource, *row)
+        for name, of_platform in PERMANENT.items()
+        for row in of_platform
+        for resource in RESOURCES[name]
+    ],
+    indirect=["platform"],
+)
+async def test_a_permanent_refusal_is_raised_at_once_and_leaves_no_job(platform, resource, answer, message):
+    async with platform.manager() as service:
+        platform.answer_submissions(answer, resource=resource)
+        with pytest.raises(UserError, match=message):
+            await service.submit(platform.settings())
+        assert platform.submissions(resource) == 1
+        assert not await service.stop("trial1"), "there is no such job"
+        await platform.is_clean()
+    assert not platform.ends
+
+
+@pytest.mark.parametrize(
+    ("platform", "answer", "error"),
+    [(name, *row) for name, of_platform in TEMPORARY.items() for row in of_platform],
+    indirect=["platform"],
+)
+async def test_a_temporary_refusal_is_retryable(platform, answer, error):
+    async with platform.manager() as service:
+        platform.answer_submissions(answer, QUICK.tries)
+        with pytest.raises(RetryableError) as raised:
+            await service.submit(platform.settings())
+        assert isinstance(raised.value, error)
+        platform.answer_submissions_well()
+        await service.submit(platform.settings())
+        await platform.has_started()

@@ -1,0 +1,350 @@
+"""The rules for experiments on every training service: a real engine and real keepers. The rules for jobs are in
+test_platform_jobs.py.
+"""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("kubernetes")
+
+from platforms import PLATFORMS, TIMEOUT_S, a_platform
+from real_experiment import RealExperiment, a_manager_here, until, values
+
+from nni_manager.engine import cluster_jobs, submission_gate
+from nni_manager.engine.serializers import trial_view
+from nni_manager.engine.trial_logs import read_range
+from nni_manager.training_services.local.client import processes_of
+from trial_keeper.wire.messages import Stream
+
+# Of five trials the second fails, and the third and the fourth wait for a signal.
+TRAIN = """\
+import signal, sys
+import nni_sdk
+x = nni_sdk.get_next_parameter()["x"]
+number = nni_sdk.get_sequence_id()
+print("trial", number, flush=True)
+nni_sdk.report_intermediate_result(x / 2)
+if number == 1:
+    print("no data in /data", file=sys.stderr)
+    sys.exit(7)
+if number in (2, 3):
+    signal.pause()
+nni_sdk.report_final_result(x)
+"""
+# Each trial waits for a file that is named after its number.
+GATED = """\
+import os, time
+import nni_sdk
+x = nni_sdk.get_next_parameter()["x"]
+nni_sdk.report_intermediate_result(x / 2)
+while not os.path.exists(f"{gates}/{{nni_sdk.get_sequence_id()}}"):
+    time.sleep(0.02)
+nni_sdk.report_final_result(x)
+"""
+
+
+class Running:
+    """An experiment whose manager runs."""
+
+    def __init__(self, platform, engine):
+        self.platform, self.engine = platform, engine
+
+    def trials(self):
+        """The trials as the HTTP API shows them, in order."""
+        snapshot = self.engine.snapshot()
+        return [trial_view(snapshot, trial) for trial in self.engine.experiment.trials.values()]
+
+    def statuses(self):
+        return [trial["status"] for trial in self.trials()]
+
+    async def has(self, *statuses):
+        await until(lambda: self.statuses() == [*statuses], f"the trials are {statuses}", TIMEOUT_S)
+
+    async def has_intermediates(self, sequence_id):
+        """The trial runs, and its first result is stored."""
+        await until(
+            lambda: (
+                len(found := self.trials()) > sequence_id and found[sequence_id]["intermediateCount"] == 1
+            ),
+            f"trial {sequence_id} reports",
+            TIMEOUT_S,
+        )
+
+    async def is_over(self, state="DONE"):
+        await until(lambda: self.engine.experiment.state.value == state, f"it is {state}", TIMEOUT_S)
+        await self.engine.until_stopped()
+
+    @property
+    def problem(self):
+        return self.engine.snapshot().problem
+
+
+def new_experiment(platform, train, reuse=False, **config):
+    experiment = RealExperiment(
+        platform.folder / "experiment", train, **(platform.config(reuse) | {"trialConcurrency": 1} | config)
+    )
+    experiment.create()
+    return experiment
+
+
+async def manage(platform, experiment, play):
+    """A manager of the experiment, from its start until `play` returns."""
+    async with a_manager_here(experiment, platform.factory(experiment)) as engine:
+        await play(Running(platform, engine))
+
+
+def run(work):
+    asyncio.run(asyncio.wait_for(work, 150))
+
+
+@pytest.fixture
+def platform(request, tmp_path, monkeypatch):
+    with a_platform(request.param, tmp_path, monkeypatch) as platform:
+        yield platform
+
+
+on_every_platform = pytest.mark.parametrize("platform", PLATFORMS, indirect=True)
+
+
+# ---- an experiment from its start to its end, whose trials end in every way
+
+
+@pytest.fixture(scope="module", params=PLATFORMS)
+def done(request, tmp_path_factory):
+    """What is shown and stored of such an experiment."""
+    folder = tmp_path_factory.mktemp("platform")
+    with (
+        pytest.MonkeyPatch.context() as monkeypatch,
+        a_platform(request.param, folder, monkeypatch) as platform,
+    ):
+        experiment = new_experiment(platform, TRAIN, maxTrialNum=5)
+        seen = SimpleNamespace(platform=platform, experiment=experiment)
+
+        async def play(running):
+            await running.has_intermediates(2)
+            seen.at_concurrency_1 = running.statuses()
+            await running.engine.changes.update("TRIAL_CONCURRENCY", {"trialConcurrency": 2})
+            await running.has_intermediates(3)
+            seen.at_concurrency_2 = running.statuses()
+            cancelled, removed = running.trials()[2:4]
+            running.engine.stop_trial(cancelled["id"])
+            await running.has("SUCCEEDED", "FAILED", "USER_CANCELED", "RUNNING", "SUCCEEDED")
+            platform.remove(removed["id"])
+            await running.is_over()
+            seen.trials = running.trials()
+            await platform.is_clean()
+
+        run(manage(platform, experiment, play))
+        yield seen
+
+
+def test_each_trial_has_a_job_and_the_status_of_its_end(done):
+    assert [trial["status"] for trial in done.trials] == [
+        *("SUCCEEDED", "FAILED", "USER_CANCELED", "FAILED", "SUCCEEDED")
+    ]
+    assert [trial["jobId"] for trial in done.trials] == [trial["id"] for trial in done.trials]
+    assert [trial["attempt"] for trial in done.trials] == [0] * 5
+
+
+def test_no_more_trials_run_than_the_concurrency_allows_and_a_change_takes_effect_at_once(done):
+    assert done.at_concurrency_1 == ["SUCCEEDED", "FAILED", "RUNNING"]
+    assert done.at_concurrency_2 == ["SUCCEEDED", "FAILED", "RUNNING", "RUNNING"]
+
+
+def test_every_metric_is_stored_once_and_the_final_one_is_the_result(done):
+    for trial in done.trials:
+        x, has_result = trial["parameters"]["x"], trial["status"] == "SUCCEEDED"
+        rows = done.experiment.rows(trial["id"])
+        assert values(rows) == ([x / 2, x] if has_result else [x / 2])
+        assert [row.is_final for row in rows] == ([False, True] if has_result else [False])
+        assert trial["value"] == (x if has_result else None)
+
+
+def test_a_failed_trial_shows_its_exit_code_and_stderr(done):
+    failed = done.trials[1]
+    assert (failed["reason"], failed["exitCode"]) == ("non-zero exit", 7)
+    assert "no data in /data" in failed["message"]
+
+
+def test_logs_are_stored(done):
+    def log(trial, stream):
+        folder = done.experiment.folder
+        return read_range(folder, trial["id"], stream, first=0, most_bytes=1000).text
+
+    for trial in done.trials:
+        assert log(trial, Stream.STDOUT) == f"trial {trial['sequenceId']}\n"
+        assert log(trial, Stream.STDERR) == ("no data in /data\n" if trial["sequenceId"] == 1 else "")
+
+
+def test_a_trial_that_the_user_stops_is_cancelled(done):
+    stopped = done.trials[2]
+    assert stopped["reason"] == "stopped by user"
+    assert stopped["endTime"] >= stopped["startTime"]
+
+
+def test_a_trial_whose_job_somebody_removed_fails_with_that_reason(done):
+    removed = done.trials[3]
+    assert removed["reason"] == done.platform.removed[1].value
+    if done.platform.removal_kills:  # otherwise the keeper reports the end, and no message
+        assert "its keeper " in removed["message"]
+        assert done.platform.removed_message.rpartition("trial1")[2] in removed["message"]
+
+
+# ---- an experiment with several managers
+
+
+@on_every_platform
+def test_running_trials_outlive_their_manager_a_stop_cancels_them_and_a_resume_runs_the_rest(platform):
+    gates = platform.folder / "gates"
+    gates.mkdir()
+    train = GATED.format(gates=gates)
+    experiment = new_experiment(platform, train, trialConcurrency=2, maxTrialNum=4)
+    workspace = experiment.folder.workspace
+
+    async def first(running):
+        for sequence_id in (0, 1):
+            await running.has_intermediates(sequence_id)
+
+    async def second(running):
+        assert running.statuses()[1] == "RUNNING"
+        await running.has("SUCCEEDED", "RUNNING", "RUNNING")
+        await running.has_intermediates(2)
+        running.engine.stop()
+        await running.is_over("STOPPED")
+        assert running.statuses() == ["SUCCEEDED", "USER_CANCELED", "USER_CANCELED"]
+        await platform.is_clean()
+        assert not processes_of(workspace)
+
+    async def third(running):
+        await running.is_over()
+        assert running.statuses() == ["SUCCEEDED", "USER_CANCELED", "USER_CANCELED", "SUCCEEDED"]
+        for trial in running.trials():
+            x = trial["parameters"]["x"]
+            expected = [x / 2, x] if trial["status"] == "SUCCEEDED" else [x / 2]
+            assert values(experiment.rows(trial["id"])) == expected
+            assert trial["attempt"] == 0
+        await platform.is_clean()
+
+    async def work():
+        await manage(platform, experiment, first)
+        (gates / "0").touch()
+        await until(
+            lambda: list(workspace.trials.glob("*/attempts/*/*/exit.json")),
+            *("the first trial ends without a manager", TIMEOUT_S),
+        )
+        await manage(platform, experiment, second)
+        (gates / "3").touch()
+        await manage(platform, experiment, third)
+
+    run(work())
+
+
+@on_every_platform
+def test_a_reused_job_runs_one_trial_after_the_other_and_a_stopped_trial_leaves_it_running(platform):
+    experiment = new_experiment(platform, TRAIN, reuse=True, maxTrialNum=5)
+
+    async def play(running):
+        for sequence_id in (2, 3):
+            await running.has_intermediates(sequence_id)
+            running.engine.stop_trial(running.trials()[sequence_id]["id"])
+        await running.is_over()
+        trials = running.trials()
+        assert running.statuses() == ["SUCCEEDED", "FAILED", "USER_CANCELED", "USER_CANCELED", "SUCCEEDED"]
+        assert {trial["jobId"] for trial in trials} == {"env-0"}
+        for trial in trials:
+            assert trial["startTime"] <= trial["endTime"]
+            x = trial["parameters"]["x"]
+            expected = [x / 2, x] if trial["status"] == "SUCCEEDED" else [x / 2]
+            assert values(experiment.rows(trial["id"])) == expected
+        await platform.is_clean()
+
+    run(manage(platform, experiment, play))
+
+
+# ---- what servers answer to a submission
+
+NOT_ALLOWED = (403, "ForbiddenUserError", "User ada is not allowed to do operation in default")
+TOO_LARGE = "cannot ever run this job: one of its tasks needs 99 GPUs, and virtual cluster default has 4"
+LIMIT = "frameworks is forbidden: maximum cpu usage per Container is 2, but limit is 99"
+QUOTAS = {
+    "openpai": (403, "ForbiddenUserError", "the quota of default is used up"),
+    "frameworkcontroller": (403, "Forbidden", "frameworks is forbidden: exceeded quota: team, used: 2"),
+}
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize(
+    ("platform", "refusal"),
+    [
+        ("openpai", NOT_ALLOWED),
+        ("openpai", (400, "InvalidProtocolError", TOO_LARGE)),
+        ("frameworkcontroller", (403, "Forbidden", LIMIT)),
+        ("frameworkcontroller", (422, "Invalid", "spec: Invalid value: 99")),
+    ],
+    indirect=["platform"],
+)
+def test_a_cluster_that_refuses_every_job_ends_the_experiment_with_its_message(platform, refusal, reuse):
+    platform.answer_submissions(refusal, 100)
+    experiment = new_experiment(platform, TRAIN, reuse, trialConcurrency=2, maxTrialNum=50)
+
+    async def play(running):
+        await running.is_over("ERROR")
+        error = running.engine.experiment.error
+        assert error.startswith("cannot submit jobs: the cluster refused 3 jobs in a row, the last one with")
+        assert refusal[2] in error
+        assert error.endswith("; fix the cause, then run `nnictl resume`")
+        trials = running.trials()
+        assert 3 <= len(trials) <= 5, "those that existed when the third job was refused"
+        for trial in trials:
+            assert (trial["status"], trial["reason"]) == ("FAILED", "could not start")
+            assert refusal[2] in trial["message"]
+        assert not platform.left()
+
+    run(manage(platform, experiment, play))
+
+
+@pytest.mark.parametrize(("platform", "quota"), QUOTAS.items(), indirect=["platform"])
+def test_trials_wait_for_a_quota_with_that_reason_and_outlast_temporary_errors(platform, quota, monkeypatch):
+    monkeypatch.setattr(cluster_jobs, "_FIRST_RESUBMIT_S", 0.05)
+    platform.answer_submissions(quota, 1000)
+    experiment = new_experiment(platform, TRAIN, trialConcurrency=2, maxTrialNum=2)
+
+    async def play(running):
+        await until(
+            lambda: [quota[2] in trial["message"] for trial in running.trials()] == [True, True],
+            "both wait with the reason",
+        )
+        assert running.statuses() == ["WAITING"] * 2
+        assert quota[2] in running.problem
+        platform.answer_submissions_well()
+        for how in (429, 503, 408, "drop"):
+            platform.answer_submissions(how)
+        await running.is_over()
+        assert running.statuses() == ["SUCCEEDED", "FAILED"]
+
+    run(manage(platform, experiment, play))
+
+
+@pytest.mark.parametrize("platform", ["openpai", "frameworkcontroller"], indirect=True)
+def test_an_expired_login_suspends_submission_until_it_is_renewed(platform, monkeypatch):
+    monkeypatch.setattr(submission_gate, "LOGIN_RETRY_S", 0.2)
+    experiment = new_experiment(platform, TRAIN, trialConcurrency=2, maxTrialNum=2)
+    platform.expire_login()
+
+    async def play(running):
+        suspended = "submission is suspended until the login is valid"
+        await until(lambda: suspended in running.problem, "the problem is shown")
+        assert platform.renewal in running.problem
+        await until(
+            lambda: [platform.renewal in trial["message"] for trial in running.trials()] == [True, True],
+            "both wait with the reason",
+        )
+        assert running.statuses() == ["WAITING"] * 2
+        platform.renew_login(experiment)
+        await running.is_over()
+        assert running.statuses() == ["SUCCEEDED", "FAILED"]
+        assert running.problem == ""
+
+    run(manage(platform, experiment, play))

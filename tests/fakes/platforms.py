@@ -1,0 +1,537 @@
+"""The kinds of training services, each with the same operations, for the contract suite that all of them must pass.
+
+The service under test is the real one. Its cluster is this machine, our OpenPAI for one machine, or a server of ours. A job's
+keeper is the real one, or a script of the test. An operation that a platform does not have skips the test with the reason.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from fake_pai import _LIVE, USER, FakePai
+from jobs_here import JobsHere
+from kube_controllers import FRAMEWORKS
+from kube_operators import PYTORCH_JOBS, TF_JOBS, TRAIN_JOBS
+from kube_place import CLAIM, our_cluster, worker_role
+from kube_store import CONFIG_MAPS, JOBS, PODS, SECRETS
+from openpai_here import JOBS as JOBS_PATH
+from openpai_here import an_openpai_here
+from openpai_jobs import WORKER, a_job, text_of
+from real_experiment import RealExperiment, until
+
+from nni_manager.config.model import ClaimStorage, KubernetesConfig, PaiConfig, RoleConfig
+from nni_manager.training_service_factory import make_service, operator_of
+from nni_manager.training_services.kubernetes import resource_calls, watch
+from nni_manager.training_services.kubernetes.api import Kubernetes
+from nni_manager.training_services.kubernetes.backend import KubernetesService
+from nni_manager.training_services.kubernetes.operator import Stage
+from nni_manager.training_services.openpai import client
+from nni_manager.training_services.openpai.client import OpenPaiService
+from nni_manager.training_services.openpai.job import template_of
+from nni_manager.training_services.openpai.protocol import parse
+from nni_manager.training_services.openpai.rest import OpenPai
+from nni_manager.training_services.retry_policy import ClientRetryPolicy
+from trial_keeper.settings import KeeperSettings
+from trial_keeper.wire.reasons import ExitReason
+from trial_keeper.wire.workspace import Workspace
+
+QUICK = ClientRetryPolicy(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
+TIMEOUT_S = 90
+POLL_S = 0.05
+
+
+class Platform:
+    """One training service with its cluster. Jobs run run.sh of experiment EXPT below `storage`; `ends` are their ends."""
+
+    settings_arrived = '[ "$TRIAL_KEEPER_TOKEN" = c0ffee ]'
+    """A test, in bash, that a job's settings have arrived."""
+    failure = ""
+    """The first words of the message about a failed job, from the cluster."""
+    keeps_last_lines = True
+    """False if a cluster does not keep the last lines of a container."""
+    stopped = (None, ExitReason.JOB_LOST)
+    """The exit code and the reason of a job that was stopped on request, and of one that was removed."""
+    removed = (None, ExitReason.JOB_LOST)
+    stopped_message = removed_message = created_message = ""
+    removal_kills = False
+    """True if a removed job is killed at once, so that its keeper cannot report the end."""
+    adopted_exit_code = 0
+    """The exit code of an adopted job that exits with 0."""
+    adopted_failure = ""
+    """The message about a job that exited with 1 while no manager was running."""
+    memory_message = ""
+    unreachable = "cannot "
+    """Words of the error about a server that cannot be reached."""
+
+    def __init__(self, name, folder):
+        self.name, self.folder = name, folder
+        self.ends = []
+        self.storage = folder
+
+    @property
+    def workspace(self):
+        return Workspace(self.storage / "EXPT")
+
+    def runs(self, script):
+        """Every job runs this in place of its keeper, after it has created the file `JOB.started`."""
+        self.workspace.root.mkdir(exist_ok=True)
+        started = 'touch "$TRIAL_KEEPER_WORKSPACE/$TRIAL_KEEPER_JOB_ID.started"'
+        self.workspace.run_sh.write_text(f"{script}\n".replace("STARTED", started))
+
+    def file(self, name):
+        return self.workspace.root / name
+
+    def settings(self, job_id="trial1"):
+        return KeeperSettings(
+            "EXPT", job_id, str(self.workspace.root), "c0ffee", trial_id=job_id, grace_s=1.0
+        )
+
+    @contextlib.asynccontextmanager
+    async def manager(self):
+        """A manager's service from its start to its end."""
+        service = self.service(self.ends.append)
+        try:
+            yield service
+        finally:
+            await service.close()
+
+    async def has_ended(self, count=1):
+        await until(lambda: len(self.ends) >= count, f"{count} ends were reported", TIMEOUT_S)
+        return self.ends[-1]
+
+    async def has_started(self, job_id="trial1"):
+        await until(self.file(f"{job_id}.started").exists, f"{job_id} has started", TIMEOUT_S)
+
+    async def is_clean(self):
+        await until(lambda: not self.left(), "nothing is left on the cluster", TIMEOUT_S)
+
+    def _lacks(self, what):
+        pytest.skip(f"{self.name}: {what}")
+
+    def service(self, on_job_ended):
+        """The service of experiment EXPT."""
+        raise NotImplementedError
+
+    def left(self):
+        """What the cluster still has of jobs that were to end."""
+        raise NotImplementedError
+
+    def is_over(self, job_id):
+        """Whether the cluster shows the job as ended, also while no manager runs."""
+        raise NotImplementedError
+
+    def remove(self, job_id):
+        """Somebody else removes the job from the cluster."""
+        raise NotImplementedError
+
+    def fill_memory(self, job_id):
+        """The cluster kills the job because its memory is full."""
+        self._lacks("jobs have no memory limit")
+
+    def stop_server(self):
+        self._lacks("the server cannot be stopped while jobs run")
+
+    def start_server(self):
+        raise NotImplementedError
+
+    def answer_submissions(self, how, times=1, resource=None):
+        """So many submissions, by default of jobs, get this answer."""
+        self._lacks("no server of ours answers submissions")
+
+    def answer_submissions_well(self):
+        """Submissions of jobs are accepted again."""
+
+    def submissions(self, resource):
+        """How many submissions the server has received."""
+        raise NotImplementedError
+
+    async def create_job_of_others(self):
+        """Another user has a job with the name of trial1's. Returns whether it is still as it was, as a function."""
+        self._lacks("only the experiment names its jobs")
+
+    def have_no_room(self, monkeypatch):
+        """No new job can start. Returns words of the reason."""
+        self._lacks("a job starts when it is submitted")
+
+    def have_room(self):
+        raise NotImplementedError
+
+    def delay_details(self):
+        """What the cluster stores of failed containers arrives later than the end of the job."""
+
+    # ---- whole experiments
+
+    def config(self, reuse=False):
+        """The part of an experiment file that selects this platform."""
+        raise NotImplementedError
+
+    def factory(self, experiment):
+        """Makes the service of an experiment, for the callback with the ends of jobs."""
+        return make_service(experiment.config, experiment.folder)
+
+    def close(self):
+        """End what this platform has started."""
+
+
+class Local(Platform):
+    stopped = (9, ExitReason.KEEPER_LOST)
+    removed, removal_kills = (-signal.SIGKILL, ExitReason.KEEPER_LOST), True
+    adopted_exit_code = None  # it is no child of the second manager
+
+    def __init__(self, name, folder, monkeypatch):
+        super().__init__(name, folder)
+        self._jobs = folder / "jobs"
+        self._jobs.mkdir()
+        self._config = RealExperiment(folder / "any", "").config
+
+    def service(self, on_job_ended):
+        return JobsHere(self._config, self.workspace, self._jobs, on_job_ended)
+
+    def left(self):
+        return [path.stem for path in self._jobs.glob("*.json") if not self.is_over(path.stem)]
+
+    def _pid(self, job_id):
+        return json.loads((self._jobs / f"{job_id}.json").read_bytes())["pid"]
+
+    def is_over(self, job_id):
+        return not psutil.pid_exists(self._pid(job_id))
+
+    def remove(self, job_id):
+        os.killpg(self._pid(job_id), signal.SIGKILL)
+
+    def config(self, reuse=False):
+        return {"localConfig": {"reuse": reuse}}
+
+    def factory(self, experiment):
+        self._jobs = experiment.folder.jobs
+        return lambda on_job_ended: JobsHere(
+            experiment.config, experiment.folder.workspace, self._jobs, on_job_ended
+        )
+
+    def close(self):
+        JobsHere.end_keepers()
+
+
+class OpenPaiPlatform(Platform):
+    failure = "OpenPAI reports job nni_exp_EXPT_trial_trial1: PAIRuntimeUnknownFailed, code 255"
+    stopped_message = "OpenPAI has stopped job nni_exp_EXPT_trial_trial1 on request"
+    created_message = "was stopped before it was created"
+    user, storage_name = USER, "confignfs-data"
+
+    def __init__(self, name, folder, monkeypatch):
+        super().__init__(name, folder)
+        monkeypatch.setattr(client, "POLL_S", POLL_S)
+
+    def _pai(self):
+        return PaiConfig(
+            *(self.host, self.user, self.token, None, self.storage, str(self.storage)),
+            *("i", self.storage_name, None, 0, 1, 100),
+        )
+
+    def service(self, on_job_ended):
+        pai = self._pai()
+        cluster = OpenPai(pai.host, pai.user, token=pai.token, retry_policy=QUICK)
+        template = template_of(pai)
+        return OpenPaiService(cluster, template, pai.mount, self.workspace, on_job_ended, poll_s=POLL_S)
+
+    def config(self, reuse=False):
+        shared = {"nniManagerNFSMountPath": str(self.storage), "containerNFSMountPath": str(self.storage)}
+        size = {"gpuNum": 0, "cpuNum": 1, "memoryMB": 100}
+        names = {"image": "i", "paiStorageConfigName": self.storage_name}
+        return {
+            "trainingServicePlatform": "pai",
+            "trial": {"command": f"{sys.executable} train.py", "codeDir": ".", **size, **names, **shared},
+            "paiConfig": {"userName": self.user, "token": self.token, "host": self.host, "reuse": reuse},
+        }
+
+
+class OpenPai18(OpenPaiPlatform):
+    """A server of ours with the answers of OpenPAI 1.8."""
+
+    removal_kills = True
+    removed_message = "job nni_exp_EXPT_trial_trial1 on OpenPAI no longer exists: it was removed there"
+    token = "token-of-the-profile-page"
+
+    def __init__(self, name, folder, monkeypatch):
+        super().__init__(name, folder, monkeypatch)
+        self.server = FakePai(run_jobs=True)
+        self.server.start()
+
+    @property
+    def host(self):
+        return self.server.host
+
+    def job(self, job_id="trial1"):
+        return next(job for name, job in self.server.jobs.items() if name.endswith(job_id))
+
+    def left(self):
+        return [name for name, job in self.server.jobs.items() if job.state in _LIVE]
+
+    def is_over(self, job_id):
+        return self.job(job_id).state not in _LIVE
+
+    def remove(self, job_id):
+        job = self.job(job_id)
+        del self.server.jobs[f"{USER}~{job.name}"]
+        self.server._signal(job, signal.SIGKILL)
+
+    def fill_memory(self, job_id):
+        self.job(job_id).end("FAILED", -1200)
+
+    def stop_server(self):
+        self.server.stop()
+
+    def start_server(self):
+        self.server.start()
+
+    renewal = "create a new token on OpenPAI's profile page"
+
+    def expire_login(self):
+        self.server.tokens = {"a-newer-token"}
+
+    def renew_login(self, experiment):
+        text = experiment.config_file.read_text()
+        experiment.config_file.write_text(text.replace(self.token, "a-newer-token"))
+
+    def answer_submissions(self, how, times=1, resource=None):
+        self.server.misbehave(how, times, at=("POST", "/jobs"))
+
+    def answer_submissions_well(self):
+        self.server.stop_misbehaving(("POST", "/jobs"))
+
+    def submissions(self, resource):
+        return self.server.counted()["POST", "/jobs"]
+
+    async def create_job_of_others(self):
+        self.server.run_jobs = False
+        async with self.manager() as first:
+            await first.submit(self.settings())
+        theirs = self.job()
+        theirs.text = theirs.text.replace(str(self.workspace.root), "/another")
+        theirs.protocol = parse(theirs.text)
+        return lambda: theirs.state == "WAITING"
+
+    def have_no_room(self, monkeypatch):
+        monkeypatch.setattr(client, "_MAX_QUEUE_S", 0.0)
+        self.server.run_jobs = False
+        return "OpenPAI has not started 1 of 1 jobs, nni_exp_EXPT_trial_trial1 the longest"
+
+    def have_room(self):
+        self.server.run_jobs = True
+        for job in self.server.jobs.values():
+            self.server._run(job)
+
+    def close(self):
+        self.server.close()
+
+
+class OpenPaiOfThisMachine(OpenPaiPlatform):
+    """Our OpenPAI for one machine, whose tasks are processes."""
+
+    removed_message = "job nni_exp_EXPT_trial_trial1 was stopped on OpenPAI, but not by this manager"
+    user, storage_name = "ada", "team"
+
+    def __init__(self, name, folder, monkeypatch):
+        super().__init__(name, folder, monkeypatch)
+        self._open = contextlib.ExitStack()
+        self.here = self._open.enter_context(an_openpai_here(folder))
+        self.storage = folder / "team"
+        self.client = self.here.client()
+        self.host, self.token = self.here.url, self.client.token
+
+    def left(self):
+        live = {"state": "WAITING,RUNNING,STOPPING"}
+        return [job["name"] for job in self.client.get(JOBS_PATH, params=live).json()]
+
+    def is_over(self, job_id):
+        return not any(name.endswith(job_id) for name in self.left())
+
+    def remove(self, job_id):
+        (name,) = (name for name in self.left() if name.endswith(job_id))
+        self.client.put(f"{JOBS_PATH}/ada~{name}/executionType", json={"value": "STOP"})
+
+    async def create_job_of_others(self):
+        self._submit("nni_exp_EXPT_trial_trial1", cpu=1)
+        return self.left
+
+    def have_no_room(self, monkeypatch):
+        monkeypatch.setattr(client, "_MAX_QUEUE_S", 0.0)
+        self._submit("large", cpu=4)
+        return "OpenPAI has not started 1 of 1 jobs, nni_exp_EXPT_trial_trial1 the longest"
+
+    def have_room(self):
+        self.remove("large")
+
+    def _submit(self, name, cpu):
+        resources = {"cpu": cpu, "memoryMB": 100, "gpu": 0}
+        worker = {"commands": ["sleep 100"], "instances": 1, "resourcePerInstance": resources}
+        job = a_job(*(((*WORKER, key), value) for key, value in worker.items()), name=name)
+        assert self.client.submit(text_of(job)).status_code == 202
+
+    def fill_memory(self, job_id):
+        self._lacks("tasks that are processes have no memory limit")
+
+    def close(self):
+        self._open.close()
+
+
+_ROLE = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100)
+# The roles of a job beside its worker, the version of its kind, and other fields of the configuration.
+_OPERATORS = {
+    "frameworkcontroller": (FRAMEWORKS, None, None, {}),
+    "tf-operator": (TF_JOBS, "v1", "ps", {}),
+    "pytorch-operator": (PYTORCH_JOBS, "v1", "master", {}),
+    "trainjob": (TRAIN_JOBS, "v1alpha1", None, {"runtime": "torch-distributed"}),
+    "job": (JOBS, "v1", None, {}),
+}
+
+
+class OnKubernetes(Platform):
+    """An operator on a Kubernetes cluster of our own."""
+
+    unreachable = "does not answer"
+    settings_arrived = (
+        '[ "$TRIAL_KEEPER_TOKEN $TRIAL_KEEPER_COMMAND" = "c0ffee true" ] && [ -d "$TRIAL_KEEPER_MOUNT" ]'
+    )
+
+    def __init__(self, name, folder, monkeypatch):
+        super().__init__(name, folder)
+        monkeypatch.setattr(resource_calls, "_FIRST_RETRY_DELAY_S", POLL_S)
+        monkeypatch.setattr(watch, "_FIRST_PAUSE_S", POLL_S)
+        self.kind, self.version, other_role, fields = _OPERATORS[name]
+        self._open = contextlib.ExitStack()
+        self.around = self._open.enter_context(our_cluster(folder))
+        monkeypatch.setenv("KUBECONFIG", str(self.around.kubeconfig))
+        self.cluster, self.storage = self.around.double, self.around.storage_here
+        self.keeps_last_lines = name != "trainjob"
+        roles = (_ROLE,) if other_role is None else (_ROLE, replace(_ROLE, name=other_role))
+        if name == "frameworkcontroller":
+            roles = (replace(_ROLE, min_failed=1, min_succeeded=1),)
+        storage = ClaimStorage(self.storage, CLAIM)
+        self._config = KubernetesConfig(name, storage, roles, self.version, **fields)
+        self._operator = operator_of(self._config)
+        self.job_name = self._operator.name_of("EXPT", "trial1")
+        self.failure = f" {self.job_name}: "
+        if name == "frameworkcontroller":
+            self.failure = (
+                f"FrameworkController reports {self.job_name}: ContainerUnrecognizedFailed, code 105; FailedTaskCount 1 has "
+                "reached MinFailedTaskCount 1 in the TaskRole\n"
+            )
+            self.adopted_failure, self.memory_message = "code 1", "code 137"
+        deleted = f"{self.kind.kind} {self.job_name} in namespace default was deleted"
+        self.stopped_message = self.created_message = f"{deleted} on request"
+        self.removed_message = f"{deleted}, but not by this manager"
+
+    def service(self, on_job_ended):
+        cluster = Kubernetes(self.around.kubeconfig, QUICK)
+        return KubernetesService(cluster, self._operator, self.workspace, on_job_ended)
+
+    @property
+    def store(self):
+        return self.cluster.store
+
+    def left(self):
+        kinds = (self.kind, PODS, SECRETS, CONFIG_MAPS)
+        return [each["metadata"]["name"] for kind in kinds for each in self.store.list(kind)]
+
+    def _job(self, job_id):
+        return self.store.find(self.kind, "default", self._operator.name_of("EXPT", job_id))
+
+    def is_over(self, job_id):
+        found = self._job(job_id)
+        return found is None or self._operator.stage_of(found) is Stage.ENDED
+
+    def remove(self, job_id):
+        (found,) = (each for each in self.store.list(self.kind) if job_id.lower() in each["metadata"]["name"])
+        self.store.delete(self.kind, "default", found["metadata"]["name"])
+
+    def fill_memory(self, job_id):
+        names = (each["metadata"]["name"] for each in self.store.list(PODS))
+        pod = next(name for name in names if "-ps-" not in name)
+        self.cluster.node.kill("default", pod, "OOMKilled")
+
+    def stop_server(self):
+        self.cluster.api.stop()
+
+    def start_server(self):
+        self.cluster.api.start()
+
+    renewal = "renew the login in your kubeconfig file"
+
+    def expire_login(self):
+        self.answer_submissions((401, "Unauthorized", "Unauthorized"), 1000)
+
+    def renew_login(self, experiment):
+        self.answer_submissions_well()
+
+    def answer_submissions(self, how, times=1, resource=None):
+        self.cluster.api.misbehave(how, times, at=("create", resource or self.kind.plural), retry_after=0)
+
+    def answer_submissions_well(self):
+        self.cluster.api.stop_misbehaving(("create", self.kind.plural))
+
+    def submissions(self, resource):
+        return self.cluster.api.counted()["create", resource]
+
+    async def create_job_of_others(self):
+        async with self.manager() as first:
+            await first.submit(self.settings())
+        self.store.change(
+            *(self.kind, "default", self.job_name),
+            lambda it: it["metadata"].update(labels={"app": "theirs"}),
+        )
+        return lambda: self._job("trial1") is not None
+
+    def have_no_room(self, monkeypatch):
+        self.cluster.node.missing_images.add("me/train:1")
+        why = 'ImagePullBackOff: Back-off pulling image "me/train:1": not found'
+        return f"Kubernetes has not started 1 of 1 jobs; {self.job_name} is pending: {why}"
+
+    def have_room(self):
+        self.cluster.node.missing_images.clear()
+        self.cluster.node.look_again()
+
+    def delay_details(self):
+        self.cluster.api.misbehave(503, 1, at=("watch", "pods"))
+
+    def config(self, reuse=False):
+        around, command = self.around, f"{sys.executable} train.py"
+        section = around.storage | {"namespace": around.namespace, "reuse": reuse}
+        if self.name == "frameworkcontroller":
+            return {
+                "trainingServicePlatform": "frameworkcontroller",
+                "trial": {"codeDir": ".", "taskRoles": [worker_role(command, around.image)]},
+                "frameworkcontrollerConfig": section,
+            }
+        role = {"replicas": 1, "gpuNum": 0, "cpuNum": 1, "memoryMB": 256, "image": around.image}
+        deciding = "master" if self.name == "pytorch-operator" else "worker"
+        return {
+            "trainingServicePlatform": "kubeflow",
+            "trial": {"codeDir": ".", deciding: role | {"command": command}},
+            "kubeflowConfig": section | {"operator": self.name},
+        }
+
+    def close(self):
+        self._open.close()
+
+
+PLATFORMS = {
+    "local": Local,
+    "openpai": OpenPai18,
+    "openpai-of-this-machine": OpenPaiOfThisMachine,
+    **dict.fromkeys(_OPERATORS, OnKubernetes),
+}
+
+
+@contextlib.contextmanager
+def a_platform(name, folder, monkeypatch):
+    """The platform of this name. Its jobs find the keeper on the path."""
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    with contextlib.closing(PLATFORMS[name](name, folder, monkeypatch)) as platform:
+        yield platform
