@@ -49,10 +49,11 @@ class ForgetsAStream(Replication):
     """Replicates all streams but the last."""
 
     def __init__(self, streams: Iterable[Stream]) -> None:
-        super().__init__(tuple(streams)[:-1])
+        self._streams = tuple(streams)[:-1]
+        super().__init__(self._streams)
 
     def grew(self, sizes: Offsets) -> None:
-        super().grew({stream: sizes[stream] for stream in self.streams})
+        super().grew({stream: sizes[stream] for stream in self._streams})
 
 
 class ClosesBeforeDurable(AttemptIngest):

@@ -12,9 +12,9 @@ from real_experiment import until
 
 from nni_manager.errors import RetryableError, UserError
 from nni_manager.training_services.base import JobPresence
-from nni_manager.training_services.errors import QuotaExceeded, Unauthenticated
-from nni_manager.training_services.kubernetes.errors import AlreadyExists, ApiServerUnavailable, Conflict
-from nni_manager.training_services.openpai.connection import ClusterUnavailable, JobAlreadyExists
+from nni_manager.training_services.errors import ClusterUnavailable, QuotaExceeded, Unauthenticated
+from nni_manager.training_services.kubernetes.errors import AlreadyExists, Conflict
+from nni_manager.training_services.openpai.connection import JobAlreadyExists
 from trial_keeper.wire.reasons import ExitReason
 
 SLEEPS = "STARTED; exec sleep 100"
@@ -247,7 +247,7 @@ TEMPORARY = {
             QuotaExceeded,
         ),
         ((401, "Unauthorized", "Unauthorized"), Unauthenticated),
-        *((status, ApiServerUnavailable) for status in (408, 429, 500, 520, "drop")),
+        *((status, ClusterUnavailable) for status in (408, 429, 500, 520, "drop")),
         ("conflict", Conflict),
     ],
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from openpai_home import TRAIN, attempt_of, created, jobs, processes_of, trials
+from openpai_home import ENDLESS, TRAIN, attempt_of, created, jobs, processes_of, trials
 from real_experiment import wait_until
 
 from nni_manager.client.experiments import resolve
@@ -217,6 +217,39 @@ taskRoles:
     tasks = {task.name: task for task in attempts.glob("*/*")}
     assert sorted(tasks) == ["ps-0", "worker-0", "worker-1"]
     assert (tasks["ps-0"] / "output" / "stdout").read_text() == "it's me at 127.0.0.1\n"
+
+
+def test_trials_outlive_the_manager_and_every_end_has_its_reason(home, nnictl):
+    (home / "work" / "train.py").write_text(ENDLESS)
+    done = nnictl(
+        *("create", "--config", "config.yml", "--port", "auto"), replace={"maxTrialNum: 3": "maxTrialNum: 2"}
+    )
+    experiment_id = created(done)
+    folder = ExperimentFolder(home / "experiments" / experiment_id)
+
+    def running():
+        return [each for each in trials(nnictl, experiment_id) if each["state"] == "RUNNING"]
+
+    wait_until(lambda: len(running()) == 2, "both trials run")
+    stopped, other = (each["id"] for each in running())
+    psutil.Process(folder.process().pid).kill()
+    wait_until(lambda: folder.running_process() is None, "the manager is gone")
+    assert set(jobs(nnictl).values()) == {"RUNNING"}
+    assert nnictl("resume", experiment_id, "--port", "auto").returncode == 0
+    assert nnictl("openpai", "stop", f"nni_exp_{experiment_id}_trial_{stopped}").returncode == 0
+
+    def of(trial_id):
+        return next(each for each in trials(nnictl, experiment_id) if each["id"] == trial_id)
+
+    wait_until(
+        lambda: of(stopped)["status"] == "FAILED", "the trial of the job that was stopped there has ended"
+    )
+    assert of(other)["state"] == "RUNNING"
+    assert nnictl("stop", experiment_id).returncode == 0
+    assert of(other)["status"] == "USER_CANCELED"
+    wait_until(lambda: "RUNNING" not in jobs(nnictl).values(), "no job runs")
+    trials_left = [each for each in processes_of(home) if "train.py" in " ".join(each.cmdline())]
+    assert trials_left == []
 
 
 def test_an_experiment_outlasts_a_cluster_that_is_down(home, nnictl):

@@ -183,6 +183,22 @@ def test_a_tuner_that_raises_ends_the_search_and_keeps_the_data(a_real_experimen
     assert experiment.wait_for_status("DONE")["counts"]["SUCCEEDED"] == 5
 
 
+def test_a_stopped_experiment_cancels_its_trials_and_leaves_no_process(a_real_experiment):
+    train = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.report_intermediate_result(1)\ntime.sleep(600)\n"
+    experiment = a_real_experiment(train, trialConcurrency=2, maxTrialNum=4)
+    experiment.start()
+    wait_until(lambda: experiment.row_count() == 2, "both trials report")
+    pids = experiment.keeper_pids()
+    experiment.close()
+    assert experiment.manager.returncode == 0
+    assert not [pid for pid in pids if not is_zombie(pid)]
+    from nni_manager.store.reader import StoreReader
+
+    with StoreReader(experiment.folder.database) as reader:
+        assert reader.experiment().state.value == "STOPPED"
+        assert {trial.state.value for trial in reader.trials()} == {"USER_CANCELED"}
+
+
 def test_a_keeper_of_another_version_stops_the_experiment_before_anything_runs(a_real_experiment, tmp_path):
     # The keeper's process believes to be of another version, as one from an old image would.
     other = tmp_path / "other-version"

@@ -156,6 +156,23 @@ def test_keepers_of_other_machines_connect_over_tls_and_verify_the_certificate_o
     assert (folder / "log" / "nnictl_stderr.log").read_text() == ""
 
 
+def test_nnictl_prints_the_quota_and_no_trial_is_lost_to_temporary_errors(nnictl, place, server):
+    quota = (403, "ForbiddenUserError", "the quota of ada in default is used up")
+    for how in (quota, 408, 429, 500, "drop", quota):
+        server.misbehave(how, 1, at=("POST", "/jobs"))
+    for at in (("GET", "/jobs"), ("GET", "/jobs/{name}")):
+        for how in (429, "drop", 500):
+            server.misbehave(how, 2, at=at)
+    done = nnictl("create", "--config", "config.yml", "--port", "auto", "--foreground")
+    assert done.returncode == 0, done.stderr
+    assert (
+        "cannot submit the job: OpenPAI answers: the quota of ada in default is used up; the call is"
+        in done.stderr
+    )
+    assert {job.state for job in server.jobs.values()} == {"SUCCEEDED"}
+    assert len(trials_of(workspace_of(place, done))) == len(server.jobs) == 3
+
+
 @pytest.mark.any_machine
 @pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("setpriv") is None,

@@ -105,6 +105,27 @@ def test_an_accepted_job_ends_a_row_of_refusals(start, server):
     assert run.statuses() == ["FAILED", "FAILED", "SUCCEEDED", "FAILED", "FAILED", "SUCCEEDED"]
 
 
+def test_a_rejected_token_suspends_submission_and_one_job_at_a_time_tries_again(start, server):
+    server.tokens = {"a-newer-token"}
+    run = start(trialConcurrency=3, maxTrialNum=3)
+
+    def problem():
+        return run.experiment.get("/check-status").get("problem", "")
+
+    wait_until(
+        lambda: "submission is suspended until the login is valid" in problem(), "the problem is shown"
+    )
+    assert "create a new token on OpenPAI's profile page" in problem()
+    wait_until(lambda: server.counted()[SUBMIT] == 5, "one of them has tried again, and then another")
+    assert run.statuses() == ["WAITING"] * 3
+    assert all("create a new token on OpenPAI's profile page" in trial["message"] for trial in run.trials())
+    file = run.experiment.config_file
+    file.write_text(file.read_text().replace(TOKEN, "a-newer-token"))
+    run.wait_for_status("DONE")
+    assert run.statuses() == ["SUCCEEDED"] * 3
+    assert problem() == ""
+
+
 def kill(job):
     """As a node does that dies."""
     for process in job.processes:
