@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from enum import Enum
@@ -11,6 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "internals.md"
+ROOTS = (ROOT / "manager" / "nni_manager", ROOT)
 MARK = "<!-- generated -->\n"
 # Module, prefix of the tables' names, heading, and the name of a state that the table leaves open.
 TABLES = [
@@ -52,6 +54,13 @@ def test_the_diagrams_are_those_of_the_tables() -> None:
         PAGE.write_text(before + MARK + generated)
     else:
         assert written == generated, "run `make golden` after a change of a table"
+
+
+def test_every_named_file_exists() -> None:
+    written_by_hand = PAGE.read_text().partition(MARK)[0]
+    paths = re.findall(r"`([\w/]+/(?:[\w.]+)?)`", written_by_hand)
+    assert len(paths) > 50
+    assert [path for path in paths if not any((root / path).exists() for root in ROOTS)] == []
 
 
 @pytest.mark.parametrize(("module", "prefix"), [table[:2] for table in TABLES])
