@@ -476,11 +476,14 @@ class Pod:
             self.kill()
 
     def _kill(self, process):
+        children = []
         with contextlib.suppress(psutil.NoSuchProcess):
-            for each in [*psutil.Process(process.pid).children(recursive=True)]:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    each.kill()
+            children = psutil.Process(process.pid).children(recursive=True)
+        # The first process ends first, as in a real container: otherwise it could report the end of a child.
         process.kill()
+        for each in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                each.kill()
 
     def _clear_away(self):
         """A process that has ended leaves nothing."""
