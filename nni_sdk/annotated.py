@@ -36,7 +36,7 @@ def parameter(key: str) -> "Any":
     if not isinstance(parameters, dict) or key not in parameters:
         raise ParameterAbsent(
             f"cannot find a value of {key!r} for trial {get_trial_id()}: its parameters are {parameters!r}; "
-            "add a value for each annotation, or, outside an experiment, run the annotated code itself"
+            "add the value to the trial's parameters; outside an experiment, run the original script, not this generated copy"
         )
     return parameters[key]
 

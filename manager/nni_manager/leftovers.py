@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 Predicate = Callable[[dict[str, str]], bool]
 """A test of a process's environment."""
 
-# A guard needs milliseconds. After this time it is frozen, or waits for a process that hangs in the kernel, and is killed.
+# A guard ends within milliseconds. One that takes longer is stopped, or waits for a process that hangs in the kernel: kill it.
 _MAX_GUARD_S = 5.0
 _SCAN_INTERVAL_S = 0.5
 

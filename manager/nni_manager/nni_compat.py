@@ -1,4 +1,4 @@
-"""Installs import aliases in our interpreters for code that was written for NNI.
+"""Import aliases for code that was written for NNI, in processes of the manager and in scripts of the Python API.
 
 `import nni` imports our SDK unless the real package is installed, and `nni.experiment` our Python Experiment API. We install
 no package of that name, because it would conflict with the real one. Only the standard library and nni_sdk are imported here.

@@ -182,7 +182,7 @@ def test_an_experiment_is_meant_by_its_id_by_its_beginning_or_as_the_only_one_th
     ("given", "says"),
     [
         (None, "cannot choose among 2 running experiments; name one of abc11111 (port 9000), abd22222 (port 9002)"),
-        ("ab", "cannot use experiment id 'ab': several ids start with it; write more of one of abc11111 (port 9000), abd"),
+        ("ab", "cannot use experiment id 'ab': several ids start with it: abc11111 (port 9000), abd"),
         ("abc11112", "cannot find experiment 'abc11112'; did you mean abc11111? "),
         ("", "cannot find experiment ''; "),
     ],

@@ -260,7 +260,7 @@ def _ended_children(exempt_sessions: frozenset[int]) -> Iterator[int]:
             yield ended.si_pid
         else:
             return
-        # Until its owner has waited for it, an exempt child hides the children that ended later.
+        # `waitid(P_ALL)` returns an ended exempt child until its owner has waited for it. So each other child is checked.
         for pid in processes.children(os.getpid()):
             if pid not in exempt_sessions and os.waitid(os.P_PID, pid, options) is not None:
                 yield pid

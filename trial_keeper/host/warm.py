@@ -215,7 +215,7 @@ class WarmInterpreter:
     def _answer(self) -> dict[str, Any]:
         self._asked = None
         message = self._receive(_MAX_START_S)
-        # The dead fork had replied; it was killed before the interpreter could record its reply.
+        # Skip a late message about the previous fork: it had replied to this process, and died before it told the interpreter.
         while "died" in message and message["died"] == self._last_pid:
             message = self._receive(_MAX_START_S)
         self._last_pid = message.get("prepared")

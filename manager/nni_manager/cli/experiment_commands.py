@@ -89,7 +89,10 @@ def _status_word(line: dict[str, Any]) -> str:
 @options.experiment_argument
 @options.json_anyway
 def show(experiment_id: str | None) -> None:
-    """Print an experiment's profile as JSON: limits, search space, tuner, trial, and transport of each running trial."""
+    """Print an experiment's profile as JSON: limits, search space, tuner, and settings of trials.
+
+    It also names how the data of each running trial reaches the manager.
+    """
     output.print_json(resolve(experiment_id).get("/experiment"))
 
 

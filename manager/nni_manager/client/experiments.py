@@ -218,7 +218,7 @@ def resolve(given: str | None) -> KnownExperiment:
         )
     if len(matching) > 1:
         raise UserError(
-            f"cannot use experiment id {given!r}: several ids start with it; write more of one of {_listed(matching)}"
+            f"cannot use experiment id {given!r}: several ids start with it: {_listed(matching)}; write one of them"
         )
     if matching[0].problem and matching[0].manager is None:
         raise UserError(matching[0].problem)

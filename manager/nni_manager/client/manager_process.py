@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from nni_manager.config.model import ExperimentSpec
 
 _POLL_S = 0.05
-# A manager is usually ready within two seconds; a cold disk under load takes longer, a hung one never answers.
+# A manager is usually ready within two seconds, and later with a cold disk cache and under load. A hung one never is.
 READY_TIMEOUT_S = 30.0
 _EXIT_TIMEOUT_S = 10.0
 # A manager writes at least this much before it is ready.

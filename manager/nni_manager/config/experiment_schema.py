@@ -226,7 +226,9 @@ class ReplicaKeys(_PodKeys):
 
 
 class StorageKeys(Schema):
-    """The shared storage for code and output of trials. The reader checks which keys a kind of storage has."""
+    """The shared storage for code and output of trials. This schema accepts the keys of
+    all storage types; `config/kubernetes.py` and `config/v2.py` check which belong to each.
+    """
 
     storage_type: Literal["nfs", "azureStorage", "pvc"] | None = must_be(
         "one of nfs, azureStorage, pvc", "nfs", None, v1="storage"

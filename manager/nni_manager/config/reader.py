@@ -42,7 +42,7 @@ from nni_manager.config.user_class import OWN_KEYS, reason_against_class, user_c
 from nni_manager.config.v1 import from_v1
 from nni_manager.config.v2 import from_v2, is_v2
 
-# The keys whose values are paths of this machine, relative to the file; a claim's path is another.
+# The keys whose values are paths on this machine, relative to the file. `storage.path` is a further one, but only with `pvc`.
 PATH_KEYS = (
     "searchSpaceFile",
     "experimentWorkingDirectory",
@@ -486,7 +486,7 @@ class _Reading:
         return {}, None
 
     def _check_paths_of_annotated_code(self, code_dir: Path | None, log_dir: Path | None) -> None:
-        """Check paths for annotated code: each experiment contains a copy, in which trials start."""
+        """Check the paths of annotated code. Trials start in a generated copy of the code in the experiment's folder."""
         if not self.is_annotated or code_dir is None or log_dir is None:
             return
         if log_dir.exists() and log_dir.samefile(code_dir):

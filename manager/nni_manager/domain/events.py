@@ -127,7 +127,7 @@ class KeeperIdle:
 
 
 class AttemptOrphaned(_OfAttempt):
-    """An earlier keeper of a live job ended: the keeper that is connected now does not have this attempt."""
+    """The attempt belongs to an earlier keeper, which has ended: the job's connected keeper does not list it in `Hello`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,7 +75,7 @@ class JobScheduler:
         return [trial for job in self.jobs.live.values() for trial in self.trials_of(job)]
 
     def trials_of(self, job: Job) -> list[Trial]:
-        """The unfinished trials of the job, in order."""
+        """The unfinished trials of the job, in the order in which the job runs them."""
         trials = [self.trials[trial_id] for trial_id in job.trial_ids]
         return [trial for trial in trials if not trial.state.is_terminal]
 

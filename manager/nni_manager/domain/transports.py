@@ -23,7 +23,7 @@ RECONNECT_GRACE_S = 5.0
 POLL_INTERVAL_S = 2.0
 # One poll is about ten file system calls. A thousand unconnected trials are each polled every 20 s.
 MAX_POLLS_PER_S = 50.0
-# A container starts from a cached image in less; a user who watches the first trial does not wait longer.
+# Without a connection for this long, users are shown a problem. A container with a cached image starts sooner.
 MAX_SILENCE_S = 60.0
 
 

@@ -45,7 +45,7 @@ _LAST_KEEPERS_S = 5.0
 
 
 class Engine(Runtime):
-    """One experiment: its parts, their start and end, and the effects of its domain."""
+    """Runs one experiment: starts and ends its components, and executes the effects that `domain` returns."""
 
     def __init__(
         self,

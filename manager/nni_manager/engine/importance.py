@@ -23,7 +23,10 @@ _LARGEST = 1e300
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """The share of each parameter by its path, highest first; `why`: the reason if there are none, for users."""
+    """`shares`: each parameter's share of the total importance, by the parameter's path, highest first.
+
+    `why`: the reason, for users, if `shares` is empty.
+    """
 
     shares: Mapping[str, float]
     trials: int
@@ -73,7 +76,7 @@ def importance_of(
         ]
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings that a choice has few trials
+        warnings.simplefilter("ignore")  # Optuna warns if few trials have, or lack, a nested parameter
         shares = get_param_importances(study)
     highest_first = sorted(shares.items(), key=lambda each: -each[1])
     return Importance({name: float(share) for name, share in highest_first}, len(known))

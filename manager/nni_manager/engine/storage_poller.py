@@ -151,7 +151,7 @@ class SharedStoragePoller:
         )
 
     def _note_rejected(self, trial: Trial, found: FoundAttempts, *, is_over: bool = False) -> None:
-        """Report a rejected attempt once, after the storage lag: a keeper's own attempt may be visible only in part until then.
+        """Report a rejected attempt once, after the storage lag. Until then a signed attempt may be only partly visible.
 
         `is_over`: the lag has passed already.
         """

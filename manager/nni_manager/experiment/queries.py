@@ -27,7 +27,7 @@ class NotStarted(UserError):
 
 
 class StartedExperiment:
-    """The part of `Experiment` that needs no configuration: only the id, once it is started or found."""
+    """The methods of `Experiment` that need the id of a started experiment, and no configuration."""
 
     def __init__(self, experiment_id: str | None) -> None:
         self.id = experiment_id

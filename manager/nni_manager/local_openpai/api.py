@@ -121,7 +121,7 @@ class OpenPaiApi:
             Route(job + "/attempts/{attempt:int}", authenticated(self.job)),
             Route(task, authenticated(self.task_attempts)),
             Route(task + "/{task_attempt:int}/logs", authenticated(self.logs)),
-            # The path in the first releases with this part of the API.
+            # The path of a job's configuration in OpenPAI's first releases with the v2 API.
             Route("/user/{user}/jobs/{job}/config", authenticated(self.config)),
             *clusters,
         ]

@@ -31,7 +31,7 @@ class _Source:
 
 
 class LoginThrottle:
-    """Checks passwords: one pending check per source, and one running check in total."""
+    """Checks passwords one at a time. Each source has one active check; its other checks wait, at most `MAX_WAITING`."""
 
     def __init__(self) -> None:
         self._sources: dict[str, _Source] = {}

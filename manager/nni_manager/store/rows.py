@@ -66,7 +66,7 @@ def trial_of(row: sqlite3.Row, **fields: Any) -> Trial:
 
 @dataclass(frozen=True, slots=True)
 class RowWrite:
-    """Write: a snapshot of one row, for the named statement. The newest of several with the same identity replaces the others."""
+    """A queued write of one row by the SQL statement named `query`. A newer write of the same row replaces an older one."""
 
     query: str
     identity: str

@@ -20,7 +20,7 @@ from nni_manager.errors import UserError
 from nni_manager.plain_text import escaped
 from nni_manager.store.errors import FULL, StoreBusy, StoreUnusable
 
-# A metrics record has at most 999,999 bytes, and all other columns hold less.
+# Limit of each column outside `_DOCUMENTS`. The longest holds the value of a metric, whose record has at most 999,999 bytes.
 MAX_FIELD = 1_000_000
 # Limit of a column that holds one answer of a user's tuner, or one change of the search space.
 MAX_DOCUMENT = 16 * 2**20

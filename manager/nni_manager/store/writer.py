@@ -176,7 +176,7 @@ class Store:
         if size_bytes >= MAX_LOG_BYTES and now_s >= self._next_checkpoint_s:
             self._next_checkpoint_s = now_s + _WAL_CHECKPOINT_INTERVAL_S
             self._connection.execute(f"PRAGMA busy_timeout = {_WAL_CHECKPOINT_WAIT_MS}")
-            # All data is durable already. A failure here recurs in the next transaction, or is retried.
+            # All data is durable already, so a failure is ignored. A lasting error fails the next commit.
             with suppress(sqlite3.OperationalError):
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             self._connection.execute(f"PRAGMA busy_timeout = {BUSY_WAIT_MS}")

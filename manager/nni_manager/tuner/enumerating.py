@@ -25,7 +25,10 @@ class Points:
 
 
 class EnumeratingTuner(KeyedTuner[int]):
-    """Proposes each point once, whatever the results; a failed trial is not repeated. A trial's place is its point's index."""
+    """Proposes each point once, whatever the results; a failed trial is not repeated.
+
+    The place of a trial (see `KeyedTuner`) is the index of its point.
+    """
 
     learns = False
 

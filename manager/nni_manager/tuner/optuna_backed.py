@@ -212,7 +212,7 @@ class Sampling:
         }
 
     def sample(self, draw: Callable[[str, BaseDistribution], Any]) -> dict[str, Any]:
-        """The parameters for the draws that `draw` returns; it is called in the order of the space."""
+        """A trial's parameters from the values that `draw` returns for each parameter, in the order of the search space."""
         parameters: dict[str, Any] = {}
         for name, parameter in self._space.parameters.items():
             pointer = self._pointers[name]

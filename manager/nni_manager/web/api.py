@@ -146,7 +146,7 @@ class ManagerApi:
         return answer
 
     async def news(self, request: Request) -> Response:
-        """The summary, and the trials changed since a version; all trials if the version is missing or of another process."""
+        """The summary, and the trials that changed after the cursor `since`: all, if another process issued the cursor."""
         return _streamed(request, self._live.delta(_since(request)), Json.media_type)
 
     async def events(self, request: Request) -> Response:

@@ -183,7 +183,10 @@ class _ExitPattern:
     ignores_case: bool = True
 
     def found_in(self, log: str, folded: str) -> str | None:
-        """The first matching line, from the first text on; None without a match. `folded` is the log in lower case."""
+        """The first matching line without what precedes the first of `texts`; None without a match.
+
+        `folded` is the log in lower case.
+        """
         text = folded if self.ignores_case else log
         begin = text.find(self.texts[0])
         while begin >= 0:

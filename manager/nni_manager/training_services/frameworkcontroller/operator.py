@@ -206,7 +206,7 @@ class FrameworkController(Operator):
             **container,
             "command": [*render.command_of(settings, (_EXPORTS_COMMAND, *before)), "bash"],
             "args": [*container["command"], *(container.get("args") or ())],
-            # The user's variables come first, because later ones may refer to them. They take precedence.
+            # The user's variables keep their order, because one may refer to an earlier one. They replace ours of the same name.
             "env": [*own, *(each for each in ours if each["name"] not in names)],
             "volumeMounts": [*(container.get("volumeMounts") or ()), {"name": VOLUME, "mountPath": MOUNT}],
         }

@@ -197,7 +197,7 @@ class LocalTrainingService(TrainingService):
             return marker == warm or marker.startswith(folders)
 
         is_guard = partial(_is_keeper_of, self._workspace, job_id)
-        # A frozen guard must resume, because it detects some processes by other means than the environment.
+        # A stopped guard gets SIGCONT: it also knows processes by their sessions, which `reap_orphans` does not.
         await asyncio.to_thread(_wake_where, is_guard)
         await asyncio.to_thread(reap_orphans, is_of_trial, is_guard)
 
