@@ -17,8 +17,8 @@ from nni_manager.config.algorithms import BohbArgs, HyperbandArgs
 from nni_manager.config.search_space import SearchSpace
 from nni_manager.tuner.base import JsonScalar
 from nni_manager.tuner.hyperband import Hyperband
-from nni_manager.tuner.optuna_backed import SamplerSeeds, draw, seed_of_trial
-from nni_manager.tuner.samplers import Tpe
+from nni_manager.tuner.optuna_backed import draw, seed_of_trial
+from nni_manager.tuner.samplers import SamplerSeeds, Tpe
 
 # Bounds the time of a proposal. The latest results are from the region that the search has reached.
 _MAX_RESULTS = 300

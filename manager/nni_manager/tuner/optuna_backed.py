@@ -19,7 +19,6 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from random import Random
 from statistics import NormalDist
 from typing import Any, TypeAlias
@@ -33,7 +32,7 @@ from nni_manager.config.model import OptimizeMode
 from nni_manager.config.prior_results import PriorResult
 from nni_manager.tuner import base
 from nni_manager.tuner.optuna_log import configure_logging
-from nni_manager.tuner.samplers import from_unit
+from nni_manager.tuner.samplers import SamplerSeeds, from_unit
 from nni_manager.tuner.untrusted_metadata import NOTED_ON_STUDY, NOTED_ON_TRIAL
 
 # An open interval: the inverse of the normal distribution is infinite at 0 and at 1. Truncates beyond 8.2 sigma.
@@ -46,14 +45,6 @@ configure_logging()
 _NOTES = (NOTED_ON_TRIAL, NOTED_ON_STUDY)
 # TPE's attribute for processes that share a study and read a trial before its draws are stored.
 _DRAWS_OF_TPE = "tpe:relative_params"
-
-
-@dataclass(frozen=True, slots=True)
-class SamplerSeeds:
-    """Random seeds of one trial's sampler; `experiment` seeds what all trials share."""
-
-    experiment: int
-    trial: int
 
 
 MakeSampler: TypeAlias = Callable[[SamplerSeeds, Mapping[str, BaseDistribution]], optuna.samplers.BaseSampler]

@@ -15,9 +15,18 @@ from nni_manager.tuner.base import BaseTuner
 from nni_manager.tuner.bohb import Bohb
 from nni_manager.tuner.enumerating import EnumeratingTuner, batch, grid
 from nni_manager.tuner.hyperband import Hyperband
-from nni_manager.tuner.optuna_backed import OptunaTuner, SamplerSeeds
+from nni_manager.tuner.optuna_backed import OptunaTuner
 from nni_manager.tuner.population import PopulationTuner
-from nni_manager.tuner.samplers import Anneal, Evolution, FixedSpace, Qmc, Space, Tpe, without_single
+from nni_manager.tuner.samplers import (
+    Anneal,
+    Evolution,
+    FixedSpace,
+    Qmc,
+    SamplerSeeds,
+    Space,
+    Tpe,
+    without_single,
+)
 from nni_manager.tuner.surrogates import Forest, GaussianProcess, Metis
 from nni_manager.tuner.user_classes import UserTuner
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -19,9 +20,15 @@ from optuna.trial import FrozenTrial, TrialState
 if TYPE_CHECKING:
     from optuna import Study
 
-    from nni_manager.tuner.optuna_backed import SamplerSeeds
-
 Space = Mapping[str, BaseDistribution]
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSeeds:
+    """Random seeds of one trial's sampler; `experiment` seeds what all trials share."""
+
+    experiment: int
+    trial: int
 
 
 class FixedSpace:

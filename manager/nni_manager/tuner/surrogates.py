@@ -27,8 +27,6 @@ from nni_manager.tuner import samplers
 if TYPE_CHECKING:
     from optuna import Study
 
-    from nni_manager.tuner.optuna_backed import SamplerSeeds
-
 Floats: TypeAlias = NDArray[np.float64]
 
 # The cost of a fit grows with the cube of the number of trials: 200 trials take a fraction of a second.
@@ -47,7 +45,7 @@ class ModelSampler(samplers.LearningSampler):
 
     def __init__(
         self,
-        seeds: SamplerSeeds,
+        seeds: samplers.SamplerSeeds,
         always_there: samplers.Space,
         *,
         cold_start: int,
@@ -144,7 +142,7 @@ class ModelSampler(samplers.LearningSampler):
 class GaussianProcess(ModelSampler):
     """A Gaussian process with a Matérn kernel. Its length scale and noise maximise the likelihood of the data."""
 
-    def __init__(self, seeds: SamplerSeeds, always_there: samplers.Space, args: GpArgs) -> None:
+    def __init__(self, seeds: samplers.SamplerSeeds, always_there: samplers.Space, args: GpArgs) -> None:
         """Apply the settings of the experiment file."""
         super().__init__(
             seeds,
@@ -196,7 +194,7 @@ class GaussianProcess(ModelSampler):
 class Metis(GaussianProcess):
     """Proposes the best predicted point or, with the exploration probability, the point of greatest expected improvement."""
 
-    def __init__(self, seeds: SamplerSeeds, always_there: samplers.Space, args: MetisArgs) -> None:
+    def __init__(self, seeds: samplers.SamplerSeeds, always_there: samplers.Space, args: MetisArgs) -> None:
         """Apply the settings of the experiment file."""
         super().__init__(
             seeds,
@@ -221,7 +219,7 @@ class Forest(ModelSampler):
 
     _RANDOM_SHARE = 0.2
 
-    def __init__(self, seeds: SamplerSeeds, always_there: samplers.Space, args: SmacArgs) -> None:
+    def __init__(self, seeds: samplers.SamplerSeeds, always_there: samplers.Space, args: SmacArgs) -> None:
         """Apply the settings of the experiment file."""
         super().__init__(seeds, always_there, cold_start=10, candidates=5000, starting_points=100)
         self.repeats = not args.config_dedup
