@@ -269,7 +269,8 @@ class Keeper:
         self._idle_since_s = now_s
         self._note_progress(now_s)
         if not self.settings.is_reused:
-            self._own_code = ended.exit_code
+            # Where other tasks have ended the trial, the cluster must not count this task as the one that failed.
+            self._own_code = 0 if ended.reason is ExitReason.TRIAL_OVER else ended.exit_code
         effects: list[Effect] = [
             *self._report_limits(attempt, None),
             events.RecordExit(ended),
