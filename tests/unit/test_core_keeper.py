@@ -391,6 +391,13 @@ def test_a_stop_is_polite_first_and_firm_after_the_grace(play: Play) -> None:
     assert (end.reason, end.exit_code) == (ExitReason.EARLY_STOPPED, 137)
 
 
+def test_a_task_that_is_stopped_because_its_trial_is_over_exits_with_0(play: Play) -> None:
+    play.running().at(100, StopTrial("abcde", ExitReason.TRIAL_OVER))
+    end = end_in(play.at(101, exited(None, 15)))
+    assert (end.reason, end.exit_code) == (ExitReason.TRIAL_OVER, 143)
+    assert play.at(102, durable(closed=True)) == [ExitKeeper(0)]
+
+
 def test_a_trial_that_goes_within_the_grace_is_not_killed(play: Play) -> None:
     play.running().at(100, StopTrial("abcde", ExitReason.STOPPED_BY_USER))
     assert end_in(play.at(101, exited(None, 15))).reason is ExitReason.STOPPED_BY_USER
