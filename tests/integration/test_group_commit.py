@@ -1,9 +1,15 @@
 import asyncio
+import contextlib
 import sqlite3
+import tempfile
 import threading
+from itertools import islice
+from pathlib import Path
 
 import pytest
 from attempts import RegisteringStore, attempt_id
+from hypothesis import given
+from hypothesis import strategies as st
 
 from nni_manager.domain.ingest import AttemptIngest, StreamWrite
 from nni_manager.domain.trial import Trial
@@ -11,7 +17,7 @@ from nni_manager.engine import commits
 from nni_manager.store.errors import StoreBusy
 from nni_manager.store.lease import LeaseLost
 from nni_manager.store.reader import StoreReader
-from nni_manager.store.rows import RowWrite, UsageRow, trial_row
+from nni_manager.store.rows import RowWrite, UsageRow, attempt_row, trial_row
 from nni_manager.store.writer import Store
 from nni_sdk.records import encode
 from trial_keeper.wire.messages import AttemptKey, GpuUsage, Stream, Usage
@@ -431,3 +437,96 @@ def test_a_store_without_room_says_how_much_there_is_and_goes_on_when_there_is_m
     with sqlite3.connect(database) as connection:
         assert connection.execute("SELECT count(*) FROM metric").fetchone() == (5000,)
     connection.close()
+
+
+class RefusingStore:
+    """A store that refuses one transaction. During each transaction the event loop takes the next step."""
+
+    def __init__(self, store, refused, next_step):
+        self.store = store
+        self.refused = refused
+        self.next_step = next_step
+        self.transactions = 0
+        self.loop = asyncio.get_running_loop()
+
+    def commit(self, writes, now_s):
+        number, self.transactions = self.transactions, self.transactions + 1
+        asyncio.run_coroutine_threadsafe(self._step(number), self.loop).result()
+        if number == self.refused:
+            raise StoreBusy("cannot write: the disk is full; free some space")
+        return self.store.commit(writes, now_s)
+
+    async def _step(self, number):
+        self.next_step(number)
+
+    def close(self):
+        self.store.close()
+
+
+def decided_writes(reports):
+    """The writes of these reports, in the order of decisions: rows first, then the data that refers to them."""
+    size_of = {}
+    for trial_id, size_bytes in reports:
+        key = AttemptKey(trial_id, attempt_id(0), "main-0")
+        if trial_id not in size_of:
+            size_of[trial_id] = 0
+            yield trial_row(Trial(trial_id, len(size_of), {}, {}, 0.0, trial_id))
+            yield attempt_row(key, 0)
+        offset = size_of[trial_id]
+        size_of[trial_id] += size_bytes
+        yield StreamWrite(key, Stream.STDOUT, offset, offset + size_bytes, data=b"x" * size_bytes)
+
+
+# Reports of three trials, small and bulk.
+REPORTS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([1, 200_000])), min_size=1, max_size=12)
+
+
+@given(
+    reports=REPORTS,
+    writes_per_step=st.integers(1, 5),
+    closes_at=st.integers(0, 3),
+    refused_later=st.integers(0, 5),
+)
+def test_a_transaction_that_the_disk_rejects_at_close_drops_every_later_write(
+    reports, writes_per_step, closes_at, refused_later
+):
+    added, closing = [], []
+    pending = decided_writes(reports)
+
+    async def close(database, logs):
+        def next_step(transaction):
+            added.extend((write, group.add([write])) for write in islice(pending, writes_per_step))
+            if transaction == closes_at:
+                closing.append(asyncio.ensure_future(group.close()))
+
+        created = Store.create(database, logs, "EXPERIMT", "{}", b"secret", 0.0)
+        store = RefusingStore(created, closes_at + refused_later, next_step)
+        group = commits.GroupCommit(store, pytest.fail)
+        next_step(-1)
+        await asyncio.wait([done for _, done in added])
+        while not closing:  # fewer transactions than `closes_at`
+            next_step(closes_at)
+        await asyncio.wait_for(closing[0], 60)
+        if store.transactions > store.refused:
+            next_step(-1)
+            assert store.transactions == store.refused + 1
+            with pytest.raises(StoreBusy):
+                await group.add([])
+
+    with tempfile.TemporaryDirectory() as folder:
+        database, logs = Path(folder, "experiment.sqlite"), Path(folder)
+        asyncio.run(close(database, logs))
+        with contextlib.closing(Store(database, logs)) as store:  # the next manager receives the rest again
+            store.commit([write for write, done in added if done.exception() is not None], 0.0)
+            store.commit([*pending], 0.0)
+        with StoreReader(database) as reader:
+            stored = {
+                trial.trial_id: sum(
+                    reader.offsets(AttemptKey(trial.trial_id, attempt_id(0), "main-0")).values()
+                )
+                for trial in reader.trials()
+            }
+    expected = {}
+    for trial_id, size_bytes in reports:
+        expected[trial_id] = expected.get(trial_id, 0) + size_bytes
+    assert stored == expected

@@ -73,7 +73,10 @@ class _Waiting:
 
 
 class GroupCommit:
-    """The only writer of the store. Writes of one trial become durable in the order in which they were added."""
+    """The only writer of the store. Writes of one trial become durable in the order in which they were added.
+
+    After a transaction that is not repeated, nothing more is stored: later writes may refer to its rows.
+    """
 
     def __init__(self, store: Store, on_failure: Callable[[Exception], None]) -> None:
         """`on_failure` is called after a bug in the store: nothing more is stored or acknowledged."""
@@ -98,6 +101,8 @@ class GroupCommit:
         """The waiting producers, each with a function that returns its pending bytes."""
         self._deferral: asyncio.TimerHandle | None = None
         self._is_closing = False
+        self._failure: Exception | None = None
+        """Why nothing more is stored: a bug, or a disk that rejected a transaction at close."""
         self.waiting_bytes = 0
         """An upper estimate of the memory held by pending writes."""
         self._bytes_of: dict[AttemptKey, int] = {}
@@ -110,6 +115,11 @@ class GroupCommit:
 
         Without writes, the future is done when everything added before is durable.
         """
+        if self._failure is not None:
+            failed = asyncio.get_running_loop().create_future()
+            failed.set_exception(self._failure)
+            _mark_retrieved(failed)
+            return failed
         if len(writes) == 1:
             return self._put(writes[0])
         parts = [self._put(write) for write in writes] or [waiting.done for waiting in self._all()]
@@ -141,6 +151,8 @@ class GroupCommit:
 
     def add_deferred(self, writes: Sequence[Write]) -> None:
         """Store the writes with the next transaction, or after `MAX_DEFERRAL_S` at the latest."""
+        if self._failure is not None:
+            return
         for write in writes:
             self._hold(write)
         if self._deferral is None and self._task is None:
@@ -149,7 +161,8 @@ class GroupCommit:
     async def close(self) -> None:
         """Wait until all writes are durable, and close the store.
 
-        Writes that the disk rejects now are dropped: they were not acknowledged, so keepers resend them.
+        The first transaction that the disk rejects now is dropped with all later writes: they were not acknowledged, so keepers
+        resend them.
         """
         self._is_closing = True
         self._added.set()
@@ -235,15 +248,21 @@ class GroupCommit:
                 continue
             try:
                 await self._commit([waiting.write for waiting in self._batch])
-            except RetryableError as error:
-                self._settle(error)
-                continue
             except Exception as error:  # noqa: BLE001 - passed on to the waiters and to the engine
-                self._settle(error)
-                self._on_failure(error)
-                return
+                self._fail(error)
+                break
             self._settle(None)
         self._task = None
+
+    def _fail(self, error: Exception) -> None:
+        """Drop all pending writes, and refuse later ones. The engine is notified, unless the disk rejected a write at close."""
+        self._failure = error
+        self._batch = self._all()
+        self._rows.clear()
+        self._lanes.clear()
+        self._settle(error)
+        if not isinstance(error, RetryableError):
+            self._on_failure(error)
 
     def _settle(self, error: Exception | None) -> None:
         """Notify the waiters of the finished transaction of its outcome."""
