@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import kube_definitions as definitions
 import pytest
+from kube_events import tell
 from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, RUNTIMES, TF_JOBS, TRAIN_JOBS
 from kube_site import QUICK, TIMEOUT_S, a_site
 from kube_store import DEFINITIONS, JOBS, PODS
@@ -16,6 +17,7 @@ from nni_manager.errors import UserError
 from nni_manager.training_service_factory import operator_of
 from nni_manager.training_services.kubernetes.api import Kubernetes
 from nni_manager.training_services.kubernetes.preflight import check
+from nni_manager.training_services.kubernetes.watch import Deleted, Upserted
 from trial_keeper.wire.reasons import ExitReason
 
 NAME = "nni-exp-expt-trial-trial1"
@@ -174,3 +176,44 @@ def test_an_operator_that_is_not_installed_is_named(site):
     )
     assert "it does not serve localqueues.kueue.x-k8s.io; install Kueue there" in str(caught.value)
     kubernetes.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "phase", "reason"),
+    [
+        (Upserted, "Running", ""),
+        (Deleted, "Failed", ""),
+        (Deleted, "Pending", "; the job had not started: Failed: no image"),
+    ],
+)
+async def test_a_deleted_job_waits_for_its_pods_before_its_end_names_a_pending_reason(
+    site, monkeypatch, change, phase, reason
+):
+    async with site.manager() as service:
+        monkeypatch.setattr(service, "_watch", lambda: None)  # the test delivers the changes, the pod's last
+        await service.submit(site.settings())
+        (name,) = await until_pods_run(site)
+        pod, job = site.store.get(PODS, "default", name), site.store.get(JOBS, "default", NAME)
+        service._on_resource(Upserted(job | {"status": {}}))
+        service._on_event(Upserted(tell(site.store, pod, "Failed", "no image")))
+        assert service.pending_reason("trial1") == "Failed: no image"
+        service._on_resource(Deleted(job | {"status": {}}))
+        assert site.ends == []
+        service._on_pod(change(pod | {"status": {"phase": phase}}))
+        end = await site.has_ended()
+    deleted = f"Job {NAME} in namespace default was deleted, but not by this manager"
+    assert (end.reason, end.message) == (ExitReason.JOB_LOST, deleted + reason)
+
+
+async def test_a_deleted_job_has_started_if_its_last_status_shows_it(site, monkeypatch):
+    async with site.manager() as service:
+        monkeypatch.setattr(service, "_watch", lambda: None)
+        await service.submit(site.settings())
+        (name,) = await until_pods_run(site)
+        pod, job = site.store.get(PODS, "default", name), site.store.get(JOBS, "default", NAME)
+        service._on_resource(Upserted(job | {"status": {}}))
+        service._on_event(Upserted(tell(site.store, pod, "Failed", "no image")))
+        service._on_resource(Deleted(job | {"status": {"ready": 1}}))
+        assert [end.message for end in site.ends] == [
+            f"Job {NAME} in namespace default was deleted, but not by this manager"
+        ]

@@ -75,6 +75,9 @@ def test_every_follow_up_belongs_to_a_transition():
         ((E.CONFIRMED, E.SHOWN, E.POD_STARTED), None, S.RUNNING),
         ((E.CONFIRMED, E.STARTED, E.SHOWN), None, S.RUNNING),
         ((E.CONFIRMED, E.STARTED, E.COMPLETED, E.DELETED), None, S.ENDING),
+        ((E.CONFIRMED, E.STARTED, E.DELETED), FollowUp.REPORT_LOSS, S.ENDED),
+        ((E.CONFIRMED, E.SHOWN, E.DELETED), FollowUp.REPORT_PENDING_LOSS, S.ENDING),
+        ((E.CONFIRMED, E.SHOWN, E.DELETED, E.POD_STARTED), None, S.ENDING),
     ],
     ids=lambda each: "-".join(event.name.lower() for event in each) if isinstance(each, tuple) else None,
 )

@@ -256,6 +256,8 @@ class KubernetesService(TrainingService):
                 self._observed.drop_resource(document)
                 self._calls.doomed.discard(document["metadata"]["uid"])
                 if job is not None:
+                    if self._observed.has_started(job.job_id, document):
+                        self._apply(job, _E.STARTED)
                     self._apply(job, _E.DELETED)
             case watch.Synced():
                 self._was_listed = True
@@ -317,12 +319,14 @@ class KubernetesService(TrainingService):
             self._apply(job, _E.STARTED if self._observed.has_started(job.job_id, document) else _E.SHOWN)
 
     def _apply(self, job: KubernetesJob, event: KubernetesJobEvent) -> None:
-        was_waiting = job.is_waiting
+        pending_reason = self._pending_reason(job) if job.is_waiting else ""
         match job.apply(event):
             case FollowUp.REPORT_OUTCOME:
                 self._spawn(self._finish(job, self._observed.resources[job.name]))
             case FollowUp.REPORT_LOSS:
-                self._end_deleted(job, self._pending_reason(job) if was_waiting else "")
+                self._end_deleted(job, pending_reason)
+            case FollowUp.REPORT_PENDING_LOSS:
+                self._spawn(self._finish_pending(job, pending_reason))
             case FollowUp.VERIFY:
                 self._spawn(self._verify(job))
             case FollowUp.VERIFY_SOON:
@@ -332,18 +336,30 @@ class KubernetesService(TrainingService):
 
     async def _finish(self, job: KubernetesJob, document: Document) -> None:
         """Report the job's end, with the pod's termination message if it arrives in time, and delete its resource."""
-        with contextlib.suppress(TimeoutError, asyncio.TimeoutError):
-            await asyncio.wait_for(self._until_pods_are_shown(job, document), _POD_LAG_S)
+        await self._wait_for_pods(lambda: not self._observed.awaits_pods(job.job_id, document))
         verdict = self._observed.verdict(job.job_id, document)
         message = self._observed.termination_message(job.job_id, verdict)
         self._apply(job, _E.REPORTED)
         self._end(job, verdict.exit_code, message, verdict.reason)
         self._calls.start_delete(job.name, job.uid)
 
-    async def _until_pods_are_shown(self, job: KubernetesJob, document: Document) -> None:
-        while self._observed.awaits_pods(job.job_id, document):
+    async def _finish_pending(self, job: KubernetesJob, pending_reason: str) -> None:
+        """Report the loss of a job whose start no watch has shown. With a reason why it was pending, wait for its pods."""
+        if pending_reason:
+            await self._wait_for_pods(lambda: not self._observed.pods_may_start(job.job_id))
+            pending_reason = "" if self._observed.pod_has_run(job.job_id) else pending_reason
+        self._apply(job, _E.REPORTED)
+        self._end_deleted(job, pending_reason)
+
+    async def _wait_for_pods(self, is_shown: Callable[[], bool]) -> None:
+        """Wait until the watch of pods shows what is awaited, for `_POD_LAG_S` at most."""
+        deadline_s = time.monotonic() + _POD_LAG_S
+        while not is_shown():
             self._pods_changed.clear()
-            await self._pods_changed.wait()
+            try:
+                await asyncio.wait_for(self._pods_changed.wait(), deadline_s - time.monotonic())
+            except (TimeoutError, asyncio.TimeoutError):
+                return
 
     def _end_deleted(self, job: KubernetesJob, pending_reason: str) -> None:
         who = "was deleted on request" if job.stop_is_asked else "was deleted, but not by this manager"

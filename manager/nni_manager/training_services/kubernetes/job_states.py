@@ -19,7 +19,7 @@ class KubernetesJobState(Enum):
     ACCEPTED = "the resource was created or adopted, and no watch has shown it"
     PENDING = "a watch has shown the resource, and no task has started"
     RUNNING = "a task has started"
-    ENDING = "the resource is terminal; the end of the job is not reported yet"
+    ENDING = "the resource is terminal or deleted; the end of the job is not reported yet"
     ENDED = "the end was reported, or the cluster has refused the job"
 
 
@@ -47,6 +47,9 @@ class FollowUp(Enum):
 
     REPORT_OUTCOME = "wait for the pods' messages, report the end, and delete the resource"
     REPORT_LOSS = "report that the resource is gone"
+    REPORT_PENDING_LOSS = (
+        "wait until the pods show whether a task has started, and report that the resource is gone"
+    )
     VERIFY = "read the resource directly: it may be newer than the list"
     VERIFY_SOON = "read the resource directly unless a watch shows it first"
 
@@ -65,7 +68,11 @@ _CHANGES_BY_EVENT: dict[KubernetesJobEvent, dict[KubernetesJobState, tuple[Kuber
     _E.STARTED: {_S.RUNNING: (_S.ACCEPTED, _S.PENDING)},
     _E.POD_STARTED: {_S.RUNNING: (_S.PENDING,)},
     _E.COMPLETED: {_S.ENDING: (_S.REGISTERED, *_STARTABLE)},
-    _E.DELETED: {_S.ENDED: (_S.REGISTERED, *_STARTABLE), _S.GONE: (_S.SUBMITTING, _S.UNLISTED)},
+    _E.DELETED: {
+        _S.ENDED: (_S.REGISTERED, _S.RUNNING),
+        _S.ENDING: (_S.ACCEPTED, _S.PENDING),  # the watch of pods may lag behind
+        _S.GONE: (_S.SUBMITTING, _S.UNLISTED),
+    },
     _E.LISTED: {_S.UNLISTED: (_S.SUBMITTING,)},  # deleted before the list, or created after it
     _E.NOT_FOUND: {_S.ENDED: (_S.REGISTERED, _S.ACCEPTED)},
     _E.NOTHING_DELETED: {_S.ENDED: (_S.REGISTERED, *_SUBMITS, *_STARTABLE)},
@@ -109,7 +116,12 @@ TRANSITIONS: dict[tuple[KubernetesJobState, KubernetesJobEvent], KubernetesJobSt
 }
 _LOSSES = (_E.DELETED, _E.NOT_FOUND, _E.NOTHING_DELETED)
 FOLLOW_UPS: dict[tuple[KubernetesJobState, KubernetesJobEvent], FollowUp] = {
-    **{pair: FollowUp.REPORT_OUTCOME for pair in CHANGES if CHANGES[pair] is _S.ENDING},
+    **{pair: FollowUp.REPORT_OUTCOME for pair in CHANGES if pair[1] is _E.COMPLETED},
+    **{
+        pair: FollowUp.REPORT_PENDING_LOSS
+        for pair in CHANGES
+        if CHANGES[pair] is _S.ENDING and pair[1] is _E.DELETED
+    },
     **{pair: FollowUp.REPORT_LOSS for pair in CHANGES if CHANGES[pair] is _S.ENDED and pair[1] in _LOSSES},
     (_S.UNLISTED, _E.SUBMITTED): FollowUp.VERIFY_SOON,
     (_S.GONE, _E.SUBMITTED): FollowUp.VERIFY,

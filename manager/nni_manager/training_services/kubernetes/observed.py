@@ -58,8 +58,16 @@ class ObservedObjects:
 
     def has_started(self, job_id: str, resource: Document) -> bool:
         """True if the resource, or a pod of the job, shows that a task has started."""
-        is_waiting = self._operator.stage_of(resource) is Stage.WAITING
-        return not is_waiting or any(map(pods.has_run, self._pods.get(job_id, {}).values()))
+        return self._operator.stage_of(resource) is not Stage.WAITING or self.pod_has_run(job_id)
+
+    def pod_has_run(self, job_id: str) -> bool:
+        """True if a pod of the job shows that a task has started."""
+        return any(map(pods.has_run, self._pods.get(job_id, {}).values()))
+
+    def pods_may_start(self, job_id: str) -> bool:
+        """True while it is open whether a task of a deleted job has started: no pod is shown, or an existing one has not run."""
+        shown = self._pods.get(job_id, {})
+        return not self.pod_has_run(job_id) and (not shown or not shown.keys() <= self._gone_pods)
 
     def verdict(self, job_id: str, resource: Document) -> JobOutcome:
         """The outcome of a terminal resource, by the pods shown so far."""
