@@ -128,13 +128,16 @@ def test_a_forging_neighbour_is_kept_out_and_its_flood_changes_no_result(home, n
     )
     experiment_id = created(done)
     workspace = home / "storage" / experiment_id
-    with a_forger(workspace, "--uninvited") as printed, a_flood(port + 1):
+    with a_forger(workspace, "--uninvited") as printed, a_flood(port + 1) as opened:
         wait_until(printed, "the forger has tried")
+        wait_until(opened, "the port is flooded")
         (workspace / "go on").touch()
         wait_until(
             lambda: resolve(experiment_id).client().get("/summary")["status"] == "DONE", "it is done", 280
         )
         assert printed() == ["Permission denied"]
+        opened_then = opened()
+        wait_until(lambda: opened() > opened_then, "the flood has lasted to the end")
     found = sorted(trials(nnictl, experiment_id), key=lambda each: each["sequenceId"])
     assert [(each["status"], each["value"], each["intermediateCount"]) for each in found] == [
         ("SUCCEEDED", float(number), 20) for number in range(TRIALS)

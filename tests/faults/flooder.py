@@ -1,6 +1,6 @@
 """Floods the port of keepers as another user, until it is killed: python flooder.py PORT.
 
-It prints how many connections it has opened, again and again.
+It prints the number of connections that it has opened, after every hundred.
 """
 
 import collections
@@ -14,7 +14,7 @@ from strangers import NOBODY
 
 _OPEN_AT_ONCE = 300
 _PAUSE_S = 0.002
-_AFTER = 100
+_STEP = 100
 # Whoever forgets to kill it does not load the machine for ever.
 _MAX_S = 300.0
 
@@ -24,7 +24,7 @@ def main() -> None:
     os.setresuid(NOBODY, NOBODY, NOBODY)
     deadline_s = time.monotonic() + _MAX_S
     peers: collections.deque[socket.socket] = collections.deque()
-    opened = 0
+    opened = printed = 0
     while time.monotonic() < deadline_s:
         try:
             peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])), timeout=5)
@@ -35,7 +35,8 @@ def main() -> None:
             pass  # refused, or let go of: what it is for
         if len(peers) > _OPEN_AT_ONCE:
             peers.popleft().close()
-        if opened % _AFTER == 1:
+        if opened >= printed + _STEP:
+            printed = opened
             print(opened, flush=True)
         time.sleep(_PAUSE_S)
 

@@ -27,6 +27,8 @@ TRAIN = """
 import os, time
 import nni_sdk as nni
 nni.get_next_parameter()
+while not os.path.exists({gate!r}):
+    time.sleep(0.01)
 number = int(os.environ["NNI_TRIAL_SEQ_ID"])
 for i in range(20):
     nni.report_intermediate_result(i)
@@ -68,9 +70,10 @@ def ended_keepers():
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to forge as another user")
 @pytest.mark.parametrize("reached", [False, True], ids=["storage", "stream"])
-def test_a_forging_neighbour_changes_no_result_and_is_reported(a_real_experiment, reached):
+def test_a_forging_neighbour_changes_no_result_and_is_reported(a_real_experiment, tmp_path, reached):
     """As on the storage of a cluster, where other users may write; keepers reach the manager, or not; its port is flooded."""
-    experiment = a_real_experiment(TRAIN, maxTrialNum=TRIALS, trialConcurrency=4)
+    gate = tmp_path / "the port is flooded"
+    experiment = a_real_experiment(TRAIN.format(gate=str(gate)), maxTrialNum=TRIALS, trialConcurrency=4)
     workspace = experiment.folder.workspace
     jobs = partial(OnSharedStorage, experiment.config, workspace, experiment.folder.jobs)
 
@@ -78,8 +81,12 @@ def test_a_forging_neighbour_changes_no_result_and_is_reported(a_real_experiment
         with a_forger(workspace.root) as forged:
             told = {} if reached else {"told": UNREACHABLE}
             async with a_manager_here(experiment, jobs, **told) as engine:
-                with a_flood(experiment.port):
+                with a_flood(experiment.port) as opened:
+                    await until(opened, "the port is flooded")
+                    gate.touch()
                     await until(engine.finished.is_set, "the experiment is over")
+                    opened_then = opened()
+                    await until(lambda: opened() > opened_then, "the flood has lasted to the end")
                 # Rejected attempts of the last trial are reported once its job is over, after the experiment.
                 await engine.until_stopped()
                 return list(engine.experiment.trials.values()), forged()
