@@ -18,7 +18,7 @@ RAY_TUNE := ray[tune]==2.60.0
 .DEFAULT_GOAL := help
 # Two pip processes in one virtual environment get in each other's way.
 .NOTPARALLEL:
-.PHONY: help demo quick test test-bare test-k8s golden faults hostile page check fix proto bench peers quality images
+.PHONY: help demo quick test test-bare test-k8s golden faults stress hostile thorough page check fix proto bench peers quality images
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z][a-z0-9-]*:.*## / { printf "make %-10s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,16 +32,16 @@ demo: .venv/.installed-manager,examples ## run examples/digits to the end on the
 quick: .venv/.installed-test ## the tests that start no processes and need no network, in a minute
 	pytest -n 2 --dist loadscope --hypothesis-profile=quick tests/unit
 
-test: .venv/.installed-test ## run all tests
-	pytest -n 6 --dist loadscope --durations 40
+test: .venv/.installed-test ## run all tests; the environment variable TEST names a single one
+	if [ "$${TEST:-}" ]; then pytest "$$TEST"; else pytest -n 6 --dist loadscope --durations 40; fi
 
 # The programs of the PATH without the optional ones, and no libfuse.
 test-bare: .venv/.installed-test ## the tests that depend on the machine, as on one without the programs that .ci/run installs
 	@programs=$$(mktemp -d); trap 'rm -r "$$programs"' EXIT; chmod 755 "$$programs"; \
 	IFS=:; for folder in $${PATH#*:}; do ln -s "$$folder"/* "$$programs" 2>/dev/null || true; done; unset IFS; \
 	cd "$$programs" && rm -f $(OPTIONAL_PROGRAMS) && cd - >/dev/null; \
-	PATH="$(CURDIR)/.venv/bin:$$programs" FUSE_LIBRARY_PATH=/nonexistent/libfuse.so \
-	  pytest -n 2 -m any_machine $$(grep -rl --include='test_*.py' mark.any_machine tests)
+	if [ "$${TEST:-}" ]; then chosen=("$$TEST"); else mapfile -t chosen < <(grep -rl --include='test_*.py' mark.any_machine tests); fi; \
+	PATH="$(CURDIR)/.venv/bin:$$programs" FUSE_LIBRARY_PATH=/nonexistent/libfuse.so pytest -n 2 -m any_machine "$${chosen[@]}"
 
 # Their files are named, because to collect all tests takes longer than some of these.
 test-k8s: .venv/.installed-test ## the tests that run on any Kubernetes cluster, on that of KUBECONFIG; see CONTRIBUTING.md
@@ -55,6 +55,9 @@ hostile: .venv/.installed-test ## the tests of hostile peers, with 10,000 connec
 
 faults: .venv/.installed-test ## experiments under fault plans; SEEDS=200 for a night, SEED=17 for one of them, KINDS=forged,torn for some kinds
 	PYTHONPATH=tests/fakes python tests/faults/fault_run.py $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),20)) $(if $(KINDS),--kinds '$(KINDS)')
+
+stress: .venv/.installed-test ## the tests with processes, five times beside three busy loops; TESTS= chooses files or tests, ROUNDS=20 how often
+	python tests/stress/stress.py --rounds $(or $(ROUNDS),5) $(TESTS)
 
 thorough: .venv/.installed-test ## suites that make test runs in short: 300 killed keepers, 50 trials beside a forger, each state file torn both ways, properties with 400 new examples
 	KEEPER_KILLS=100 FORGED_TRIALS=50 TORN=all pytest -s tests/faults/test_killed_keepers.py tests/faults/test_forged_attempts.py \

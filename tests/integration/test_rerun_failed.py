@@ -1,0 +1,75 @@
+"""What CI does with failed tests: each runs once more, alone."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+RERUN_FAILED = Path(__file__).parents[1] / "stress" / "rerun_failed.py"
+PASSES = "def test_passes():\n    pass\n"
+FAILS_AT_FIRST = """
+from pathlib import Path
+import pytest
+
+@pytest.mark.parametrize("name", ["a b", "$HOME [x]"])
+def test_fails_at_first(name):
+    mark = Path(__file__).with_name(name)
+    is_first = not mark.exists()
+    mark.touch()
+    assert not is_first, "the first failure"
+"""
+ALWAYS_FAILS = "def test_always_fails():\n    assert False, 'again'\n"
+
+
+@pytest.fixture
+def rerun_failed(tmp_path):
+    """Runs these test files as CI does; returns the exit code, the output, and the lines about flaky tests."""
+    flaky = tmp_path / "flaky.txt"
+    flaky.touch()
+
+    def run(**files):
+        for name, text in files.items():
+            (tmp_path / f"test_{name}.py").write_text(text)
+        script = f'cd {tmp_path} && exec {sys.executable} -m pytest -p no:cacheprovider "${{TEST:-.}}"'
+        done = subprocess.run(
+            [sys.executable, RERUN_FAILED, flaky, "bash", "-c", script],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        return done.returncode, done.stdout, flaky.read_text().splitlines()
+
+    return run
+
+
+def test_a_run_without_failures_passes_and_runs_nothing_again(rerun_failed):
+    code, out, flaky = rerun_failed(one=PASSES)
+    assert (code, flaky, out.count("test session starts")) == (0, [], 1)
+
+
+def test_tests_that_fail_once_are_reported_as_flaky_with_their_first_failure(rerun_failed):
+    code, out, flaky = rerun_failed(one=PASSES, two=FAILS_AT_FIRST)
+    tests = [f"test_two.py::test_fails_at_first[{name}]" for name in ("a b", "$HOME [x]")]
+    assert (code, flaky) == (0, [f"FLAKY: {test}" for test in tests])
+    last_part = out[out.index("==== first failure of") :]
+    assert last_part.count("AssertionError: the first failure") == 2
+
+
+def test_a_test_that_fails_twice_fails_the_run(rerun_failed):
+    code, out, flaky = rerun_failed(one=ALWAYS_FAILS, two=FAILS_AT_FIRST)
+    assert (code, flaky) == (1, [])
+    assert out.endswith("1 of 3 failed tests failed again\n  test_one.py::test_always_fails\n")
+
+
+@pytest.mark.parametrize("text", ["import nowhere", "import os\nos._exit(3)", "raise KeyboardInterrupt"])
+def test_a_run_that_does_not_end_with_failed_tests_is_not_repeated(rerun_failed, text):
+    code, out, flaky = rerun_failed(one=text)
+    assert (code, flaky, out.count("first failure of")) == (1, [], 0)
+
+
+def test_many_failures_have_a_common_cause_and_are_not_repeated(rerun_failed):
+    code, out, flaky = rerun_failed(one="".join(f"def test_{n}():\n    assert 0\n" for n in range(21)))
+    assert (code, flaky) == (1, [])
+    assert out.endswith("21 tests failed, more than 20: none is run again\n")

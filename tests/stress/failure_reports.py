@@ -1,0 +1,39 @@
+"""A pytest plugin: writes the exit status and the failures of a run to the file that FAILURE_REPORTS names."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+
+class FailureReports:
+    """Collects what failed, by test id, in the process that all workers report to."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._failures: dict[str, str] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """A test, its set-up or its tear-down has ended."""
+        self._add(report, f"{report.nodeid} ({report.when}, {report.duration:.1f} s)")
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """A file was read."""
+        self._add(report, f"{report.nodeid} (collection)")
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """The run is over."""
+        self._path.write_text(json.dumps({"exit_status": int(exitstatus), "failures": self._failures}))
+
+    def _add(self, report: pytest.TestReport | pytest.CollectReport, title: str) -> None:
+        if report.failed:
+            output = [f"---- {name}\n{text}" for name, text in report.sections]
+            parts = [self._failures.get(report.nodeid, ""), title, report.longreprtext, *output]
+            self._failures[report.nodeid] = "\n".join(filter(None, parts))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the plugin, except in the workers of xdist."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailureReports(Path(os.environ["FAILURE_REPORTS"])))
