@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from deadlines import scaled_s
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
@@ -42,8 +43,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
-    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), 150))
+    asyncio.run(asyncio.wait_for(pyfuncitem.obj(**arguments), scaled_s(150)))
     return True
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Scale the timeout of each test, as the deadlines within it are scaled."""
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limit_s = marker.args[0] if marker is not None else float(item.config.getini("timeout"))
+        item.add_marker(pytest.mark.timeout(scaled_s(limit_s)), append=False)
 
 
 # Start the longest first. Started last, the containers would keep one worker busy for minutes after the others have finished.

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from deadlines import DEADLINE_S
+
 # The shared helpers lie with the tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
@@ -24,7 +26,6 @@ JOBS, FEW = 200, 20
 REST_S = 40.0
 # Six times as often as in earnest, so that two of each kind fall into the time in which is counted.
 WATCHES_INTERVAL_S = 20
-MAX_WAIT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ async def _count(site: KubeSite, jobs: int, rest_s: float) -> Calls:
         await asyncio.gather(*(service.submit(site.settings(name)) for name in names))
         await until(
             lambda: store.count(PODS, lambda pod: pod["status"]["phase"] == "Running") == jobs,
-            *("all run", MAX_WAIT_S),
+            *("all run", DEADLINE_S),
         )
         before = len(asked)
         await asyncio.sleep(rest_s)
@@ -88,8 +89,8 @@ async def _count(site: KubeSite, jobs: int, rest_s: float) -> Calls:
         for pod in store.list(PODS):
             for container in site.cluster.node.processes("default", pod["metadata"]["name"]):
                 container.send_signal(0)
-        await until(lambda: len(site.ends) == jobs, "all have ended", MAX_WAIT_S)
-        await until(lambda: not store.count(FRAMEWORKS), "all are cleared away", MAX_WAIT_S)
+        await until(lambda: len(site.ends) == jobs, "all have ended", DEADLINE_S)
+        await until(lambda: not store.count(FRAMEWORKS), "all are cleared away", DEADLINE_S)
         assert {end.exit_code for end in site.ends} == {0}, "an end was told wrongly"
         return Calls(len(asked), while_they_run * 60 / rest_s)
 

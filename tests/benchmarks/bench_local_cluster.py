@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from deadlines import scaled_s
+
 # The shared helpers lie with the tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
@@ -113,7 +115,7 @@ def _connection_delays_ms(home: Path) -> list[float]:
             env=environ,
             check=True,
             stdout=subprocess.DEVNULL,
-            timeout=240,
+            timeout=scaled_s(240),
         )
 
     # A port of its own: the user's service may be running.

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from deadlines import DEADLINE_S
+
 # The shared helpers lie with the tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
@@ -37,7 +39,6 @@ MARKS = (10, 1_000, 10_000)
 SHARE = 500
 # Parts of a share, each measured by itself.
 SAMPLES = 5
-MAX_WAIT_S = 600.0
 
 
 def ingest(keepers: int = DELIVERING, records_each: int = RECORDS_EACH) -> list[Row]:
@@ -186,7 +187,7 @@ class _Manager(_Server):
         trials = wait_until(
             lambda: len(found := self._reader.trials()) >= count and found,
             f"there are {count} trials",
-            MAX_WAIT_S,
+            DEADLINE_S,
         )
         return [self._job(trial.job_id, trial.trial_id) for trial in trials]
 
@@ -195,7 +196,7 @@ class _Manager(_Server):
         jobs = wait_until(
             lambda: len(found := self._reader.jobs()[0]) >= count and found,
             f"there are {count} jobs",
-            MAX_WAIT_S,
+            DEADLINE_S,
         )
         return [self._job(job.job_id, "") for job in jobs]
 
@@ -219,7 +220,7 @@ class _Manager(_Server):
             return int(found) if found >= count else 0
 
         try:
-            return int(wait_until(ended, f"{count} trials have ended", MAX_WAIT_S))
+            return int(wait_until(ended, f"{count} trials have ended", DEADLINE_S))
         finally:
             connection.close()
 

@@ -8,6 +8,8 @@ import time
 from contextlib import closing
 from pathlib import Path
 
+from deadlines import DEADLINE_S
+
 # The shared helper lies with the tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
@@ -24,7 +26,6 @@ KEEPERS = 100
 AWAY_S = 10.0
 RECORDS = 400_000
 LOG_BYTES = 200_000_000
-MAX_WAIT_S = 600.0
 # Waits until there is no manager, then says all it has to say.
 GATED = """
 import os
@@ -84,7 +85,7 @@ def _wait_for_keepers(experiment: RealExperiment, keepers: int) -> None:
         log = experiment.folder.manager_log
         return log.exists() and log.read_text().count(" connected\n") >= keepers
 
-    wait_until(are_there, f"{keepers} keepers are connected", MAX_WAIT_S)
+    wait_until(are_there, f"{keepers} keepers are connected", DEADLINE_S)
 
 
 def catching_up(records: int = RECORDS, log_bytes: int = LOG_BYTES) -> list[Row]:
@@ -133,7 +134,7 @@ def _caught_up_mb_s(folder: Path, stream: Stream, train: str) -> float:
         )
         with gate.open("w"):
             experiment.kill_manager()
-        wait_until(attempt.exit_json.exists, "the trial has ended", MAX_WAIT_S)
+        wait_until(attempt.exit_json.exists, "the trial has ended", DEADLINE_S)
         return _rate_mb_s(experiment, stream, attempt.stream(stream).stat().st_size)
     finally:
         experiment.close()
@@ -150,7 +151,7 @@ def _rate_mb_s(experiment: RealExperiment, stream: Stream, size: int) -> float:
 
         before = durable()
         experiment.start()
-        wait_until(lambda: durable() >= size, "all bytes are durable", MAX_WAIT_S)
+        wait_until(lambda: durable() >= size, "all bytes are durable", DEADLINE_S)
         took_s = time.time() - _last_connected_at_s(experiment)
         return (size - before) / took_s / 1e6
 

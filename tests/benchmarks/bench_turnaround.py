@@ -9,6 +9,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from deadlines import scaled_s
+
 # The shared helper lies with the tests.
 sys.path.insert(0, str(Path(__file__).parents[1] / "fakes"))
 
@@ -188,7 +190,7 @@ def _ours_ms(folder: Path, script: str, turns: int, **config: object) -> float:
     try:
         experiment.start()
         # Each look costs this process and the manager some milliseconds, on the cores that the trials run on.
-        experiment.wait_for_status("DONE", timeout_s=180, every_s=1.0)
+        experiment.wait_for_status("DONE", timeout_s=scaled_s(180), every_s=1.0)
         times = [
             tuple(map(float, path.read_text().split()))
             for path in experiment.folder.workspace.trials.glob("*/attempts/*/*/output/stdout")

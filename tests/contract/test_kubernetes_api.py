@@ -11,6 +11,7 @@ import threading
 import uuid
 
 import pytest
+from deadlines import DEADLINE_S
 from kube_api import LOW_TOKEN, KubeCluster
 from kube_definitions import definition
 from real_experiment import wait_until
@@ -25,7 +26,6 @@ NAMESPACE = os.environ.get("TEST_K8S_NAMESPACE", "default")
 GROUP = "probe.trial-keeper.example"
 KINDS = {"frameworks": "Framework", "tfjobs": "TFJob", "pytorchjobs": "PyTorchJob"}
 FRAMEWORKS = (GROUP, "v1", NAMESPACE, "frameworks")
-TIMEOUT_S = 90.0
 
 
 def a_framework(name, **labels):
@@ -97,7 +97,7 @@ def asked(tmp_path_factory):
                 found = asked.definitions.read_custom_resource_definition(name).status.conditions or []
                 return any(each.type == "Established" and each.status == "True" for each in found)
 
-            wait_until(is_established, f"{plural} are served", TIMEOUT_S)
+            wait_until(is_established, f"{plural} are served", DEADLINE_S)
         yield asked
     asked.api.close()
 
@@ -211,7 +211,7 @@ def test_a_watch_from_a_list_shows_exactly_what_comes_after_and_ends_in_time(ask
         *FRAMEWORKS, name=name, body={"status": {"state": "Completed"}}
     )
     asked.custom.delete_namespaced_custom_object(*FRAMEWORKS, name=name)
-    thread.join(TIMEOUT_S)
+    thread.join(DEADLINE_S)
     assert not thread.is_alive()
     assert [(kind, found["metadata"]["name"]) for kind, found in seen] == [
         ("ADDED", name),
@@ -282,7 +282,7 @@ def test_what_is_deleted_in_the_foreground_goes_after_all_that_it_owns(asked):
     wait_until(
         lambda: is_gone(lambda: asked.custom.get_namespaced_custom_object(*tfjobs, name=job)),
         "the job is gone",
-        TIMEOUT_S,
+        DEADLINE_S,
     )
     assert is_gone(lambda: asked.core.read_namespaced_pod(pod, NAMESPACE))
 

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 from kube_api import KubeCluster
 from kube_controllers import FRAMEWORKS
 from kube_definitions import FRAMEWORK
@@ -45,7 +46,7 @@ def state(cluster):
 
 
 def completed(cluster):
-    wait_until(lambda: state(cluster) == "Completed", "the Framework has completed", 20)
+    wait_until(lambda: state(cluster) == "Completed", "the Framework has completed", DEADLINE_S)
     return cluster.store.get(FRAMEWORKS, "default", NAME)["status"]["attemptStatus"]
 
 
@@ -119,20 +120,20 @@ def test_a_framework_deleted_in_the_foreground_takes_its_pods_and_secrets_along(
         "uid": made["metadata"]["uid"],
     }
     cluster.store.create(SECRETS, "default", {"metadata": {"name": "s", "ownerReferences": [owner]}})
-    wait_until(lambda: state(cluster) == "AttemptRunning", "it runs", 20)
+    wait_until(lambda: state(cluster) == "AttemptRunning", "it runs", DEADLINE_S)
     (process,) = cluster.node.processes("default", f"{NAME}-worker-0")
     cluster.store.delete(FRAMEWORKS, "default", NAME, {"propagationPolicy": "Foreground"})
-    wait_until(lambda: not cluster.store.find(FRAMEWORKS, "default", NAME), "it is gone", 20)
-    assert process.wait(20) == 9, "it was asked, and not killed"
+    wait_until(lambda: not cluster.store.find(FRAMEWORKS, "default", NAME), "it is gone", DEADLINE_S)
+    assert process.wait(DEADLINE_S) == 9, "it was asked, and not killed"
     assert cluster.store.list(PODS) == cluster.store.list(CONFIG_MAPS) == []
-    wait_until(lambda: not cluster.store.list(SECRETS), "the secret is gone", 20)
+    wait_until(lambda: not cluster.store.list(SECRETS), "the secret is gone", DEADLINE_S)
 
 
 def test_a_namespace_takes_all_that_is_in_it_along(cluster):
     cluster.store.create(NAMESPACES, "", {"metadata": {"name": "team"}})
     cluster.store.create(SECRETS, "team", {"metadata": {"name": "s"}})
     cluster.store.delete(NAMESPACES, "", "team")
-    wait_until(lambda: not cluster.store.find(NAMESPACES, "", "team"), "it is gone", 20)
+    wait_until(lambda: not cluster.store.find(NAMESPACES, "", "team"), "it is gone", DEADLINE_S)
     assert cluster.store.list(SECRETS) == []
 
 
@@ -216,10 +217,10 @@ def test_pods_beyond_a_quota_are_made_when_there_is_room_and_nobody_is_told(clus
 
 def test_a_node_that_is_lost_leaves_pods_that_end_when_it_is_given_up(cluster):
     run(cluster, role(command="exec sleep 100"))
-    wait_until(lambda: state(cluster) == "AttemptRunning", "it runs", 20)
+    wait_until(lambda: state(cluster) == "AttemptRunning", "it runs", DEADLINE_S)
     (process,) = cluster.node.processes("default", f"{NAME}-worker-0")
     cluster.node.lose()
-    assert process.wait(20) == -9
+    assert process.wait(DEADLINE_S) == -9
     assert ("NodeNotReady", "Node is not ready") in [
         (each["reason"], each["message"]) for each in cluster.store.list(EVENTS)
     ]
@@ -234,7 +235,7 @@ def test_pods_may_run_without_processes(tmp_path):
     with KubeCluster(tmp_path, runs=StillPod) as still:
         still.store.create(DEFINITIONS, "", FRAMEWORK)
         run(still, role(command="exit 3"))
-        wait_until(lambda: state(still) == "AttemptRunning", "it runs", 20)
+        wait_until(lambda: state(still) == "AttemptRunning", "it runs", DEADLINE_S)
         (nothing,) = still.node.processes("default", f"{NAME}-worker-0")
         nothing.send_signal(0)
         assert completed(still)["completionStatus"]["code"] == 0

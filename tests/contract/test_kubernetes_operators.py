@@ -6,6 +6,7 @@ from pathlib import Path
 
 import kube_definitions as definitions
 import pytest
+from deadlines import DEADLINE_S
 from kube_api import KubeCluster
 from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, QUEUE, RUNTIMES, TF_JOBS, TRAIN_JOBS
 from kube_store import DEFINITIONS, JOBS, PODS, Refused
@@ -56,7 +57,7 @@ def conditions(cluster, kind, name):
 
 
 def until_met(cluster, kind, name, type_):
-    wait_until(lambda: conditions(cluster, kind, name).get(type_) == "True", f"{type_} is met", 20)
+    wait_until(lambda: conditions(cluster, kind, name).get(type_) == "True", f"{type_} is met", DEADLINE_S)
     return cluster.store.get(kind, "default", name)["status"]
 
 
@@ -75,7 +76,7 @@ def test_a_pytorchjob_that_fails_tells_the_recorded_story(cluster, tmp_path):
     (tmp_path / "end").touch()
     until_met(cluster, PYTORCH_JOBS, "pt1", "Failed")
     cluster.store.delete(PYTORCH_JOBS, "default", "pt1")
-    wait_until(lambda: not cluster.store.list(PODS), "its pod is gone", 20)
+    wait_until(lambda: not cluster.store.list(PODS), "its pod is gone", DEADLINE_S)
     assert told_of_jobs(cluster, PYTORCH_JOBS) == wanted["jobs"]
     assert {"pt1-master-0": made(cluster, "pt1-master-0")} == wanted["made"]
     pods = [
@@ -105,14 +106,14 @@ def test_a_tfjob_that_succeeds_while_its_parameter_server_runs_tells_the_recorde
     def replicas():
         return (cluster.store.get(TF_JOBS, "default", "tf1").get("status") or {}).get("replicaStatuses", {})
 
-    wait_until(lambda: replicas().get("PS"), "the parameter server runs", 20)
+    wait_until(lambda: replicas().get("PS"), "the parameter server runs", DEADLINE_S)
     cluster.node.missing_images.clear()
     cluster.node.look_again()
     until_met(cluster, TF_JOBS, "tf1", "Running")
     (tmp_path / "Worker").touch()
     until_met(cluster, TF_JOBS, "tf1", "Succeeded")
     (tmp_path / "PS").touch()
-    wait_until(lambda: replicas()["PS"] == {"succeeded": 1}, "that has ended, too", 20)
+    wait_until(lambda: replicas()["PS"] == {"succeeded": 1}, "that has ended, too", DEADLINE_S)
     cluster.store.delete(TF_JOBS, "default", "tf1")
     assert told_of_jobs(cluster, TF_JOBS) == wanted["jobs"]
     assert {name: made(cluster, name) for name in wanted["made"]} == wanted["made"]
@@ -128,7 +129,7 @@ def test_a_replica_that_was_killed_is_made_anew_where_its_policy_says_so(cluster
     wait_until(
         lambda: any(row[1] and row[1][-1][0] == "Restarting" for row in told_of_jobs(cluster, TF_JOBS)),
         "it restarts",
-        20,
+        DEADLINE_S,
     )
     until_met(cluster, TF_JOBS, "tf1", "Running")
     assert conditions(cluster, TF_JOBS, "tf1") == {"Created": "True", "Running": "True"}
@@ -147,7 +148,7 @@ def test_an_indexed_job_tells_each_pod_its_number_and_is_complete_when_all_are(c
     status = until_met(cluster, JOBS, "j1", "Complete")
     assert (status["succeeded"], status["active"]) == (2, 0)
     cluster.store.delete(JOBS, "default", "j1")
-    wait_until(lambda: not cluster.store.list(PODS), "its pods are gone", 20)
+    wait_until(lambda: not cluster.store.list(PODS), "its pods are gone", DEADLINE_S)
     cluster.store.create(
         JOBS, "default", a_job(command="[ $JOB_COMPLETION_INDEX = 1 ] && exit 7; exec sleep 100")
     )

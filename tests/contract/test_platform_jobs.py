@@ -4,10 +4,11 @@ The keepers are scripts. Experiments with real keepers are in test_platforms.py.
 """
 
 import pytest
+from deadlines import DEADLINE_S
 
 pytest.importorskip("kubernetes")
 
-from platforms import PLATFORMS, QUICK, TIMEOUT_S, a_platform
+from platforms import PLATFORMS, QUICK, a_platform
 from real_experiment import until
 
 from nni_manager.errors import RetryableError, UserError
@@ -114,7 +115,7 @@ async def test_a_later_manager_adopts_the_jobs_of_an_earlier_one(platform):
         first.on_job_ended = lambda ended: None
     assert platform.ends == []
     platform.file("trial2.code").write_text("1")
-    await until(lambda: platform.is_over("trial2"), "a job ends without a manager", TIMEOUT_S)
+    await until(lambda: platform.is_over("trial2"), "a job ends without a manager", DEADLINE_S)
     async with platform.manager() as second:
         assert [await second.adopt(f"trial{number}") for number in (1, 2, 3, 4)] == [
             JobPresence.RUNNING,
@@ -137,7 +138,7 @@ async def test_an_unreachable_server_is_a_problem_and_ends_no_job(platform):
         await service.submit(platform.settings())
         await platform.has_started()
         platform.stop_server()
-        await until(lambda: service.problem, "the problem is shown", TIMEOUT_S)
+        await until(lambda: service.problem, "the problem is shown", DEADLINE_S)
         with pytest.raises(RetryableError, match=platform.unreachable):
             await service.submit(platform.settings("trial2"))
         assert await service.stop("trial1")
@@ -147,7 +148,7 @@ async def test_an_unreachable_server_is_a_problem_and_ends_no_job(platform):
         assert (end.job_id, end.message) == ("trial1", platform.stopped_message)
         await service.submit(platform.settings("trial2"))
         await platform.has_started("trial2")
-        await until(lambda: not service.problem, "the problem is over", TIMEOUT_S)
+        await until(lambda: not service.problem, "the problem is over", DEADLINE_S)
         assert len(platform.ends) == 1
 
 
@@ -206,11 +207,11 @@ async def test_the_reason_why_a_job_has_not_started_is_shown_until_it_starts(pla
     async with platform.manager() as service:
         why = platform.have_no_room(monkeypatch)
         await service.submit(platform.settings())
-        await until(lambda: why in service.problem, "the reason is shown", TIMEOUT_S)
+        await until(lambda: why in service.problem, "the reason is shown", DEADLINE_S)
         assert service.pending_reason("trial1") in service.problem
         platform.have_room()
         await platform.has_started()
-        await until(lambda: not service.problem, "the problem is over", TIMEOUT_S)
+        await until(lambda: not service.problem, "the problem is over", DEADLINE_S)
         assert service.pending_reason("trial1") == ""
 
 

@@ -6,10 +6,11 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
+from deadlines import DEADLINE_S, scaled_s
 
 pytest.importorskip("kubernetes")
 
-from platforms import PLATFORMS, TIMEOUT_S, a_platform
+from platforms import PLATFORMS, a_platform
 from real_experiment import RealExperiment, a_manager_here, until, values
 
 from nni_manager.engine import cluster_jobs, submission_gate
@@ -60,7 +61,7 @@ class Running:
         return [trial["status"] for trial in self.trials()]
 
     async def has(self, *statuses):
-        await until(lambda: self.statuses() == [*statuses], f"the trials are {statuses}", TIMEOUT_S)
+        await until(lambda: self.statuses() == [*statuses], f"the trials are {statuses}", DEADLINE_S)
 
     async def has_intermediates(self, sequence_id):
         """The trial runs, and its first result is stored."""
@@ -69,11 +70,11 @@ class Running:
                 len(found := self.trials()) > sequence_id and found[sequence_id]["intermediateCount"] == 1
             ),
             f"trial {sequence_id} reports",
-            TIMEOUT_S,
+            DEADLINE_S,
         )
 
     async def is_over(self, state="DONE"):
-        await until(lambda: self.engine.experiment.state.value == state, f"it is {state}", TIMEOUT_S)
+        await until(lambda: self.engine.experiment.state.value == state, f"it is {state}", DEADLINE_S)
         await self.engine.until_stopped()
 
     @property
@@ -96,7 +97,7 @@ async def manage(platform, experiment, play):
 
 
 def run(work):
-    asyncio.run(asyncio.wait_for(work, 150))
+    asyncio.run(asyncio.wait_for(work, scaled_s(150)))
 
 
 @pytest.fixture
@@ -232,7 +233,7 @@ def test_running_trials_outlive_their_manager_a_stop_cancels_them_and_a_resume_r
         (gates / "0").touch()
         await until(
             lambda: list(workspace.trials.glob("*/attempts/*/*/exit.json")),
-            *("the first trial ends without a manager", TIMEOUT_S),
+            *("the first trial ends without a manager", DEADLINE_S),
         )
         await manage(platform, experiment, second)
         (gates / "3").touch()

@@ -8,6 +8,7 @@ import threading
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 from real_experiment import wait_until
 
 from nni_manager.config.model import UserClass
@@ -19,8 +20,6 @@ from nni_manager.tuner.assessment import Assessment, PastLearningCurve
 from nni_manager.tuner.base import Later, Observation, PastTrial
 from nni_manager.tuner.user_classes import UserAssessor, UserTuner
 from nni_manager.tuner.user_process import UserCodeFailed
-
-pytestmark = pytest.mark.timeout(150)
 
 SPACE = {"x": {"_type": "uniform", "_value": [0, 1]}}
 # As they are written for NNI: nothing in these files knows of this project.
@@ -264,7 +263,7 @@ def test_a_manager_that_ends_does_not_wait_for_a_tuner_that_hangs(a_tuner):
     thread.start()
     wait_until(lambda: bytes(tuner._process._tail) == b"here\n", "the tuner hangs")
     tuner.close()
-    thread.join(60)
+    thread.join(DEADLINE_S)
     assert "the manager is stopping" in raised[0]
     with pytest.raises(UserCodeFailed):
         tuner.ask(1)
@@ -302,8 +301,8 @@ def test_a_tuner_whose_manager_is_killed_goes_with_it(a_tuner, tmp_path):
     process = process_of(tuner)
     # As the kernel does for a process that is gone.
     tuner._process._connection.shutdown(2)
-    assert tuner._process._process.wait(60) == -signal.SIGKILL
-    asking.join(60)
+    assert tuner._process._process.wait(DEADLINE_S) == -signal.SIGKILL
+    asking.join(DEADLINE_S)
     assert not process.is_running()
 
 

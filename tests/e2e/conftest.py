@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S, scaled_s
 from free_ports import free_port_pair
 from openpai_home import BIN, CONFIG, TRAIN, environ_of, processes_of
 from real_containers import Podman, why_not_here
@@ -50,7 +51,7 @@ def home(tmp_path, monkeypatch, request):
         "--virtual-cluster=default=16,100000,0",
         f"--sandbox={sandbox}",
     )
-    subprocess.run([BIN / "nnictl", "openpai", *start], check=True, capture_output=True, timeout=60)
+    subprocess.run([BIN / "nnictl", "openpai", *start], check=True, capture_output=True, timeout=DEADLINE_S)
     yield tmp_path
     daemon.stop(daemon.StateFolder.of_user())
     for process in processes_of(tmp_path):
@@ -74,7 +75,7 @@ def nnictl(home):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=scaled_s(120),
             check=False,
         )
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S, scaled_s
 from kube_place import named_cluster
 
 pytest.importorskip("kubernetes")
@@ -39,7 +40,7 @@ def recipe():
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=DEADLINE_S,
     )
     return said.stdout.splitlines()[-1]
 
@@ -60,12 +61,12 @@ def test_the_tests_of_any_cluster_run_on_one_that_is_named(server, tmp_path):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=scaled_s(240),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 passed" in done.stdout
-    said, _ = server.communicate(timeout=30)
+    said, _ = server.communicate(timeout=DEADLINE_S)
     asked = json.loads(said)
     assert asked["create frameworks"] == 3, "not by the cluster of our own that other tests have"
     assert asked["create customresourcedefinitions"] == asked["delete customresourcedefinitions"] == 3

@@ -6,6 +6,7 @@ import secrets
 import pytest
 from attempts import AttemptNumbers, attempt_id
 from container_service import MOUNT, ContainerService
+from deadlines import DEADLINE_S, scaled_s
 from real_experiment import a_manager_here, until
 
 from nni_manager.store.reader import StoreReader
@@ -141,8 +142,8 @@ def test_an_experiment_of_containers_keeps_every_row_whatever_ends_them(a_real_e
             )
             engine.stop_trial(trials[POLITE].trial_id)
             cluster.kill(trials[KILLED].job_id)
-            await asyncio.wait_for(engine.finished.wait(), 120)
-            await until(lambda: not cluster.names(), "every container is gone", 30)
+            await asyncio.wait_for(engine.finished.wait(), scaled_s(120))
+            await until(lambda: not cluster.names(), "every container is gone", DEADLINE_S)
 
     assert asyncio.run(first_manager()) == 2, "they go on without a manager"
     asyncio.run(second_manager())
@@ -195,8 +196,8 @@ def test_one_container_runs_trial_after_trial_and_outlives_a_greedy_one(a_real_e
 
     async def manage():
         async with a_manager_here(experiment, cluster.service) as engine:
-            await asyncio.wait_for(engine.finished.wait(), 120)
-            await until(lambda: not cluster.names(), "the container is gone", 30)
+            await asyncio.wait_for(engine.finished.wait(), scaled_s(120))
+            await until(lambda: not cluster.names(), "the container is gone", DEADLINE_S)
 
     asyncio.run(manage())
     with StoreReader(experiment.folder.database) as reader:

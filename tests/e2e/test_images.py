@@ -6,6 +6,7 @@ import signal
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 from fake_manager import KEY, TOKEN, Site
 from real_containers import REPOSITORY, Container
 from real_experiment import wait_until
@@ -241,7 +242,7 @@ def test_orphans_are_reaped_while_the_trial_runs_and_none_outlives_it(site, a_ke
     processes = [first, *first.children(recursive=True)]
     site.open_gate("gate")
     assert keeper.wait() == 4
-    assert psutil.wait_procs(processes, timeout=60)[1] == []
+    assert psutil.wait_procs(processes, timeout=DEADLINE_S)[1] == []
     assert site.manager.all_of(TrialEnded) == [site.exit()]
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 from kube_containers import ContainerPod, specification
 from kube_place import Place, our_cluster, output_of, trials_of, worker_role
 from kube_store import PODS
@@ -55,7 +56,9 @@ def test_an_experiment_runs_in_containers_that_podman_makes_of_its_pods(podman, 
         }
         assert ended == {0, 7}
         assert "failed: exit code 7" in done.stderr
-        wait_until(lambda: not place.left(workspace, FRAMEWORKS), "nothing is left on the cluster", 60)
+        wait_until(
+            lambda: not place.left(workspace, FRAMEWORKS), "nothing is left on the cluster", DEADLINE_S
+        )
         made = [path.stem for path in (tmp_path / "node").glob("trial-keeper-test-*.json")]
         assert len(made) == 2
         pods = podman.run("podman", "pod", "ps", "--format", "{{.Name}}").split()

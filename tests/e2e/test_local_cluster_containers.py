@@ -5,6 +5,7 @@ import json
 import os
 
 import pytest
+from deadlines import scaled_s
 from openpai_jobs import text_of
 from real_cluster import (
     commands,
@@ -46,7 +47,7 @@ def play(podman, tmp_path, monkeypatch):
     def make(scenario, **changes):
         async def bounded():
             async with running(settings(tmp_path, sandbox=Sandbox.PODMAN, **changes)) as cluster:
-                await asyncio.wait_for(scenario(cluster, image), 200)
+                await asyncio.wait_for(scenario(cluster, image), scaled_s(200))
 
         asyncio.run(bounded())
         assert containers() == []

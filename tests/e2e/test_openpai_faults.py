@@ -5,6 +5,7 @@ import os
 import subprocess
 
 import pytest
+from deadlines import scaled_s
 from free_ports import free_port_pair
 from openpai_home import ENDLESS, created, jobs, processes_of, trials
 from real_experiment import wait_until
@@ -133,7 +134,9 @@ def test_a_forging_neighbour_is_kept_out_and_its_flood_changes_no_result(home, n
         wait_until(opened, "the port is flooded")
         (workspace / "go on").touch()
         wait_until(
-            lambda: resolve(experiment_id).client().get("/summary")["status"] == "DONE", "it is done", 280
+            lambda: resolve(experiment_id).client().get("/summary")["status"] == "DONE",
+            "it is done",
+            scaled_s(280),
         )
         assert printed() == ["Permission denied"]
         opened_then = opened()

@@ -18,8 +18,6 @@ from nni_manager.local_openpai import daemon
 from nni_manager.local_openpai.container_runtime import mounts_work
 from nni_manager.store.folders import ExperimentFolder
 
-pytestmark = pytest.mark.timeout(170)
-
 ROOT = Path(__file__).parents[2]
 MOUNT = "/mnt/confignfs-data"
 

@@ -8,6 +8,7 @@ import time
 import pytest
 from attempts import attempt_id, sign_attempt
 from browser import Visit, chromium, expect, needs_chromium, visit
+from deadlines import scaled_s
 from free_ports import free_port_pair
 from made_experiment import Played, made_experiment, made_trial, served_view
 
@@ -17,7 +18,7 @@ from nni_manager.web import change_feed
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
-pytestmark = [pytest.mark.any_machine, needs_chromium, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.any_machine, needs_chromium]
 # So many updates of half a second each are ten minutes of an experiment.
 UPDATES = int(os.environ.get("PAGE_UPDATES", "150"))
 CHART = ".main-svg"
@@ -216,7 +217,7 @@ def test_the_end_of_a_log_of_a_hundred_megabytes_is_there_at_once(browser, store
         person.go(f"{stored.origin}/detail#trial=00000")
         began_s = time.monotonic()
         expect(person.see("log")).to_contain_text("the last line")
-        assert time.monotonic() - began_s < 20  # of which most is a busy machine's
+        assert time.monotonic() - began_s < scaled_s(20)  # of which most is a busy machine's
         assert person.heap_bytes() < 40 * 2**20
 
 

@@ -10,6 +10,7 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 from packaging.requirements import Requirement
 from strangers import NOBODY
 
@@ -54,7 +55,7 @@ def keepers_of_nobody(folder: Path) -> tuple[str, ...]:
 def _complaint(prefix: tuple[str, ...]) -> str:
     """Why a keeper cannot be imported; empty if it can."""
     importing = [*prefix, sys.executable, "-c", "import trial_keeper.__main__, trial_keeper.host.host"]
-    done = subprocess.run(importing, capture_output=True, text=True, cwd="/", timeout=60)
+    done = subprocess.run(importing, capture_output=True, text=True, cwd="/", timeout=DEADLINE_S)
     lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
     return lines[-1] if done.returncode else ""
 

@@ -25,6 +25,7 @@ from xml.sax.saxutils import escape
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from deadlines import DEADLINE_S
 
 ACCOUNT, SHARE, VAULT, SECRET = "mystorage", "nni", "my-vault", "storage-key"
 TENANT, CLIENT, PASSWORD = "11111111-2222-3333-4444-555555555555", "c11e47", "s3cret-of-the-login"
@@ -79,7 +80,7 @@ class Azure:
     def __exit__(self, *_):
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(20)
+        self._thread.join(DEADLINE_S)
 
     @property
     def environ(self):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from attempts import AttemptNumbers, attempt_id
+from deadlines import DEADLINE_S
 from free_ports import free_port_pair
 
 from nni_manager.domain.admission_errors import InvalidToken
@@ -58,7 +59,6 @@ EXPERIMENT = "TESTEXPT"
 TRIAL = "trial1"
 TASK = "main-0"
 KEY = AttemptKey(TRIAL, attempt_id(0), TASK)
-MAX_WAIT_S = 30.0
 
 
 class _LoopThread:
@@ -79,7 +79,7 @@ class _LoopThread:
     def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run it there, wait for it here."""
         future: Future[T] = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
-        return future.result(MAX_WAIT_S)
+        return future.result(DEADLINE_S)
 
 
 class Store:
@@ -196,7 +196,7 @@ class FakeManager:
     def wait_for(self, is_true: Callable[[], T], what: str) -> T:
         """Wait until something that happens here makes it true; what it returned."""
         with self._changed:
-            if not self._changed.wait_for(is_true, MAX_WAIT_S):
+            if not self._changed.wait_for(is_true, DEADLINE_S):
                 kinds = [type(message).__name__ for message in self.messages]
                 raise AssertionError(f"still not: {what}; messages: {kinds[-20:]}")
             return is_true()
@@ -398,7 +398,7 @@ class KeeperProcess:
 
     def wait(self) -> int:
         """Its exit code, once it has ended."""
-        return self.process.wait(MAX_WAIT_S)
+        return self.process.wait(DEADLINE_S)
 
     @property
     def stderr(self) -> str:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import anyio
 import uvicorn
+from deadlines import DEADLINE_S
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import (
@@ -39,7 +40,6 @@ from trial_keeper.settings import without_settings
 USER, PASSWORD = "ada", "s3cret-passw0rd"
 STORAGE, VIRTUAL_CLUSTER = "confignfs-data", "default"
 _LIVE = ("WAITING", "RUNNING", "STOPPING")
-_TIMEOUT_S = 20
 
 
 class FakeJob:
@@ -187,7 +187,7 @@ class FakePai:
         """Nobody listens any more; jobs that run go on."""
         self.is_hung.set()
         self._server.should_exit = True
-        self._thread.join(_TIMEOUT_S)
+        self._thread.join(DEADLINE_S)
         if self._listener is not None:
             self._listener.close()
 
@@ -218,7 +218,7 @@ class FakePai:
     def wait_for_job(self, count: int = 1) -> FakeJob:
         """The newest job, once there are so many."""
         with self._job_was_made:
-            assert self._job_was_made.wait_for(lambda: len(self.jobs) >= count, _TIMEOUT_S)
+            assert self._job_was_made.wait_for(lambda: len(self.jobs) >= count, DEADLINE_S)
             return list(self.jobs.values())[-1]
 
     def counted(self) -> Counter:
@@ -251,7 +251,7 @@ class FakePai:
             return _error(401, "UnauthorizedUserError", "Your token is invalid.")
         if how in ("hang", "drop"):
             if how == "hang":
-                await anyio.to_thread.run_sync(self.is_hung.wait, _TIMEOUT_S)
+                await anyio.to_thread.run_sync(self.is_hung.wait, DEADLINE_S)
             # No answer: the connection is closed behind half of one.
             return Response(b"x", headers={"Content-Length": "1000"})
         return JSONResponse({"code": "UnknownError", "message": "somewhere something failed"}, how)
@@ -375,7 +375,7 @@ class FakePai:
     async def _log(self, request):
         self.log_calls += 1
         if self.log_server == "hangs":
-            await anyio.to_thread.run_sync(self.is_hung.wait, 2 * _TIMEOUT_S)
+            await anyio.to_thread.run_sync(self.is_hung.wait, 2 * DEADLINE_S)
         elif self.log_server == "trickles":
             return StreamingResponse(self._trickle(), media_type="text/plain")
         job = self.jobs[f"{USER}~{request.path_params['name']}"]

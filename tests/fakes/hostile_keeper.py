@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import grpc
 from attempts import attempt_id
+from deadlines import DEADLINE_S
 from real_experiment import RealExperiment
 
 from nni_manager.engine.tokens import token_of
@@ -74,7 +75,7 @@ class HostileKeeper:
         requests: Iterable[bytes],
         metadata: Iterable[tuple[str, str]] | None = None,
         method: str = METHOD,
-        timeout_s: float = 60.0,
+        timeout_s: float = DEADLINE_S,
     ) -> Iterator[bytes]:
         """A call that says these things; what it answers, to be read or not."""
         call = channel.stream_stream(
@@ -131,7 +132,7 @@ OPENING = PREFACE + frame(SETTINGS, 0, 0)
 def connected(address: str, said: bytes = b"") -> socket.socket:
     """A connection that has said this and waits."""
     host, port = address.rsplit(":", 1)
-    peer = socket.create_connection((host, int(port)), timeout=30)
+    peer = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
     if said:
         peer.sendall(said)
     return peer

@@ -6,6 +6,8 @@ import signal
 import subprocess
 from typing import ClassVar
 
+from deadlines import DEADLINE_S
+
 from nni_manager.training_services.local.client import LocalTrainingService
 from trial_keeper.settings import KeeperSettings
 
@@ -27,4 +29,4 @@ class JobsHere(LocalTrainingService):
             keeper = cls.keepers.pop()
             with contextlib.suppress(ProcessLookupError):
                 os.kill(keeper.pid, signal.SIGTERM)
-            keeper.wait(30)
+            keeper.wait(DEADLINE_S)

@@ -8,6 +8,7 @@ import contextlib
 import threading
 import uuid
 
+from deadlines import DEADLINE_S
 from kube_operators import LOCAL_QUEUES, queued
 from kube_operators import STEPS as OTHER_STEPS
 from kube_store import CONFIG_MAPS, FOREGROUND, NAMESPACES, PODS, QUOTAS, Kind, Refused, now
@@ -34,7 +35,7 @@ class Controllers:
         with self._store.changed:
             self._is_closed = True
             self._store.changed.notify_all()
-        self._thread.join(20)
+        self._thread.join(DEADLINE_S)
 
     def _run(self):
         at = 0

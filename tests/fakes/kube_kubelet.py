@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 import psutil
+from deadlines import DEADLINE_S
 from kube_controllers import FRAMEWORKS
 from kube_events import tell
 from kube_store import CLAIMS, NODES, PODS, SECRETS, Refused, now
@@ -63,11 +64,11 @@ class Kubelet:
         with self._store.changed:
             self._is_closed = True
             self._store.changed.notify_all()
-        self._thread.join(20)
+        self._thread.join(DEADLINE_S)
         for pod in self._pods.values():
             pod.kill()
         for pod in self._pods.values():
-            pod.thread.join(20)
+            pod.thread.join(DEADLINE_S)
 
     def look_again(self):
         """After a change of what this node has, or of a pod that runs here."""

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from attempts import AttemptNumbers, attempt_id
+from deadlines import scaled_s
 from kube_api import KubeCluster
 from kube_controllers import FRAMEWORKS
 from kube_definitions import FRAMEWORK, OF_KUBEFLOW, TORCH_DISTRIBUTED
@@ -155,7 +156,7 @@ class Place:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=scaled_s(240),
             check=False,
         )
 

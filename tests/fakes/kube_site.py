@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 
+from deadlines import DEADLINE_S, scaled_s
 from kube_api import KubeCluster
 from kube_controllers import FRAMEWORKS
 from kube_definitions import FRAMEWORK
@@ -21,7 +22,6 @@ from trial_keeper.wire.workspace import Workspace
 
 QUICK = ClientRetryPolicy(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
 NAME = "nniexpexpttrialtrial1"
-TIMEOUT_S = 90
 
 
 class KubeSite:
@@ -73,11 +73,11 @@ class KubeSite:
         return not any(self.store.list(kind, "default") for kind in (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS))
 
     async def has_ended(self, count=1):
-        await until(lambda: len(self.ends) >= count, "the end is told", TIMEOUT_S)
+        await until(lambda: len(self.ends) >= count, "the end is told", DEADLINE_S)
         return self.ends[-1]
 
     async def is_running(self, name=NAME):
-        await until(lambda: self.state(name) == "AttemptRunning", "it runs", TIMEOUT_S)
+        await until(lambda: self.state(name) == "AttemptRunning", "it runs", DEADLINE_S)
 
 
 @contextlib.contextmanager
@@ -95,4 +95,4 @@ def a_site(folder, monkeypatch, runs=None):
 
 def run(work):
     """What a test does on a loop of its own, in time."""
-    asyncio.run(asyncio.wait_for(work, 150))
+    asyncio.run(asyncio.wait_for(work, scaled_s(150)))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import requests
+from deadlines import DEADLINE_S
 from real_experiment import RealExperiment
 
 from nni_manager.client.manager_client import session_with
@@ -132,7 +133,7 @@ class ServedView:
     def close(self) -> None:
         """End it, with all connections."""
         self.server.should_exit = True
-        self._thread.join(30)
+        self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
         self.view.close()
 

@@ -6,6 +6,7 @@ import functools
 import threading
 
 import requests
+from deadlines import DEADLINE_S
 from real_experiment import wait_until
 
 from nni_manager.http_server import OWN_NAMES, HttpServer, listen
@@ -73,7 +74,7 @@ class OpenPaiHere:
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listener,), daemon=True)
         self._thread.start()
-        assert self._started.wait(30)
+        assert self._started.wait(DEADLINE_S)
 
     def _run(self, listener):
         async def serve():
@@ -89,7 +90,7 @@ class OpenPaiHere:
 
     def close(self):
         self._server.should_exit = True
-        self._thread.join(30)
+        self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
 
     def stop_all(self):
@@ -125,7 +126,7 @@ class Client(requests.Session):
         prepared = self.prepare_request(request)
         query = prepared.url.partition("?")[2]
         prepared.url = self.root + path + (f"?{query}" if query else "")
-        return self.send(prepared, timeout=30)
+        return self.send(prepared, timeout=DEADLINE_S)
 
     def submit(self, text):
         """POST a job."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from deadlines import scaled_s
 from fake_pai import USER
 
 from trial_keeper.wire.workspace import Workspace
@@ -68,7 +69,7 @@ def run_nnictl(place, *arguments, replace=()):
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=scaled_s(120),
         check=False,
     )
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 from fake_pai import _LIVE, USER, FakePai
 from jobs_here import JobsHere
 from kube_controllers import FRAMEWORKS
@@ -42,7 +43,6 @@ from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import Workspace
 
 QUICK = ClientRetryPolicy(tries=2, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
-TIMEOUT_S = 90
 POLL_S = 0.05
 
 
@@ -102,14 +102,14 @@ class Platform:
             await service.close()
 
     async def has_ended(self, count=1):
-        await until(lambda: len(self.ends) >= count, f"{count} ends were reported", TIMEOUT_S)
+        await until(lambda: len(self.ends) >= count, f"{count} ends were reported", DEADLINE_S)
         return self.ends[-1]
 
     async def has_started(self, job_id="trial1"):
-        await until(self.file(f"{job_id}.started").exists, f"{job_id} has started", TIMEOUT_S)
+        await until(self.file(f"{job_id}.started").exists, f"{job_id} has started", DEADLINE_S)
 
     async def is_clean(self):
-        await until(lambda: not self.left(), "nothing is left on the cluster", TIMEOUT_S)
+        await until(lambda: not self.left(), "nothing is left on the cluster", DEADLINE_S)
 
     def _lacks(self, what):
         pytest.skip(f"{self.name}: {what}")

@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from deadlines import scaled_s
+
 REPOSITORY = Path(__file__).parents[2]
 # Debian 12's; wheels for the images are made by the Python that runs the tests.
 BASE_PYTHON = (3, 11)
-BUILD_TIMEOUT_S = 400
-STEP_TIMEOUT_S = 60
+BUILD_TIMEOUT_S = scaled_s(400)
+STEP_TIMEOUT_S = scaled_s(60)
 # A container whose test was killed ends by itself.
 MAX_LIFE_S = 120
 

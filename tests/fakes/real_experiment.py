@@ -19,6 +19,7 @@ from typing import Any
 
 import requests
 from attempts import AttemptNumbers, attempt_id, metrics_of
+from deadlines import DEADLINE_S
 from free_ports import free_port_pair
 
 from nni_manager.client.manager_client import api_url, session_with
@@ -40,7 +41,7 @@ _RETRY_DELAY_S = 0.05
 
 
 def wait_until(
-    is_true: Callable[[], Any], what: str, timeout_s: float = 60.0, every_s: float = _RETRY_DELAY_S
+    is_true: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S, every_s: float = _RETRY_DELAY_S
 ) -> Any:
     """Look until it is so; what it returned. Other processes' progress has no event to wait for."""
     deadline_s = time.monotonic() + timeout_s
@@ -52,7 +53,7 @@ def wait_until(
     return result
 
 
-async def until(is_true: Callable[[], Any], what: str, within_s: float = 90.0) -> None:
+async def until(is_true: Callable[[], Any], what: str, within_s: float = DEADLINE_S) -> None:
     """As `wait_until`, on the loop of an engine."""
     deadline_s = time.monotonic() + within_s
     while not is_true():
@@ -248,7 +249,7 @@ class RealExperiment:
             with contextlib.suppress(requests.RequestException):
                 self.ask("DELETE", "/experiment", timeout=5)
             try:
-                self.manager.wait(20)
+                self.manager.wait(DEADLINE_S)
             except subprocess.TimeoutExpired:
                 self.kill_manager()
         for pid in self.keeper_pids():

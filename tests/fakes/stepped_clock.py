@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from deadlines import scaled_s
 
 
 class SteppedClock:
@@ -16,7 +17,9 @@ class SteppedClock:
             pytest.skip("needs gcc, to build the library that sets the clock of a process")
         library, self._file = folder / "stepped_clock.so", folder / "clock"
         source = Path(__file__).with_suffix(".c")
-        subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True, timeout=120)
+        subprocess.run(
+            [compiler, "-shared", "-fPIC", "-O1", "-o", library, source], check=True, timeout=scaled_s(120)
+        )
         self.set_by(0)
         self.environ = {"LD_PRELOAD": str(library), "TEST_CLOCK_FILE": str(self._file)}
 

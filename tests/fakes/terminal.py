@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from deadlines import DEADLINE_S
+
 # What moves a cursor or colours a letter is no text.
 _CONTROLS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\x1b[=>]|\r")
 # The shell gets the terminal as its own, so that Ctrl-C reaches what runs in it and not the shell.
@@ -29,7 +31,7 @@ _PROMPT = re.compile(r"\[(\d+)\]ready> $")
 class Terminal:
     """One shell. Everything that is waited for is waited for with an end."""
 
-    def __init__(self, folder: Path, environ: Mapping[str, str], within_s: float = 90.0) -> None:
+    def __init__(self, folder: Path, environ: Mapping[str, str], within_s: float = DEADLINE_S) -> None:
         self._within_s = within_s
         self._screen = ""
         self.told = ""

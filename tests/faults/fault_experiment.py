@@ -16,6 +16,7 @@ from pathlib import Path
 
 import psutil
 from apart import Apart
+from deadlines import scaled_s
 from fault_files import forge_attempts, remove_attempt, state_files, tear
 from fault_judge import RUN_STRIDE, Harm
 from fault_plan import STOPS, Fault, Kind, Plan
@@ -33,14 +34,14 @@ from trial_keeper.wire.workspace import Workspace
 
 REPORTS, SHORT_REPORTS = 1000, 400
 _FAKES = Path(__file__).parent.parent / "fakes"
-_READY_TIMEOUT_S = 60.0
+_READY_TIMEOUT_S = scaled_s(60.0)
 # A keeper that has tried in vain for long tries again within a minute; a machine under load takes its time for all the rest.
-DONE_TIMEOUT_S = 240.0
-END_TIMEOUT_S = 90.0
+DONE_TIMEOUT_S = scaled_s(240.0)
+END_TIMEOUT_S = scaled_s(90.0)
 # While trials run: nothing has to be waited for.
-_LEAVES_TIMEOUT_S = 30.0
+_LEAVES_TIMEOUT_S = scaled_s(30.0)
 # A stop has a deadline for each of its steps; nnictl gives up after the last of them.
-_STOPPED_TIMEOUT_S = 150.0
+_STOPPED_TIMEOUT_S = scaled_s(150.0)
 _RUNS_TIMEOUT_S = 5.0
 _STORAGE_KINDS = frozenset({Kind.WORKSPACE_FULL, Kind.WORKSPACE_READ_ONLY})
 _MANAGER_LEAVES_KINDS = STOPS | {

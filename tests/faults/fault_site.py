@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
+from deadlines import DEADLINE_S, scaled_s
 from fault_plan import DELAY_S, LOSS_SHARE, SLOW_STORAGE_S, STALE_STORAGE_S, Fault, Kind, Need, Plan
 from free_ports import free_port_pair
 from stepping_clock import Clock, build_clock, can_step_clocks
@@ -30,7 +31,7 @@ SUITE = "FAULTS_SUITE"
 """The variable that the suite's own processes have beside it."""
 _FAKES = Path(__file__).parent.parent / "fakes"
 _DISK_BYTES = 192 * 1024 * 1024
-_STEP_TIMEOUT_S = 30
+_STEP_TIMEOUT_S = scaled_s(30)
 _RETRY_DELAY_S = 0.05
 # The addresses of the manager, between which it moves, and that of the jobs. Neither network has a route to any other.
 _MANAGER_ADDRESSES = ("10.77.0.1", "10.77.0.3")
@@ -152,7 +153,7 @@ def networks_of(name: str) -> list[str]:
 def clean_up(name: str, folder: Path) -> None:
     """Remove whatever a run has left, but its evidence: processes, mounts, networks."""
     with contextlib.suppress(TimeoutError):
-        wait_until(lambda: not _killed(name), "all of its processes are gone", 10)
+        wait_until(lambda: not _killed(name), "all of its processes are gone", DEADLINE_S)
     for mounted in mounts_of(folder):
         subprocess.run(["umount", "-l", mounted], check=False, timeout=_STEP_TIMEOUT_S)
     for network in networks_of(name):
@@ -184,7 +185,7 @@ class Janitor:
     def clean_up(self) -> None:
         assert self._process.stdin is not None
         self._process.stdin.close()
-        self._process.wait(120)
+        self._process.wait(scaled_s(120))
 
 
 class Disk:
@@ -274,7 +275,7 @@ class Site:
                 start_new_session=True,
             )
         self._storage_servers.append(server)
-        wait_until(lambda: os.path.ismount(view), f"{view} is mounted", 30)
+        wait_until(lambda: os.path.ismount(view), f"{view} is mounted", DEADLINE_S)
         run("mount", "--make-private", view)
 
     def _faults_file(self, view: Path) -> Path:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from deadlines import DEADLINE_S
 from real_experiment import RealExperiment, values, wait_until
 
 from nni_manager.domain.trial import TERMINAL_STATES
@@ -204,7 +205,9 @@ class KeeperKiller:
             if trial["status"] not in expected:
                 verdict.wrong.append(f"trial {trial_id} is {trial['status']}: {trial.get('message')}")
         with contextlib.suppress(AssertionError):
-            wait_until(lambda: not self._own_processes(), "nothing of the experiment is left", timeout_s=15)
+            wait_until(
+                lambda: not self._own_processes(), "nothing of the experiment is left", timeout_s=DEADLINE_S
+            )
         left = self._own_processes()
         verdict.left += len(left)
         verdict.wrong += [f"is left: {process}" for process in left]

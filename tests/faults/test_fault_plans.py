@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 from attempts import RegisteringStore, attempt_id
+from deadlines import DEADLINE_S
 from fault_files import FORGED_VALUE, forge_attempts, remove_attempt, state_files, tear
 from fault_judge import RUN_STRIDE, TASK, Harm, Ledger, judge, ledger_path, state_that_is_false
 from fault_plan import Fault, Kind, Need, kinds_named, plan_of
@@ -359,6 +360,8 @@ def test_a_suite_that_is_killed_leaves_nothing(tmp_path):
                 assert len(networks_of(name)) == 2
         finally:
             suite.send_signal(signal.SIGKILL)
-    wait_until(lambda: not (processes_of(name) or mounts_of(folder) or networks_of(name)), "all is gone", 60)
+    wait_until(
+        lambda: not (processes_of(name) or mounts_of(folder) or networks_of(name)), "all is gone", DEADLINE_S
+    )
     clean_up(name, folder)  # finds nothing
     shutil.rmtree(folder)

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import kube_definitions as definitions
 import pytest
+from deadlines import DEADLINE_S
 from kube_controllers import FRAMEWORKS
 from kube_operators import RUNTIMES, STEPS
-from kube_site import NAME, TIMEOUT_S, a_site
+from kube_site import NAME, a_site
 from kube_store import CONFIG_MAPS, DEFINITIONS, NAMESPACES, PODS, QUOTAS, SECRETS
 from real_experiment import until
 
@@ -47,7 +48,7 @@ async def gone(site):
     """Everything was cleared away."""
     kinds = (FRAMEWORKS, SECRETS, PODS, CONFIG_MAPS)
     await until(
-        lambda: not any(site.store.list(kind) for kind in kinds), "nothing is left on the cluster", TIMEOUT_S
+        lambda: not any(site.store.list(kind) for kind in kinds), "nothing is left on the cluster", DEADLINE_S
     )
 
 
@@ -64,15 +65,15 @@ async def test_jobs_that_end_while_the_server_is_away_are_told_with_their_own_co
         site.cluster.api.stop()
         # Until the watches have noticed, it is the last that they told of the jobs.
         told = ("the connection to ", "does not answer")
-        await until(lambda: any(part in service.problem for part in told), "it is told", TIMEOUT_S)
+        await until(lambda: any(part in service.problem for part in told), "it is told", DEADLINE_S)
         end(site, "trial1", 7)
-        await until(lambda: site.state() == "Completed", "one has ended meanwhile", TIMEOUT_S)
+        await until(lambda: site.state() == "Completed", "one has ended meanwhile", DEADLINE_S)
         assert site.ends == [], "nobody could know"
         site.cluster.api.start()
         end(site, "trial2")
         await site.has_ended(2)
         assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 7, "trial2": 0}
-        await until(lambda: not service.problem, "all is well", TIMEOUT_S)
+        await until(lambda: not service.problem, "all is well", DEADLINE_S)
         await gone(site)
 
 
@@ -119,17 +120,17 @@ async def test_an_expired_login_is_told_and_what_happened_meanwhile_is_known_onc
         site.cluster.api.drop_watches()
         await until(
             lambda: "rejects the login; renew the login in your kubeconfig file" in service.problem,
-            *("it is told", TIMEOUT_S),
+            *("it is told", DEADLINE_S),
         )
         with pytest.raises(RetryableError, match="rejects the login"):
             await service.submit(site.settings("trial3"))
         end(site, "trial1", 7)
         assert await service.stop("trial2")
-        await until(lambda: site.state() == "Completed", "one has ended meanwhile", TIMEOUT_S)
+        await until(lambda: site.state() == "Completed", "one has ended meanwhile", DEADLINE_S)
         (site.folder / "kubeconfig").write_text(site.cluster.api.kubeconfig("newer"))
         await site.has_ended(2)
         assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 7, "trial2": None}
-        await until(lambda: not service.problem, "all is well", TIMEOUT_S)
+        await until(lambda: not service.problem, "all is well", DEADLINE_S)
         # What could not be told of the third: it was never made.
         assert not await service.stop("trial4")
         assert await service.stop("trial3")
@@ -142,7 +143,7 @@ async def test_a_namespace_that_is_deleted_takes_its_jobs_along_and_is_gone(site
     async with site.manager() as service:
         for job_id in ("trial1", "trial3"):
             await service.submit(site.settings(job_id))
-        await until(lambda: len(site.store.list(PODS)) == 2, "both have a pod", TIMEOUT_S)
+        await until(lambda: len(site.store.list(PODS)) == 2, "both have a pod", DEADLINE_S)
         site.store.delete(NAMESPACES, "", "team")
         await site.has_ended(2)
         assert {ended.job_id for ended in site.ends} == {"trial1", "trial3"}
@@ -150,7 +151,7 @@ async def test_a_namespace_that_is_deleted_takes_its_jobs_along_and_is_gone(site
             assert (ended.exit_code, ended.reason) == (None, ExitReason.JOB_LOST)
             assert "in namespace team was deleted, but not by this manager" in ended.message
             assert ended.message.startswith(f"Framework {NAME.replace('trial1', ended.job_id)} ")
-        await until(lambda: not site.store.find(NAMESPACES, "", "team"), "it is gone", TIMEOUT_S)
+        await until(lambda: not site.store.find(NAMESPACES, "", "team"), "it is gone", DEADLINE_S)
         with pytest.raises(RetryableError, match='namespaces "team" not found'):
             await service.submit(site.settings("trial2"))
         assert await service.stop("trial2")
@@ -164,20 +165,22 @@ async def test_a_lost_node_ends_the_job_with_what_kubernetes_says_of_it(site):
         site.cluster.node.lose()
         await until(
             lambda: "deletionTimestamp" in site.store.get(PODS, "default", POD)["metadata"],
-            *("the pod is given up", TIMEOUT_S),
+            *("the pod is given up", DEADLINE_S),
         )
         assert site.ends == [], "it may come back"
         # Events have a watch of their own, which may be later than that of the job. An earlier warning may be there
         # already: a kubelet that was faster than the job's Secret warned of it.
         warnings = service._observed.warnings
-        await until(lambda: warnings.of(POD).startswith("NodeNotReady"), "the warning has arrived", TIMEOUT_S)
+        await until(
+            lambda: warnings.of(POD).startswith("NodeNotReady"), "the warning has arrived", DEADLINE_S
+        )
         site.cluster.node.bury()
         ended = await site.has_ended()
         assert (ended.exit_code, ended.reason) == (None, ExitReason.JOB_LOST)
         assert "PodExternalDeleted, code -101" in ended.message
         assert ended.message.endswith("\nKubernetes warned: NodeNotReady: Node is not ready")
         await service.submit(site.settings("trial2"))
-        await until(lambda: "node.kubernetes.io/unreachable" in service.problem, "no node", TIMEOUT_S)
+        await until(lambda: "node.kubernetes.io/unreachable" in service.problem, "no node", DEADLINE_S)
         assert await service.stop("trial2")
         await site.has_ended(2)
         await gone(site)
@@ -202,7 +205,7 @@ async def test_an_image_that_cannot_be_pulled_keeps_the_job_waiting_until_it_can
         why = 'ImagePullBackOff: Back-off pulling image "me/train:1": not found'
         await until(
             lambda: [service.pending_reason(job_id) for job_id in ("trial1", "trial2")] == [why, why],
-            *("both say why", TIMEOUT_S),
+            *("both say why", DEADLINE_S),
         )
         assert service.problem.startswith("Kubernetes has not started 2 of 2 jobs; ")
         assert await service.stop("trial2")
@@ -213,7 +216,7 @@ async def test_an_image_that_cannot_be_pulled_keeps_the_job_waiting_until_it_can
         await site.is_running()
         await until(
             lambda: (service.problem, service.pending_reason("trial1")) == ("", ""),
-            *("nothing is told any more", TIMEOUT_S),
+            *("nothing is told any more", DEADLINE_S),
         )
         end(site, "trial1")
         assert (await site.has_ended(2)).exit_code == 0
@@ -237,21 +240,21 @@ async def test_a_quota_that_is_full_is_what_a_job_without_pods_waits_for(site, w
     site.store.create(QUOTAS, "default", quota)
     async with site.manager() as service:
         await service.submit(site.settings("trial1"))
-        await until(lambda: site.store.count(PODS) == 1, "the first has a pod", TIMEOUT_S)
+        await until(lambda: site.store.count(PODS) == 1, "the first has a pod", DEADLINE_S)
         await service.submit(site.settings("trial2"))
-        await until(lambda: service.pending_reason("trial2"), "the second waits", TIMEOUT_S)
+        await until(lambda: service.pending_reason("trial2"), "the second waits", DEADLINE_S)
         why = service.pending_reason("trial2")
         assert "is forbidden: exceeded quota: of-the-team, requested: pods=1, used: pods=1" in why
         # Each try has a pod of another name.
         told = f'{said}Error creating: pods "nni-exp-expt-trial-trial2-'
-        await until(lambda: told in service.problem, "and the first runs", TIMEOUT_S)
+        await until(lambda: told in service.problem, "and the first runs", DEADLINE_S)
         end(site, "trial1")
         end(site, "trial2", 7)
         await site.has_ended(2)
         assert {each.job_id: each.exit_code for each in site.ends} == {"trial1": 0, "trial2": 7}
         of_jobs = [kind for kind in site.store.kinds.values() if (kind.group, kind.plural) in STEPS]
         kinds = [*of_jobs, SECRETS, PODS]
-        await until(lambda: not any(map(site.store.count, kinds)), "nothing is left", TIMEOUT_S)
+        await until(lambda: not any(map(site.store.count, kinds)), "nothing is left", DEADLINE_S)
 
 
 async def test_a_manager_that_dies_in_the_middle_of_all_this_leaves_nothing_that_the_next_does_not_find(site):
@@ -259,7 +262,7 @@ async def test_a_manager_that_dies_in_the_middle_of_all_this_leaves_nothing_that
         await both_run(site, first)
         first.on_job_ended = lambda ended: None
     end(site, "trial1", 7)
-    await until(lambda: site.state() == "Completed", "one ends while nobody looks", TIMEOUT_S)
+    await until(lambda: site.state() == "Completed", "one ends while nobody looks", DEADLINE_S)
     site.cluster.api.forget_history()
     async with site.manager() as second:
         found = [(await second.adopt(job_id)).value for job_id in ("trial1", "trial2")]

@@ -11,6 +11,7 @@ import time
 import psutil
 import pytest
 from cluster_process import ClusterProcess
+from deadlines import DEADLINE_S, scaled_s
 from real_cluster import (
     commands,
     end_processes_of,
@@ -39,7 +40,7 @@ def folder(tmp_path):
     end_processes_of(tmp_path)
 
 
-def wait_for(what, within_s=90):
+def wait_for(what, within_s=DEADLINE_S):
     deadline_s = time.monotonic() + within_s
     while not (found := what()):
         assert time.monotonic() < deadline_s, "it did not come"
@@ -116,7 +117,7 @@ def test_what_happened_while_the_cluster_was_killed_is_known_to_the_next(folder)
             assert await log(following, "on0") == "went\n"
             assert following.virtual_clusters[0].used == ResourceCounts(0, 0, 0)
 
-    asyncio.run(asyncio.wait_for(look(), 60))
+    asyncio.run(asyncio.wait_for(look(), DEADLINE_S))
     counts = collections.Counter(lines_of(begun))
     assert {name for name, count in counts.items() if count == 2} == {
         f"alice~{name}" for name in texts if name.startswith(("pair", "killed"))
@@ -151,7 +152,7 @@ def test_wherever_it_is_killed_no_confirmed_job_is_lost_and_none_runs_twice_at_a
                 assert detail.job.retries.user == 0
             return [job.name for job in jobs]
 
-    known = asyncio.run(asyncio.wait_for(look(), 60))
+    known = asyncio.run(asyncio.wait_for(look(), DEADLINE_S))
     assert collections.Counter(lines_of(ran)) == collections.Counter(f"alice~{name}" for name in known)
     assert processes_of(folder) == []
 
@@ -199,7 +200,7 @@ def test_500_jobs_at_once_are_neither_lost_nor_doubled_and_memory_is_flat(folder
             assert not cluster._worker._containers
             assert not cluster._allocator._ports
 
-    asyncio.run(asyncio.wait_for(scenario(), 150))
+    asyncio.run(asyncio.wait_for(scenario(), scaled_s(150)))
     assert collections.Counter(lines_of(ran)) == collections.Counter(names)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert len(os.listdir("/proc/self/fd")) < min(soft, 60)
@@ -244,7 +245,7 @@ def test_a_full_disk_is_waited_for_and_nothing_is_forgotten(folder, monkeypatch)
             assert (await over(cluster)).job.state is State.SUCCEEDED
             assert [job.name for job in await cluster.read(JobStore.jobs)] == ["job"]
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
 def test_a_full_disk_keeps_no_job_from_being_stopped_and_each_is_stopped_once(folder, monkeypatch):
@@ -283,7 +284,7 @@ def test_a_full_disk_keeps_no_job_from_being_stopped_and_each_is_stopped_once(fo
             (folder / "go").touch()
             await asyncio.to_thread(wait_for, lambda: len(exits()) == 1)
             for name in ("first", "second", "first"):
-                await asyncio.wait_for(stop(cluster, name), 30)
+                await asyncio.wait_for(stop(cluster, name), DEADLINE_S)
             await asyncio.to_thread(wait_for, lambda: len(exits()) == 3)
             assert sorted(lines_of(folder / "saved")) == ["alice~first", "alice~second"]
             is_full = False
@@ -291,7 +292,7 @@ def test_a_full_disk_keeps_no_job_from_being_stopped_and_each_is_stopped_once(fo
             for name in ("first", "second"):
                 assert (await over(cluster, name)).job.state is State.STOPPED
 
-    asyncio.run(asyncio.wait_for(scenario(), 120))
+    asyncio.run(asyncio.wait_for(scenario(), scaled_s(120)))
 
 
 def test_a_bug_breaks_the_cluster_and_the_next_one_goes_on(folder, monkeypatch, caplog):
@@ -301,7 +302,7 @@ def test_a_bug_breaks_the_cluster_and_the_next_one_goes_on(folder, monkeypatch, 
         with monkeypatch.context() as patched:
             patched.setattr(PaiJob, "_start", lambda *_: 1 / 0)
             await cluster.submit("alice", commands("sleep 0.3; echo ran"))
-            await asyncio.wait_for(cluster.wait_until_broken(), 90)
+            await asyncio.wait_for(cluster.wait_until_broken(), DEADLINE_S)
         with pytest.raises(ClusterClosed):
             await cluster.submit("alice", commands("true", name="late"))
         assert len(await cluster.read(JobStore.jobs)) == 1
@@ -314,9 +315,9 @@ def test_a_bug_breaks_the_cluster_and_the_next_one_goes_on(folder, monkeypatch, 
             assert (detail.job.state, detail.job.retries.total) == (State.SUCCEEDED, 0)
             assert await log(cluster) == "ran\n"
 
-    asyncio.run(asyncio.wait_for(broken(), 90))
+    asyncio.run(asyncio.wait_for(broken(), DEADLINE_S))
     assert "the cluster has stopped" in caplog.text
-    asyncio.run(asyncio.wait_for(go_on(), 90))
+    asyncio.run(asyncio.wait_for(go_on(), DEADLINE_S))
 
 
 @pytest.mark.parametrize("written", [None, "", '{"pid": 1'], ids=["another process", "nothing", "torn"])
@@ -335,11 +336,11 @@ def test_what_is_written_of_a_killed_tasks_process_is_not_taken_on_trust(folder,
             detail = await over(cluster)
             assert (detail.job.state, detail.job.retries) == (State.SUCCEEDED, RetryCounts(platform=1))
 
-    asyncio.run(asyncio.wait_for(begin(), 90))
+    asyncio.run(asyncio.wait_for(begin(), DEADLINE_S))
     (document,) = (folder / "state/containers").glob("*/process.json")
     process = json.loads(document.read_text())
     os.kill(process["pid"], 9)
     # Time went by, and this process got its number; or the machine lost its power.
     document.write_text(json.dumps({**process, "pid": os.getpid()}) if written is None else written)
-    asyncio.run(asyncio.wait_for(go_on(), 90))
+    asyncio.run(asyncio.wait_for(go_on(), DEADLINE_S))
     assert processes_of(folder) == []

@@ -8,6 +8,7 @@ import time
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 from real_experiment import assert_rows_are_what_was_written, wait_until
 
 from nni_manager.store.lease import LEASE_TTL_S, read_record
@@ -92,7 +93,7 @@ def test_a_manager_that_was_frozen_and_replaced_stores_nothing_of_what_waited_in
         with StoreReader(experiment.folder.database) as reader:
             version = reader.data_version()
             frozen.send_signal(signal.SIGCONT)
-            assert frozen.wait(30) == 1
+            assert frozen.wait(DEADLINE_S) == 1
             assert reader.data_version() == version
         experiment.manager.send_signal(signal.SIGCONT)
         (last,) = [

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from attempts import AttemptNumbers, attempt_id, sign_attempt
+from deadlines import DEADLINE_S, scaled_s
 from fault_plan import Need
 from fault_site import has_fuse
 from jobs_here import JobsHere
@@ -24,8 +25,6 @@ from nni_sdk.records import encode
 from trial_keeper.wire.messages import AttemptKey, Stream, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 from trial_keeper.wire.workspace import exit_from_bytes, exit_to_bytes, replace_file
-
-pytestmark = pytest.mark.timeout(180)
 
 NOBODY = "127.0.0.1:9"  # discard: nobody listens there in a test
 TRAIN = """
@@ -266,7 +265,7 @@ class Shown:
 
 
 async def a_trial(engine, service):
-    await asyncio.wait_for(service.submitted.wait(), 90)
+    await asyncio.wait_for(service.submitted.wait(), DEADLINE_S)
     return engine.experiment.trials[service.settings.trial_id]
 
 
@@ -416,7 +415,7 @@ def test_a_folder_that_hangs_stops_neither_other_trials_nor_the_manager(a_real_e
             assert not first.state.is_terminal
             return others
 
-    for trial in asyncio.run(asyncio.wait_for(play(), 120)):
+    for trial in asyncio.run(asyncio.wait_for(play(), scaled_s(120))):
         assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == [*range(400), 400]
     with (experiment.code / "gate").open("w"):
         pass

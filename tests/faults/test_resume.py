@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 from openpai_here import an_openpai_here
 from real_experiment import values, wait_until
 
@@ -132,7 +133,9 @@ def die_at(experiment, folder, moment):
             experiment.start()
         except AssertionError:
             assert experiment.manager.poll() is not None
-    assert experiment.manager.wait(90) == -signal.SIGKILL, experiment.folder.manager_stderr.read_text()
+    assert experiment.manager.wait(DEADLINE_S) == -signal.SIGKILL, (
+        experiment.folder.manager_stderr.read_text()
+    )
 
 
 def assert_nothing_is_lost_or_doubled(experiment, heard, ran):

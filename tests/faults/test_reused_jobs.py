@@ -6,13 +6,10 @@ import signal
 import sqlite3
 
 import psutil
-import pytest
 from real_experiment import assert_rows_are_what_was_written, values, wait_until
 
 from nni_manager.store.reader import StoreReader
 from trial_keeper.wire.messages import Stream
-
-pytestmark = pytest.mark.timeout(180)
 
 REUSE = {"localConfig": {"reuse": True}}
 SHORT = """

@@ -11,6 +11,7 @@ from functools import partial
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 from fault_site import Disk
 from real_experiment import a_manager_here, assert_rows_are_what_was_written, until, values, wait_until
 
@@ -124,7 +125,7 @@ def stopped_within(experiment):
         stop_experiment(KnownExperiment(experiment.folder, experiment.folder.process()))
     finally:
         took_s = time.monotonic() - began_s
-        experiment.manager.wait(30)
+        experiment.manager.wait(DEADLINE_S)
     assert took_s < MAX_STOP_S
     return took_s
 
@@ -200,7 +201,7 @@ def test_one_trial_of_a_frozen_keeper_ends_when_it_is_to(an_experiment, options,
     else:
         change = {"params": {"maxTrialDuration": "1s"}}
         experiment.ask("PUT", "/experiment?update_type=MAX_TRIAL_DURATION", json=change).raise_for_status()
-    experiment.wait_for_status("DONE", timeout_s=30)
+    experiment.wait_for_status("DONE", timeout_s=DEADLINE_S)
     (trial,) = experiment.get("/trial-jobs")
     expected = {
         "trial kill": ("USER_CANCELED", "stopped by user"),
@@ -249,7 +250,7 @@ def test_a_keeper_that_hangs_is_killed_with_all_it_started(a_real_experiment, tm
             hang.touch()
             await until(lambda: not hang.exists(), "the keeper hangs")
             engine.stop()
-            await asyncio.wait_for(engine.until_stopped(), 60)
+            await asyncio.wait_for(engine.until_stopped(), DEADLINE_S)
             assert engine.jobs.leftovers == {}
             (trial,) = engine.experiment.trials.values()
             return trial
@@ -290,7 +291,7 @@ def test_a_job_that_nothing_ends_is_named_with_the_command_that_removes_it(
             (key,) = experiment.folder.workspace.attempts_of(next(iter(engine.experiment.trials)))
             metrics = experiment.folder.workspace.attempt(key).stream(Stream.METRICS)
             engine.stop()
-            await asyncio.wait_for(engine.until_stopped(), 60)
+            await asyncio.wait_for(engine.until_stopped(), DEADLINE_S)
             written = len(decode(metrics.read_bytes(), 0).records)
             assert experiment.row_count() > 0.8 * written, "what the trial has written meanwhile is read"
             (leftover,) = engine.jobs.leftovers.values()

@@ -3,6 +3,7 @@
 import grpc
 import pytest
 from attempts import attempt_id
+from deadlines import DEADLINE_S
 from real_experiment import wait_until
 
 from nni_manager.domain.admission_errors import ProtocolError
@@ -37,7 +38,7 @@ class Stranger:
         metadata = ((JOB_KEY, job or self.job), (TOKEN_KEY, token or self.token))
         requests = [m if isinstance(m, ConnectRequest) else keeper_messages_to_pb([m]) for m in messages]
         with grpc.insecure_channel(f"127.0.0.1:{self.experiment.port + 1}") as channel:
-            call = KeeperServiceStub(channel).Connect(iter(requests), metadata=metadata, timeout=20)
+            call = KeeperServiceStub(channel).Connect(iter(requests), metadata=metadata, timeout=DEADLINE_S)
             return [each for response in call for each in manager_messages_from_pb(response)]
 
 

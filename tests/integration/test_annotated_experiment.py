@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from deadlines import scaled_s
 
 BIN = Path(sys.executable).parent
 CONFIG = """\
@@ -85,7 +86,7 @@ def run(place):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=scaled_s(120),
         )
 
     return run_command

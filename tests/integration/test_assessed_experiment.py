@@ -2,15 +2,13 @@
 
 import asyncio
 
-import pytest
+from deadlines import DEADLINE_S
 from void_service import Void
 
 from nni_manager.engine.engine import Engine
 from nni_manager.store.reader import StoreReader
 from nni_manager.tuner.assessors import make_assessment
 from nni_manager.tuner.registry import make_tuner
-
-pytestmark = pytest.mark.timeout(150)
 
 # Bad trials wait for ever after their first result.
 TRAIN = """
@@ -51,7 +49,7 @@ def test_bad_trials_are_stopped_early_the_grid_ends_and_the_next_manager_knows_w
         await engine.restore()
         await engine.close()
 
-    asyncio.run(asyncio.wait_for(restore(), 90))
+    asyncio.run(asyncio.wait_for(restore(), DEADLINE_S))
     assert ignorant.report(99, 0, (0.5,))
     assert not restored.report(99, 0, (0.5,))
     assert restored.report(98, 0, (1.0,))

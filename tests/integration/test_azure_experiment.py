@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from azure_here import ACCOUNT, SECRET, SHARE, VAULT, Azure
+from deadlines import DEADLINE_S, scaled_s
 from kube_api import KubeCluster
 from kube_controllers import FRAMEWORKS
 from kube_definitions import FRAMEWORK
@@ -80,14 +81,14 @@ def test_no_job_without_its_files_and_no_metric_is_lost_without_a_network(tmp_pa
             assert not cluster.store.list(FRAMEWORKS)
             assert cluster.api.counted()["create", "frameworks"] == 0
             azure.refuses = None
-            await until(lambda: cluster.store.list(FRAMEWORKS), "there is a job", 60)
+            await until(lambda: cluster.store.list(FRAMEWORKS), "there is a job", DEADLINE_S)
             azure.fails_with = [(503, "ServerBusy")] * 6  # of what is read from here on
             await until(lambda: engine.experiment.state is ExperimentState.DONE, "it is done")
             (trial,) = engine.experiment.trials.values()
             assert trial.state.value == "SUCCEEDED", trial.message
             return trial.trial_id
 
-    trial_id = asyncio.run(asyncio.wait_for(play(), 150))
+    trial_id = asyncio.run(asyncio.wait_for(play(), scaled_s(150)))
     left = AttemptNumbers(Workspace(azure.share / "TESTEXPT")).folder(
         AttemptKey(trial_id, attempt_id(0), "worker-0")
     )
@@ -95,7 +96,9 @@ def test_no_job_without_its_files_and_no_metric_is_lost_without_a_network(tmp_pa
     rows = experiment.rows(trial_id)
     assert len(written) == 501
     assert [(row.record_offset, row.value) for row in rows] == [(each.offset, each.value) for each in written]
-    asyncio.run(asyncio.wait_for(until(lambda: not cluster.store.list(FRAMEWORKS), "it is cleared away"), 60))
+    asyncio.run(
+        asyncio.wait_for(until(lambda: not cluster.store.list(FRAMEWORKS), "it is cleared away"), DEADLINE_S)
+    )
     assert not cluster.store.list(SECRETS)
     assert not cluster.store.list(PODS)
     assert training_service_factory.remove_from_share(experiment.config, experiment.folder.workspace) == ""

@@ -8,6 +8,7 @@ import sqlite3
 import httpx
 import pytest
 from attempts import attempt_id, sign_attempt
+from deadlines import DEADLINE_S
 from void_service import Void, an_engine, start
 
 from nni_manager.config.model import ExperimentSpec
@@ -43,7 +44,6 @@ from trial_keeper.wire.messages import (
 )
 from trial_keeper.wire.reasons import ExitReason
 
-pytestmark = pytest.mark.timeout(120)
 NOTHING = "pass\n"
 GRID = {"x": {"_type": "quniform", "_value": [0, 5, 1]}}
 ON_A_GRID = {"tuner": {"builtinTunerName": "GridSearch"}, "space": GRID}
@@ -160,7 +160,7 @@ async def a_manager(experiment, presence=JobPresence.RUNNING, make_tuner=make_tu
 
 def play(scenario):
     async def bounded():
-        await asyncio.wait_for(scenario(), 90)
+        await asyncio.wait_for(scenario(), DEADLINE_S)
 
     asyncio.run(bounded())
 

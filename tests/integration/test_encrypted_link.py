@@ -8,6 +8,7 @@ import threading
 
 import grpc
 import pytest
+from deadlines import DEADLINE_S
 from fake_manager import TOKEN, Site
 from real_experiment import wait_until
 
@@ -17,7 +18,6 @@ from trial_keeper.wire.messages import Hello, Stream
 from trial_keeper.wire.metadata import JOB_KEY, TOKEN_KEY
 from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 
-pytestmark = pytest.mark.timeout(120)
 TRAIN = """
 import nni_sdk as nni
 nni.get_next_parameter()
@@ -95,7 +95,7 @@ def doctor(site: Site, **settings) -> str:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert done.stderr == ""
     return done.stdout
@@ -174,7 +174,7 @@ def test_a_keeper_that_speaks_no_tls_is_not_heard(encrypted: Site) -> None:
         call = KeeperServiceStub(channel).Connect(
             iter([keeper_messages_to_pb([hello])]),
             metadata=((JOB_KEY, "trial1"), (TOKEN_KEY, TOKEN)),
-            timeout=10,
+            timeout=DEADLINE_S,
         )
         with pytest.raises(grpc.RpcError):
             next(call)

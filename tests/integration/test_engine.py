@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 from attempts import attempt_id
+from deadlines import DEADLINE_S
 from void_service import Void, an_engine, start
 
 from nni_manager.domain.admission_errors import NotAccepting, ProtocolError
@@ -41,7 +42,7 @@ NOTHING = "pass\n"
 
 def play(scenario):
     async def bounded():
-        await asyncio.wait_for(scenario(), 90)
+        await asyncio.wait_for(scenario(), DEADLINE_S)
 
     asyncio.run(bounded())
 

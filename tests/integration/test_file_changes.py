@@ -6,8 +6,6 @@ from fake_manager import KEY
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import Stream, TrialEnded
 
-pytestmark = pytest.mark.timeout(90)
-
 # Six reports are collected before the change, five follow it.
 TRAIN = """
 import os

@@ -4,6 +4,7 @@ import re
 
 import pytest
 from azure_here import ACCOUNT, SECRET, SHARE, VAULT, Azure, new_key
+from deadlines import DEADLINE_S
 from kube_place import Place, output_of, surroundings, trials_of, worker_role
 from kube_store import ACCOUNTS
 from real_experiment import wait_until
@@ -49,7 +50,7 @@ def test_an_experiment_runs_one_framework_per_trial_and_leaves_nothing_on_the_cl
     for trial in trials:
         name = f"nniexp{workspace.root.name}trial{trial}".lower()
         assert output_of(workspace, trial) == f"in {name} of it" + "s $HOME\n"
-    wait_until(lambda: not place.left(workspace, FRAMEWORKS), "nothing is left", 60)
+    wait_until(lambda: not place.left(workspace, FRAMEWORKS), "nothing is left", DEADLINE_S)
     if place.around.double is not None:
         asked = place.cluster.api.counted()
         assert asked["create", "frameworks"] == 3
@@ -76,7 +77,7 @@ def test_every_role_runs_its_own_command_and_reused_jobs_run_many_trials(place):
     for trial in trials:
         assert re.fullmatch(r"[\d.]+:4001\n", output_of(workspace, trial, "ps-0"))
         assert f"in nniexp{workspace.root.name.lower()}env0 of" in output_of(workspace, trial)
-    wait_until(lambda: not place.left(workspace, FRAMEWORKS), "nothing is left", 60)
+    wait_until(lambda: not place.left(workspace, FRAMEWORKS), "nothing is left", DEADLINE_S)
     if place.around.double is not None:
         assert place.cluster.api.counted()["create", "frameworks"] == 1
         assert "this login may not list and watch events in namespace default: " in done.stderr
@@ -123,7 +124,7 @@ def test_on_azure_files_the_pods_find_all_on_the_share_and_the_key_is_gone_with_
     assert len(trials) == 3
     for trial in trials:
         assert output_of(workspace, trial).startswith(f"in nniexp{workspace.root.name}trial{trial}".lower())
-    wait_until(lambda: not place.left(workspace, FRAMEWORKS), "nothing is left", 60)
+    wait_until(lambda: not place.left(workspace, FRAMEWORKS), "nothing is left", DEADLINE_S)
     assert place.cluster.api.counted()["create", "secrets"] == 6
     here = place.folder / "experiments" / workspace.root.name
     assert not list(here.glob("trials/*/attempts/*")), "what trials write is on the share alone"

@@ -5,9 +5,10 @@ import threading
 from dataclasses import replace
 
 import pytest
+from deadlines import DEADLINE_S
 from kube_controllers import FRAMEWORKS
 from kube_events import tell
-from kube_site import NAME, QUICK, TIMEOUT_S, a_site, run
+from kube_site import NAME, QUICK, a_site, run
 from kube_store import PODS, QUOTAS, SECRETS
 from real_experiment import a_manager_here, until
 
@@ -57,7 +58,7 @@ async def test_hanging_calls_delay_the_end_of_no_job(site):
         assert len(site.store.list(FRAMEWORKS)) == 6, "the deletes hang"
         site.cluster.api.stop_misbehaving(("delete", "frameworks"))
         site.cluster.api.is_hung.set()
-        await until(site.is_clean, "nothing is left", TIMEOUT_S)
+        await until(site.is_clean, "nothing is left", DEADLINE_S)
 
 
 async def test_a_submission_without_its_secret_is_completed_by_the_next_one(site):
@@ -130,7 +131,7 @@ async def test_a_job_of_a_users_own_framework_runs_its_commands_with_the_users_v
         await service.submit(site.settings())
         ended = await site.has_ended()
         assert ended.exit_code == 3
-        await until(site.is_clean, "nothing is left", TIMEOUT_S)
+        await until(site.is_clean, "nothing is left", DEADLINE_S)
     assert (tmp_path / "EXPT" / "said").read_text() == "mine 127.0.0.1\n"
 
 
@@ -151,7 +152,7 @@ async def test_a_full_cluster_is_the_reason_why_a_job_is_pending(site):
         site.cluster.node.is_full = True
         await service.submit(site.settings())
         full = "Unschedulable: 0/1 nodes are available"
-        await until(lambda: full in service.problem, "the reason is shown", TIMEOUT_S)
+        await until(lambda: full in service.problem, "the reason is shown", DEADLINE_S)
 
 
 async def test_the_reason_why_a_trial_is_pending_is_its_message_and_the_experiments_problem(
@@ -166,7 +167,7 @@ async def test_the_reason_why_a_trial_is_pending_is_its_message_and_the_experime
         return KubernetesService(kubernetes, operator, experiment.folder.workspace, on_job_ended)
 
     async with a_manager_here(experiment, service_of) as engine:
-        await until(lambda: why in engine.snapshot().problem, "the problem is shown", TIMEOUT_S)
+        await until(lambda: why in engine.snapshot().problem, "the problem is shown", DEADLINE_S)
         (trial,) = engine.experiment.trials.values()
         shown = trial_view(engine.snapshot(), trial)
         assert (shown["state"], shown["message"]) == ("WAITING", f"not started yet: {why}")
@@ -182,18 +183,18 @@ async def test_a_resumed_manager_deletes_what_the_earlier_one_could_not(site, a_
 
     site.cluster.api.denied.add(("delete", "frameworks"))
     async with a_manager_here(experiment, service_of) as engine:  # whose only trial finds no run.sh
-        await until(lambda: engine.experiment.state.is_over, "it is over", TIMEOUT_S)
+        await until(lambda: engine.experiment.state.is_over, "it is over", DEADLINE_S)
     assert site.store.list(SECRETS)
     site.cluster.api.denied.clear()
     async with a_manager_here(experiment, service_of):
-        await until(site.is_clean, "nothing is left", TIMEOUT_S)
+        await until(site.is_clean, "nothing is left", DEADLINE_S)
 
 
 async def test_a_reason_that_no_status_has_is_read_from_events(site):
     site.config = replace(site.config, storage=NfsStorage("nas", "/none"))
     async with site.manager() as service:
         await service.submit(site.settings())
-        await until(lambda: service.pending_reason("trial1"), "it is shown", TIMEOUT_S)
+        await until(lambda: service.pending_reason("trial1"), "it is shown", DEADLINE_S)
         assert service.pending_reason("trial1").startswith(
             'FailedMount: MountVolume.SetUp failed for volume "nni-vol" : '
         )
@@ -202,12 +203,12 @@ async def test_a_reason_that_no_status_has_is_read_from_events(site):
         other = pod | {"metadata": pod["metadata"] | {"name": "other-0", "uid": "u"}}
         tell(site.store, other, "Failed", "of another")
         tell(site.store, pod, "FailedScheduling", "0/1 nodes", "default-scheduler")
-        await until(lambda: service.pending_reason("trial1") == "", "it has a node", TIMEOUT_S)
+        await until(lambda: service.pending_reason("trial1") == "", "it has a node", DEADLINE_S)
         tell(site.store, pod, "FailedMount", "again,\n as it goes")
         await until(
             lambda: service.pending_reason("trial1") == "FailedMount: again, as it goes",
             "it is shown",
-            TIMEOUT_S,
+            DEADLINE_S,
         )
         assert await service.stop("trial1")
         assert (await site.has_ended()).message.endswith(
@@ -239,8 +240,8 @@ async def test_of_tasks_that_wait_for_each_other_the_one_that_cannot_start_is_th
     site.cluster.node.missing_images.add("me/worker:1")
     async with site.manager() as service:
         await service.submit(site.settings())
-        await until(lambda: service.pending_reason("trial1"), "ps waits at the barrier", TIMEOUT_S)
-        await until(lambda: "ImagePullBackOff" in service.pending_reason("trial1"), "why", TIMEOUT_S)
+        await until(lambda: service.pending_reason("trial1"), "ps waits at the barrier", DEADLINE_S)
+        await until(lambda: "ImagePullBackOff" in service.pending_reason("trial1"), "why", DEADLINE_S)
         pods = {each["metadata"]["name"]: each["status"] for each in site.store.list(PODS)}
         (barrier,) = pods[f"{NAME}-ps-0"]["initContainerStatuses"]
         assert "running" in barrier["state"]
@@ -254,7 +255,7 @@ async def test_pods_that_the_operator_has_not_created_are_the_reason(site, monke
     site.store.create(QUOTAS, "default", {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}})
     async with site.manager() as service:
         await service.submit(site.settings())
-        await until(lambda: service.pending_reason("trial1"), "it is shown", TIMEOUT_S)
+        await until(lambda: service.pending_reason("trial1"), "it is shown", DEADLINE_S)
         assert service.pending_reason("trial1") == (
             "FrameworkController has created no pod of this job yet; check the namespace's quota with `kubectl "
             "describe quota -n default`, and check that FrameworkController runs"
@@ -271,7 +272,7 @@ async def test_a_partially_created_job_of_an_earlier_manager_is_created_anew(sit
             await first.submit(site.settings())
     async with site.manager() as second:
         assert await second.adopt("trial1") is JobPresence.UNKNOWN
-        await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", TIMEOUT_S)
+        await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", DEADLINE_S)
         await second.submit(site.settings())
         await site.is_running()
 
@@ -287,7 +288,7 @@ async def test_a_partially_created_job_that_cannot_be_deleted_yet_is_not_the_new
         assert await second.adopt("trial1") is JobPresence.UNKNOWN
         with pytest.raises(RetryableError, match="another one of that name"):
             await second.submit(site.settings())
-        await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", TIMEOUT_S)
+        await until(lambda: not site.store.list(FRAMEWORKS), "the half is gone", DEADLINE_S)
         await second.submit(site.settings())
         await site.is_running()
         assert site.store.list(FRAMEWORKS)[0]["metadata"]["uid"] != half
@@ -308,7 +309,7 @@ async def test_ended_jobs_of_an_earlier_manager_are_deleted_and_nothing_else(sit
     async with site.manager() as second:
         assert await second.adopt("trial2") is JobPresence.RUNNING
         second.garbage_collect()
-        await until(lambda: len(site.store.list(SECRETS)) == 1, "one is cleared away", TIMEOUT_S)
+        await until(lambda: len(site.store.list(SECRETS)) == 1, "one is cleared away", DEADLINE_S)
         assert site.state("nniexpexpttrialtrial2") == "AttemptRunning"
         assert len(site.ends) == 1
 
@@ -326,7 +327,7 @@ async def test_a_delete_is_retried_until_the_cluster_answers(site, caplog, monke
         second.garbage_collect()
         site.cluster.api._faults.clear()
         site.cluster.api.start()
-        await until(site.is_clean, "nothing is left", TIMEOUT_S)
+        await until(site.is_clean, "nothing is left", DEADLINE_S)
 
 
 @pytest.mark.parametrize("is_watched_first", [True, False])
@@ -339,12 +340,12 @@ async def test_a_job_that_somebody_deletes_while_it_is_created_is_lost(site, mon
         if resource.plural == "secrets":  # the answer takes its time
             site.store.delete(FRAMEWORKS, "default", NAME)
             is_deleted.set()
-            assert is_reported.wait(TIMEOUT_S)
+            assert is_reported.wait(DEADLINE_S)
         return make(cluster, resource, namespace, document)
 
     def objects(cluster, resource, *arguments):
         if resource.plural == "frameworks" and not is_watched_first:
-            assert is_deleted.wait(TIMEOUT_S)
+            assert is_deleted.wait(DEADLINE_S)
         return lists(cluster, resource, *arguments)
 
     def take_resource(service, change):
@@ -384,15 +385,15 @@ def test_a_watch_that_lags_behind_the_replacement_of_a_resource_ends_no_job(site
             with pytest.raises(RetryableError):
                 await service.submit(site.settings())
             (first,) = (each["metadata"]["uid"] for each in site.store.list(FRAMEWORKS))
-            await until(lambda: first in shown, "the watch has shown the first resource", TIMEOUT_S)
+            await until(lambda: first in shown, "the watch has shown the first resource", DEADLINE_S)
             held = []
             site.store.delete(FRAMEWORKS, "default", NAME)
-            await until(lambda: not site.store.list(FRAMEWORKS), "the first resource is gone", TIMEOUT_S)
+            await until(lambda: not site.store.list(FRAMEWORKS), "the first resource is gone", DEADLINE_S)
             await service.submit(site.settings())
             await until(
                 lambda: any(isinstance(change, Deleted) for change in held),
                 "the watch has caught up",
-                TIMEOUT_S,
+                DEADLINE_S,
             )
             late, held = held, None
             for change in late:
@@ -420,7 +421,7 @@ async def test_calls_do_not_grow_with_the_jobs_that_run(site):
     site.cluster.node.is_full = True  # they wait, and nobody asks
     async with site.manager() as service:
         await asyncio.gather(*(service.submit(site.settings(f"env-{number}")) for number in range(30)))
-        await until(lambda: len(site.store.list(PODS)) == 30, "all are there", TIMEOUT_S)
+        await until(lambda: len(site.store.list(PODS)) == 30, "all are there", DEADLINE_S)
         counted = site.cluster.api.counted()
         assert counted["create", "frameworks"] == counted["create", "secrets"] == 30
         del counted["create", "frameworks"], counted["create", "secrets"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from attempts import RegisteringStore, attempt_id
+from deadlines import DEADLINE_S
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -208,7 +209,7 @@ def test_a_disk_that_stays_full_keeps_no_manager_from_its_end(database, tmp_path
         waiting = group.add([row(1)])
         while not group.problem:
             await asyncio.sleep(0)
-        await asyncio.wait_for(group.close(), 90)
+        await asyncio.wait_for(group.close(), DEADLINE_S)
         with pytest.raises(StoreBusy):
             await waiting
 
@@ -260,7 +261,7 @@ def play(scenario, database, tmp_path):
         gate = Gate(open_store(database, tmp_path))
         group = commits.GroupCommit(gate, pytest.fail)
         try:
-            await asyncio.wait_for(scenario(group, gate), 60)
+            await asyncio.wait_for(scenario(group, gate), DEADLINE_S)
         finally:
             gate.opened.set()
             await group.close()
@@ -341,7 +342,7 @@ def test_who_waits_for_room_and_is_gone_is_forgotten(database, tmp_path):
         await asyncio.sleep(0)
         waiting[0].cancel()  # its keeper is gone, and nobody else notices
         gate.opened.set()
-        await asyncio.wait_for(waiting[1], 60)
+        await asyncio.wait_for(waiting[1], DEADLINE_S)
         await group.add([])
         assert looks[FLOOD] == 1
         assert group.has_capacity()
@@ -429,7 +430,7 @@ def test_a_store_without_room_says_how_much_there_is_and_goes_on_when_there_is_m
         assert "MB free: free some disk space" in group.problem
         assert not all(each.done() for each in waiting)
         store._connection.execute("PRAGMA max_page_count = 100000")
-        await asyncio.wait_for(asyncio.gather(*waiting), 60)
+        await asyncio.wait_for(asyncio.gather(*waiting), DEADLINE_S)
         assert group.problem == ""
         await group.close()
 
@@ -506,7 +507,7 @@ def test_a_transaction_that_the_disk_rejects_at_close_drops_every_later_write(
         await asyncio.wait([done for _, done in added])
         while not closing:  # fewer transactions than `closes_at`
             next_step(closes_at)
-        await asyncio.wait_for(closing[0], 60)
+        await asyncio.wait_for(closing[0], DEADLINE_S)
         if store.transactions > store.refused:
             next_step(-1)
             assert store.transactions == store.refused + 1

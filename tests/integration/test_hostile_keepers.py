@@ -11,6 +11,7 @@ import grpc
 import psutil
 import pytest
 from attempts import attempt_id
+from deadlines import DEADLINE_S
 from hostile_keeper import (
     CONTINUATION,
     DATA,
@@ -222,7 +223,7 @@ def test_a_job_has_no_more_streams_than_tasks_and_some_to_spare(scene, hostile):
     silence = threading.Event()
 
     def nothing():
-        silence.wait(60)
+        silence.wait(DEADLINE_S)
         yield from ()
 
     with contextlib.ExitStack() as stack:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 from attempts import attempt_id, metrics_of
+from deadlines import DEADLINE_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from void_service import Void, an_engine, start
@@ -115,10 +116,10 @@ def test_whatever_a_keeper_says_the_engine_goes_on_and_other_trials_are_as_they_
                 hostile = admitted(own)
             if data.draw(st.booleans()):
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(asyncio.shield(engine.commits.add([])), 90)
+                    await asyncio.wait_for(asyncio.shield(engine.commits.add([])), DEADLINE_S)
             assert not engine.failed.is_set()
         honest.receive(Chunk(other_key, Stream.METRICS, len(FRAME), FRAME))
-        await asyncio.wait_for(asyncio.shield(engine.commits.add([])), 90)
+        await asyncio.wait_for(asyncio.shield(engine.commits.add([])), DEADLINE_S)
         assert not engine.failed.is_set()
         trial = engine.experiment.trials[other]
         assert not trial.message
@@ -127,4 +128,4 @@ def test_whatever_a_keeper_says_the_engine_goes_on_and_other_trials_are_as_they_
         with StoreReader(experiment.folder.database) as reader:
             assert [row.record_offset for row in metrics_of(reader, other)] == [0, len(FRAME)]
 
-    asyncio.run(asyncio.wait_for(scenario(), 60))
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))

@@ -9,6 +9,7 @@ from pathlib import Path
 import grpc
 import grpc.aio
 import pytest
+from deadlines import DEADLINE_S
 from free_ports import free_port_pair
 from hostile_keeper import METHOD, OPENING, PREFACE, connected, is_let_go, words
 
@@ -19,7 +20,6 @@ from trial_keeper.wire.messages import Hello, Idle, Shutdown
 
 HELLO = Hello("1.0", "EXPERIMT", "aBcDe", "main-0")
 # How long what is tested may take on a machine with other work.
-TIMEOUT_S = 60
 
 
 class OpenSession:
@@ -72,7 +72,7 @@ def play(scenario, gate=None):
         server = KeeperServer(made := gate or OpenGate())
         await server.start("127.0.0.1", port)
         try:
-            await asyncio.wait_for(scenario(made, f"127.0.0.1:{port}"), TIMEOUT_S)
+            await asyncio.wait_for(scenario(made, f"127.0.0.1:{port}"), DEADLINE_S)
         finally:
             await server.stop()
 

@@ -9,7 +9,6 @@ from nni_manager.store.writer import log_path
 from trial_keeper.wire.messages import AttemptKey, Stream
 from trial_keeper.wire.reasons import ExitReason
 
-pytestmark = pytest.mark.timeout(150)
 SECRET = "nobody-but-the-owner-may-see-this"
 # Its keeper is killed by it, so that the manager reads what is left.
 TRAIN = """

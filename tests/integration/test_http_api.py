@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from deadlines import DEADLINE_S
 from real_experiment import wait_until
 
 TRAIN = """
@@ -132,7 +133,7 @@ def test_a_port_that_is_in_use_is_named_and_nothing_is_left(done, a_real_experim
             [sys.executable, "-m", "nni_manager", "--folder", other.folder.path, "--port", str(port)],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=DEADLINE_S,
         )
         assert manager.returncode == 1
         assert "--port" in manager.stderr

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import requests
+import uvicorn
+from deadlines import DEADLINE_S, scaled_s
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.responses import PlainTextResponse, Response
@@ -22,7 +24,6 @@ from nni_manager.store.folders import ManagerProcess
 from nni_manager.web.auth_middleware import MAX_BODY_BYTES, AuthMiddleware
 from nni_manager.web.session_auth import SessionAuth
 
-pytestmark = pytest.mark.timeout(60)
 TOKEN = "the-right-token"
 
 
@@ -62,14 +63,19 @@ class Guarded:
         with requests.Session() as session:
             session.trust_env = False
             url = f"http://127.0.0.1:{self.port}{path}"
-            return session.request(verb, url, headers=headers, timeout=20, **options)
+            return session.request(verb, url, headers=headers, timeout=DEADLINE_S, **options)
 
     def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=DEADLINE_S)
+
+    @property
+    def config(self) -> uvicorn.Config:
+        """The settings of the next connections."""
+        return self._server.config
 
     def close(self):
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
 
 
@@ -192,7 +198,7 @@ def test_the_address_it_was_told_to_listen_at_is_its_own(a_server):
     server = a_server("127.0.0.2")
     process = ManagerProcess(1, "127.0.0.2", server.port, "0.6.0", TOKEN)
     with session_with(process) as session:
-        assert session.get(f"http://127.0.0.2:{server.port}/", timeout=20).text == "done"
+        assert session.get(f"http://127.0.0.2:{server.port}/", timeout=DEADLINE_S).text == "done"
 
 
 def test_the_managers_own_page_may_ask(server):
@@ -225,7 +231,7 @@ def test_nnictl_speaks_https_to_the_owner_of_the_certificate_and_to_nobody_else(
     server = a_server("0.0.0.0", own)
     process = ManagerProcess(1, "0.0.0.0", server.port, "0.6.0", TOKEN, own.sha256)
     with session_with(process) as session:
-        assert session.get(f"https://127.0.0.1:{server.port}/", timeout=20).text == "done"
+        assert session.get(f"https://127.0.0.1:{server.port}/", timeout=DEADLINE_S).text == "done"
     wrong = ManagerProcess(1, "0.0.0.0", server.port, "0.6.0", TOKEN, other.sha256)
     with pytest.raises(ManagerUnresponsive, match="the server there has another certificate"):
         ManagerClient("TESTEXPT", wrong).get("/summary")
@@ -284,7 +290,7 @@ def test_a_second_request_that_does_not_end_is_let_go_as_well(server, monkeypatc
         began_s = time.monotonic()
         connection.sendall(whole[:20])
         assert is_let_go(connection)
-        assert time.monotonic() - began_s < 30
+        assert time.monotonic() - began_s < scaled_s(30)
 
 
 def test_a_slow_answer_is_waited_for(server, monkeypatch):
@@ -310,7 +316,7 @@ def test_who_does_not_read_an_answer_is_let_go(a_server, monkeypatch):
             b"GET / HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer the-right-token\r\n\r\n"
         )
         connection.recv(1)
-        deadline_s = time.monotonic() + 40
+        deadline_s = time.monotonic() + DEADLINE_S
         while server._server.server_state.connections:
             assert time.monotonic() < deadline_s, "the server still holds its answer"
             threading.Event().wait(0.05)
@@ -358,16 +364,16 @@ def test_strangers_who_take_all_the_room_do_not_keep_out_the_owner(server, monke
     ],
 )
 def test_a_refusal_ends_its_connection(server, headers, status):
+    server.config.timeout_keep_alive = 1000  # an idle connection would be closed, too
     headers = {"Host": "localhost", "Authorization": f"Bearer {TOKEN}"} | headers
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     with server.connect() as connection:
         connection.sendall(f"PUT / HTTP/1.1\r\nExpect: 100-continue\r\n{lines}\r\n".encode())
-        began_s, answer = time.monotonic(), b""
+        answer = b""
         while piece := connection.recv(65536):
             answer += piece
     assert f" {status} ".encode() in answer.split(b"\r\n")[0]
     assert answer.lower().count(b"connection: close") == 1
-    assert time.monotonic() - began_s < 4.5  # an idle connection is let go after 5 s
 
 
 # ---- the same before TLS has begun
@@ -382,7 +388,7 @@ def secret_server(a_server, tmp_path):
 
     def ask():
         with session_with(process) as session:
-            return session.get(f"https://127.0.0.1:{server.port}/", timeout=20).text
+            return session.get(f"https://127.0.0.1:{server.port}/", timeout=DEADLINE_S).text
 
     return server, ask
 
@@ -407,7 +413,7 @@ def test_who_never_shakes_hands_is_let_go_in_time(secret_server, monkeypatch):
             stranger.sendall(beginning)
             began_s = time.monotonic()
             assert is_let_go(stranger)
-            assert time.monotonic() - began_s < 30
+            assert time.monotonic() - began_s < scaled_s(30)
     monkeypatch.undo()
     assert ask() == "done"
 
@@ -419,7 +425,7 @@ def test_who_speaks_no_tls_or_goes_away_costs_nothing(secret_server):
         assert is_let_go(stranger)
     server.connect().close()
     assert ask() == "done"
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + DEADLINE_S
     while server._server.server_state.connections:
         assert time.monotonic() < deadline_s, "one is still counted"
         threading.Event().wait(0.05)
@@ -429,7 +435,7 @@ def test_a_server_ends_at_once_while_somebody_shakes_hands(a_server, tmp_path):
     server = a_server("0.0.0.0", Certificate.of(tmp_path / "own.pem", []))
     with server.connect() as stranger:
         stranger.sendall(b"\x16")
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + DEADLINE_S
         while not server._server.server_state.connections:
             assert time.monotonic() < deadline_s, "nobody was accepted"
             threading.Event().wait(0.01)

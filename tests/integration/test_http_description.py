@@ -8,6 +8,7 @@ import socket
 import pytest
 import requests
 import schemathesis
+from deadlines import DEADLINE_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from real_experiment import RealExperiment
@@ -43,12 +44,12 @@ class Served:
         self.trial = self.ask(f"{ROOT}/trial-jobs").json()[0]["id"]
 
     def ask(self, path, verb="GET", **options):
-        return self.session.request(verb, self.origin + path, timeout=30, **options)
+        return self.session.request(verb, self.origin + path, timeout=DEADLINE_S, **options)
 
     def raw(self, content):
         """The status of what is answered to these bytes; None if nothing is."""
         head = f"Host: 127.0.0.1\r\nAuthorization: {self.session.headers['Authorization']}\r\nConnection: close\r\n"
-        with socket.create_connection(("127.0.0.1", self.experiment.port), timeout=30) as peer:
+        with socket.create_connection(("127.0.0.1", self.experiment.port), timeout=DEADLINE_S) as peer:
             peer.sendall(content.replace(b"HEAD\r\n", head.encode()))
             answer = b""
             with contextlib.suppress(OSError):
@@ -104,7 +105,7 @@ def test_the_description_names_every_operation_and_what_it_may_answer(descriptio
 
 
 def test_without_the_token_there_is_not_even_a_description(served):
-    response = requests.get(f"{served.origin}{ROOT}/openapi.json", timeout=30)
+    response = requests.get(f"{served.origin}{ROOT}/openapi.json", timeout=DEADLINE_S)
     assert response.status_code == 401
     assert response.json()["error"].startswith("cannot ")
 
@@ -138,7 +139,7 @@ def test_a_client_that_asks_whatever_it_likes_gets_what_the_description_promises
         def ask(case):
             nonlocal asked
             asked += 1
-            response = case.call(session=served.session, timeout=30)
+            response = case.call(session=served.session, timeout=DEADLINE_S)
             case.validate_response(response, checks=CHECKS)
 
         ask()

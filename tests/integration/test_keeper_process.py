@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from attempts import attempt_id
+from deadlines import DEADLINE_S
 from fake_manager import EXPERIMENT, KEY, TOKEN, TRIAL
 from real_experiment import wait_until
 
@@ -21,8 +22,6 @@ from nni_sdk.records import decode
 from trial_keeper import __version__
 from trial_keeper.wire.messages import AttemptKey, Hello, StopTrial, Stream, TrialEnded, TrialStarted
 from trial_keeper.wire.reasons import ExitReason
-
-pytestmark = pytest.mark.timeout(90)
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "environments"
 REPORTING = """
@@ -72,7 +71,7 @@ def run_keeper(*arguments, environ):
         env=environ,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=DEADLINE_S,
     )
 
 
@@ -617,7 +616,7 @@ def test_the_output_of_a_trial_appears_whole_on_the_keepers_own(site):
     site.add_python_trial(TALKATIVE)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     keeper = site.start_keeper(relay_output=True, options=pipes)
-    stdout, stderr = keeper.process.communicate(timeout=60)
+    stdout, stderr = keeper.process.communicate(timeout=DEADLINE_S)
     assert keeper.process.returncode == 0
     assert len(stdout) == 5 * 1024 * 1024
     assert stdout == site.file(Stream.STDOUT)

@@ -5,6 +5,7 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from deadlines import DEADLINE_S
 from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, QUEUE
 from kube_place import Place, output_of, surroundings, trials_of
 from real_experiment import wait_until
@@ -70,7 +71,7 @@ class Runs:
         self.workspace = self.place.workspace(done)
         self.trials = trials_of(self.workspace)
         assert len(self.trials) == 2
-        wait_until(lambda: not self.place.left(self.workspace, resource), "nothing is left", 60)
+        wait_until(lambda: not self.place.left(self.workspace, resource), "nothing is left", DEADLINE_S)
         results = re.findall(r"^ *\d+ +(\w+) +[\d.e-]+ ", done.stdout, re.MULTILINE)
         assert sorted(results) == self.trials, "each has a result"
         return self
@@ -150,7 +151,7 @@ def test_a_replica_that_its_operator_restarts_is_a_new_attempt_of_the_trial(plac
     Runs(place, "pytorch-operator", master={"command": "python3 train.py"})
     with ThreadPoolExecutor(1) as elsewhere:
         ends = elsewhere.submit(place.create, "--foreground")
-        wait_until(lambda: ready.exists() or ends.done(), "the first attempt runs", 60)
+        wait_until(lambda: ready.exists() or ends.done(), "the first attempt runs", DEADLINE_S)
         (job,) = store.list(PYTORCH_JOBS)
         name = job["metadata"]["name"]
         store.change(

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import kube_definitions as definitions
 import pytest
+from deadlines import DEADLINE_S
 from kube_events import tell
 from kube_operators import LOCAL_QUEUES, PYTORCH_JOBS, RUNTIMES, TF_JOBS, TRAIN_JOBS
-from kube_site import QUICK, TIMEOUT_S, a_site
+from kube_site import QUICK, a_site
 from kube_store import DEFINITIONS, JOBS, PODS
 from real_experiment import until
 
@@ -53,7 +54,7 @@ async def until_pods_run(site, count=1):
     def running():
         return [pod for pod in site.store.list(PODS) if pod["status"]["phase"] == "Running"]
 
-    await until(lambda: len(running()) == count, "they run", TIMEOUT_S)
+    await until(lambda: len(running()) == count, "they run", DEADLINE_S)
     return [pod["metadata"]["name"] for pod in running()]
 
 
@@ -74,7 +75,7 @@ async def test_a_job_that_its_cluster_restarts_has_not_ended(site):
             found = site.store.find(PODS, "default", f"{NAME}-master-0")
             return found and found["metadata"]["uid"] != before
 
-        await until(is_another, "it is made anew", TIMEOUT_S)
+        await until(is_another, "it is made anew", DEADLINE_S)
         await until_pods_run(site, 2)
         said = [
             each["type"]
@@ -96,7 +97,7 @@ async def test_a_held_queue_is_the_reason_why_a_job_is_pending(site):
     site.runs("true")
     async with site.manager() as service:
         await service.submit(site.settings())
-        await until(lambda: "Kueue has not admitted the job" in service.problem, "it is shown", TIMEOUT_S)
+        await until(lambda: "Kueue has not admitted the job" in service.problem, "it is shown", DEADLINE_S)
         assert "kubectl describe localqueue team" in service.pending_reason("trial1")
         site.store.change(LOCAL_QUEUES, "default", "team", lambda it: it["spec"].update(stopPolicy="None"))
         assert (await site.has_ended()).exit_code == 0

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 from kube_api import TOKEN, KubeCluster
 from kube_definitions import FRAMEWORK
 from kube_store import ACCOUNTS, DEFINITIONS, NAMESPACES, SECRETS
@@ -38,7 +39,6 @@ from nni_manager.training_services.kubernetes.watch import (
 from nni_manager.training_services.retry_policy import ClientRetryPolicy
 
 QUICK = ClientRetryPolicy(tries=3, first_s=0.001, longest_s=0.01, connect_within_s=5.0, answer_within_s=20.0)
-TIMEOUT_S = 90.0
 EXPORT = NfsStorage("nas", "/nni")
 ROLE = RoleConfig("worker", 1, "true", "me/train:1", 0, 1, 100, None, None, 1, 1)
 
@@ -84,7 +84,7 @@ class Told:
         self.watch.join()
 
     def next(self):
-        change = self._queue.get(timeout=TIMEOUT_S)
+        change = self._queue.get(timeout=DEADLINE_S)
         match change:
             case Upserted(document) | Deleted(document):
                 return type(change).__name__, document["metadata"]["name"]
@@ -286,7 +286,7 @@ def test_a_watch_that_ends_by_itself_goes_on_from_its_bookmark(cluster, server, 
     def watches(more):
         wanted = server.api.counted()["watch", "secrets"] + more
         wait_until(
-            lambda: server.api.counted()["watch", "secrets"] >= wanted, "it is watched again", TIMEOUT_S
+            lambda: server.api.counted()["watch", "secrets"] >= wanted, "it is watched again", DEADLINE_S
         )
 
     with Told(cluster) as told:

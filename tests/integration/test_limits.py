@@ -2,6 +2,7 @@
 
 import os
 
+from deadlines import scaled_s
 from real_experiment import assert_rows_are_what_was_written, values
 
 from nni_manager.domain.trial import METRICS_ARE_CUT, NO_FINAL_RESULT_BEFORE_THE_CUT
@@ -72,7 +73,7 @@ def test_a_flood_of_reports_and_of_tiny_writes_is_stored_whole_beside_a_quiet_tr
     )
     experiment = a_real_experiment(quiet, trialConcurrency=2, maxTrialNum=2, logCollection="http")
     experiment.start()
-    summary = experiment.wait_for_status("DONE", timeout_s=180)
+    summary = experiment.wait_for_status("DONE", timeout_s=scaled_s(180))
     assert summary["counts"]["SUCCEEDED"] == 2
     first, flood = sorted(experiment.get("/trial-jobs"), key=lambda trial: trial["sequenceId"])
     assert (first["value"], first["warning"], flood["warning"]) == (7, "", "")

@@ -8,6 +8,7 @@ from dataclasses import replace
 import grpc.aio
 import pytest
 from attempts import attempt_id
+from deadlines import DEADLINE_S, scaled_s
 
 from nni_manager.grpc_server.servicer import _SERVER_OPTIONS
 from trial_keeper.core.events import LinkLost
@@ -82,7 +83,7 @@ class Forgetful(KeeperServiceServicer):
 def test_a_stream_that_dies_under_a_flow_of_messages_takes_nothing_from_the_next_one(
     tmp_path, reads_before_break, size
 ):
-    asyncio.run(asyncio.wait_for(talk(tmp_path, reads_before_break, size), 60))
+    asyncio.run(asyncio.wait_for(talk(tmp_path, reads_before_break, size), DEADLINE_S))
 
 
 async def talk(folder, reads_before_break, size):
@@ -130,7 +131,7 @@ class Recording(KeeperServiceServicer):
 
 @pytest.mark.parametrize("ticks", [0, 1, 3, 10, 30, 100, 300])
 def test_a_stream_given_up_while_it_opens_takes_nothing_from_the_next_one(tmp_path, ticks):
-    asyncio.run(asyncio.wait_for(reopen(tmp_path, ticks), 60))
+    asyncio.run(asyncio.wait_for(reopen(tmp_path, ticks), DEADLINE_S))
 
 
 async def reopen(folder, ticks):
@@ -159,7 +160,7 @@ async def reopen(folder, ticks):
 
 
 def test_a_link_that_is_closed_while_it_opens_leaves_no_stream(tmp_path):
-    asyncio.run(asyncio.wait_for(close_early(tmp_path), 60))
+    asyncio.run(asyncio.wait_for(close_early(tmp_path), DEADLINE_S))
 
 
 async def close_early(folder):
@@ -207,7 +208,7 @@ def test_work_that_comes_too_late_is_ended():
 
 
 def test_messages_and_metrics_go_ahead_of_logs_that_wait(tmp_path):
-    asyncio.run(asyncio.wait_for(overtake(tmp_path), 60))
+    asyncio.run(asyncio.wait_for(overtake(tmp_path), DEADLINE_S))
 
 
 async def overtake(folder):
@@ -235,7 +236,7 @@ async def overtake(folder):
 
 
 def test_what_is_said_in_one_breath_shares_a_message_of_the_stream_up_to_its_limits(tmp_path):
-    asyncio.run(asyncio.wait_for(say_much(tmp_path), 60))
+    asyncio.run(asyncio.wait_for(say_much(tmp_path), DEADLINE_S))
 
 
 async def say_much(folder):
@@ -297,7 +298,7 @@ def test_what_nobody_waits_for_is_gathered_until_somebody_does(tmp_path, for_eve
             link.send(metric(3))  # and nothing waits from then on
             await until(servicer, 4)
 
-    asyncio.run(asyncio.wait_for(work(), 60))
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -312,7 +313,7 @@ def test_that_a_trial_is_given_back_is_told_at_once_with_all_that_was_gathered(t
                 await until(servicer, len(servicer.requests) + 1)
                 assert servicer.requests[-1] == [metric(1), metric(2), TrialRevoked(trial_id), LOG]
 
-    asyncio.run(asyncio.wait_for(work(), 60))
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +329,7 @@ def test_much_is_not_gathered_any_longer(tmp_path, for_ever, much, at_once):
             await until(servicer, 2)
             assert servicer.requests == [[HELLO], much]
 
-    asyncio.run(asyncio.wait_for(work(), 60))
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 
 
 def test_what_was_gathered_for_a_moment_goes_by_itself(tmp_path, monkeypatch):
@@ -342,11 +343,11 @@ def test_what_was_gathered_for_a_moment_goes_by_itself(tmp_path, monkeypatch):
                 await until(servicer, 1 + number)
             assert servicer.requests == [[HELLO], [metric(1)], [metric(2)], [metric(3)]]
 
-    asyncio.run(asyncio.wait_for(work(), 60))
+    asyncio.run(asyncio.wait_for(work(), DEADLINE_S))
 
 
 def test_logs_of_a_running_trial_rest_after_a_burst_and_hold_up_no_metric(tmp_path):
-    asyncio.run(asyncio.wait_for(pace(tmp_path), 60))
+    asyncio.run(asyncio.wait_for(pace(tmp_path), DEADLINE_S))
 
 
 async def pace(folder):
@@ -380,7 +381,7 @@ async def pace(folder):
 
 
 def test_what_went_unpaced_between_two_trials_makes_the_next_ones_logs_wait_for_nothing(tmp_path):
-    asyncio.run(asyncio.wait_for(next_trial(tmp_path), 60))
+    asyncio.run(asyncio.wait_for(next_trial(tmp_path), DEADLINE_S))
 
 
 async def next_trial(folder):
@@ -401,4 +402,4 @@ async def next_trial(folder):
         link.send(line)
         while brought[-1] != line:
             await asyncio.sleep(0)
-        assert time.monotonic() - began_s < 5
+        assert time.monotonic() - began_s < scaled_s(5)

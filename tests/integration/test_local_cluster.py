@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 from openpai_jobs import WORKER, a_job, text_of
 from real_cluster import (
     commands,
@@ -47,7 +48,7 @@ def play(tmp_path):
     def make(scenario, **changes):
         async def bounded():
             async with running(settings(tmp_path, **changes)) as cluster:
-                return await asyncio.wait_for(scenario(cluster), 60)
+                return await asyncio.wait_for(scenario(cluster), DEADLINE_S)
 
         return asyncio.run(bounded())
 

@@ -7,6 +7,7 @@ import subprocess
 import time
 
 import pytest
+from deadlines import DEADLINE_S
 
 from nni_manager.local_openpai.fork_server import ForkServer, ProcessNotStarted, program
 from nni_manager.local_openpai.supervisor import BEGUN, FORKS, claim
@@ -22,7 +23,7 @@ USER_NAMESPACES = (
 def forked(folder, before=()):
     """What the process that forks answers."""
     asked = os.fsencode(folder) + b"\0"
-    done = subprocess.run([*before, *program(FORKS)], input=asked, capture_output=True, timeout=30)
+    done = subprocess.run([*before, *program(FORKS)], input=asked, capture_output=True, timeout=DEADLINE_S)
     assert (done.stderr, done.returncode) == (b"", 0)
     return done.stdout
 
@@ -50,7 +51,7 @@ def container(tmp_path):
         }
         (folder / "spec.json").write_text(json.dumps(document))
         assert forked(folder, before) == BEGUN
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + DEADLINE_S
         while not (folder / "exit.json").exists():
             assert time.monotonic() < deadline_s
             time.sleep(0.01)

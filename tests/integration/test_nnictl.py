@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 from free_ports import free_port_pair
 from user_home import BIN, environ_of, left_in, processes_of
 
@@ -71,7 +72,7 @@ def nnictl(place):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=DEADLINE_S,
         )
 
     return run
@@ -132,7 +133,7 @@ def test_an_experiment_in_the_background_can_be_looked_at_and_stopped(place, nni
     top = started("top", "--time", "0.1")
     read_until(top, "0/3 ended, 2 running")
     top.send_signal(signal.SIGINT)
-    assert top.wait(20) == 130
+    assert top.wait(DEADLINE_S) == 130
 
     trials = json.loads(nnictl("trial", "ls", "--json").stdout)
     assert [trial["state"] for trial in trials] == ["RUNNING", "RUNNING"]
@@ -175,7 +176,9 @@ def test_strangers_on_every_connection_do_not_keep_nnictl_from_stopping_the_expe
     with contextlib.ExitStack() as stack:
         for _ in range(MAX_CONNECTIONS + 20):
             address = ("127.0.0.1", listed["port"])
-            stack.enter_context(socket.create_connection(address, timeout=30)).sendall(b"GET / HTTP/1.1\r\n")
+            stack.enter_context(socket.create_connection(address, timeout=DEADLINE_S)).sendall(
+                b"GET / HTTP/1.1\r\n"
+            )
         stopped = nnictl("stop")
     assert (stopped.returncode, stopped.stderr) == (0, "")
     assert left_in(place) == []
@@ -184,9 +187,9 @@ def test_strangers_on_every_connection_do_not_keep_nnictl_from_stopping_the_expe
 def test_what_is_said_of_trials_is_the_same_with_and_without_a_manager(place, nnictl, started):
     (place / "train.py").write_text(GOOD)
     process = started("create", "-c", "config.yml", "-p", "auto")
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=DEADLINE_S)
     name = out.split("The experiment id is ")[1].split()[0]
-    assert started("top", name, "--time", "0.1").wait(60) == 0
+    assert started("top", name, "--time", "0.1").wait(DEADLINE_S) == 0
     questions = [
         ("trial", "ls", name, "--json"),
         ("experiment", "show", name),
@@ -229,7 +232,7 @@ def test_trials_of_a_dead_manager_whose_database_is_torn_can_be_stopped(place, n
     experiment_id = created(place, nnictl)
     manager, folder = a_manager_of(place)
     manager.kill()
-    manager.wait(20)
+    manager.wait(DEADLINE_S)
     for path in (folder / "db").iterdir():
         path.write_bytes(b"")
     assert processes_of(place), "its keepers and trials run on"
@@ -251,7 +254,7 @@ def test_trials_of_a_dead_manager_go_on_when_its_database_is_only_busy(place, nn
     experiment_id = created(place, nnictl)
     manager, folder = a_manager_of(place)
     manager.kill()
-    manager.wait(20)
+    manager.wait(DEADLINE_S)
     before = processes_of(place)
     # Killed, so that it leaves the write-ahead log as it is.
     other = subprocess.Popen(
@@ -418,7 +421,7 @@ def test_an_interrupt_in_the_foreground_stops_the_experiment(place, nnictl, star
     process = started("create", "--config", "config.yml", "--foreground", "--port", "auto")
     said = read_until(process, "2 running")
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=DEADLINE_S)
     name = said.split("The experiment id is ")[1].split()[0]
     assert (process.returncode, err) == (130, "")
     assert f"INFO: Stopping experiment {name}" in out
@@ -431,7 +434,7 @@ def test_an_interrupt_before_the_manager_is_ready_leaves_nothing(place, started)
     process = started("create", "--config", "config.yml", "--port", "auto")
     read_until(process, "Starting restful server")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=DEADLINE_S)
     assert (process.returncode, err.strip()) == (130, "")
     assert (registered(place), left_in(place)) == ([], [])
     assert not (place.parent / "experiments").exists()
@@ -448,7 +451,7 @@ def test_a_second_interrupt_leaves_at_once_and_says_what_becomes_of_the_trials(p
     read_until(process, "Stopping experiment")
     assert any('"STOPPING"' in nnictl("experiment", "status").stdout for _ in range(20))
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 130
     assert err.startswith(
         f"WARNING: experiment {name} ends without its manager: every trial was asked to stop, "
@@ -470,7 +473,7 @@ def test_a_killed_manager_ends_the_view_with_the_way_to_go_on_and_resume_goes_on
     name = read_until(process, "2 running").split("The experiment id is ")[1].split()[0]
     (line,) = json.loads(nnictl("experiment", "list", "--json").stdout)
     os.kill(line["pid"], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
     assert err.startswith(
         f"ERROR: cannot follow experiment {name}: its manager (process {line['pid']}) died; "
@@ -493,7 +496,7 @@ def test_an_experiment_can_be_viewed_and_a_resume_takes_the_place_of_the_view(pl
     )
     manager = psutil.Process(line["pid"])
     manager.kill()
-    manager.wait(30)
+    manager.wait(DEADLINE_S)
 
     # A pair of ports that no search for free ports from 8080 on finds.
     viewed = nnictl("view", name[:4], "--port", str(free_port_pair()))
@@ -540,7 +543,7 @@ def test_a_view_in_the_foreground_ends_with_an_interrupt_and_changes_nothing(pla
     view = started("view", name, "--foreground", "--port", "auto")
     read_until(view, "is served read-only at")
     view.send_signal(signal.SIGINT)
-    out, err = view.communicate(timeout=60)
+    out, err = view.communicate(timeout=DEADLINE_S)
     assert (view.returncode, out, err) == (130, "", "")
     assert nnictl("experiment", "show", name).stdout == before
     assert left_in(place) == []
@@ -557,7 +560,7 @@ def test_a_manager_that_cannot_start_leaves_nothing(place, nnictl):
         env=environ_of(place) | {"PYTHONPATH": str(broken)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert done.stderr.startswith(
         "ERROR: cannot start the manager: it ended with exit code 1: RuntimeError: no web today; "
@@ -573,7 +576,7 @@ def test_an_experiment_that_was_saved_goes_on_on_another_machine(place, started,
     process = started("create", "--config", "config.yml", "--foreground", "--port", "auto")
     experiment = read_until(process, "1/3 ended, 1 running").split("The experiment id is ")[1].split()[0]
     process.send_signal(signal.SIGINT)
-    assert process.wait(60) == 130
+    assert process.wait(DEADLINE_S) == 130
     exported = nnictl("experiment", "export", experiment).stdout
     saved = nnictl("experiment", "save", experiment, "--path", "../x.tar.gz", "--saveCodeDir")
     assert (saved.returncode, saved.stderr) == (0, "")
@@ -587,7 +590,7 @@ def test_an_experiment_that_was_saved_goes_on_on_another_machine(place, started,
     def nnictl_there(*arguments):
         return subprocess.run(
             [BIN / "nnictl", *arguments], cwd=there, env=environ_of(there), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=90,
+            capture_output=True, text=True, timeout=DEADLINE_S,
         )  # fmt: skip
 
     loaded = nnictl_there("experiment", "load", "--path", "x.tar.gz")

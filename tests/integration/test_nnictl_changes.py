@@ -7,6 +7,7 @@ import os
 import threading
 
 import pytest
+from deadlines import DEADLINE_S
 from real_experiment import wait_until
 from void_service import Void, an_engine, start
 
@@ -20,8 +21,6 @@ from nni_manager.web.api import ManagerApi
 from nni_manager.web.session_auth import SessionAuth
 from trial_keeper import __version__
 
-pytestmark = pytest.mark.timeout(120)
-
 
 class Manager:
     """An engine over a training service that runs nothing, and its HTTP API, in a thread."""
@@ -32,7 +31,7 @@ class Manager:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
         self._thread.start()
-        assert self._ready.wait(60)
+        assert self._ready.wait(DEADLINE_S)
         port, token = self._listener.getsockname()[1], self._session_auth.token
         experiment.folder.write_process(ManagerProcess(os.getpid(), "127.0.0.1", port, __version__, token))
 
@@ -69,7 +68,7 @@ class Manager:
 
     def close(self):
         self._loop.call_soon_threadsafe(self._must_end.set)
-        self._thread.join(60)
+        self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
 
 

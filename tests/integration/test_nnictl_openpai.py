@@ -4,6 +4,7 @@ import json
 import threading
 
 import pytest
+from deadlines import DEADLINE_S
 from fake_pai import USER, FakeJob, FakePai
 from openpai_jobs import a_job, text_of
 from real_experiment import wait_until
@@ -53,7 +54,7 @@ def job_file(tmp_path):
 def ended(server, name="job"):
     """The job, once it is over."""
     job = server.jobs[f"{USER}~{name}"]
-    wait_until(lambda: job.state in ("SUCCEEDED", "FAILED", "STOPPED"), "the job is over", 20)
+    wait_until(lambda: job.state in ("SUCCEEDED", "FAILED", "STOPPED"), "the job is over", DEADLINE_S)
     return job
 
 

@@ -5,6 +5,7 @@ import json
 import time
 
 import pytest
+from deadlines import DEADLINE_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openpai_here import JOBS, an_openpai_here, refused
@@ -350,7 +351,7 @@ def test_no_name_of_a_log_leads_out_of_its_folder_even_if_the_link_were_good(her
     known = links(ada, ended(ada)).keys()
 
     reading = here.cluster.logs_of("ada", "job", 0, "worker", 0, 0)
-    folder = asyncio.run_coroutine_threadsafe(reading, here.loop).result(10)
+    folder = asyncio.run_coroutine_threadsafe(reading, here.loop).result(DEADLINE_S)
 
     @given(st.sampled_from(HOSTILE) | st.text().filter(lambda name: name not in known))
     @settings(suppress_health_check=list(HealthCheck))

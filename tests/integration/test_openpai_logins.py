@@ -7,6 +7,7 @@ import socket
 import time
 
 import pytest
+from deadlines import DEADLINE_S
 from openpai_here import PASSWORDS, an_openpai_here
 from strangers import NOBODY
 
@@ -25,7 +26,7 @@ def here(tmp_path_factory):
 def a_guess(here, name="bob", password="a guess", uid=None):
     """Send a login, as another user of the machine if one is given; the connection."""
     host, _, port = here.address.rpartition(":")
-    peer = socket.create_connection((host, int(port)), timeout=60)
+    peer = socket.create_connection((host, int(port)), timeout=DEADLINE_S)
     if uid is not None:
         os.fchown(peer.fileno(), uid, uid)
     body = json.dumps({"username": name, "password": password}).encode()

@@ -5,6 +5,7 @@ import time
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S, scaled_s
 from fake_pai import STORAGE, USER, FakePai
 from openpai_place import make_place, run_nnictl
 from real_experiment import RealExperiment, wait_until
@@ -23,7 +24,6 @@ nni_sdk.report_intermediate_result(1)
 signal.pause()
 """
 SUBMIT = ("POST", "/jobs")
-TIMEOUT_S = 180
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ class Run:
         return [trial["status"] for trial in self.trials()]
 
     def wait_for_status(self, status):
-        self.experiment.wait_for_status(status, timeout_s=TIMEOUT_S)
+        self.experiment.wait_for_status(status, timeout_s=DEADLINE_S)
 
 
 @pytest.fixture
@@ -140,15 +140,15 @@ def kill(job):
 def test_a_hanging_log_server_delays_no_trial(start, server, how):
     server.log_server = how
     run = start(WAITS, trialConcurrency=2, maxTrialNum=2)
-    wait_until(lambda: run.statuses() == ["RUNNING"] * 2, "both run", TIMEOUT_S)
+    wait_until(lambda: run.statuses() == ["RUNNING"] * 2, "both run", DEADLINE_S)
     jobs = list(server.jobs.values())
     for job in jobs:
         kill(job)
-    wait_until(lambda: server.log_calls == 2, "both messages are requested", 60)
+    wait_until(lambda: server.log_calls == 2, "both messages are requested", DEADLINE_S)
     requested_at_s = time.monotonic()
     run.wait_for_status("DONE")
     # The log server would hold them for 40 s each; a time-out, and a moment to read what the trials have left.
-    assert time.monotonic() - requested_at_s < 20
+    assert time.monotonic() - requested_at_s < scaled_s(20)
     assert run.statuses() == ["FAILED"] * 2
     assert server.log_calls == 2
     for trial in run.trials():

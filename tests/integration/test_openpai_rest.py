@@ -4,6 +4,7 @@ import logging
 import threading
 
 import pytest
+from deadlines import DEADLINE_S
 from fake_pai import PASSWORD, STORAGE, USER, FakeJob, FakePai
 from openpai_jobs import a_job, text_of
 from strangers import give_away
@@ -168,7 +169,7 @@ def test_closing_ends_the_waiting_of_calls(server):
     asking = threading.Thread(target=ask)
     asking.start()
     cluster.close()
-    asking.join(10)
+    asking.join(DEADLINE_S)
     assert len(told) == 1
 
 
@@ -200,7 +201,7 @@ def test_several_threads_log_in_once(server):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(DEADLINE_S)
     assert server.logins == 1
 
 

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 import requests
 import yaml
+from deadlines import DEADLINE_S
 from free_ports import free_port_pair
 from openpai_here import JOBS, Client, refused
 from openpai_jobs import WORKER, a_job, text_of
@@ -70,7 +71,7 @@ def nnictl(tmp_path, state):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=DEADLINE_S,
         )
         return done.returncode, done.stdout, done.stderr
 
@@ -425,7 +426,7 @@ def test_a_number_that_is_another_process_by_now_gets_no_signal(state):
                 stopping = pool.submit(daemon.stop, state)
                 # It waits for an owner that says who it is.
                 assert concurrent.futures.wait([stopping], timeout=0.3).not_done
-            assert stopping.result(10) is None
+            assert stopping.result(DEADLINE_S) is None
         assert bystander.poll() is None
         bystander.kill()
 
@@ -437,7 +438,7 @@ def test_it_can_be_run_in_the_foreground_and_stopped_from_elsewhere(nnictl, stat
     ) as server:
         wait_until(lambda: daemon.running(state), "it answers")
         assert nnictl("stop-service")[0] == 0
-        assert server.wait(30) == 0
+        assert server.wait(DEADLINE_S) == 0
 
 
 def test_a_second_service_on_the_same_folder_is_refused(state):
@@ -452,7 +453,7 @@ def test_a_second_service_on_the_same_folder_is_refused(state):
         ],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=DEADLINE_S,
     )
     assert second.returncode == 1
     assert second.stderr.startswith("cannot start the local OpenPAI in ")

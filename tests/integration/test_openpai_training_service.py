@@ -3,6 +3,7 @@
 import contextlib
 
 import pytest
+from deadlines import DEADLINE_S
 from fake_pai import USER, FakePai
 from real_experiment import until
 
@@ -51,7 +52,7 @@ class Site:
         """The server was asked for its list so many times more."""
         seen = self.server.counted()["GET", "/jobs"]
         await until(
-            lambda: self.server.counted()["GET", "/jobs"] >= seen + times, "the list is requested", 20
+            lambda: self.server.counted()["GET", "/jobs"] >= seen + times, "the list is requested", DEADLINE_S
         )
 
 
@@ -145,12 +146,12 @@ async def test_a_hanging_log_server_delays_neither_the_poll_nor_the_end_of_anoth
             job.state = "RUNNING"
         jobs[0].end("FAILED", 1)
         jobs[1].end("FAILED", 2)
-        await until(lambda: site.server.log_calls == 2, "both messages are asked for at once", 20)
+        await until(lambda: site.server.log_calls == 2, "both messages are asked for at once", DEADLINE_S)
         await site.polled(3)
         jobs[2].end("SUCCEEDED", 0)
         await until(lambda: site.ends, "the other end is reported")
         assert [end.job_id for end in site.ends] == ["trial2"]
-        await until(lambda: len(site.ends) == 3, "the time-out ends the wait", 20)
+        await until(lambda: len(site.ends) == 3, "the time-out ends the wait", DEADLINE_S)
         assert site.server.log_calls == 2, "once for each"
     assert {end.exit_code for end in site.ends} == {0, 1, 2}
     assert all("OpenPAI reports job" in end.message for end in site.ends if end.exit_code)
@@ -161,9 +162,9 @@ async def test_a_job_that_ends_with_a_hanging_log_can_be_stopped_meanwhile(site)
     async with site.manager() as service:
         await service.submit(site.settings("trial1", "trial1"))
         site.server.wait_for_job().end("FAILED", 1)
-        await until(lambda: site.server.log_calls, "the message is asked for", 20)
+        await until(lambda: site.server.log_calls, "the message is asked for", DEADLINE_S)
         assert await service.stop("trial1")
-        await until(lambda: site.ends, "the end is reported", 20)
+        await until(lambda: site.ends, "the end is reported", DEADLINE_S)
     assert len(site.ends) == 1
 
 

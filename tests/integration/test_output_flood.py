@@ -3,6 +3,7 @@
 import hashlib
 from pathlib import Path
 
+from deadlines import scaled_s
 from real_experiment import wait_until
 
 from trial_keeper.wire.messages import Stream
@@ -55,7 +56,7 @@ def test_a_keeper_needs_no_more_memory_for_a_gigabyte_of_output_and_delivers_all
             peaks_kb.append((peak_kb, stored.stat().st_size))
         return peak_kb is None
 
-    wait_until(keeper_is_gone, "all of it is delivered", 150)
+    wait_until(keeper_is_gone, "all of it is delivered", scaled_s(150))
     peak_kb, seen_bytes = peaks_kb[-1]
     assert seen_bytes > BLOCKS * BLOCK_BYTES * 0.9
     assert peak_kb - warm_kb < MAX_GROWTH_KB

@@ -6,6 +6,7 @@ import socket
 
 import pytest
 import requests
+from deadlines import DEADLINE_S
 from made_experiment import made_experiment, served_view
 
 from nni_manager.store.folders import ManagerProcess
@@ -32,7 +33,7 @@ class Browser:
     def ask(self, verb, path, **options):
         headers = {"X-Trial-Keeper": self.key, "Sec-Fetch-Site": "same-origin"} | options.pop("headers", {})
         return self.session.request(
-            verb, self._origin + path, headers=headers, timeout=20, allow_redirects=False, **options
+            verb, self._origin + path, headers=headers, timeout=DEADLINE_S, allow_redirects=False, **options
         )
 
     def enter(self, link):
@@ -122,16 +123,19 @@ def test_a_browser_that_has_seen_many_experiments_of_a_host_still_sees_the_next(
     "body", [b"", b"[]", b"{}", b'{"code": 1}', b'{"code": null}', b'{"code": "x"}', b"\xff"]
 )
 def test_strangers_who_try_to_enter_get_a_sentence(served, body):
-    answer = requests.post(f"{served.origin}{ROOT}/session", data=body, timeout=20)
+    answer = requests.post(f"{served.origin}{ROOT}/session", data=body, timeout=DEADLINE_S)
     assert answer.status_code in (400, 403)
     assert answer.json()["error"].startswith("cannot ")
     assert "Set-Cookie" not in answer.headers
 
 
 def test_strangers_may_send_a_code_and_no_more(served):
-    assert requests.post(f"{served.origin}{ROOT}/session", data=b"x" * 2000, timeout=20).status_code == 413
-    assert requests.put(f"{served.origin}{ROOT}/session", data=b"", timeout=20).status_code == 401
-    assert requests.delete(f"{served.origin}{ROOT}/session", timeout=20).status_code == 401
+    assert (
+        requests.post(f"{served.origin}{ROOT}/session", data=b"x" * 2000, timeout=DEADLINE_S).status_code
+        == 413
+    )
+    assert requests.put(f"{served.origin}{ROOT}/session", data=b"", timeout=DEADLINE_S).status_code == 401
+    assert requests.delete(f"{served.origin}{ROOT}/session", timeout=DEADLINE_S).status_code == 401
 
 
 @pytest.mark.parametrize(
@@ -226,7 +230,7 @@ def test_the_charts_come_from_the_wheel_of_the_library(served, browser):
     ],
 )  # fmt: skip
 def test_no_path_leads_to_another_file(served, target):
-    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as peer:
+    with socket.create_connection(("127.0.0.1", served.port), timeout=DEADLINE_S) as peer:
         peer.sendall(f"GET {target} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
         answer = b""
         while piece := peer.recv(65536):

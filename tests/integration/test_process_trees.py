@@ -20,6 +20,7 @@ from pathlib import Path
 import psutil
 import pytest
 from attempts import attempt_id
+from deadlines import DEADLINE_S
 from fake_manager import KEY, TRIAL, Site
 from real_experiment import wait_until
 
@@ -35,8 +36,6 @@ from trial_keeper.wire.messages import (
     TrialStarted,
 )
 from trial_keeper.wire.reasons import ExitReason
-
-pytestmark = pytest.mark.timeout(60)
 
 TERM, INT, HUP, KILL = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGKILL
 NAMESPACE = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -333,7 +332,7 @@ def test_orphans_are_reaped_while_the_trial_goes_on(programs):
             return [child.name() for child in children] == ["bash"]
         return False
 
-    wait_until(is_alone, "only the command is left, without any dead", timeout_s=20)
+    wait_until(is_alone, "only the command is left, without any dead", timeout_s=DEADLINE_S)
     programs.open_gate("gate")
     assert finish(programs, keeper) == (4, ExitReason.NONZERO_EXIT)
 
@@ -674,7 +673,9 @@ def test_a_keeper_that_is_killed_takes_its_trial_with_it(silent_site):
     assert len(processes_of(keeper)) >= 5
     keeper.signal(KILL)
     assert keeper.wait() == -KILL
-    wait_until(lambda: not stragglers() and not guards(), "the trial and the guard have ended", timeout_s=10)
+    wait_until(
+        lambda: not stragglers() and not guards(), "the trial and the guard have ended", timeout_s=DEADLINE_S
+    )
 
 
 def test_where_control_groups_can_be_made_a_killed_keeper_leaves_not_even_a_daemon(
@@ -688,7 +689,9 @@ def test_where_control_groups_can_be_made_a_killed_keeper_leaves_not_even_a_daem
     wait_until_ready(site)
     keeper.signal(KILL)
     assert keeper.wait() == -KILL
-    wait_until(lambda: not stragglers() and not guards(), "the trial and the guard have ended", timeout_s=10)
+    wait_until(
+        lambda: not stragglers() and not guards(), "the trial and the guard have ended", timeout_s=DEADLINE_S
+    )
     assert [path for path in delegated_group.iterdir() if path.is_dir()] == []
 
 
@@ -810,7 +813,7 @@ print(json.dumps(said))
 
 def test_what_is_spared_outlives_every_trial_and_is_left_to_its_owner(tmp_path):
     result = subprocess.run(
-        [sys.executable, "-c", SPARED, str(tmp_path)], capture_output=True, text=True, timeout=50
+        [sys.executable, "-c", SPARED, str(tmp_path)], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout) == {

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 from free_ports import free_port_pair
 from real_experiment import wait_until
 from user_home import environ_of, left_in, processes_of
@@ -215,7 +216,7 @@ def test_ctrl_c_stops_the_experiment_and_the_program_goes_on(place, started):
     script = started("print('run is', experiment.run('auto'), experiment.get_status())")
     read_until(script, "1 running")
     script.send_signal(signal.SIGINT)
-    out, err = script.communicate(timeout=60)
+    out, err = script.communicate(timeout=DEADLINE_S)
     assert (script.returncode, out.splitlines()[-1]) == (0, "run is None STOPPED"), err
     assert err == f"WARNING: Ctrl-C: stopping experiment {known()[0].experiment_id}\n"
     assert left_in(place) == []
@@ -231,7 +232,7 @@ def test_the_end_of_python_stops_the_experiment_and_that_of_what_was_forked_does
         "    os.wait(); print('after fork', experiment.get_status()); input()"
     )
     assert "after fork RUNNING\n" in read_until(script, "after fork")
-    _, err = script.communicate("\n", timeout=60)
+    _, err = script.communicate("\n", timeout=DEADLINE_S)
     assert (script.returncode, err) == (0, "")
     assert known()[0].stored.status()["status"] == "STOPPED"
     assert left_in(place) == []

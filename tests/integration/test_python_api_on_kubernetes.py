@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from deadlines import DEADLINE_S, scaled_s
 from kube_api import KubeCluster
 from kube_controllers import FRAMEWORKS
 from kube_definitions import FRAMEWORK
@@ -92,7 +93,7 @@ def test_the_code_of_nnis_page_runs_as_it_is_printed(place):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=150,
+            timeout=scaled_s(150),
         )
         assert done.returncode == 0, done.stderr
         experiment_id, count = done.stdout.splitlines()[-3].split()
@@ -105,6 +106,6 @@ def test_the_code_of_nnis_page_runs_as_it_is_printed(place):
             assert len(re.findall(f"{camel} .* is read as {snake}", done.stderr)) == 1
         assert "docker_image is not set: NNI's default " in done.stderr
         kinds = (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS)
-        wait_until(lambda: not any(cluster.store.list(kind) for kind in kinds), "nothing is left", 20)
+        wait_until(lambda: not any(cluster.store.list(kind) for kind in kinds), "nothing is left", DEADLINE_S)
         known = known_experiment(ExperimentFolder(place / "nni-experiments" / experiment_id))
         assert (known.manager, known.stored.status()["status"]) == (None, "DONE")

@@ -12,12 +12,11 @@ import time
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S
 from real_experiment import wait_until
 
 from nni_manager.leftovers import reap_orphans
 from trial_keeper.wire.workspace import MARKER
-
-pytestmark = pytest.mark.timeout(60)
 
 IMPORTS = """
 import os, signal, sys
@@ -72,7 +71,7 @@ def play(tmp_path, program, prologue=IMPORTS):
         env=os.environ | {"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))},
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=DEADLINE_S,
     )
 
 

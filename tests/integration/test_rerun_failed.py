@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import scaled_s
 
 RERUN_FAILED = Path(__file__).parents[1] / "stress" / "rerun_failed.py"
 PASSES = "def test_passes():\n    pass\n"
@@ -37,7 +38,7 @@ def rerun_failed(tmp_path):
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=scaled_s(120),
         )
         return done.returncode, done.stdout, flaky.read_text().splitlines()
 

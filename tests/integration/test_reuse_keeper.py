@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 from attempts import attempt_id
+from deadlines import DEADLINE_S
 from fake_manager import Site
 from real_experiment import wait_until
 
@@ -25,8 +26,6 @@ from trial_keeper.wire.messages import (
     TrialRevoked,
 )
 from trial_keeper.wire.reasons import ExitReason
-
-pytestmark = pytest.mark.timeout(120)
 
 
 def key_of(trial_id: str, attempt: int = 0) -> AttemptKey:
@@ -385,8 +384,8 @@ def test_nothing_is_left_of_a_keeper_with_a_warm_trial_that_was_killed(site):
         "a trial of two processes, the interpreter, and the fork that waits once it is made"
     )
     job.keeper.signal(signal.SIGKILL)
-    job.keeper.process.wait(30)
-    _, alive = psutil.wait_procs(below, timeout=30)
+    job.keeper.process.wait(DEADLINE_S)
+    _, alive = psutil.wait_procs(below, timeout=DEADLINE_S)
     assert alive == []
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S, scaled_s
 
 import nni_sdk
 from nni_sdk.records import Record, decode
@@ -42,7 +43,10 @@ def test_sigkill_right_after_the_last_report_loses_none(environ):
         "for i in range(500): nni.report_intermediate_result(i / 7)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    assert subprocess.run([sys.executable, "-c", code], env=environ, timeout=60).returncode == -signal.SIGKILL
+    assert (
+        subprocess.run([sys.executable, "-c", code], env=environ, timeout=DEADLINE_S).returncode
+        == -signal.SIGKILL
+    )
     assert [(r.sequence, float(r.value)) for r in records(environ)] == [(i, i / 7) for i in range(500)]
 
 
@@ -78,7 +82,7 @@ if __name__ == "__main__":
 def test_forked_spawned_and_threaded_reporters_tear_no_record_of_each_other(environ, tmp_path):
     script = tmp_path / "many.py"
     script.write_text(MANY)
-    subprocess.run([sys.executable, str(script)], env=environ, timeout=120, check=True)
+    subprocess.run([sys.executable, str(script)], env=environ, timeout=scaled_s(120), check=True)
     values = [json.loads(r.value) for r in records(environ)]
     assert Counter(v["who"] for v in values) == {"before": 1} | {
         f"{kind} {n}": 200 for kind in ("fork", "spawn", "thread") for n in range(2)
@@ -96,7 +100,7 @@ def test_a_forked_child_counts_on_by_itself(environ):
         "nni.report_intermediate_result(pid == 0)\n"
         "if pid: os.waitpid(pid, 0)\n"
     )
-    subprocess.run([sys.executable, "-c", code], env=environ, timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", code], env=environ, timeout=DEADLINE_S, check=True)
     assert sorted((r.sequence, r.value) for r in records(environ)) == [(0, "0"), (1, "false"), (1, "true")]
 
 
@@ -109,7 +113,7 @@ def modules_loaded_by(code: str, environ: dict[str, str]) -> set[str]:
         env=environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         check=True,
     )
     return set(result.stdout.split())

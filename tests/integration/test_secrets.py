@@ -6,6 +6,7 @@ import stat
 import psutil
 import pytest
 import requests
+from deadlines import DEADLINE_S
 from real_experiment import wait_until
 
 from nni_manager.engine.tokens import api_token_of, token_of
@@ -94,9 +95,9 @@ def test_without_the_token_nobody_looks_and_nobody_stops_anything(running):
     url = f"http://127.0.0.1:{running.port}/api/v1/nni"
     trial_id = running.get("/trial-jobs")[0]["id"]
     for path in [*PATHS, f"/trial-jobs/{trial_id}", "/no-such-path"]:
-        assert requests.get(url + path, timeout=60).status_code == 401, path
+        assert requests.get(url + path, timeout=DEADLINE_S).status_code == 401, path
     for path in ("/experiment", f"/trial-jobs/{trial_id}"):
-        assert requests.delete(url + path, timeout=60).status_code == 401, path
+        assert requests.delete(url + path, timeout=DEADLINE_S).status_code == 401, path
         foreign = running.ask("DELETE", path, headers={"Origin": "http://evil.example"})
         assert foreign.status_code == 403, path
     assert running.get("/summary")["status"] in GOES_ON
@@ -113,7 +114,7 @@ def test_a_resumed_manager_has_the_same_token_and_certificate_and_keepers_come_b
     assert beyond.certificate_sha256 is not None
     assert running.summary()["status"] in GOES_ON
     with pytest.raises(requests.ConnectionError):
-        requests.get(f"http://127.0.0.1:{running.port}/api/v1/nni/version", timeout=60)
+        requests.get(f"http://127.0.0.1:{running.port}/api/v1/nni/version", timeout=DEADLINE_S)
     document = json.loads(running.folder.workspace.manager_json.read_bytes())
     assert "certificate" not in document  # keepers come by loopback
     wait_until(lambda: running.summary()["keepers"] == 1, "the keeper is back")

@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+from deadlines import DEADLINE_S
 from void_service import an_engine, start
 
 from nni_manager.domain.transports import MAX_SILENCE_S
@@ -28,7 +29,7 @@ def test_a_silent_job_is_a_problem_until_its_keeper_connects(a_real_experiment):
         engine, service = an_engine(experiment)
         assert problem_in_a_minute(engine) == ""
         await start(engine, ("192.0.2.1:8081",))
-        await asyncio.wait_for(service.submitted.wait(), 90)
+        await asyncio.wait_for(service.submitted.wait(), DEADLINE_S)
         settings = service.settings
         assert serializers.summary_view(engine.snapshot())["problem"] == "", "a minute has not passed"
         problem = problem_in_a_minute(engine)
@@ -52,7 +53,7 @@ def test_the_summary_shows_the_problem(a_real_experiment):
     async def play():
         engine, service = an_engine(experiment)
         await start(engine, ("192.0.2.1:8081",))
-        await asyncio.wait_for(service.submitted.wait(), 90)
+        await asyncio.wait_for(service.submitted.wait(), DEADLINE_S)
         # As if it had been submitted a minute ago.
         engine.experiment.transports.forget(service.settings.job_id)
         engine.experiment.transports.track(service.settings.job_id, time.monotonic() - MAX_SILENCE_S)
@@ -70,7 +71,7 @@ def test_a_manager_that_takes_over_a_silent_job_says_so_too_and_a_stopped_job_is
     async def begin():
         engine, service = an_engine(experiment)
         await start(engine, ("192.0.2.1:8081",))
-        await asyncio.wait_for(service.submitted.wait(), 90)
+        await asyncio.wait_for(service.submitted.wait(), DEADLINE_S)
         await engine.close()
 
     async def resume():
@@ -78,7 +79,7 @@ def test_a_manager_that_takes_over_a_silent_job_says_so_too_and_a_stopped_job_is
         await start(engine, ("192.0.2.2:8081",))
         assert "192.0.2.2:8081" in problem_in_a_minute(engine)
         engine.stop()
-        await asyncio.wait_for(engine.finished.wait(), 90)
+        await asyncio.wait_for(engine.finished.wait(), DEADLINE_S)
         assert problem_in_a_minute(engine) == ""
         await engine.close()
 

@@ -11,8 +11,6 @@ from nni_manager.domain.trial import NO_FINAL_RESULT_IN_CHANGED_FILE
 from trial_keeper.wire.file_changes import FileChange, file_warning
 from trial_keeper.wire.messages import Stream
 
-pytestmark = pytest.mark.timeout(180)
-
 # Trial 0 reports before the stop, trial 1 after it, trial 2 never; trial 3 truncates its metrics once they are collected.
 TRAIN = """
 import os, signal, sys

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from deadlines import DEADLINE_S
 from free_ports import free_port_pair
 from real_experiment import wait_until
 
@@ -58,13 +59,13 @@ def view_of():
     yield serve
     for process in processes:
         process.terminate()
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=DEADLINE_S)
         assert (process.returncode, said) == (0, b"")
 
 
 def ask(view, method, path, **options):
     with session_with(view) as session:
-        return session.request(method, api_url(view) + path, timeout=30, **options)
+        return session.request(method, api_url(view) + path, timeout=DEADLINE_S, **options)
 
 
 def look(view, path):
@@ -151,7 +152,7 @@ def test_an_experiment_has_one_view(killed, view_of):
         [*VIEW, "--folder", killed.folder.path, "--port", "1"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert second.returncode == 1
     assert second.stderr.startswith("cannot view experiment TESTEXPT: another process serves it; ")

@@ -11,8 +11,6 @@ from nni_manager.domain.completion import Completion, TaskRole
 from nni_manager.domain.events import DispatchTrial
 from nni_manager.store.reader import StoreReader
 
-pytestmark = pytest.mark.timeout(120)
-
 ONE_WORKER = Completion((TaskRole("worker", 1, 1, 1),))
 TEAM = Completion((TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 2)))
 TRAIN = """

@@ -9,8 +9,6 @@ from real_experiment import wait_until
 
 from trial_keeper.wire.messages import GpuUsage, Usage
 
-pytestmark = pytest.mark.timeout(90)
-
 MIB = 2**20
 # Half of the memory in a child, and one core busy, until the gate opens.
 GREEDY = """

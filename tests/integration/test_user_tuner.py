@@ -2,11 +2,7 @@
 
 import json
 
-import pytest
-
 from nni_manager.store.reader import StoreReader
-
-pytestmark = pytest.mark.timeout(170)
 
 TRAIN = """
 import nni_sdk

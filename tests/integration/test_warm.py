@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from deadlines import DEADLINE_S, scaled_s
 from hypothesis import given
 from hypothesis import strategies as st
 from real_experiment import wait_until
@@ -25,11 +26,9 @@ from trial_keeper.errors import WarmStartRefused
 from trial_keeper.host.warm import WarmInterpreter, WarmStart
 from trial_keeper.processes import adopt_orphans
 
-pytestmark = pytest.mark.timeout(120)
-
 CONTAINER = {"PATH": os.environ["PATH"], "HOME": "/nowhere", "LANG": "C.UTF-8"}
 TRIAL = {"PYTHONUNBUFFERED": "1", "NNI_PLATFORM": "local"}
-READY_S = 60.0
+READY_S = scaled_s(60.0)
 
 
 def other_pythons():
@@ -90,7 +89,7 @@ class Site:
                 stdout=out,
                 stderr=err,
                 start_new_session=True,
-                timeout=60,
+                timeout=DEADLINE_S,
             ).returncode
         return code, text_of(self.folder / "out"), text_of(self.folder / "err")
 
@@ -746,7 +745,7 @@ def test_an_interpreter_ends_with_its_keeper(tmp_path):
         "w = WarmInterpreter(sys.executable, (), os.environ); assert w.is_ready(60); print(w.pid, flush=True); os._exit(0)"
     )
     shown = subprocess.run(
-        [sys.executable, "-c", keeper], stdout=subprocess.PIPE, check=True, timeout=60
+        [sys.executable, "-c", keeper], stdout=subprocess.PIPE, check=True, timeout=DEADLINE_S
     ).stdout
     with contextlib.suppress(ProcessLookupError, ChildProcessError):
         ended(int(shown))  # it came to this process, which adopts orphans
@@ -880,7 +879,7 @@ def test_without_adoption_of_orphans_nothing_is_started(tmp_path):
         "except WarmStartRefused as error:\n    print(error)\nw.close()"
     )
     shown = subprocess.run(
-        [sys.executable, "-c", keeper, tmp_path], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", keeper, tmp_path], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert "does not adopt orphans" in shown.stdout, shown
     for child in set(psutil.Process().children()) - before:  # what this process adopted instead

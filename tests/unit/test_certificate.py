@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 from nni_manager.store.certificate import Certificate
 from trial_keeper.host.trust import verify_certificate
@@ -48,7 +49,7 @@ class Server:
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(DEADLINE_S)
 
 
 @pytest.fixture

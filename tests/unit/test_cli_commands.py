@@ -18,6 +18,7 @@ import click
 import psutil
 import pytest
 from attempts import RegisteringStore, attempt_id
+from deadlines import DEADLINE_S
 from strangers import give_away
 
 from nni_manager.cli import main
@@ -750,7 +751,7 @@ def test_a_connection_that_is_closed_at_once_is_told_as_closed_encrypted_or_not(
         process = ManagerProcess(1, "127.0.0.1", port, __version__, "token", certificate_sha256)
         with pytest.raises(ConnectionClosed, match="the connection was closed before the answer"):
             ManagerClient("abc11111", process).summary()
-        closing.join(10)
+        closing.join(DEADLINE_S)
     gc.collect()
 
 
@@ -835,7 +836,7 @@ def an_http_manager(answer, asked=None):
             yield server.server_address[1]
         finally:
             server.shutdown()
-            serving.join(10)
+            serving.join(DEADLINE_S)
 
 
 @pytest.fixture

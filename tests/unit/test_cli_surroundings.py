@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from attempts import attempt_id
+from deadlines import DEADLINE_S
 from made_experiment import served_view
 
 from nni_manager.cli import banner, main, tensorboard
@@ -113,7 +114,7 @@ def test_what_stdout_cannot_take_is_no_traceback(an_experiment, command, environ
         env=os.environ | environ,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert ("abc11111" in done.stdout) is (command != "{} >&-")
@@ -406,7 +407,7 @@ def completed(words, begun):
         },
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return [line.partition(",")[2] for line in done.stdout.splitlines() if line]

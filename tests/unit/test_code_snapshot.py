@@ -9,6 +9,7 @@ import threading
 
 import pytest
 from another_user import as_another_user
+from deadlines import DEADLINE_S
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -311,7 +312,7 @@ def test_a_file_that_never_stands_still_harms_nothing(place):
     writer = threading.Thread(target=grow_and_shrink)
     writer.start()
     try:
-        grown.wait(10)
+        grown.wait(DEADLINE_S)
         for _ in range(5):
             found = tree(place.unpack())
             assert found[b"train.py"] == (False, b"1")

@@ -10,11 +10,12 @@ import threading
 import time
 
 import pytest
+from deadlines import DEADLINE_S, scaled_s
 
 from trial_keeper.host.file_watcher import MAX_POLL_S, MIN_POLL_S, SLOW_POLL_S, FileWatcher
 
 # Far beyond the slow look: a wait that returns by its own time is told from one that was woken.
-NEVER_S = 60.0
+NEVER_S = scaled_s(60.0)
 REST_S = 0.01
 
 
@@ -64,7 +65,7 @@ def wait(loop):
 
     def wait(news, *, grew=False, longest_s=NEVER_S):
         begin = time.monotonic()
-        loop.run_until_complete(asyncio.wait_for(news.wait(grew=grew, longest_s=longest_s), 90))
+        loop.run_until_complete(asyncio.wait_for(news.wait(grew=grew, longest_s=longest_s), DEADLINE_S))
         return time.monotonic() - begin
 
     return wait
@@ -86,7 +87,7 @@ def test_what_another_process_writes_wakes_one_that_waits(news, file, loop):
         waits = asyncio.create_task(news.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
         with subprocess.Popen(["bash", "-c", f"echo new >> {file}"]):
-            await asyncio.wait_for(waits, 90)
+            await asyncio.wait_for(waits, DEADLINE_S)
 
     loop.run_until_complete(waiting())
 
@@ -149,7 +150,7 @@ def test_a_file_that_is_flooded_does_not_hold_up_the_news_of_another(news, file,
         await asyncio.sleep(0)
         append(flooded)
         append(file)
-        await asyncio.wait_for(waits, 90)
+        await asyncio.wait_for(waits, DEADLINE_S)
 
     loop.run_until_complete(waiting())
 
@@ -187,7 +188,7 @@ def test_a_wait_can_be_asked_to_return(news, loop):
         waits = asyncio.create_task(news.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
         news.poll_now()
-        await asyncio.wait_for(waits, 90)
+        await asyncio.wait_for(waits, DEADLINE_S)
 
     loop.run_until_complete(waiting())
 

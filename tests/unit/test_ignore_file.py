@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,7 @@ PATHS = st.sets(
 
 def kept_by_git(root: Path) -> set[str]:
     command = ["git", "ls-files", "--others", "-z", "--exclude-per-directory=.nniignore"]
-    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=20)
+    listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True, timeout=DEADLINE_S)
     return {path for path in listed.stdout.split("\0") if path}
 
 
@@ -59,7 +60,7 @@ def kept_by_us(root: Path, folder: str = "", outer: tuple[IgnoreRules, ...] = ()
 )
 def test_what_is_kept_is_what_git_keeps(tmp_path_factory, paths, outer, inner):
     root = tmp_path_factory.mktemp("tree")
-    subprocess.run(["git", "init", "-q", root], check=True, timeout=20)
+    subprocess.run(["git", "init", "-q", root], check=True, timeout=DEADLINE_S)
     for path in sorted(paths):
         if any(other.startswith(f"{path}/") for other in paths):
             continue

@@ -293,7 +293,6 @@ def test_no_more_is_given_than_there_is_and_everybody_gets_a_turn_in_order(needs
     assert cluster.used == ResourceCounts()
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize(
     "line", ["tensorflow step 1 of 2\r", "Loaded runtime CuDNN library 1 ", "CUDA error\n"]
 )

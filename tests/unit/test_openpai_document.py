@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+from deadlines import scaled_s
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -142,7 +143,7 @@ def test_aliases_cannot_make_a_small_text_a_huge_value():
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     started = time.monotonic()
     assert "its aliases expand to more than" in refusal("\n".join(lines))
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < scaled_s(5)
 
 
 def test_an_alias_is_the_value_it_names():
@@ -156,7 +157,7 @@ def test_an_alias_is_the_value_it_names():
 def test_a_hostile_text_is_read_or_refused_soon(text):
     started = time.monotonic()
     assert read_or_refused(text)
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < scaled_s(20)
 
 
 @given(st.text(alphabet="ab:-?[]{},&*!|>%@'\"#<~ \t\n019.", max_size=60))

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from openpai_jobs import REMOVED, a_job, text_of
@@ -65,7 +66,7 @@ def environ_of(script, folder):
         ["bash"],
         input=script.encode(),
         capture_output=True,
-        timeout=20,
+        timeout=DEADLINE_S,
         env={"PATH": "/usr/bin:/bin"},
         check=False,
     )
@@ -305,7 +306,7 @@ def run_script(folder, keeper, **environ):
         env={"PATH": str(tools), **environ},
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=DEADLINE_S,
         check=False,
     )
 
@@ -361,5 +362,5 @@ def test_a_container_without_the_storage_ends_with_the_code_that_says_so(tmp_pat
     if has_mount:
         mount.mkdir()
     keeper = KeeperSettings("EXPT", "t", f"{mount}/EXPT", "c0ffee", trial_id="t", mount=str(mount))
-    done = subprocess.run(["bash", "-e", "-c", render_command(keeper, None)], timeout=20, check=False)
+    done = subprocess.run(["bash", "-e", "-c", render_command(keeper, None)], timeout=DEADLINE_S, check=False)
     assert done.returncode == code

@@ -5,6 +5,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 from openpai_jobs import WORKER, a_job, text_of
 
 from nni_manager.training_services.openpai.job_checks import ProtocolInvalid
@@ -73,7 +74,9 @@ def test_every_script_is_bash(path):
         return
     for role in render(parse(path.read_text())).roles:
         for script in (*role.scripts.init, *role.scripts.pre, role.scripts.user, *role.scripts.post):
-            checked = subprocess.run(["bash", "-n"], input=script, text=True, capture_output=True, timeout=30)
+            checked = subprocess.run(
+                ["bash", "-n"], input=script, text=True, capture_output=True, timeout=DEADLINE_S
+            )
             assert (checked.returncode, checked.stderr) == (0, "")
 
 
@@ -81,14 +84,14 @@ def test_commands_are_one_script_that_ends_with_the_first_failure():
     script = scripts(
         ((*WORKER, "commands"), ["  a=1  # comment", "echo $a", "cat <<END\n$a\nEND", "false", "echo never"])
     ).user
-    ran = subprocess.run(["bash"], input=script, text=True, capture_output=True, timeout=30)
+    ran = subprocess.run(["bash"], input=script, text=True, capture_output=True, timeout=DEADLINE_S)
     assert (ran.stdout, ran.returncode) == ("1\n1\n", 1)
     unset = subprocess.run(
         ["bash"],
         input=scripts(((*WORKER, "commands"), ["echo $nope", "echo x"])).user,
         text=True,
         capture_output=True,
-        timeout=30,
+        timeout=DEADLINE_S,
     )
     assert (unset.stdout, unset.returncode != 0) == ("", True)
     piped = subprocess.run(
@@ -96,7 +99,7 @@ def test_commands_are_one_script_that_ends_with_the_first_failure():
         input=scripts(((*WORKER, "commands"), ["false | cat", "echo x"])).user,
         text=True,
         capture_output=True,
-        timeout=30,
+        timeout=DEADLINE_S,
     )
     assert (piped.stdout, piped.returncode) == ("", 1)
 
@@ -215,7 +218,7 @@ def run(script, **environ):
         input=script,
         text=True,
         capture_output=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         env={"PATH": os.environ["PATH"], **environ},
     )
 
@@ -258,7 +261,7 @@ def test_git_clones_before_the_task_starts_and_copies_when_it_does(tmp_path):
     (source / "train.py").write_text("print(1)")
     git = ["git", "-C", str(source), "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "x"]):
-        subprocess.run([*git, *command], check=True, timeout=60)
+        subprocess.run([*git, *command], check=True, timeout=DEADLINE_S)
     parameters = {"repo_uri": f"file://{source}", "options": ["--depth 1", "-q"], "clone_dir": "$HOME/code"}
     made = scripts(
         environment=TaskEnvironment(runtime_dir=str(tmp_path / "pai")),

@@ -4,6 +4,7 @@ import select
 import threading
 
 import pytest
+from deadlines import DEADLINE_S
 
 from trial_keeper.host import output_forwarder as relay_module
 from trial_keeper.host.output_forwarder import OutputForwarder
@@ -100,13 +101,13 @@ def test_a_reader_that_does_not_read_stops_nobody(pipe, source, monkeypatch):
     relay = following(pipe[1], source)
     said = threading.Thread(target=lambda: [relay.write("line\n") for _ in range(100_000)])
     said.start()
-    said.join(20)
+    said.join(DEADLINE_S)
     assert not said.is_alive()
     relay.finish()
     assert relay._thread.is_alive()  # in its write, until somebody reads or the process ends
     os.close(pipe[0])
     pipe[0] = None
-    relay._thread.join(20)
+    relay._thread.join(DEADLINE_S)
     assert not relay._thread.is_alive()
 
 
@@ -115,7 +116,7 @@ def test_a_reader_that_is_gone_ends_the_relay_without_a_word(pipe, source):
     pipe[0] = None
     append(source, b"nobody wants it")
     relay = following(pipe[1], source)
-    relay._thread.join(20)
+    relay._thread.join(DEADLINE_S)
     assert not relay._thread.is_alive()
     relay.write("nor this\n")
     end_of(relay)
@@ -126,7 +127,7 @@ def test_a_full_disk_under_the_descriptor_ends_the_relay_without_a_word(source):
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         relay = following(full, source)
-        relay._thread.join(20)
+        relay._thread.join(DEADLINE_S)
         end_of(relay)
     finally:
         os.close(full)
@@ -137,7 +138,7 @@ def test_a_relay_that_nobody_reads_holds_no_file(pipe, source):
     os.close(pipe[0])
     pipe[0] = None
     relay.write("into the void\n")
-    relay._thread.join(10)
+    relay._thread.join(DEADLINE_S)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         relay.follow(source)

@@ -15,7 +15,6 @@ AT = [
     ("::1", "::1"),
     ("::", "::1"),
 ]
-pytestmark = pytest.mark.timeout(30)
 
 
 def a_listener(address: str, port: int = 0, **options: bool) -> socket.socket:

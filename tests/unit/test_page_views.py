@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
+from deadlines import DEADLINE_S
 from made_experiment import Played, made_experiment
 
 from nni_manager.config.model import HIDDEN, PaiConfig
@@ -80,7 +81,7 @@ def test_a_job_is_told_with_its_keepers_its_link_and_its_last_trials(played):
 def test_a_storage_that_does_not_answer_holds_up_nobody(played, monkeypatch):
     monkeypatch.setattr(experiment_routes, "STORAGE_TIMEOUT_S", 0.2)
     there = threading.Event()
-    monkeypatch.setattr(experiment_routes.trial_logs, "attempts_of", lambda *_: there.wait(60) and [])
+    monkeypatch.setattr(experiment_routes.trial_logs, "attempts_of", lambda *_: there.wait(DEADLINE_S) and [])
     played.apply(ParametersSuggested("t0", 0, {"x": 1}, {}, 1.0))
 
     async def ask():

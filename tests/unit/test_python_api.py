@@ -9,6 +9,7 @@ import types
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 import nni_sdk
 from nni_manager.errors import UserError
@@ -197,7 +198,7 @@ def test_code_that_was_written_for_nni_finds_its_names_in_an_interpreter_of_ours
         "assert nni.experiment is ours and Experiment is ours.Experiment and AlgorithmConfig is ours.AlgorithmConfig\n"
         "assert ours.__spec__.name == 'nni_manager.experiment' and nni.__name__ == 'nni_sdk'\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE_S)
     assert (done.returncode, done.stderr) == (0, "")
 
 

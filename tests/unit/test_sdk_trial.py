@@ -11,6 +11,7 @@ import threading
 
 import numpy as np
 import pytest
+from deadlines import DEADLINE_S
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -78,7 +79,11 @@ def records(trial: TrialContext) -> list[Record]:
 def run_python(code: str, environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
     outside = {k: v for k, v in os.environ.items() if not k.startswith("NNI_")}
     return subprocess.run(
-        [sys.executable, "-c", code], env=outside | environ, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code],
+        env=outside | environ,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
 
 

@@ -5,6 +5,7 @@ import sys
 import textwrap
 
 import pytest
+from deadlines import DEADLINE_S
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -104,7 +105,11 @@ GROUPS = {
 def stderr_of(program, folder):
     (folder / "train.py").write_text(program, encoding="utf-8")
     done = subprocess.run(
-        [sys.executable, "-X", "utf8", "train.py"], cwd=folder, capture_output=True, timeout=60, check=False
+        [sys.executable, "-X", "utf8", "train.py"],
+        cwd=folder,
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
     )
     return done.stderr.decode()
 

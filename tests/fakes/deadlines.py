@@ -1,0 +1,40 @@
+"""The deadlines of tests, scaled by the speed of the machine at the start of the run.
+
+A test waits for an event. Its deadline only reports that the event never came, so it is long, and one serves nearly all.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+
+# The start of an interpreter with these modules on an idle core of the machine that the deadlines were made for.
+_REFERENCE_S = 0.2
+_MODULES = "asyncio, ssl, json, http.client"
+_MAX_SLOWNESS = 8.0
+
+
+def _measured_slowness() -> float:
+    """The time of an interpreter's start, which most tests wait for, relative to the reference."""
+    took_s = []
+    for _ in range(3):
+        began_s = time.monotonic()
+        subprocess.run([sys.executable, "-c", f"import {_MODULES}"], check=True)
+        took_s.append(time.monotonic() - began_s)
+    return min(max(statistics.median(took_s) / _REFERENCE_S, 1.0), _MAX_SLOWNESS)
+
+
+# Workers and other processes of tests use what the first process has measured.
+if "TEST_SLOWNESS" not in os.environ:
+    os.environ["TEST_SLOWNESS"] = f"{_measured_slowness():.2f}"
+SLOWNESS = float(os.environ["TEST_SLOWNESS"])
+
+
+def scaled_s(seconds: float) -> float:
+    """The deadline on this machine for what takes at most so many seconds on the reference machine beside five workers."""
+    return seconds * SLOWNESS
+
+
+DEADLINE_S = scaled_s(90.0)
+"""The deadline of an event."""
