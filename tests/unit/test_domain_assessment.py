@@ -31,9 +31,9 @@ def test_a_custom_assessor_receives_whole_results() -> None:
     assert asked.values[1] == 2.0
 
 
-def assessed(search: SimulatedSearch, *, learns: bool = False) -> SimulatedSearch:
+def assessed(search: SimulatedSearch, *, uses_early_stopped: bool = False) -> SimulatedSearch:
     search.experiment.lifecycle.is_assessed = True
-    search.experiment.lifecycle.learns_from_early_stopped = learns
+    search.experiment.lifecycle.learns_from_early_stopped = uses_early_stopped
     search.start(search.suggest())
     return search
 
@@ -57,18 +57,18 @@ def test_without_an_assessor_no_result_is_assessed() -> None:
     assert search.assessed == []
 
 
-@pytest.mark.parametrize(("learns", "lesson"), [(False, None), (True, 0.25)])
+@pytest.mark.parametrize(("uses_early_stopped", "reported"), [(False, None), (True, 0.25)])
 def test_a_trial_that_the_assessor_rejects_is_stopped_early_and_its_last_result_reported_if_enabled(
-    learns: bool, lesson: float | None
+    uses_early_stopped: bool, reported: float | None
 ) -> None:
-    search = assessed(new_search(concurrency=1), learns=learns)
+    search = assessed(new_search(concurrency=1), uses_early_stopped=uses_early_stopped)
     search.report("t0", "0.5", "0.25", final=False)
     search.handle(EarlyStopRequested("t0", 0, 40.0))
     assert search.canceled == [("t0", ExitReason.EARLY_STOPPED)]
     search.end("t0", ExitReason.SIGNAL)
     search.deliver("t0")
     assert search.trial("t0").state is TrialState.EARLY_STOPPED
-    assert search.tuner_results == [TellTuner(0, lesson)]
+    assert search.tuner_results == [TellTuner(0, reported)]
     assert search.assessed[-1] == TellAssessor("t0", has_succeeded=False)
     assert search.experiment.leaderboard.best is None
     assert search.requests == [1]
@@ -85,7 +85,7 @@ def test_a_final_result_of_a_stopped_trial_counts_for_the_tuner_and_the_leaderbo
     search.run(search.suggest(), "0.1")
     search.report("t0", "0.25", final=False)
     search.handle(TrialStopAsked("t0", reason, 40.0))
-    # Its bytes may come after the word that it has ended.
+    # Its bytes may arrive after its reported end.
     search.end("t0", reason, metrics_size_at_stop=size)
     search.report("t0", "0.5", "0.9", offset=50)
     search.deliver("t0")
@@ -99,17 +99,17 @@ def test_a_final_result_of_a_stopped_trial_counts_for_the_tuner_and_the_leaderbo
     assert search.experiment.lifecycle.counts[state] == 1 + succeeds
 
 
-@pytest.mark.parametrize(("learns", "lesson"), [(False, None), (True, 0.25)])
+@pytest.mark.parametrize(("uses_early_stopped", "reported"), [(False, None), (True, 0.25)])
 def test_a_final_result_without_a_number_of_a_stopped_trial_is_not_reported_to_the_tuner(
-    learns: bool, lesson: float | None
+    uses_early_stopped: bool, reported: float | None
 ) -> None:
-    search = assessed(new_search(concurrency=1), learns=learns)
+    search = assessed(new_search(concurrency=1), uses_early_stopped=uses_early_stopped)
     search.report("t0", "0.25", final=False)
     search.handle(EarlyStopRequested("t0", 0, 40.0))
     search.report("t0", "NaN")
     search.end("t0", ExitReason.EARLY_STOPPED)
     search.deliver("t0")
-    assert search.tuner_results == [TellTuner(0, lesson)]
+    assert search.tuner_results == [TellTuner(0, reported)]
     assert search.experiment.leaderboard.best is None
 
 
@@ -117,7 +117,7 @@ def test_the_last_result_of_an_early_stopped_trial_is_reported_even_if_its_recor
     search = assessed(new_search(concurrency=1))
     search.experiment.lifecycle.learns_from_early_stopped = True
     search.report("t0", json.dumps({"default": 0.5, "note": "x" * 5000}), final=False)
-    assert search.trial("t0").intermediate == "0.5", "all of it is in its row"
+    assert search.trial("t0").intermediate == "0.5", "the store has the whole record"
     search.handle(EarlyStopRequested("t0", 0, 40.0))
     search.end("t0", ExitReason.EARLY_STOPPED)
     search.deliver("t0")

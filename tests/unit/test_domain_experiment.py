@@ -201,7 +201,7 @@ def test_a_resumed_experiment_keeps_its_trials_and_requests_the_missing_ones() -
     assert after.experiment.lifecycle.counts == Counter({TrialState.SUCCEEDED: 1, TrialState.RUNNING: 1})
     assert after.experiment.leaderboard.best is search.trial("t0")
     after.handle(ManagerReady())
-    assert after.requests == [2], "one place is taken; the question of before died with its manager"
+    assert after.requests == [2], "one slot is taken, and the request of the previous manager is gone"
     after.run("t1", "0.7")
     while after.requests:
         after.run(after.suggest(), "0.6")
@@ -216,7 +216,7 @@ def test_the_result_of_a_trial_that_was_closing_at_a_manager_crash_is_reported_a
     search.report("t0", "0.5")
     search.end("t0")
     trial = search.trial("t0")
-    trial.ended = None  # it is not stored
+    trial.ended = None  # not stored
     next(iter(trial.attempts.values())).apply(AttemptReport.DISCARDED)
     after = search.resumed()
     after.handle(ManagerReady())

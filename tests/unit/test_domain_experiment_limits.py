@@ -74,7 +74,7 @@ def test_a_higher_trial_limit_makes_an_experiment_that_is_done_run_again(raised)
     assert (search.state, search.requests) == (ExperimentState.RUNNING, [2])
     search.run(search.suggest())
     search.limit(max_trials=3)
-    assert search.requests == [3], "a question that is under way still becomes a trial"
+    assert search.requests == [3], "an open request still becomes a trial"
     search.run(search.suggest())
     assert (search.state, search.finishes) == (ExperimentState.DONE, 2)
 

@@ -40,9 +40,9 @@ class ExperimentLife(RuleBasedStateMachine):
         super().__init__()
         self.search = SimulatedSearch(Experiment("exp", Limits(3, 8, 500.0), maximize=True))
         self.late: list[tuple[str, int]] = []
-        """Attempts whose keepers have spoken, and may speak again."""
+        """Attempts whose keepers have reported, and may report again, even late."""
         self.most_at_once, self.most_trials = 3, 8
-        """What limits have ever allowed."""
+        """The highest limits so far."""
         self._do(lambda: self.search.handle(ManagerReady()))
 
     @property
@@ -58,28 +58,26 @@ class ExperimentLife(RuleBasedStateMachine):
             for trial_id, trial in self.experiment.trials.items()
             if trial.state.is_terminal
         }
-        told, taught = len(self.search.tuner_results), len(self.search.observations)
+        results_before, observations_before = len(self.search.tuner_results), len(self.search.observations)
         action()
         for trial_id, was in over.items():
             trial = self.search.trial(trial_id)
-            assert (trial.state, trial.reason, trial.value) == was, "what is over stays as it is"
+            assert (trial.state, trial.reason, trial.value) == was, "a terminal trial never changes"
         settled = [
             trial_id
             for trial_id in before & self.experiment.trials.keys()
             if self.search.trial(trial_id).state.is_terminal
         ]
-        mine = [trial_id for trial_id in settled if self.search.trial(trial_id).is_customized]
-        settled = [trial_id for trial_id in settled if trial_id not in mine]
-        lessons = [self.experiment.lifecycle.reward_of(self.search.trial(trial_id)) for trial_id in mine]
-        assert [each.value for each in self.search.observations[taught:]] == [
-            lesson for lesson in lessons if lesson is not None
+        proposed = [trial_id for trial_id in settled if self.search.trial(trial_id).is_customized]
+        settled = [trial_id for trial_id in settled if trial_id not in proposed]
+        rewards = [self.experiment.lifecycle.reward_of(self.search.trial(trial_id)) for trial_id in proposed]
+        assert [each.value for each in self.search.observations[observations_before:]] == [
+            reward for reward in rewards if reward is not None
         ]
         if not self.experiment.state.is_over:
             self.search.finishes = 0
-        told_now = [f"t{tell.sequence_id}" for tell in self.search.tuner_results[told:]]
-        assert sorted(told_now) == sorted(settled), (
-            "the tuner learns of every trial that is over, once, and of no other"
-        )
+        reported = [f"t{tell.sequence_id}" for tell in self.search.tuner_results[results_before:]]
+        assert sorted(reported) == sorted(settled), "the tuner gets each terminal trial exactly once"
 
     def _pick(self, candidates: Sequence[str], index: int) -> str:
         return candidates[index % len(candidates)]
@@ -98,19 +96,19 @@ class ExperimentLife(RuleBasedStateMachine):
 
     @precondition(lambda self: self.search.requests)
     @rule(index=TRIALS, fails=st.sampled_from([False, False, True]))
-    def tuner_gives_up(self, index: int, fails: bool) -> None:
+    def tuner_is_exhausted_or_fails(self, index: int, fails: bool) -> None:
         self.search.requests.pop(index % len(self.search.requests))
         event = TunerFailed("boom", was_asked=True) if fails else TunerExhausted()
         self._do(lambda: self.search.handle(event))
 
     @precondition(lambda self: self.search.requests)
     @rule(index=TRIALS)
-    def tuner_has_nothing_now(self, index: int) -> None:
+    def tuner_is_not_ready(self, index: int) -> None:
         self._do(lambda: self.search.decline(index))
 
     @precondition(lambda self: self.search.tuner_results)
     @rule(happens=st.sampled_from([True, False, False, False]))
-    def tuner_refuses_a_result(self, happens: bool) -> None:
+    def tuner_fails_on_a_result(self, happens: bool) -> None:
         if happens:
             self._do(lambda: self.search.handle(TunerFailed("no", was_asked=False)))
 
@@ -178,7 +176,7 @@ class ExperimentLife(RuleBasedStateMachine):
     @precondition(lambda self: self.experiment.accepts_trials and len(self.experiment.trials) < 40)
     @rule()
     def user_proposes_a_trial(self) -> None:
-        self._do(lambda: self.search.propose(f"mine{len(self.experiment.trials)}"))
+        self._do(lambda: self.search.propose(f"proposed{len(self.experiment.trials)}"))
 
     @precondition(lambda self: self.experiment.trials)
     @rule(index=TRIALS)
@@ -190,7 +188,7 @@ class ExperimentLife(RuleBasedStateMachine):
     def user_stops_all(self, happens: bool) -> None:
         if happens:
             self._do(lambda: self.search.handle(ExperimentStopAsked(40.0)))
-            assert not self._ids(TrialState.WAITING, TrialState.RUNNING), "whoever runs is told to stop"
+            assert not self._ids(TrialState.WAITING, TrialState.RUNNING), "every running trial is stopped"
 
     @precondition(lambda self: self.late)
     @rule(index=TRIALS, rss_bytes=st.integers(0, 100))
@@ -200,7 +198,7 @@ class ExperimentLife(RuleBasedStateMachine):
         self._do(lambda: self.search.handle(UsageReported(usage)))
 
     @rule()
-    def a_keeper_matches(self) -> None:
+    def a_keeper_connects(self) -> None:
         self._do(lambda: self.search.handle(KeeperConnected("J")))
 
     @rule(seconds=st.floats(0, 100))
@@ -218,7 +216,7 @@ class ExperimentLife(RuleBasedStateMachine):
         self._do(lambda: self.search.handle(ManagerReady()))
 
     @invariant()
-    def counts_are_what_counting_gives(self) -> None:
+    def counts_match_a_recount(self) -> None:
         recount = Counter(trial.state for trial in self.experiment.trials.values())
         assert +self.experiment.lifecycle.counts == recount
 
@@ -229,7 +227,7 @@ class ExperimentLife(RuleBasedStateMachine):
         assert len(asked) + len(self.search.requests) <= self.most_trials
 
     @invariant()
-    def no_trial_runs_for_longer_than_it_may(self) -> None:
+    def no_trial_runs_longer_than_its_limit(self) -> None:
         limit_s = self.experiment.budget.limits.max_trial_duration_s
         for trial in self.search.live:
             if (
@@ -240,24 +238,24 @@ class ExperimentLife(RuleBasedStateMachine):
                 assert self.search.now_s - trial.start_received_at_s < limit_s
 
     @invariant()
-    def what_waits_without_a_job_waits_for_a_place(self) -> None:
+    def trials_without_a_job_are_queued(self) -> None:
         waiting = {trial.trial_id for trial in self.search.live if not trial.job_id}
         assert waiting == set(self.experiment.jobs.queue)
 
     @invariant()
-    def a_trial_that_is_over_has_the_one_reason_of_its_state(self) -> None:
+    def the_reason_of_a_terminal_trial_matches_its_state(self) -> None:
         for trial in self.experiment.trials.values():
             if trial.state.is_terminal:
                 assert trial.reason is not None
                 assert trial.state is TERMINAL_STATE[trial.reason]
 
     @invariant()
-    def it_is_finished_once_and_when_it_is_over_and_nothing_runs(self) -> None:
+    def finish_is_emitted_once_when_all_is_over(self) -> None:
         is_over = self.experiment.state.is_over and not self.search.live and not self.search.requests
         assert self.search.finishes == is_over
 
     @invariant()
-    def the_best_is_the_best(self) -> None:
+    def the_leaderboard_has_the_best_results(self) -> None:
         results = [
             trial.value
             for trial in self.experiment.trials.values()
@@ -267,12 +265,12 @@ class ExperimentLife(RuleBasedStateMachine):
         assert top == sorted(results, reverse=True)[:10]
 
     @invariant()
-    def an_experiment_that_runs_has_something_to_wait_for(self) -> None:
+    def a_running_experiment_has_a_live_trial_or_an_open_request(self) -> None:
         if not self.experiment.state.is_over and self.experiment.state is not ExperimentState.INITIALIZED:
             assert self.search.live or self.search.requests
 
     def teardown(self) -> None:
-        """However it was: when all trials end, it ends."""
+        """The experiment ends once all trials end, after any history."""
         for _ in range(60):
             while self.search.requests:
                 self.tuner_suggests()

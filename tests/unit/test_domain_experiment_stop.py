@@ -186,7 +186,7 @@ def test_a_time_limit_set_later_applies_to_running_trials_and_after_a_resume() -
     after = search.resumed()
     search.trial(
         "t0"
-    ).start_received_at_s = -50.0  # as the next manager finds out: it has run for so long already
+    ).start_received_at_s = -50.0  # the next manager computes that it has run for 50 s already
     after.handle(ManagerReady())
     assert after.experiment.time_runs_out_at_s == 10
     after.now_s = 10

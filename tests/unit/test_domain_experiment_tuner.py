@@ -39,7 +39,7 @@ def test_a_tuner_that_is_not_ready_is_asked_again_when_a_trial_ends() -> None:
     assert search.requests == [2, 3]
     search.decline(1)
     assert search.suggest() == "t2"
-    assert search.requests == [3], "it had an answer, so it may have another"
+    assert search.requests == [3], "the tuner answered, so another request may be answered too"
 
 
 def test_a_trial_end_during_a_request_causes_a_new_request() -> None:
@@ -49,7 +49,9 @@ def test_a_trial_end_during_a_request_causes_a_new_request() -> None:
     assert search.requests == [1, 2]
     search.decline()
     search.decline()
-    assert search.state is ExperimentState.DONE, "nothing runs, and nothing has changed since"
+    assert search.state is ExperimentState.DONE, (
+        "no trial runs, and nothing has changed since the last answer"
+    )
     other = new_search(concurrency=2)
     other.suggest()
     other.decline()
@@ -62,7 +64,7 @@ def test_a_not_ready_answer_that_predates_a_trial_end_does_not_block_the_next_re
     search = new_search(concurrency=2, max_trials=2)
     search.suggest()
     assert search.requests == [1]
-    search.run("t0")  # the question was asked before this
+    search.run("t0")  # the open request predates this
     search.decline()
     assert search.requests == [1]
 
@@ -117,7 +119,7 @@ def test_a_tuner_exception_for_a_result_also_ends_requests() -> None:
     search.run("t0")
     search.handle(TunerFailed("cannot take it", was_asked=False))
     assert search.state is ExperimentState.ERROR
-    search.suggest()  # the question of before is answered in the end
+    search.suggest()  # an answer to the request before the failure
     search.run("t1")
     assert search.finishes == 1
 

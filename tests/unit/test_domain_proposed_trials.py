@@ -37,7 +37,7 @@ def test_a_proposed_trial_runs_next_and_the_tuner_observes_its_result() -> None:
     search.run("mine", "0.5")
     assert search.observations == [AddObservation("mine", 0.5)]
     assert search.tuner_results == [TellTuner(0, 1.0)]
-    assert search.requests == [2], "it counts among maxTrialNum"
+    assert search.requests == [2], "a proposed trial counts towards maxTrialNum"
     search.run(search.suggest())
     assert search.state is ExperimentState.DONE
 

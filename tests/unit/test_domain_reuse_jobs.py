@@ -24,7 +24,7 @@ def test_a_lower_concurrency_drains_jobs_once_their_trials_have_ended() -> None:
         search.idle(f"env-{number}")
         search.start(f"t{number}")
     search.handle(LimitsChanged(Limits(1, None, None)))
-    assert search.drained == [], "what runs is left to end"
+    assert search.drained == [], "running trials are left to end"
     for number in range(2):
         search.end(f"t{number}")
         search.deliver(f"t{number}")
@@ -41,9 +41,9 @@ def test_queued_trials_do_not_keep_surplus_jobs() -> None:
         search.handle(TrialProposed(f"mine{number}", {}, 1.0))
     search.handle(LimitsChanged(Limits(1, 2, None)))
     search.end("t0")
-    search.idle("env-0")  # as a keeper says before its last bytes are stored
+    search.idle("env-0")  # a keeper may report this before its last bytes are stored
     search.deliver("t0")
-    assert [each[1] for each in search.dispatched] == ["t0", "t1"], "t1 is the one that may run"
+    assert [each[1] for each in search.dispatched] == ["t0", "t1"], "the concurrency of one belongs to t1"
     assert search.drained == ["env-0"]
     search.run("t1")
     search.idle("env-1")
@@ -61,7 +61,7 @@ def test_a_proposed_trial_waits_for_an_idle_job() -> None:
     search.run("mine")
     assert search.experiment.state is ExperimentState.DONE
     search.handle(TrialProposed("late", {}, 1.0))
-    assert search.submitted == ["env-0", "env-1"], "the first has been let go"
+    assert search.submitted == ["env-0", "env-1"], "the first job has been drained"
 
 
 def test_a_trial_lost_with_its_job_is_the_first_that_the_next_job_gets() -> None:
@@ -74,7 +74,7 @@ def test_a_trial_lost_with_its_job_is_the_first_that_the_next_job_gets() -> None
     search.idle("env-2")
     assert search.dispatched[-1] == ("env-2", "t0", None)
     search.start("t0")
-    assert search.trial("t0").state is TrialState.WAITING, "that is the attempt that was lost"
+    assert search.trial("t0").state is TrialState.WAITING, "this is the lost attempt"
     search.start("t0", attempt=1)
     search.lose("env-2")
     assert search.trial("t0").state is TrialState.FAILED
@@ -234,7 +234,7 @@ def test_a_trial_that_its_dying_job_never_started_gets_one_more_job_and_then_fai
 def test_a_job_that_exits_cleanly_without_ever_connecting_fails_one_queued_trial() -> None:
     search = SimulatedReuse()
     search.lose("env-0", is_clean=True)
-    assert search.trial("t0").state is TrialState.FAILED, "or jobs would be asked for without an end"
+    assert search.trial("t0").state is TrialState.FAILED, "the number of submitted jobs is bounded"
 
 
 def test_a_job_whose_end_was_not_observed_fails_no_trial() -> None:

@@ -21,20 +21,20 @@ from trial_keeper.wire.reasons import ExitReason
 RETRIES = 1
 
 
-def lives_of(trial: Trial) -> int:
-    """How many jobs may die of a trial before it is over, at most."""
+def crashes_left(trial: Trial) -> int:
+    """The maximum number of jobs that may die before the trial is terminal."""
     return 0 if trial.state.is_terminal else 2 * (1 + RETRIES - trial.retries) - trial.was_returned
 
 
 class AnyReuse(RuleBasedStateMachine):
-    """Whatever keepers, jobs and users do, no trial is on two jobs, and the search can come to its end."""
+    """Checks that no trial is on two jobs and that every search can end, in any order of events."""
 
     def __init__(self) -> None:
         super().__init__()
         self.search = SimulatedReuse(concurrency=2, max_trials=6, max_retries=RETRIES)
 
     @initialize(may_prefetch=st.booleans())
-    def choose_a_tuner(self, may_prefetch: bool) -> None:
+    def choose_prefetching(self, may_prefetch: bool) -> None:
         self.search.experiment.scheduler.may_prefetch = may_prefetch
 
     def live_jobs(self) -> list[str]:
@@ -54,12 +54,12 @@ class AnyReuse(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live_jobs())
     @rule(number=st.integers(0, 9), is_clean=st.booleans())
-    def a_job_goes(self, number: int, is_clean: bool) -> None:
+    def a_job_ends(self, number: int, is_clean: bool) -> None:
         self.lose(self.pick(self.live_jobs(), number), [], is_clean=is_clean)
 
     @precondition(lambda self: self.live_jobs())
     @rule(number=st.integers(0, 9), is_clean=st.booleans())
-    def a_job_goes_that_had_begun_no_more_than_it_said(self, number: int, is_clean: bool) -> None:
+    def a_job_ends_with_unstarted_trials(self, number: int, is_clean: bool) -> None:
         job_id = self.pick(self.live_jobs(), number)
         self.lose(job_id, self.unstarted(job_id), is_clean=is_clean)
 
@@ -70,11 +70,11 @@ class AnyReuse(RuleBasedStateMachine):
     def lose(self, job_id: str, unstarted: list[str], *, is_clean: bool) -> None:
         had_trials = bool(self.search.experiment.jobs.live[job_id].trial_ids)
         known = list(self.search.experiment.trials.values())
-        before = sum(map(lives_of, known))
+        before = sum(map(crashes_left, known))
         marked = {trial.trial_id for trial in known if trial.was_returned}
         self.search.lose(job_id, *unstarted, is_clean=is_clean)
         if had_trials and not is_clean:
-            assert sum(map(lives_of, known)) < before, "or jobs could die without an end"
+            assert sum(map(crashes_left, known)) < before, "the number of job crashes is bounded"
         newly_marked = {trial.trial_id for trial in known if trial.was_returned} - marked
         assert newly_marked <= set(unstarted[:1])
 
@@ -98,13 +98,13 @@ class AnyReuse(RuleBasedStateMachine):
 
     @precondition(lambda self: self.revoking())
     @rule(number=st.integers(0, 9))
-    def a_trial_is_given_back(self, number: int) -> None:
+    def a_trial_is_reclaimed(self, number: int) -> None:
         asked = self.revoking()
         self.search.handle(TrialReclaimed(*asked[number % len(asked)], 25.0))
 
     @precondition(lambda self: self.live_jobs())
     @rule(number=st.integers(0, 9), is_up=st.booleans())
-    def a_link_comes_or_goes(self, number: int, is_up: bool) -> None:
+    def a_keeper_connects_or_disconnects(self, number: int, is_up: bool) -> None:
         job_id = self.pick(self.live_jobs(), number)
         self.search.handle(
             KeeperConnected(job_id, supports_revoke=True) if is_up else KeeperDisconnected(job_id)
@@ -117,7 +117,7 @@ class AnyReuse(RuleBasedStateMachine):
         self.search.handle(TrialStopAsked(trial_id, ExitReason.STOPPED_BY_USER, 40.0))
 
     @invariant()
-    def a_trial_is_in_one_place(self) -> None:
+    def each_trial_is_in_the_queue_or_on_one_job(self) -> None:
         experiment = self.search.experiment
         places = list(experiment.jobs.queue)
         places += [trial_id for job in experiment.jobs.live.values() for trial_id in job.trial_ids]
@@ -125,22 +125,22 @@ class AnyReuse(RuleBasedStateMachine):
         assert sorted(places) == sorted(unfinished)
 
     @invariant()
-    def nothing_waits_beside_an_idle_job(self) -> None:
+    def no_trial_is_queued_while_a_job_is_idle(self) -> None:
         jobs, concurrency = self.search.experiment.jobs, self.search.experiment.budget.limits.concurrency
         assert not (jobs.queue and jobs.next_idle() is not None)
         assert jobs.shortfall <= 0 or jobs.active == concurrency
         assert jobs.active <= concurrency
 
     @invariant()
-    def nobody_is_asked_for_more_than_is_wanted(self) -> None:
+    def no_started_trial_is_revoked(self) -> None:
         jobs = self.search.experiment.jobs.live.values()
-        begun = [trial_id for _, trial_id in self.revoking() if self.search.trial(trial_id).attempts]
-        assert begun == []
+        started = [trial_id for _, trial_id in self.revoking() if self.search.trial(trial_id).attempts]
+        assert started == []
         if any(job.state is JobState.IDLE for job in jobs) and not self.revoking():
             assert not any(job.waiting_ids for job in jobs if job.is_linked)
 
     @invariant()
-    def no_job_is_kept_for_nothing(self) -> None:
+    def all_jobs_drain_when_the_experiment_is_over(self) -> None:
         if self.search.experiment.state.is_over:
             states = {job.state for job in self.search.experiment.jobs.live.values()}
             assert states <= {JobState.DRAINING}

@@ -21,7 +21,7 @@ from trial_keeper.wire.reasons import ExitReason
 
 @pytest.fixture
 def prefetched() -> SimulatedReuse:
-    """One job runs t1 and has t2 to follow."""
+    """One job runs t1 and has prefetched t2."""
     search = SimulatedReuse(max_trials=6, may_prefetch=True)
     search.idle()
     search.run("t0")
@@ -202,7 +202,7 @@ def test_prefetched_trials_of_a_lost_job_go_to_an_idle_job_in_order() -> None:
 
 @pytest.fixture
 def four_prefetched() -> SimulatedReuse:
-    """One job has four trials, of which it has begun none."""
+    """One job has four trials and has started none."""
     search = SimulatedReuse(max_trials=9, may_prefetch=True)
     search.idle()
     search.start("t0")
@@ -251,7 +251,9 @@ def test_a_job_that_leaves_cleanly_neither_adds_nor_clears_a_suspicion(
     ] == ["t1"]
     four_prefetched.idle("env-2")
     four_prefetched.lose("env-2", "t1", "t2", "t3", "t4")
-    assert four_prefetched.trial("t1").state is TrialState.FAILED, "two jobs have died of it"
+    assert four_prefetched.trial("t1").state is TrialState.FAILED, (
+        "two jobs crashed with this trial as the next"
+    )
 
 
 def test_a_job_keeps_its_running_and_its_prefetched_trial_after_a_restart(prefetched: SimulatedReuse) -> None:

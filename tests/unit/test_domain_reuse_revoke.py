@@ -25,7 +25,7 @@ from trial_keeper.wire.reasons import ExitReason
 
 @pytest.fixture
 def revocable() -> SimulatedReuse:
-    """There are no more trials to come: env-0 runs t1 and has t2, t3 and t4 to follow, and env-1 has just run t5."""
+    """No more trials will be created: env-0 runs t1 and has prefetched t2, t3 and t4; env-1 has just run t5."""
     return search_with_revocable_trials()
 
 
@@ -84,7 +84,7 @@ def test_the_last_prefetched_trial_is_revoked_and_dispatched_to_an_idle_job(
     revocable.idle("env-1")
     assert revocable.revoked == [("env-0", "t4")]
     trial = revocable.trial("t4")
-    assert trial.job_id == "env-0", "until it is each back"
+    assert trial.job_id == "env-0", "it stays assigned until it is reclaimed"
     job = revocable.experiment.jobs.live["env-1"]
     assert reclaim(revocable, "t4") == [SaveTrial(trial), SaveTrial(trial), DispatchTrial(job, trial)]
     assert (trial.job_id, trial.state, trial.attempt) == ("env-1", TrialState.WAITING, None)
@@ -105,7 +105,7 @@ def test_a_trial_is_revoked_once_and_not_for_a_job_that_an_open_request_serves(
     revocable.idle("env-1")
     assert len(revocable.revoked) == 1
     search = search_with_revocable_trials()
-    search.experiment.handle(LimitsChanged(Limits(2, 7, None)), 0.0)  # and the tuner takes its time
+    search.experiment.handle(LimitsChanged(Limits(2, 7, None)), 0.0)  # the tuner has not answered yet
     search.idle("env-1")
     assert search.revoked == []
     search.handle(ParametersSuggested("t6", 6, {}, {}, 1.0))
@@ -121,15 +121,15 @@ def test_a_trial_that_starts_during_its_revoke_stays_and_the_idle_job_is_drained
         assert revocable.drained == []
     revocable.start("t4")
     assert revocable.drained == ["env-1"]
-    assert reclaim(revocable, "t4") == [], "no keeper says so"
+    assert reclaim(revocable, "t4") == [], "no keeper sends this"
     assert revocable.trial("t4").state is TrialState.RUNNING
 
 
 def test_a_revoke_is_sent_again_after_the_keeper_reconnects(revocable: SimulatedReuse) -> None:
     revocable.idle("env-1")
     revocable.handle(KeeperDisconnected("env-0"))
-    assert reclaim(revocable, "t4") == [], "an answer of before"
-    assert revocable.drained == [], "it may be back in a moment"
+    assert reclaim(revocable, "t4") == [], "a reclaim from before the disconnect"
+    assert revocable.drained == [], "the keeper may reconnect"
     revocable.handle(KeeperConnected("env-0", supports_revoke=True))
     assert revocable.revoked == [("env-0", "t4")] * 2
     reclaim(revocable, "t4")

@@ -38,7 +38,7 @@ def test_an_orphaned_attempt_is_drained_and_restarted_if_its_end_is_not_found(
     running.report("t0", "1")
     assert running.handle(AttemptOrphaned(T0)) == [DrainAttempt(T0)]
     running.idle()
-    assert len(running.dispatched) == 1, "not before it is known how the first attempt ended"
+    assert len(running.dispatched) == 1, "not before the end of the first attempt is known"
     running.handle(AttemptLost(T0, 15.0))
     assert running.dispatched[-1] == ("env-0", "t0", "main-0")
     running.start("t0", attempt=1)
@@ -213,7 +213,7 @@ def test_an_orphaned_task_that_the_policy_does_not_need_delays_nothing(team: Sim
 def test_task_ends_reported_before_a_restart_still_decide_the_trial(team: SimulatedReuse) -> None:
     for task in ("worker-0", "worker-1"):
         team.end("t0", task)
-    team.trial("t0").state = TrialState.RUNNING  # as stored before the second of them
+    team.trial("t0").state = TrialState.RUNNING  # as stored before the second end
     team.trial("t0").reason = None
     before = team.experiment
     after = SimulatedReuse.__new__(SimulatedReuse)
@@ -231,7 +231,7 @@ def test_task_ends_reported_before_a_restart_still_decide_the_trial(team: Simula
     )
     after.handle(ManagerReady())
     assert trial.state is TrialState.CLOSING
-    assert len(after.all_of(CancelTrial)) == 1, "the server that is left is stopped"
+    assert len(after.all_of(CancelTrial)) == 1, "the remaining parameter server is stopped"
     after.end("t0", "ps-0", succeeds=False)
     after.deliver("t0", "ps-0")
     assert trial.state is TrialState.SUCCEEDED

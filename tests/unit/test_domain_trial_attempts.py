@@ -110,7 +110,7 @@ def test_reports_repeated_after_a_lost_connection_change_nothing() -> None:
 
 def test_a_trial_whose_job_is_lost_fails_and_frees_its_slot() -> None:
     search = new_search(concurrency=1)
-    search.start(search.suggest())  # at 20, by the keeper's clock
+    search.start(search.suggest())  # at 20 by the keeper's clock
     search.now_s += 30
     search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "the node is gone", 90_000.0))
     trial = search.trial("t0")
@@ -147,7 +147,7 @@ def test_a_trial_is_stored_when_its_peak_usage_rises() -> None:
 def test_only_the_usage_of_the_current_attempt_counts() -> None:
     search = new_search(concurrency=1)
     trial = search.trial(search.suggest())
-    assert used(search, 10) == [], "nothing of it runs yet"
+    assert used(search, 10) == [], "no attempt of it has started"
     search.start("t0")
     used(search, 10)
     search.start("t0", attempt=1)
@@ -171,7 +171,7 @@ def test_a_trial_that_the_cluster_lost_is_retried_without_its_earlier_results() 
     assert (trial.state, trial.final, trial.retries) == (TrialState.WAITING, None, 1)
     assert "retry 1 of 1" in trial.warning
     assert search.submitted == ["t0", "t0-1"]
-    search.start("t0", attempt=0)  # a ghost of the attempt that was lost
+    search.start("t0", attempt=0)  # a late report of the lost attempt
     search.report("t0", "0.8")
     assert (trial.state, trial.final) == (TrialState.WAITING, None)
     search.start("t0", attempt=1)
