@@ -1,4 +1,4 @@
-"""A keeper that is given one trial after another, played in milliseconds."""
+"""A keeper that runs one trial after another; hours pass in milliseconds."""
 
 import pytest
 from attempts import attempt_id
@@ -57,7 +57,7 @@ def key_of(trial_id: str) -> AttemptKey:
 
 
 class Play:
-    """A keeper, its clock and what it logged."""
+    """A keeper, its clock and its log lines."""
 
     def __init__(self, **settings: float) -> None:
         self.keeper = Keeper(KeeperSettings("exp", "env-0", "/mnt/exp", "token", **(SETTINGS | settings)))  # type: ignore[arg-type]
@@ -91,23 +91,23 @@ def play() -> Play:
     return play
 
 
-def test_a_keeper_without_a_trial_connects_and_says_that_it_is_idle() -> None:
+def test_a_keeper_without_a_trial_connects_and_reports_that_it_is_idle() -> None:
     play = Play()
     assert play.at(0, TimerFired()) == [OpenLink(())]
     assert play.at(0, Welcome("0.6.0")) == [IDLE]
 
 
-def test_the_next_trial_may_begin_while_the_last_one_is_not_closed(play: Play) -> None:
+def test_the_next_trial_may_start_before_the_previous_one_is_closed(play: Play) -> None:
     play.runs("first")
-    told = play.exits("first")
-    assert [type(effect) for effect in told] == [RecordExit, Send, Send]
-    assert told[-1] == IDLE
+    effects = play.exits("first")
+    assert [type(effect) for effect in effects] == [RecordExit, Send, Send]
+    assert effects[-1] == IDLE
     play.runs("second")
     assert play.closes("first") == [ReleaseAttempt(key_of("first"))]
     assert play.exits("second")[-1] == IDLE
 
 
-def test_the_bytes_of_both_are_sent(play: Play) -> None:
+def test_the_bytes_of_a_closing_and_a_running_trial_are_both_sent(play: Play) -> None:
     play.runs("first")
     play.at(1, StreamsGrew(key_of("first"), {Stream.METRICS: 10}))
     play.exits("first")
@@ -121,26 +121,26 @@ def test_the_bytes_of_both_are_sent(play: Play) -> None:
     assert IDLE not in again
 
 
-def test_a_trial_that_is_told_twice_is_run_once(play: Play) -> None:
+def test_a_trial_that_is_dispatched_twice_runs_once(play: Play) -> None:
     play.runs("first")
     assert play.at(1, RunTrial("first", attempt_id(0))) == []
     play.exits("first")
     assert play.at(2, RunTrial("first", attempt_id(0))) == []
 
 
-def test_a_trial_that_is_given_to_a_busy_keeper_begins_when_the_one_before_ends(play: Play) -> None:
+def test_a_trial_dispatched_to_a_busy_keeper_starts_when_the_previous_one_ends(play: Play) -> None:
     play.runs("first")
     assert play.at(1, RunTrial("second", attempt_id(0))) == [PrewarmTrial("second", attempt_id(0))]
     assert play.at(1, RunTrial("second", attempt_id(0))) == []
-    told = play.exits("first")
-    assert [type(effect) for effect in told] == [RecordExit, Send, PrepareTrial]
-    assert told[-1] == PrepareTrial("second", attempt_id(0))
+    effects = play.exits("first")
+    assert [type(effect) for effect in effects] == [RecordExit, Send, PrepareTrial]
+    assert effects[-1] == PrepareTrial("second", attempt_id(0))
     play.at(2, TrialAssigned(key_of("second")))
     play.at(2, TrialSpawned(key_of("second"), 1002.0))
     assert play.exits("second", 3)[-1] == IDLE
 
 
-def test_what_follows_is_foreseen_as_soon_as_it_is_known_while_another_trial_runs(play: Play) -> None:
+def test_the_next_queued_trial_is_prewarmed_while_another_one_runs(play: Play) -> None:
     play.runs("first")
     for trial_id, effects in (
         ("second", [PrewarmTrial("second", attempt_id(0))]),
@@ -156,11 +156,11 @@ def test_what_follows_is_foreseen_as_soon_as_it_is_known_while_another_trial_run
     ]
     assert play.exits("second", 3)[-1] == PrepareTrial("fourth", attempt_id(0))
     play.at(3, TrialAssigned(key_of("fourth")))
-    told = play.at(3, TrialSpawned(key_of("fourth"), 1003.0))
-    assert not any(isinstance(effect, PrewarmTrial) for effect in told)
+    effects = play.at(3, TrialSpawned(key_of("fourth"), 1003.0))
+    assert not any(isinstance(effect, PrewarmTrial) for effect in effects)
 
 
-def test_there_is_plenty_to_do_as_long_as_several_trials_wait(play: Play) -> None:
+def test_the_queue_is_deep_while_several_trials_are_queued(play: Play) -> None:
     play.runs("first")
     for number in range(PLENTY):
         assert not play.keeper.queue_is_deep
@@ -170,14 +170,14 @@ def test_there_is_plenty_to_do_as_long_as_several_trials_wait(play: Play) -> Non
     assert not play.keeper.queue_is_deep
 
 
-def test_a_trial_that_waits_its_turn_and_is_stopped_is_not_begun(play: Play) -> None:
+def test_a_queued_trial_that_is_stopped_never_starts(play: Play) -> None:
     play.runs("first")
     play.at(1, RunTrial("second", attempt_id(0)))
     assert play.at(1, StopTrial("second", ExitReason.STOPPED_BY_USER)) == []
     assert play.exits("first")[-1] == IDLE
 
 
-def test_a_trial_that_waits_its_turn_is_given_back_and_never_begun(play: Play) -> None:
+def test_a_queued_trial_is_revoked_and_never_starts(play: Play) -> None:
     play.runs("first")
     for trial_id in ("second", "third", "fourth"):
         play.at(1, RunTrial(trial_id, attempt_id(0)))
@@ -192,14 +192,14 @@ def test_a_trial_that_waits_its_turn_is_given_back_and_never_begun(play: Play) -
     play.runs("second")
 
 
-def test_a_trial_that_has_begun_is_not_given_back(play: Play) -> None:
+def test_a_started_trial_is_not_revoked(play: Play) -> None:
     play.runs("first")
     assert play.at(1, RevokeTrial("first")) == []
     play.exits("first")
-    assert play.at(2, RevokeTrial("first")) == [], "it is over, and its end was told"
+    assert play.at(2, RevokeTrial("first")) == [], "it has ended, and its end was reported"
 
 
-def test_a_keeper_that_does_not_have_a_trial_says_so(play: Play) -> None:
+def test_a_revoke_of_an_unknown_trial_is_acknowledged(play: Play) -> None:
     assert play.at(1, RevokeTrial("other")) == [Send(TrialRevoked("other"))]
     play.runs("first")
     play.at(1, RunTrial("second", attempt_id(0)))
@@ -208,18 +208,18 @@ def test_a_keeper_that_does_not_have_a_trial_says_so(play: Play) -> None:
     play.at(3, TimerFired())
     play.at(3, Welcome("0.6.0"))
     again = play.at(3, RevokeTrial("second"))
-    assert again == [Send(TrialRevoked("second"))], "the first answer was lost"
+    assert again == [Send(TrialRevoked("second"))], "the first acknowledgement was lost"
     play.at(4, SignalReceived(15))
-    assert play.at(4, RevokeTrial("third")) == [Send(TrialRevoked("third"))], "it is leaving"
+    assert play.at(4, RevokeTrial("third")) == [Send(TrialRevoked("third"))], "the keeper is shutting down"
 
 
-def test_a_keeper_that_is_told_to_stop_what_it_never_heard_of_says_that_it_is_idle(play: Play) -> None:
+def test_a_stop_of_an_unknown_trial_is_answered_with_idle(play: Play) -> None:
     assert play.at(1, StopTrial("other", ExitReason.STOPPED_BY_USER)) == [IDLE]
     play.runs("first")
     assert play.at(2, StopTrial("other", ExitReason.STOPPED_BY_USER)) == []
 
 
-def test_a_keeper_that_leaves_begins_nothing_that_waits(play: Play) -> None:
+def test_a_keeper_that_shuts_down_starts_no_queued_trial(play: Play) -> None:
     play.runs("first")
     play.at(1, RunTrial("second", attempt_id(0)))
     play.at(2, SignalReceived(15))
@@ -227,27 +227,27 @@ def test_a_keeper_that_leaves_begins_nothing_that_waits(play: Play) -> None:
     assert play.closes("first", 4)[-1] == ExitKeeper(0)
 
 
-def test_the_job_ends_well_however_its_trials_end(play: Play) -> None:
+def test_the_job_exits_with_0_although_its_trial_failed(play: Play) -> None:
     play.runs("first")
     play.exits("first", code=3)
     play.closes("first")
     assert play.at(4, Shutdown("done")) == [ExitKeeper(0)]
 
 
-def test_a_keeper_that_is_told_to_leave_stops_its_trial_first(play: Play) -> None:
+def test_a_shutdown_stops_the_running_trial_first(play: Play) -> None:
     play.runs("first")
     assert play.at(2, Shutdown("done")) == [SignalTrial(key_of("first"), kill=False)]
     assert play.exits("first", 3)[-1] == ExitKeeper(0)
 
 
-def test_idle_for_too_long_it_leaves(play: Play) -> None:
+def test_a_keeper_that_is_idle_for_too_long_exits(play: Play) -> None:
     assert play.keeper.next_deadline_s == 600
     assert play.at(599, TimerFired()) == []
     assert play.at(600, TimerFired()) == [ExitKeeper(0)]
     assert "no trial was received for 600 s" in play.log[-1]
 
 
-def test_a_job_that_reaches_no_manager_does_not_hold_its_place_for_as_long() -> None:
+def test_a_job_that_cannot_reach_a_manager_exits_before_its_idle_timeout() -> None:
     play = Play()
     for now_s in (0, 60, 119):
         assert play.at(now_s, TimerFired()) == [OpenLink(())]
@@ -256,7 +256,7 @@ def test_a_job_that_reaches_no_manager_does_not_hold_its_place_for_as_long() -> 
     assert "the manager could not be reached" in play.log[-1]
 
 
-def test_the_time_is_counted_from_the_last_trials_end_also_without_a_manager(play: Play) -> None:
+def test_the_idle_timeout_counts_from_the_end_of_the_last_trial_even_when_disconnected(play: Play) -> None:
     play.runs("first", 100)
     play.exits("first", 200)
     play.closes("first", 201)
@@ -265,7 +265,7 @@ def test_the_time_is_counted_from_the_last_trials_end_also_without_a_manager(pla
     assert ExitKeeper(0) in play.at(800, TimerFired())
 
 
-def test_leaving_it_waits_for_what_the_manager_does_not_have(play: Play) -> None:
+def test_a_keeper_that_exits_waits_for_unacknowledged_bytes(play: Play) -> None:
     play.runs("first", 100)
     play.exits("first", 200)
     assert play.at(210, SignalReceived(15)) == []
@@ -273,7 +273,7 @@ def test_leaving_it_waits_for_what_the_manager_does_not_have(play: Play) -> None
     assert play.at(240, TimerFired()) == [ExitKeeper(0)]
 
 
-def test_after_as_many_trials_as_it_may_run_it_leaves() -> None:
+def test_a_keeper_exits_after_its_maximum_number_of_trials() -> None:
     play = Play(max_trials=2)
     play.linked()
     play.runs("first")
@@ -284,7 +284,7 @@ def test_after_as_many_trials_as_it_may_run_it_leaves() -> None:
     assert play.closes("second") == [ReleaseAttempt(key_of("second")), ExitKeeper(0)]
 
 
-def test_a_trial_that_cannot_be_cleared_away_is_the_jobs_last(play: Play) -> None:
+def test_a_trial_with_processes_that_cannot_be_killed_is_the_last_of_its_job(play: Play) -> None:
     play.runs("first")
     play.at(2, CleanupFinished(key_of("first"), ("17 (daemon)",)))
     assert IDLE not in play.exits("first")
@@ -293,24 +293,24 @@ def test_a_trial_that_cannot_be_cleared_away_is_the_jobs_last(play: Play) -> Non
     assert play.closes("first")[-1] == ExitKeeper(KeeperExit.TAINTED)
 
 
-def test_what_a_trial_leaves_in_the_temporary_folder_is_told_and_no_more(play: Play) -> None:
+def test_files_left_in_the_temporary_folder_are_only_logged(play: Play) -> None:
     play.runs("first")
     play.at(2, CleanupFinished(key_of("first"), (), "cache, model.bin"))
     assert "cache, model.bin" in play.log[-1]
     assert play.exits("first")[-1] == IDLE
 
 
-def test_a_trial_that_cannot_be_prepared_fails_with_its_reason_and_the_job_leaves(play: Play) -> None:
+def test_a_trial_whose_preparation_fails_ends_with_the_reason_and_is_the_last_of_its_job(play: Play) -> None:
     play.at(1, RunTrial("first", attempt_id(0)))
     full = PreparationFailed(key_of("first"), 1001.0, KeeperExit.MOUNT_FULL, "cannot write: no space")
-    told = play.at(1, full)
-    (record,) = [effect for effect in told if isinstance(effect, RecordExit)]
+    effects = play.at(1, full)
+    (record,) = [effect for effect in effects if isinstance(effect, RecordExit)]
     assert (record.ended.reason, record.ended.message) == (ExitReason.MOUNT, "cannot write: no space")
-    assert IDLE not in told
+    assert IDLE not in effects
     assert play.closes("first")[-1] == ExitKeeper(KeeperExit.TAINTED)
 
 
-def test_a_stop_of_one_trial_is_not_the_end_of_the_job(play: Play) -> None:
+def test_a_stop_of_one_trial_does_not_end_the_job(play: Play) -> None:
     play.runs("first")
     assert play.at(2, StopTrial("first", ExitReason.EARLY_STOPPED)) == [
         SignalTrial(key_of("first"), kill=False)
@@ -318,14 +318,14 @@ def test_a_stop_of_one_trial_is_not_the_end_of_the_job(play: Play) -> None:
     assert play.exits("first")[-1] == IDLE
 
 
-def test_a_stop_of_a_trial_that_is_over_is_nothing(play: Play) -> None:
+def test_a_stop_of_a_trial_that_has_ended_is_ignored(play: Play) -> None:
     play.runs("first")
     play.exits("first")
     play.runs("second")
     assert play.at(3, StopTrial("first", ExitReason.STOPPED_BY_USER)) == []
 
 
-def test_refused_by_the_manager_it_waits_a_moment_for_another_one_and_leaves() -> None:
+def test_a_refused_keeper_waits_briefly_for_another_manager_and_exits() -> None:
     play = Play()
     play.at(0, TimerFired())
     play.at(1, LinkRefused("wrong token"))
@@ -333,7 +333,7 @@ def test_refused_by_the_manager_it_waits_a_moment_for_another_one_and_leaves() -
     assert play.at(31, TimerFired()) == [ExitKeeper(KeeperExit.REFUSED)]
 
 
-def test_refused_by_the_manager_it_takes_the_next_one() -> None:
+def test_a_refused_keeper_connects_to_the_next_manager() -> None:
     play = Play()
     play.at(0, TimerFired())
     play.at(1, LinkRefused("wrong token"))

@@ -13,9 +13,9 @@ import pytest
 
 from trial_keeper.host.file_watcher import MAX_POLL_S, MIN_POLL_S, SLOW_POLL_S, FileWatcher
 
-# Far beyond the slow look: a wait that returns by its own time is told from one that was woken.
+# Far longer than the slow poll, so that a wait that was woken differs from one that timed out.
 NEVER_S = 60.0
-REST_S = 0.01
+COOLDOWN_S = 0.01
 
 
 @pytest.fixture
@@ -26,17 +26,17 @@ def file(tmp_path):
 
 
 @pytest.fixture
-def news(file):
-    news = FileWatcher()
-    news.add(file, cooldown_s=REST_S)
-    assert news._descriptor is not None
-    yield news
-    news.close()
+def watcher(file):
+    watcher = FileWatcher()
+    watcher.add(file, cooldown_s=COOLDOWN_S)
+    assert watcher._descriptor is not None
+    yield watcher
+    watcher.close()
 
 
 @pytest.fixture
-def deaf_news(file, monkeypatch):
-    """As in a sandbox without inotify."""
+def polling_watcher(file, monkeypatch):
+    """A watcher in a sandbox without inotify."""
 
     class NoInotify:
         def inotify_init1(self, flags):
@@ -44,11 +44,11 @@ def deaf_news(file, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(ctypes, "CDLL", lambda *_, **__: NoInotify())
-        news = FileWatcher()
-    news.add(file, cooldown_s=REST_S)
-    assert news._descriptor is None
-    yield news
-    news.close()
+        watcher = FileWatcher()
+    watcher.add(file, cooldown_s=COOLDOWN_S)
+    assert watcher._descriptor is None
+    yield watcher
+    watcher.close()
 
 
 @pytest.fixture
@@ -60,11 +60,11 @@ def loop():
 
 @pytest.fixture
 def wait(loop):
-    """Waits once; how long that took."""
+    """Waits once; returns the seconds it took."""
 
-    def wait(news, *, grew=False, longest_s=NEVER_S):
+    def wait(watcher, *, grew=False, longest_s=NEVER_S):
         begin = time.monotonic()
-        loop.run_until_complete(asyncio.wait_for(news.wait(grew=grew, longest_s=longest_s), 90))
+        loop.run_until_complete(asyncio.wait_for(watcher.wait(grew=grew, longest_s=longest_s), 90))
         return time.monotonic() - begin
 
     return wait
@@ -75,15 +75,15 @@ def append(path, data=b"x"):
         file.write(data)
 
 
-def test_what_was_written_between_a_look_and_the_wait_is_told(news, file, wait):
-    wait(news, longest_s=0)
+def test_a_write_between_a_poll_and_the_wait_ends_the_wait(watcher, file, wait):
+    wait(watcher, longest_s=0)
     append(file)
-    wait(news)
+    wait(watcher)
 
 
-def test_what_another_process_writes_wakes_one_that_waits(news, file, loop):
+def test_a_write_of_another_process_ends_the_wait(watcher, file, loop):
     async def waiting():
-        waits = asyncio.create_task(news.wait(grew=False, longest_s=NEVER_S))
+        waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
         with subprocess.Popen(["bash", "-c", f"echo new >> {file}"]):
             await asyncio.wait_for(waits, 90)
@@ -91,33 +91,33 @@ def test_what_another_process_writes_wakes_one_that_waits(news, file, loop):
     loop.run_until_complete(waiting())
 
 
-def test_one_write_is_told_once(news, file, wait):
+def test_one_write_is_reported_once(watcher, file, wait):
     append(file)
-    wait(news)
-    assert wait(news, longest_s=0.05) >= 0.05
+    wait(watcher)
+    assert wait(watcher, longest_s=0.05) >= 0.05
 
 
-def test_any_of_many_files_is_told_until_it_is_removed(news, file, tmp_path, wait):
+def test_a_write_to_any_watched_file_is_reported_until_the_file_is_removed(watcher, file, tmp_path, wait):
     other = tmp_path / "stdout"
     other.touch()
-    news.add(other, cooldown_s=REST_S)
+    watcher.add(other, cooldown_s=COOLDOWN_S)
     append(other)
-    wait(news)
-    news.remove(other)
+    wait(watcher)
+    watcher.remove(other)
     append(other)
-    assert wait(news, longest_s=0.05) >= 0.05
+    assert wait(watcher, longest_s=0.05) >= 0.05
     append(file)
-    wait(news)
+    wait(watcher)
 
 
-def test_a_flood_of_writes_is_a_look_every_few_milliseconds(news, file, loop):
-    async def looks_while_flooded():
-        looks = 0
+def test_many_writes_cause_one_poll_per_cooldown(watcher, file, loop):
+    async def polls_during_writes():
+        polls = 0
         begin = time.monotonic()
         while time.monotonic() < begin + 0.3:
-            await news.wait(grew=True, longest_s=NEVER_S)
-            looks += 1
-        return looks, time.monotonic() - begin
+            await watcher.wait(grew=True, longest_s=NEVER_S)
+            polls += 1
+        return polls, time.monotonic() - begin
 
     stopped = threading.Event()
 
@@ -130,22 +130,22 @@ def test_a_flood_of_writes_is_a_look_every_few_milliseconds(news, file, loop):
     flood = threading.Thread(target=write)
     flood.start()
     try:
-        looks, took_s = loop.run_until_complete(looks_while_flooded())
+        polls, took_s = loop.run_until_complete(polls_during_writes())
     finally:
         stopped.set()
         flood.join()
-    assert 2 <= looks <= took_s / REST_S + 1
+    assert 2 <= polls <= took_s / COOLDOWN_S + 1
 
 
-def test_a_file_that_is_flooded_does_not_hold_up_the_news_of_another(news, file, tmp_path, loop):
+def test_a_file_in_its_cooldown_does_not_delay_reports_of_another(watcher, file, tmp_path, loop):
     flooded = tmp_path / "stdout"
     flooded.touch()
-    news.add(flooded, cooldown_s=NEVER_S)
+    watcher.add(flooded, cooldown_s=NEVER_S)
 
     async def waiting():
         append(flooded)
-        await news.wait(grew=False, longest_s=0)  # too soon after it was added: it rests
-        waits = asyncio.create_task(news.wait(grew=False, longest_s=NEVER_S))
+        await watcher.wait(grew=False, longest_s=0)  # in its cooldown, since it was just added
+        waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
         append(flooded)
         append(file)
@@ -154,83 +154,83 @@ def test_a_file_that_is_flooded_does_not_hold_up_the_news_of_another(news, file,
     loop.run_until_complete(waiting())
 
 
-def test_the_kernel_is_asked_for_one_write_at_a_time(news, file):
+def test_a_thousand_writes_queue_one_inotify_event(watcher, file):
     for _ in range(1000):
         append(file)
     waiting_bytes = array.array("i", [0])
-    fcntl.ioctl(news._descriptor, termios.FIONREAD, waiting_bytes)
-    assert waiting_bytes[0] == 2 * 16  # the write, and the end of the watch
+    fcntl.ioctl(watcher._descriptor, termios.FIONREAD, waiting_bytes)
+    assert waiting_bytes[0] == 2 * 16  # the write, and the removal of the watch
 
 
-def test_a_file_that_was_removed_leaves_the_news_of_others(news, file, tmp_path, wait):
+def test_a_deleted_file_does_not_hide_writes_to_others(watcher, file, tmp_path, wait):
     other = tmp_path / "stdout"
     other.touch()
-    news.add(other, cooldown_s=REST_S)
+    watcher.add(other, cooldown_s=COOLDOWN_S)
     append(other)
     other.unlink()
-    wait(news)
+    wait(watcher)
     append(file)
-    wait(news)
-    assert news._descriptor is not None
+    wait(watcher)
+    assert watcher._descriptor is not None
 
 
-def test_what_the_kernel_does_not_see_waits_for_the_slow_look(news, file, wait):
+def test_a_memory_mapped_write_is_found_by_the_slow_poll(watcher, file, wait):
     append(file, bytes(4096))
-    wait(news)
+    wait(watcher)
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 4096) as mapped:
         mapped[0:4] = b"seen"
-        assert 0.5 * SLOW_POLL_S <= wait(news, longest_s=SLOW_POLL_S) <= 10
+        assert 0.5 * SLOW_POLL_S <= wait(watcher, longest_s=SLOW_POLL_S) <= 10
 
 
-def test_a_wait_can_be_asked_to_return(news, loop):
+def test_poll_now_ends_a_wait(watcher, loop):
     async def waiting():
-        waits = asyncio.create_task(news.wait(grew=False, longest_s=NEVER_S))
+        waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
-        news.poll_now()
+        watcher.poll_now()
         await asyncio.wait_for(waits, 90)
 
     loop.run_until_complete(waiting())
 
 
-def test_a_wait_that_is_given_up_leaves_nothing_with_the_loop(news, file, wait, loop):
+def test_a_cancelled_wait_removes_its_reader_from_the_event_loop(watcher, file, wait, loop):
     async def waiting():
-        waits = asyncio.create_task(news.wait(grew=False, longest_s=NEVER_S))
+        waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
         waits.cancel()
         await asyncio.gather(waits, return_exceptions=True)
-        return asyncio.get_running_loop().remove_reader(news._descriptor)
+        return asyncio.get_running_loop().remove_reader(watcher._descriptor)
 
     assert loop.run_until_complete(waiting()) is False
     append(file)
-    wait(news)
+    wait(watcher)
 
 
-def test_without_inotify_the_files_are_polled_more_and_more_seldom(deaf_news, loop):
-    async def rests_s():
-        rests = []
+def test_without_inotify_files_are_polled_with_growing_delays(polling_watcher, loop):
+    async def delays_s():
+        delays = []
         for _ in range(10):
             begin = time.monotonic()
-            await deaf_news.wait(grew=False)
-            rests.append(time.monotonic() - begin)
-        return rests
+            await polling_watcher.wait(grew=False)
+            delays.append(time.monotonic() - begin)
+        return delays
 
-    rests = loop.run_until_complete(rests_s())
-    assert rests[0] < MAX_POLL_S
-    assert deaf_news._poll_s == MAX_POLL_S
-    loop.run_until_complete(deaf_news.wait(grew=True))
-    assert deaf_news._poll_s == MIN_POLL_S
-
-
-def test_a_file_that_cannot_be_watched_makes_all_of_them_polled(news, tmp_path, wait):
-    news.add(tmp_path / "missing", cooldown_s=REST_S)
-    assert news._descriptor is None
-    assert wait(news) < NEVER_S
+    delays = loop.run_until_complete(delays_s())
+    assert delays[0] < MAX_POLL_S
+    assert polling_watcher._poll_s == MAX_POLL_S
+    loop.run_until_complete(polling_watcher.wait(grew=True))
+    assert polling_watcher._poll_s == MIN_POLL_S
 
 
-def test_nothing_stays_open(file):
+def test_a_file_that_cannot_be_watched_switches_all_files_to_polling(watcher, tmp_path, wait):
+    watcher.add(tmp_path / "missing", cooldown_s=COOLDOWN_S)
+    assert watcher._descriptor is None
+    assert wait(watcher) < NEVER_S
+
+
+def test_closing_the_watcher_closes_its_descriptors(file):
     before = set(os.listdir("/proc/self/fd"))
-    news = FileWatcher()
-    news.add(file, cooldown_s=REST_S)
-    news.close()
-    news.close()
+    watcher = FileWatcher()
+    watcher.add(file, cooldown_s=COOLDOWN_S)
+    watcher.close()
+    watcher.close()
     assert set(os.listdir("/proc/self/fd")) == before
