@@ -398,7 +398,7 @@ def test_a_manager_that_does_not_answer_is_an_error_without_a_traceback(nnictl, 
     assert code == 1
     assert err.startswith("ERROR: cannot reach the manager of experiment abc11111 at http://127.0.0.1:")
     assert "NOT ANSWERING" in nnictl("experiment", "list")[1]
-    # Stored data can be listed all the same.
+    # Stored data can still be listed.
     assert nnictl("trial", "ls")[:2] == (0, "INFO: Experiment abc11111 has no trials yet\n")
 
 
