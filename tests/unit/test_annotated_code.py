@@ -305,7 +305,7 @@ def test_a_command_that_bypasses_the_copy_causes_a_warning(code, config):
     )
 
 
-def test_commands_that_do_not_need_the_code_skip_reading_it(code, config):
+def test_code_is_not_read_if_reads_code_is_false(code, config):
     write(code, train_dot_py=SIZE)
     config()
     write(code, train_dot_py="'''@nni.foo()'''\n")

@@ -1,3 +1,5 @@
+"""The keeper's access to a trial: documents of the manager, new attempts, and growing streams."""
+
 import errno
 import os
 import threading

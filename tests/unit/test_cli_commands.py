@@ -507,7 +507,7 @@ def test_a_running_experiment_is_not_deleted(nnictl, an_experiment):
 
 
 def a_process_of(folder):
-    """A process that scans like one of a trial of this experiment."""
+    """A process that looks like one of a trial of this experiment."""
     attempt = folder.workspace.root / "trials/aB3dE/attempts/0/main-0"
     return subprocess.Popen(["sleep", "600"], env={"NNI_SYS_DIR": str(attempt), "PATH": os.environ["PATH"]})
 
@@ -700,7 +700,7 @@ def test_a_listener_of_another_user_at_the_managers_port_never_gets_the_token():
     assert asked == [1]
 
 
-def test_a_stop_request_that_the_manager_dropped_is_retried_before_any_signal(an_experiment, monkeypatch):
+def test_a_request_that_the_manager_dropped_is_retried_before_any_signal(an_experiment, monkeypatch):
     answers, asked = iter([None, None, {"id": "abc11111"}]), []
 
     def no_signal(_):

@@ -62,14 +62,14 @@ def test_the_live_view_shows_progress_time_best_and_last_failure():
         assert part in text
 
 
-def test_the_live_view_without_limits_or_trials_omits_them():
+def test_the_live_view_omits_limits_and_trials_that_do_not_exist():
     text = drawn(a_summary(maxTrialNum=None, maxExecDurationS=None, problem="cannot write: disk full"))
     assert "none yet" in text
     assert "left" not in text
     assert "cannot write: disk full" in text
 
 
-def test_a_log_gets_one_line_per_change_and_none_without(capsys):
+def test_a_log_gets_one_line_per_change_and_none_if_only_time_has_passed(capsys):
     lines = watch._Lines()
     running = a_summary(counts={"RUNNING": 2})
     for summary in (

@@ -192,7 +192,7 @@ def test_a_pod_without_an_index_is_rejected():
     assert task_name({"POD_NAME": "job-x7k2p"}) == "main-0", "no role was requested"
 
 
-# Any environment at all
+# Arbitrary environments
 
 VARIABLES = sorted({name for path in RECORDED.glob("*.env") for name in recorded(path.stem)})
 VARIABLES += ["POD_NAME", "JOB_COMPLETION_INDEX"]

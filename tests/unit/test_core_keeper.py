@@ -65,7 +65,7 @@ REUSED = replace(SETTINGS, trial_id=None)
 STARTED_AT_S, ENDED_AT_S = 1000.0, 2000.0
 
 
-class Play:
+class SimulatedKeeper:
     """A keeper and its clock. `at` passes an event and returns the effects, without log lines.
 
     It also answers each measurement of the metrics file.
@@ -93,7 +93,7 @@ class Play:
         unseen = LogDecision | ReleaseAttempt | MeasureMetrics
         return [effect for effect in effects if not isinstance(effect, unseen)]
 
-    def running(self, *, linked: bool = True) -> "Play":
+    def running(self, *, linked: bool = True) -> "SimulatedKeeper":
         """A keeper whose trial has started, and that has connected unless `linked` is false."""
         self.at(0.0, TrialAssigned(KEY))
         self.at(0.0, TrialSpawned(KEY, STARTED_AT_S))
@@ -103,8 +103,8 @@ class Play:
 
 
 @pytest.fixture
-def play() -> Play:
-    return Play()
+def simulated() -> SimulatedKeeper:
+    return SimulatedKeeper()
 
 
 def welcome(offsets: Offsets | None = None, *, closed: bool = False, key: AttemptKey = KEY) -> Welcome:
@@ -146,31 +146,31 @@ def end_in(effects: Sequence[Effect]) -> TrialEnded:
 # ---- an ordinary trial
 
 
-def test_an_ordinary_trial_is_started_replicated_and_ended(play: Play) -> None:
-    assert play.at(0, TrialAssigned(KEY)) == [SpawnTrial(KEY), OpenLink((KEY,))]
-    assert play.at(0, TrialSpawned(KEY, STARTED_AT_S)) == []
-    assert play.at(1, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
-    assert play.at(2, grew(100)) == [SendChunk(KEY, Stream.METRICS, 0, 100)]
-    assert play.at(3, durable(100)) == []
+def test_an_ordinary_trial_is_started_replicated_and_ended(simulated: SimulatedKeeper) -> None:
+    assert simulated.at(0, TrialAssigned(KEY)) == [SpawnTrial(KEY), OpenLink((KEY,))]
+    assert simulated.at(0, TrialSpawned(KEY, STARTED_AT_S)) == []
+    assert simulated.at(1, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
+    assert simulated.at(2, grew(100)) == [SendChunk(KEY, Stream.METRICS, 0, 100)]
+    assert simulated.at(3, durable(100)) == []
     end = ended(ExitReason.SUCCEEDED, 0, 130)
-    assert play.at(4, exited(0, size=130)) == [
+    assert simulated.at(4, exited(0, size=130)) == [
         RecordExit(end),
         Send(end),
         SendChunk(KEY, Stream.METRICS, 100, 30),
     ]
-    assert play.at(5, durable(130)) == []
-    assert play.at(6, durable(130, closed=True)) == [ExitKeeper(0)]
-    assert play.at(7, TimerFired()) == []
+    assert simulated.at(5, durable(130)) == []
+    assert simulated.at(6, durable(130, closed=True)) == [ExitKeeper(0)]
+    assert simulated.at(7, TimerFired()) == []
 
 
-def test_the_trial_starts_without_waiting_for_a_manager(play: Play) -> None:
-    assert play.at(0, TrialAssigned(KEY))[0] == SpawnTrial(KEY)
+def test_the_trial_starts_without_waiting_for_a_manager(simulated: SimulatedKeeper) -> None:
+    assert simulated.at(0, TrialAssigned(KEY))[0] == SpawnTrial(KEY)
 
 
-def test_a_start_before_the_connection_is_reported_once_connected(play: Play) -> None:
-    play.running(linked=False)
-    play.at(0, grew(5))
-    assert play.at(9, welcome({Stream.METRICS: 2})) == [
+def test_a_start_before_the_connection_is_reported_once_connected(simulated: SimulatedKeeper) -> None:
+    simulated.running(linked=False)
+    simulated.at(0, grew(5))
+    assert simulated.at(9, welcome({Stream.METRICS: 2})) == [
         Send(TrialStarted(KEY, STARTED_AT_S)),
         SendChunk(KEY, Stream.METRICS, 2, 3),
     ]
@@ -178,10 +178,10 @@ def test_a_start_before_the_connection_is_reported_once_connected(play: Play) ->
 
 def test_logs_are_collected_only_if_enabled() -> None:
     for collect_logs, streams in ((False, {Stream.METRICS}), (True, set(Stream))):
-        play = Play(
+        simulated = SimulatedKeeper(
             KeeperSettings("exp", "job", "/mnt/exp", "token", "abcde", collect_logs=collect_logs)
         ).running()
-        assert set(end_in(play.at(1, exited())).final_sizes) == streams
+        assert set(end_in(simulated.at(1, exited())).final_sizes) == streams
 
 
 @pytest.mark.parametrize(
@@ -196,17 +196,19 @@ def test_logs_are_collected_only_if_enabled() -> None:
     ],
 )
 def test_the_keeper_exits_with_the_exit_code_of_its_trial(
-    play: Play, event: TrialExited, code: int, reason: ExitReason
+    simulated: SimulatedKeeper, event: TrialExited, code: int, reason: ExitReason
 ) -> None:
-    play.running()
-    end = end_in(play.at(1, event))
+    simulated.running()
+    end = end_in(simulated.at(1, event))
     assert (end.exit_code, end.reason) == (code, reason)
-    assert play.at(2, durable(closed=True)) == [ExitKeeper(code)]
+    assert simulated.at(2, durable(closed=True)) == [ExitKeeper(code)]
 
 
-def test_the_message_of_a_failed_trial_is_its_last_stderr_and_a_success_has_none(play: Play) -> None:
-    assert end_in(play.running().at(1, exited(3, stderr="Traceback"))).message == "Traceback"
-    assert end_in(Play().running().at(1, exited(0, stderr="a warning"))).message == ""
+def test_the_message_of_a_failed_trial_is_its_last_stderr_and_a_success_has_none(
+    simulated: SimulatedKeeper,
+) -> None:
+    assert end_in(simulated.running().at(1, exited(3, stderr="Traceback"))).message == "Traceback"
+    assert end_in(SimulatedKeeper().running().at(1, exited(0, stderr="a warning"))).message == ""
 
 
 LIMIT = "the container's memory limit of 512 MiB was reached"
@@ -214,90 +216,92 @@ LIMIT = "the container's memory limit of 512 MiB was reached"
 
 @pytest.mark.parametrize(("code", "signal", "expected"), [(None, 9, 137), (137, None, 137), (1, None, 1)])
 def test_a_failure_while_memory_ran_out_has_the_reason_out_of_memory(
-    play: Play, code: int | None, signal: int | None, expected: int
+    simulated: SimulatedKeeper, code: int | None, signal: int | None, expected: int
 ) -> None:
-    end = end_in(play.running().at(1, exited(code, signal, stderr="loading", out_of_memory=LIMIT)))
+    end = end_in(simulated.running().at(1, exited(code, signal, stderr="loading", out_of_memory=LIMIT)))
     assert (end.exit_code, end.reason) == (expected, ExitReason.OUT_OF_MEMORY)
     assert end.message == f"{LIMIT}\nloading"
 
 
-def test_a_trial_that_exits_with_0_succeeds_although_memory_ran_out(play: Play) -> None:
-    end = end_in(play.running().at(1, exited(0, out_of_memory=LIMIT)))
+def test_a_trial_that_exits_with_0_succeeds_although_memory_ran_out(simulated: SimulatedKeeper) -> None:
+    end = end_in(simulated.running().at(1, exited(0, out_of_memory=LIMIT)))
     assert (end.reason, end.message) == (ExitReason.SUCCEEDED, "")
 
 
-def test_a_stopping_trial_keeps_its_stop_reason_when_memory_runs_out(play: Play) -> None:
-    play.running().at(1, StopTrial(KEY.trial_id, ExitReason.EARLY_STOPPED))
-    assert end_in(play.at(2, exited(None, 9, out_of_memory=LIMIT))).reason is ExitReason.EARLY_STOPPED
+def test_a_stopping_trial_keeps_its_stop_reason_when_memory_runs_out(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(1, StopTrial(KEY.trial_id, ExitReason.EARLY_STOPPED))
+    assert end_in(simulated.at(2, exited(None, 9, out_of_memory=LIMIT))).reason is ExitReason.EARLY_STOPPED
 
 
-def test_processes_that_cannot_be_killed_are_named_in_the_log(play: Play) -> None:
-    play.running().at(1, CleanupFinished(KEY, ("71 (sleep 9)", "72 (python x.py)")))
-    assert play.log[-2:] == [
+def test_processes_that_cannot_be_killed_are_named_in_the_log(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(1, CleanupFinished(KEY, ("71 (sleep 9)", "72 (python x.py)")))
+    assert simulated.log[-2:] == [
         "cannot kill process 71 (sleep 9); kill it as its own user",
         "cannot kill process 72 (python x.py); kill it as its own user",
     ]
 
 
-def test_a_command_that_could_not_start_has_an_end_without_a_start(play: Play) -> None:
-    play.at(0, TrialAssigned(KEY))
+def test_a_command_that_could_not_start_has_an_end_without_a_start(simulated: SimulatedKeeper) -> None:
+    simulated.at(0, TrialAssigned(KEY))
     end = TrialEnded(
         KEY, ExitReason.COULD_NOT_START, 104, 50.0, 50.0, {Stream.METRICS: 0}, "cannot start: no bash"
     )
-    assert play.at(0, SpawnFailed(KEY, 50.0, 104, "cannot start: no bash")) == [RecordExit(end)]
-    assert play.at(1, welcome()) == [Send(end)]
-    assert play.at(2, durable(closed=True)) == [ExitKeeper(104)]
+    assert simulated.at(0, SpawnFailed(KEY, 50.0, 104, "cannot start: no bash")) == [RecordExit(end)]
+    assert simulated.at(1, welcome()) == [Send(end)]
+    assert simulated.at(2, durable(closed=True)) == [ExitKeeper(104)]
 
 
-def test_the_end_is_recorded_before_it_is_reported(play: Play) -> None:
-    effects = play.running().at(1, exited())
+def test_the_end_is_recorded_before_it_is_reported(simulated: SimulatedKeeper) -> None:
+    effects = simulated.running().at(1, exited())
     assert [type(effect) for effect in effects] == [RecordExit, Send]
 
 
-def test_the_keeper_stays_until_the_manager_confirms_that_all_bytes_are_stored(play: Play) -> None:
-    play.running().at(1, exited(0, size=10))
-    assert play.at(2, durable(10)) == []
-    assert play.at(31, TimerFired()) == []
-    assert play.at(31.5, durable(10, closed=True)) == [ExitKeeper(0)]
+def test_the_keeper_stays_until_the_manager_confirms_that_all_bytes_are_stored(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running().at(1, exited(0, size=10))
+    assert simulated.at(2, durable(10)) == []
+    assert simulated.at(31, TimerFired()) == []
+    assert simulated.at(31.5, durable(10, closed=True)) == [ExitKeeper(0)]
 
 
 def test_a_connected_manager_that_acknowledges_nothing_is_waited_for_only_as_long_as_an_absent_one(
-    play: Play,
+    simulated: SimulatedKeeper,
 ) -> None:
-    play.running().at(1, exited(0, size=10))
-    assert play.at(30.9, TimerFired()) == []
-    assert play.at(31, TimerFired()) == [ExitKeeper(0)]
+    simulated.running().at(1, exited(0, size=10))
+    assert simulated.at(30.9, TimerFired()) == []
+    assert simulated.at(31, TimerFired()) == [ExitKeeper(0)]
 
 
-def test_the_keeper_stays_as_long_as_acknowledgements_arrive(play: Play) -> None:
-    play.running().at(1, exited(0, size=1000))
+def test_the_keeper_stays_as_long_as_acknowledgements_arrive(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(1, exited(0, size=1000))
     for step in range(1, 100):
-        assert ExitKeeper(0) not in play.at(step * 29, durable(step))
-    assert play.at(99 * 29 + 30, TimerFired()) == [ExitKeeper(0)]
+        assert ExitKeeper(0) not in simulated.at(step * 29, durable(step))
+    assert simulated.at(99 * 29 + 30, TimerFired()) == [ExitKeeper(0)]
 
 
-def test_a_running_trial_that_the_manager_has_closed_is_stopped(play: Play) -> None:
-    play.running()
-    assert SignalTrial(KEY, kill=False) in play.at(5, durable(closed=True))
+def test_a_running_trial_that_the_manager_has_closed_is_stopped(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    assert SignalTrial(KEY, kill=False) in simulated.at(5, durable(closed=True))
 
 
-def test_a_stop_of_another_trial_is_ignored(play: Play) -> None:
-    play.running()
-    assert play.at(5, StopTrial("other", ExitReason.STOPPED_BY_USER)) == []
+def test_a_stop_of_another_trial_is_ignored(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    assert simulated.at(5, StopTrial("other", ExitReason.STOPPED_BY_USER)) == []
 
 
 # ---- the connection
 
 
-def test_the_retry_delays_double_up_to_a_minute(play: Play) -> None:
-    play.running(linked=False)
+def test_the_retry_delays_double_up_to_a_minute(simulated: SimulatedKeeper) -> None:
+    simulated.running(linked=False)
     now_s, waits = 0.0, []
     for _ in range(11):
-        assert play.at(now_s, LinkLost("refused")) == []
-        deadline_s = play.keeper.next_deadline_s
+        assert simulated.at(now_s, LinkLost("refused")) == []
+        deadline_s = simulated.keeper.next_deadline_s
         assert deadline_s is not None
-        assert play.at(deadline_s - 0.01, TimerFired()) == []
-        assert play.at(deadline_s, TimerFired()) == [OpenLink((KEY,))]
+        assert simulated.at(deadline_s - 0.01, TimerFired()) == []
+        assert simulated.at(deadline_s, TimerFired()) == [OpenLink((KEY,))]
         waits.append(deadline_s - now_s)
         now_s = deadline_s
     own = waits[0] / FIRST_RETRY_S
@@ -306,283 +310,297 @@ def test_the_retry_delays_double_up_to_a_minute(play: Play) -> None:
     assert waits == pytest.approx([own * wait_s for wait_s in longest])
 
 
-def test_an_outage_of_any_length_is_one_line_in_the_log(play: Play) -> None:
-    play.running(linked=False)
-    play.log.clear()
+def test_an_outage_of_any_length_is_one_line_in_the_log(simulated: SimulatedKeeper) -> None:
+    simulated.running(linked=False)
+    simulated.log.clear()
     for now_s in range(0, 3600 * 5, 60):
-        play.at(now_s, LinkLost("nobody there"))
-        play.at(now_s + 60, TimerFired())
-    assert play.log == ["the link to the manager is down: nobody there"]
+        simulated.at(now_s, LinkLost("nobody there"))
+        simulated.at(now_s + 60, TimerFired())
+    assert simulated.log == ["the link to the manager is down: nobody there"]
 
 
-def test_a_lost_connection_is_reopened_and_sending_resumes_at_the_managers_offset(play: Play) -> None:
-    play.running().at(1, grew(100))
-    assert play.at(10, LinkLost("reset")) == []
-    assert play.at(10.1, grew(120)) == []
-    assert play.at(10.2, TimerFired()) == [OpenLink((KEY,))]
-    assert play.at(10.3, welcome({Stream.METRICS: 60})) == [
+def test_a_lost_connection_is_reopened_and_sending_resumes_at_the_managers_offset(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running().at(1, grew(100))
+    assert simulated.at(10, LinkLost("reset")) == []
+    assert simulated.at(10.1, grew(120)) == []
+    assert simulated.at(10.2, TimerFired()) == [OpenLink((KEY,))]
+    assert simulated.at(10.3, welcome({Stream.METRICS: 60})) == [
         Send(TrialStarted(KEY, STARTED_AT_S)),
         SendChunk(KEY, Stream.METRICS, 60, 60),
     ]
 
 
-def test_a_manager_that_moved_is_tried_at_once(play: Play) -> None:
-    play.running(linked=False)
+def test_a_manager_that_moved_is_tried_at_once(simulated: SimulatedKeeper) -> None:
+    simulated.running(linked=False)
     for now_s in range(0, 600, 60):
-        play.at(now_s, LinkLost("nobody there"))
-        play.at(now_s + 60, TimerFired())
-    play.at(600, LinkLost("nobody there"))
-    assert play.at(601, ManagerMoved()) == [OpenLink((KEY,))]
-    play.at(601, LinkLost("not ready yet"))
-    assert play.keeper.next_deadline_s is not None
-    assert 601 < play.keeper.next_deadline_s <= 601 + FIRST_RETRY_S
+        simulated.at(now_s, LinkLost("nobody there"))
+        simulated.at(now_s + 60, TimerFired())
+    simulated.at(600, LinkLost("nobody there"))
+    assert simulated.at(601, ManagerMoved()) == [OpenLink((KEY,))]
+    simulated.at(601, LinkLost("not ready yet"))
+    assert simulated.keeper.next_deadline_s is not None
+    assert 601 < simulated.keeper.next_deadline_s <= 601 + FIRST_RETRY_S
 
 
-def test_a_connection_attempt_to_the_old_address_is_replaced_when_the_manager_moves(play: Play) -> None:
-    play.running(linked=False)
-    assert play.keeper.link.state is LinkState.CONNECTING
-    assert play.at(1, ManagerMoved()) == [OpenLink((KEY,))]
-    assert play.at(2, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
+def test_a_connection_attempt_to_the_old_address_is_replaced_when_the_manager_moves(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running(linked=False)
+    assert simulated.keeper.link.state is LinkState.CONNECTING
+    assert simulated.at(1, ManagerMoved()) == [OpenLink((KEY,))]
+    assert simulated.at(2, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
 
 
-def test_an_open_connection_survives_a_new_manager_json(play: Play) -> None:
-    assert play.running().at(1, ManagerMoved()) == []
+def test_an_open_connection_survives_a_new_manager_json(simulated: SimulatedKeeper) -> None:
+    assert simulated.running().at(1, ManagerMoved()) == []
 
 
-def test_a_refused_keeper_lets_its_trial_run_and_does_not_reconnect(play: Play) -> None:
-    play.running(linked=False)
-    assert play.at(1, LinkRefused("wrong token")) == []
-    assert play.log[-1] == "the manager refused: wrong token"
-    assert play.keeper.next_deadline_s is None
-    assert play.at(3600, grew(10)) == []
-    assert play.at(7200, exited(0, size=10)) == [RecordExit(ended(ExitReason.SUCCEEDED, 0, 10))]
-    assert play.at(7204.9, TimerFired()) == []
-    assert play.at(7205, TimerFired()) == [ExitKeeper(0)], (
+def test_a_refused_keeper_lets_its_trial_run_and_does_not_reconnect(simulated: SimulatedKeeper) -> None:
+    simulated.running(linked=False)
+    assert simulated.at(1, LinkRefused("wrong token")) == []
+    assert simulated.log[-1] == "the manager refused: wrong token"
+    assert simulated.keeper.next_deadline_s is None
+    assert simulated.at(3600, grew(10)) == []
+    assert simulated.at(7200, exited(0, size=10)) == [RecordExit(ended(ExitReason.SUCCEEDED, 0, 10))]
+    assert simulated.at(7204.9, TimerFired()) == []
+    assert simulated.at(7205, TimerFired()) == [ExitKeeper(0)], (
         "a manager that was never reached cannot acknowledge anything"
     )
 
 
-def test_a_refusal_is_logged_after_an_outage_too(play: Play) -> None:
-    play.running(linked=False)
+def test_a_refusal_is_logged_after_an_outage_too(simulated: SimulatedKeeper) -> None:
+    simulated.running(linked=False)
     for now_s in (0, 60, 120):
-        play.at(now_s, LinkLost("nobody there"))
-        play.at(now_s + 60, TimerFired())
-    play.at(190, LinkRefused("wrong token"))
-    assert play.log[-1] == "the manager refused: wrong token"
+        simulated.at(now_s, LinkLost("nobody there"))
+        simulated.at(now_s + 60, TimerFired())
+    simulated.at(190, LinkRefused("wrong token"))
+    assert simulated.log[-1] == "the manager refused: wrong token"
 
 
-def test_a_refused_keeper_connects_to_the_next_manager(play: Play) -> None:
-    play.running(linked=False).at(1, LinkRefused("wrong token"))
-    assert play.at(2, ManagerMoved()) == [OpenLink((KEY,))]
-    assert play.at(3, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
+def test_a_refused_keeper_connects_to_the_next_manager(simulated: SimulatedKeeper) -> None:
+    simulated.running(linked=False).at(1, LinkRefused("wrong token"))
+    assert simulated.at(2, ManagerMoved()) == [OpenLink((KEY,))]
+    assert simulated.at(3, welcome()) == [Send(TrialStarted(KEY, STARTED_AT_S))]
 
 
 # ---- stopping
 
 
-def test_a_stop_sends_sigterm_first_and_sigkill_after_the_grace_period(play: Play) -> None:
-    play.running()
-    assert play.at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED)) == [SignalTrial(KEY, kill=False)]
-    assert play.keeper.next_deadline_s == 110
-    assert play.at(109.9, TimerFired()) == []
-    assert play.at(110, TimerFired()) == [SignalTrial(KEY, kill=True)]
-    assert play.at(111, TimerFired()) == []
-    end = end_in(play.at(112, exited(None, 9)))
+def test_a_stop_sends_sigterm_first_and_sigkill_after_the_grace_period(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    assert simulated.at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED)) == [SignalTrial(KEY, kill=False)]
+    assert simulated.keeper.next_deadline_s == 110
+    assert simulated.at(109.9, TimerFired()) == []
+    assert simulated.at(110, TimerFired()) == [SignalTrial(KEY, kill=True)]
+    assert simulated.at(111, TimerFired()) == []
+    end = end_in(simulated.at(112, exited(None, 9)))
     assert (end.reason, end.exit_code) == (ExitReason.EARLY_STOPPED, 137)
 
 
-def test_a_task_that_is_stopped_because_its_trial_is_over_exits_with_0(play: Play) -> None:
-    play.running().at(100, StopTrial("abcde", ExitReason.TRIAL_OVER))
-    end = end_in(play.at(101, exited(None, 15)))
+def test_a_task_that_is_stopped_because_its_trial_is_over_exits_with_0(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(100, StopTrial("abcde", ExitReason.TRIAL_OVER))
+    end = end_in(simulated.at(101, exited(None, 15)))
     assert (end.reason, end.exit_code) == (ExitReason.TRIAL_OVER, 143)
-    assert play.at(102, durable(closed=True)) == [ExitKeeper(0)]
+    assert simulated.at(102, durable(closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_trial_that_exits_within_the_grace_period_is_not_killed(play: Play) -> None:
-    play.running().at(100, StopTrial("abcde", ExitReason.STOPPED_BY_USER))
-    assert end_in(play.at(101, exited(None, 15))).reason is ExitReason.STOPPED_BY_USER
-    assert play.at(120, TimerFired()) == []
+def test_a_trial_that_exits_within_the_grace_period_is_not_killed(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(100, StopTrial("abcde", ExitReason.STOPPED_BY_USER))
+    assert end_in(simulated.at(101, exited(None, 15))).reason is ExitReason.STOPPED_BY_USER
+    assert simulated.at(120, TimerFired()) == []
 
 
-def test_the_grace_period_ends_on_time_even_if_only_other_events_arrive(play: Play) -> None:
-    play.running().at(100, StopTrial("abcde", ExitReason.STOPPED_BY_USER))
-    assert SignalTrial(KEY, kill=True) in play.at(115, grew(1))
+def test_the_grace_period_ends_on_time_even_if_only_other_events_arrive(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(100, StopTrial("abcde", ExitReason.STOPPED_BY_USER))
+    assert SignalTrial(KEY, kill=True) in simulated.at(115, grew(1))
 
 
-def test_a_second_signal_ends_the_grace_period(play: Play) -> None:
-    play.running().at(100, SignalReceived(15))
-    assert play.at(101, SignalReceived(2)) == [SignalTrial(KEY, kill=True)]
-    assert play.at(102, SignalReceived(15)) == []
-    assert play.at(110, TimerFired()) == []
-    assert end_in(play.at(111, exited(None, 9))).reason is ExitReason.JOB_LOST
+def test_a_second_signal_ends_the_grace_period(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(100, SignalReceived(15))
+    assert simulated.at(101, SignalReceived(2)) == [SignalTrial(KEY, kill=True)]
+    assert simulated.at(102, SignalReceived(15)) == []
+    assert simulated.at(110, TimerFired()) == []
+    assert end_in(simulated.at(111, exited(None, 9))).reason is ExitReason.JOB_LOST
 
 
-def test_a_signal_after_a_stop_message_counts_as_the_first_signal(play: Play) -> None:
-    play.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
-    assert play.at(101, SignalReceived(15)) == []
-    assert play.at(102, SignalReceived(15)) == [SignalTrial(KEY, kill=True)]
+def test_a_signal_after_a_stop_message_counts_as_the_first_signal(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    assert simulated.at(101, SignalReceived(15)) == []
+    assert simulated.at(102, SignalReceived(15)) == [SignalTrial(KEY, kill=True)]
 
 
-def test_the_first_stop_reason_and_its_grace_period_stay(play: Play) -> None:
-    play.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
-    assert play.at(105, StopTrial("abcde", ExitReason.STOPPED_BY_USER)) == []
-    assert play.at(106, SignalReceived(15)) == []
-    assert play.at(110, TimerFired()) == [SignalTrial(KEY, kill=True)]
-    assert end_in(play.at(111, exited(None, 9))).reason is ExitReason.EARLY_STOPPED
+def test_the_first_stop_reason_and_its_grace_period_stay(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    assert simulated.at(105, StopTrial("abcde", ExitReason.STOPPED_BY_USER)) == []
+    assert simulated.at(106, SignalReceived(15)) == []
+    assert simulated.at(110, TimerFired()) == [SignalTrial(KEY, kill=True)]
+    assert end_in(simulated.at(111, exited(None, 9))).reason is ExitReason.EARLY_STOPPED
 
 
-def test_a_command_that_exits_with_0_after_a_stop_keeps_the_stop_reason_and_its_exit_code(play: Play) -> None:
-    play.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
-    end = end_in(play.at(101, exited(0)))
+def test_a_command_that_exits_with_0_after_a_stop_keeps_the_stop_reason_and_its_exit_code(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running().at(100, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    end = end_in(simulated.at(101, exited(0)))
     assert (end.reason, end.exit_code) == (ExitReason.EARLY_STOPPED, 0)
-    assert play.at(102, durable(closed=True)) == [ExitKeeper(0)]
+    assert simulated.at(102, durable(closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_stop_after_the_end_changes_nothing(play: Play) -> None:
-    play.running().at(1, exited(1))
-    assert play.at(2, StopTrial("abcde", ExitReason.STOPPED_BY_USER)) == []
-    assert play.at(3, durable(closed=True)) == [ExitKeeper(1)]
+def test_a_stop_after_the_end_changes_nothing(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(1, exited(1))
+    assert simulated.at(2, StopTrial("abcde", ExitReason.STOPPED_BY_USER)) == []
+    assert simulated.at(3, durable(closed=True)) == [ExitKeeper(1)]
 
 
-def test_a_signal_to_the_keeper_ends_the_job_as_lost(play: Play) -> None:
-    assert play.running().at(1, SignalReceived(15)) == [SignalTrial(KEY, kill=False)]
-    assert end_in(play.at(2, exited(None, 15))).reason is ExitReason.JOB_LOST
+def test_a_signal_to_the_keeper_ends_the_job_as_lost(simulated: SimulatedKeeper) -> None:
+    assert simulated.running().at(1, SignalReceived(15)) == [SignalTrial(KEY, kill=False)]
+    assert end_in(simulated.at(2, exited(None, 15))).reason is ExitReason.JOB_LOST
 
 
 def test_a_keeper_without_a_trial_exits_on_a_signal() -> None:
-    assert ExitKeeper(0) in Play(REUSED).at(0, SignalReceived(15))
+    assert ExitKeeper(0) in SimulatedKeeper(REUSED).at(0, SignalReceived(15))
 
 
-def test_stopping_works_without_a_connection(play: Play) -> None:
-    play.running(linked=False)
-    assert play.at(1, SignalReceived(2)) == [SignalTrial(KEY, kill=False)]
-    assert play.at(11, TimerFired()) == [SignalTrial(KEY, kill=True)]
+def test_stopping_works_without_a_connection(simulated: SimulatedKeeper) -> None:
+    simulated.running(linked=False)
+    assert simulated.at(1, SignalReceived(2)) == [SignalTrial(KEY, kill=False)]
+    assert simulated.at(11, TimerFired()) == [SignalTrial(KEY, kill=True)]
 
 
 # ---- reports of the end
 
 
-def test_the_end_is_reported_again_on_every_new_connection(play: Play) -> None:
+def test_the_end_is_reported_again_on_every_new_connection(simulated: SimulatedKeeper) -> None:
     end = ended(ExitReason.SUCCEEDED, 0, 10)
-    play.running().at(1, exited(0, size=10))
+    simulated.running().at(1, exited(0, size=10))
     for now_s in (2, 4, 6):
-        play.at(now_s, LinkLost("manager killed"))
-        assert play.at(now_s + 1, TimerFired()) == [OpenLink((KEY,))]
-        assert play.at(now_s + 1, welcome({Stream.METRICS: 4})) == [
+        simulated.at(now_s, LinkLost("manager killed"))
+        assert simulated.at(now_s + 1, TimerFired()) == [OpenLink((KEY,))]
+        assert simulated.at(now_s + 1, welcome({Stream.METRICS: 4})) == [
             Send(TrialStarted(KEY, STARTED_AT_S)),
             Send(end),
             SendChunk(KEY, Stream.METRICS, 4, 6),
         ]
-    assert play.at(8, durable(10, closed=True)) == [ExitKeeper(0)]
+    assert simulated.at(8, durable(10, closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_welcome_that_says_closed_ends_the_keeper_after_the_end_of_its_trial(play: Play) -> None:
-    play.running().at(1, exited(0, size=10))
-    play.at(2, LinkLost("reset"))
-    play.at(3, TimerFired())
-    assert play.at(4, welcome({Stream.METRICS: 10}, closed=True)) == [ExitKeeper(0)]
+def test_a_welcome_that_says_closed_ends_the_keeper_after_the_end_of_its_trial(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running().at(1, exited(0, size=10))
+    simulated.at(2, LinkLost("reset"))
+    simulated.at(3, TimerFired())
+    assert simulated.at(4, welcome({Stream.METRICS: 10}, closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_welcome_that_says_closed_stops_a_running_trial(play: Play) -> None:
-    play.running(linked=False)
-    effects = play.at(1, welcome(closed=True))
+def test_a_welcome_that_says_closed_stops_a_running_trial(simulated: SimulatedKeeper) -> None:
+    simulated.running(linked=False)
+    effects = simulated.at(1, welcome(closed=True))
     assert effects == [SignalTrial(KEY, kill=False)]
-    assert end_in(play.at(2, exited(None, 15))).reason is ExitReason.JOB_LOST
-    assert play.at(3, durable(closed=True)) == [ExitKeeper(143)]
+    assert end_in(simulated.at(2, exited(None, 15))).reason is ExitReason.JOB_LOST
+    assert simulated.at(3, durable(closed=True)) == [ExitKeeper(143)]
 
 
-def test_a_welcome_without_offsets_of_the_attempt_restarts_the_streams_at_0(play: Play) -> None:
-    play.running(linked=False).at(0, grew(7))
-    assert SendChunk(KEY, Stream.METRICS, 0, 7) in play.at(1, welcome({}, key=OTHER_KEY))
+def test_a_welcome_without_offsets_of_the_attempt_restarts_the_streams_at_0(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running(linked=False).at(0, grew(7))
+    assert SendChunk(KEY, Stream.METRICS, 0, 7) in simulated.at(1, welcome({}, key=OTHER_KEY))
 
 
-def test_an_ack_for_another_attempt_is_ignored(play: Play) -> None:
-    play.running().at(1, exited(0, size=5))
-    assert play.at(2, durable(5, closed=True, key=OTHER_KEY)) == []
+def test_an_ack_for_another_attempt_is_ignored(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(1, exited(0, size=5))
+    assert simulated.at(2, durable(5, closed=True, key=OTHER_KEY)) == []
 
 
-def test_an_event_of_another_attempt_is_a_bug(play: Play) -> None:
-    play.running()
+def test_an_event_of_another_attempt_is_a_bug(simulated: SimulatedKeeper) -> None:
+    simulated.running()
     with pytest.raises(KeyError):
-        play.at(1, TrialSpawned(OTHER_KEY, STARTED_AT_S))
+        simulated.at(1, TrialSpawned(OTHER_KEY, STARTED_AT_S))
 
 
-def test_a_keeper_lingers_for_an_absent_manager_and_then_exits(play: Play) -> None:
-    play.running().at(1, LinkLost("reset"))
-    play.at(100, exited(3))
+def test_a_keeper_lingers_for_an_absent_manager_and_then_exits(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(1, LinkLost("reset"))
+    simulated.at(100, exited(3))
     for now_s in (110, 120, 129.9):
-        assert not any(isinstance(effect, ExitKeeper) for effect in play.at(now_s, TimerFired()))
-        if play.keeper.link.state is LinkState.CONNECTING:
-            play.at(now_s, LinkLost("nobody there"))
-    assert play.keeper.next_deadline_s is not None
-    assert play.keeper.next_deadline_s <= 130
-    assert play.at(130, TimerFired())[-1] == ExitKeeper(3)
+        assert not any(isinstance(effect, ExitKeeper) for effect in simulated.at(now_s, TimerFired()))
+        if simulated.keeper.link.state is LinkState.CONNECTING:
+            simulated.at(now_s, LinkLost("nobody there"))
+    assert simulated.keeper.next_deadline_s is not None
+    assert simulated.keeper.next_deadline_s <= 130
+    assert simulated.at(130, TimerFired())[-1] == ExitKeeper(3)
 
 
-def test_a_keeper_that_has_never_connected_lingers_only_briefly(play: Play) -> None:
-    play.running(linked=False).at(1, LinkLost("nobody there"))
-    assert ExitKeeper(3) not in play.at(100, exited(3))
-    play.at(100, LinkLost("nobody there"))
-    assert ExitKeeper(3) not in play.at(104.9, TimerFired())
-    assert play.at(105, TimerFired())[-1] == ExitKeeper(3)
+def test_a_keeper_that_has_never_connected_lingers_only_briefly(simulated: SimulatedKeeper) -> None:
+    simulated.running(linked=False).at(1, LinkLost("nobody there"))
+    assert ExitKeeper(3) not in simulated.at(100, exited(3))
+    simulated.at(100, LinkLost("nobody there"))
+    assert ExitKeeper(3) not in simulated.at(104.9, TimerFired())
+    assert simulated.at(105, TimerFired())[-1] == ExitKeeper(3)
 
 
-def test_a_connection_lost_after_the_end_does_not_extend_the_linger_time(play: Play) -> None:
-    play.running().at(1, exited(0))
-    play.at(20, LinkLost("manager killed"))
-    assert ExitKeeper(0) not in play.at(30.9, TimerFired())
-    assert play.at(31, TimerFired()) == [ExitKeeper(0)]
+def test_a_connection_lost_after_the_end_does_not_extend_the_linger_time(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(1, exited(0))
+    simulated.at(20, LinkLost("manager killed"))
+    assert ExitKeeper(0) not in simulated.at(30.9, TimerFired())
+    assert simulated.at(31, TimerFired()) == [ExitKeeper(0)]
 
 
-def test_a_manager_that_reconnects_in_time_restarts_the_linger_time(play: Play) -> None:
-    play.running(linked=False).at(1, exited(0))
-    play.at(25, welcome())
-    assert play.at(54.9, TimerFired()) == []
-    assert play.at(54.95, durable(closed=True)) == [ExitKeeper(0)]
+def test_a_manager_that_reconnects_in_time_restarts_the_linger_time(simulated: SimulatedKeeper) -> None:
+    simulated.running(linked=False).at(1, exited(0))
+    simulated.at(25, welcome())
+    assert simulated.at(54.9, TimerFired()) == []
+    assert simulated.at(54.95, durable(closed=True)) == [ExitKeeper(0)]
 
 
-def test_a_running_trial_continues_through_hours_without_a_manager(play: Play) -> None:
-    play.running().at(1, LinkLost("network down"))
+def test_a_running_trial_continues_through_hours_without_a_manager(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(1, LinkLost("network down"))
     for hour in range(1, 49):
-        play.at(hour * 3600, grew(hour * 100))
-        if play.keeper.link.state is LinkState.CONNECTING:
-            play.at(hour * 3600, LinkLost("network down"))
-    effects = play.at(49 * 3600, ManagerMoved()) + play.at(49 * 3600, welcome({Stream.METRICS: 1}))
+        simulated.at(hour * 3600, grew(hour * 100))
+        if simulated.keeper.link.state is LinkState.CONNECTING:
+            simulated.at(hour * 3600, LinkLost("network down"))
+    effects = simulated.at(49 * 3600, ManagerMoved()) + simulated.at(49 * 3600, welcome({Stream.METRICS: 1}))
     assert effects[-1] == SendChunk(KEY, Stream.METRICS, 1, 4799)
 
 
-def test_a_shutdown_stops_the_trial_and_then_ends_the_keeper(play: Play) -> None:
-    play.running()
-    assert play.at(1, Shutdown("the experiment is over")) == [SignalTrial(KEY, kill=False)]
-    assert "the manager sent Shutdown: the experiment is over" in play.log
-    effects = play.at(2, exited(None, 15))
+def test_a_shutdown_stops_the_trial_and_then_ends_the_keeper(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    assert simulated.at(1, Shutdown("the experiment is over")) == [SignalTrial(KEY, kill=False)]
+    assert "the manager sent Shutdown: the experiment is over" in simulated.log
+    effects = simulated.at(2, exited(None, 15))
     assert end_in(effects).reason is ExitReason.JOB_LOST
     assert effects[-1] == ExitKeeper(143)
 
 
-def test_a_shutdown_after_the_end_of_the_trial_ends_the_keeper_at_once(play: Play) -> None:
-    play.running().at(1, exited(2))
-    assert play.at(2, Shutdown("enough")) == [ExitKeeper(2)]
+def test_a_shutdown_after_the_end_of_the_trial_ends_the_keeper_at_once(simulated: SimulatedKeeper) -> None:
+    simulated.running().at(1, exited(2))
+    assert simulated.at(2, Shutdown("enough")) == [ExitKeeper(2)]
 
 
 # ---- truncated files
 
 
-def test_a_truncated_stream_ends_at_the_truncation_and_the_connection_stays(play: Play) -> None:
-    play.running()
-    play.at(1, grew(100))
-    assert play.at(2, StreamTruncated(KEY, Stream.METRICS, 0, 30)) == [SendChunk(KEY, Stream.METRICS, 0, 30)]
-    assert "the metrics file was truncated to 30 bytes" in play.log[-1]
-    assert play.at(3, grew(200)) == []
+def test_a_truncated_stream_ends_at_the_truncation_and_the_connection_stays(
+    simulated: SimulatedKeeper,
+) -> None:
+    simulated.running()
+    simulated.at(1, grew(100))
+    assert simulated.at(2, StreamTruncated(KEY, Stream.METRICS, 0, 30)) == [
+        SendChunk(KEY, Stream.METRICS, 0, 30)
+    ]
+    assert "the metrics file was truncated to 30 bytes" in simulated.log[-1]
+    assert simulated.at(3, grew(200)) == []
     end = ended(ExitReason.SUCCEEDED, 0, 30, "", FileChange.TRUNCATED)
-    assert end_in(play.at(4, exited(0, size=200))) == end
+    assert end_in(simulated.at(4, exited(0, size=200))) == end
 
 
-def test_a_truncation_found_after_the_end_is_recorded_and_reported(play: Play) -> None:
-    play.running()
-    play.at(1, exited(0, size=100))
+def test_a_truncation_found_after_the_end_is_recorded_and_reported(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    simulated.at(1, exited(0, size=100))
     end = ended(ExitReason.SUCCEEDED, 0, 30, "", FileChange.TRUNCATED)
-    assert play.at(2, StreamTruncated(KEY, Stream.METRICS, 0, 30)) == [
+    assert simulated.at(2, StreamTruncated(KEY, Stream.METRICS, 0, 30)) == [
         RecordExit(end),
         Send(end),
         SendChunk(KEY, Stream.METRICS, 0, 30),
@@ -596,53 +614,53 @@ TRUNCATED = file_warning(Stream.METRICS, FileChange.TRUNCATED)
 REWRITTEN = file_warning(Stream.METRICS, FileChange.REWRITTEN)
 
 
-def test_a_file_that_becomes_shorter_causes_a_warning_in_the_end_report(play: Play) -> None:
-    play.running()
-    play.at(1, grew(100))
-    play.at(2, grew(40))
-    assert play.log[-1] == TRUNCATED
-    play.at(3, grew(120))
-    end = end_in(play.at(4, exited(0, size=130)))
+def test_a_file_that_becomes_shorter_causes_a_warning_in_the_end_report(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    simulated.at(1, grew(100))
+    simulated.at(2, grew(40))
+    assert simulated.log[-1] == TRUNCATED
+    simulated.at(3, grew(120))
+    end = end_in(simulated.at(4, exited(0, size=130)))
     assert end == ended(ExitReason.SUCCEEDED, 0, 130, "", FileChange.TRUNCATED)
-    assert play.log.count(TRUNCATED) == 1
+    assert simulated.log.count(TRUNCATED) == 1
 
 
-def test_a_file_that_is_shorter_at_the_end_causes_a_warning_too(play: Play) -> None:
-    play.running()
-    play.at(1, grew(100))
-    play.at(2, durable(100))
-    assert end_in(play.at(4, exited(0, size=90))).warnings == (TRUNCATED,)
+def test_a_file_that_is_shorter_at_the_end_causes_a_warning_too(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    simulated.at(1, grew(100))
+    simulated.at(2, durable(100))
+    assert end_in(simulated.at(4, exited(0, size=90))).warnings == (TRUNCATED,)
 
 
-def test_files_that_only_grow_cause_no_warning(play: Play) -> None:
-    play.running()
+def test_files_that_only_grow_cause_no_warning(simulated: SimulatedKeeper) -> None:
+    simulated.running()
     for size in (0, 10, 10, 11):
-        play.at(1, grew(size))
-    assert end_in(play.at(4, exited(0, size=11))).warnings == ()
+        simulated.at(1, grew(size))
+    assert end_in(simulated.at(4, exited(0, size=11))).warnings == ()
 
 
-def test_a_change_found_after_the_end_is_recorded_and_reported(play: Play) -> None:
-    play.running()
-    play.at(1, exited(0, size=100))
+def test_a_change_found_after_the_end_is_recorded_and_reported(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    simulated.at(1, exited(0, size=100))
     end = ended(ExitReason.SUCCEEDED, 0, 100, "", FileChange.REWRITTEN)
     change = StreamChanged(KEY, Stream.METRICS, FileChange.REWRITTEN)
-    assert play.at(2, change) == [RecordExit(end), Send(end)]
-    assert play.at(3, change) == []
-    assert play.log.count(REWRITTEN) == 1
+    assert simulated.at(2, change) == [RecordExit(end), Send(end)]
+    assert simulated.at(3, change) == []
+    assert simulated.log.count(REWRITTEN) == 1
 
 
-def test_only_the_first_change_of_a_stream_is_reported(play: Play) -> None:
-    play.running()
-    play.at(1, StreamChanged(KEY, Stream.METRICS, FileChange.REWRITTEN))
-    play.at(2, StreamChanged(KEY, Stream.METRICS, FileChange.REPLACED))
-    assert end_in(play.at(4, exited(0))).warnings == (REWRITTEN,)
+def test_only_the_first_change_of_a_stream_is_reported(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    simulated.at(1, StreamChanged(KEY, Stream.METRICS, FileChange.REWRITTEN))
+    simulated.at(2, StreamChanged(KEY, Stream.METRICS, FileChange.REPLACED))
+    assert end_in(simulated.at(4, exited(0))).warnings == (REWRITTEN,)
 
 
-def test_a_change_of_an_uncollected_stream_or_a_closed_attempt_is_ignored(play: Play) -> None:
-    play.running()
-    play.at(1, StreamChanged(KEY, Stream.STDOUT, FileChange.REPLACED))
-    assert play.at(2, StreamChanged(OTHER_KEY, Stream.METRICS, FileChange.REPLACED)) == []
-    assert end_in(play.at(4, exited(0))).warnings == ()
+def test_a_change_of_an_uncollected_stream_or_a_closed_attempt_is_ignored(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    simulated.at(1, StreamChanged(KEY, Stream.STDOUT, FileChange.REPLACED))
+    assert simulated.at(2, StreamChanged(OTHER_KEY, Stream.METRICS, FileChange.REPLACED)) == []
+    assert end_in(simulated.at(4, exited(0))).warnings == ()
 
 
 # ---- the metrics size at a stop
@@ -658,30 +676,32 @@ STOPS = [
 
 @pytest.mark.parametrize("stop", STOPS, ids=lambda stop: type(stop).__name__)
 @pytest.mark.parametrize("code", [0, 143])
-def test_the_end_report_contains_the_metrics_size_before_the_stop(play: Play, stop: Event, code: int) -> None:
-    play.running()
-    play.at(1, grew(80))
-    play.metrics_size = 100
-    play.at(2, stop)
-    play.metrics_size = 200
-    play.at(3, SignalReceived(15))
-    play.at(3, grew(200))
-    end = end_in(play.at(4, exited(code, size=210)))
+def test_the_end_report_contains_the_metrics_size_before_the_stop(
+    simulated: SimulatedKeeper, stop: Event, code: int
+) -> None:
+    simulated.running()
+    simulated.at(1, grew(80))
+    simulated.metrics_size = 100
+    simulated.at(2, stop)
+    simulated.metrics_size = 200
+    simulated.at(3, SignalReceived(15))
+    simulated.at(3, grew(200))
+    end = end_in(simulated.at(4, exited(code, size=210)))
     assert (end.metrics_size_at_stop, end.exit_code) == (100, code)
 
 
-def test_a_trial_that_was_not_stopped_has_no_metrics_size_at_the_stop(play: Play) -> None:
-    play.running()
-    end = end_in(play.at(1, exited(0, size=100)))
+def test_a_trial_that_was_not_stopped_has_no_metrics_size_at_the_stop(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    end = end_in(simulated.at(1, exited(0, size=100)))
     assert end.metrics_size_at_stop is None
 
 
-def test_a_file_truncated_before_the_stop_counts_with_its_largest_size(play: Play) -> None:
-    play.running()
-    play.at(1, grew(100))
-    play.metrics_size = 10
-    play.at(2, StopTrial("abcde", ExitReason.EARLY_STOPPED))
-    assert end_in(play.at(4, exited(0, size=10))).metrics_size_at_stop == 100
+def test_a_file_truncated_before_the_stop_counts_with_its_largest_size(simulated: SimulatedKeeper) -> None:
+    simulated.running()
+    simulated.at(1, grew(100))
+    simulated.metrics_size = 10
+    simulated.at(2, StopTrial("abcde", ExitReason.EARLY_STOPPED))
+    assert end_in(simulated.at(4, exited(0, size=10))).metrics_size_at_stop == 100
 
 
 class KeeperLife(RuleBasedStateMachine):
@@ -884,12 +904,12 @@ TestKeeperLife.settings = hypothesis_settings(stateful_step_count=40)
 
 
 @pytest.mark.parametrize("is_seen_while_it_runs", [True, False])
-def test_a_stream_over_its_quota_is_reported_once(play, monkeypatch, is_seen_while_it_runs) -> None:
+def test_a_stream_over_its_quota_is_reported_once(simulated, monkeypatch, is_seen_while_it_runs) -> None:
     monkeypatch.setitem(QUOTA_BYTES, Stream.METRICS, 12)
-    play.running()
+    simulated.running()
     if is_seen_while_it_runs:
         for size in (12, 13, 14):
-            play.at(1, StreamsGrew(KEY, {Stream.METRICS: size}))
-    play.at(2, exited(size=20))
-    expected = [text for text in play.log if "metrics has reached its quota of 12 bytes" in text]
+            simulated.at(1, StreamsGrew(KEY, {Stream.METRICS: size}))
+    simulated.at(2, exited(size=20))
+    expected = [text for text in simulated.log if "metrics has reached its quota of 12 bytes" in text]
     assert len(expected) == 1

@@ -1,4 +1,4 @@
-"""When the keeper connects and reconnects."""
+"""The connection attempts of the keeper, and their retry delays."""
 
 from collections import Counter
 from itertools import product

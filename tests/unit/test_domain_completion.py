@@ -1,4 +1,4 @@
-"""When a trial in several tasks is over."""
+"""The end of a trial with several tasks, by its completion policy."""
 
 import pytest
 from attempts import attempt_id

@@ -30,7 +30,7 @@ from trial_keeper.wire.reasons import ExitReason
 REFUSED = "cannot submit the job: the cluster says no"
 
 
-class Search:
+class SearchWithRefusals:
     """A search whose tuner answers at once, on a cluster whose answers the test decides. Trials are named t0, t1, …"""
 
     def __init__(self, *, reuse=False, concurrency=1, max_trials=20):
@@ -78,7 +78,7 @@ class Search:
 
 @pytest.mark.parametrize("reuse", [False, True])
 def test_each_refusal_fails_one_trial_and_the_third_in_a_row_fails_the_experiment(reuse):
-    search = Search(reuse=reuse)
+    search = SearchWithRefusals(reuse=reuse)
     for number in range(MAX_REFUSALS_IN_A_ROW):
         assert search.experiment.state is ExperimentState.RUNNING
         assert len(search.submitted) == number + 1
@@ -94,14 +94,14 @@ def test_each_refusal_fails_one_trial_and_the_third_in_a_row_fails_the_experimen
 
 
 def test_a_job_that_is_lost_or_fails_to_start_is_no_refusal():
-    search = Search()
+    search = SearchWithRefusals()
     for number in range(2 * MAX_REFUSALS_IN_A_ROW):
         search.handle(JobTerminated(search.submitted[number], ExitReason.COULD_NOT_START, "no bash", 2.0))
     assert search.experiment.state is ExperimentState.RUNNING
 
 
 def test_running_trials_continue_when_refusals_end_the_experiment():
-    search = Search(concurrency=4)
+    search = SearchWithRefusals(concurrency=4)
     search.accept(search.submitted[0])
     search.handle(AttemptStarted(AttemptKey("t0", attempt_id(0), "main-0"), 10.0))
     for job_id in search.submitted[1:4]:
@@ -117,7 +117,7 @@ def test_running_trials_continue_when_refusals_end_the_experiment():
 
 
 def test_a_refused_job_without_a_queued_trial_counts_as_a_refusal_and_fails_no_trial():
-    search = Search(reuse=True, concurrency=2, max_trials=2)
+    search = SearchWithRefusals(reuse=True, concurrency=2, max_trials=2)
     first, second = search.submitted
     search.accept(first)
     search.succeed("t0")
@@ -132,7 +132,7 @@ def test_a_refused_job_without_a_queued_trial_counts_as_a_refusal_and_fails_no_t
 
 
 def test_a_resume_resets_the_count_of_refusals_in_a_row():
-    search = Search()
+    search = SearchWithRefusals()
     for number in range(MAX_REFUSALS_IN_A_ROW):
         search.refuse(search.submitted[number])
     search.handle(ManagerReady())
@@ -149,7 +149,7 @@ def test_a_resume_resets_the_count_of_refusals_in_a_row():
 def test_every_search_ends_and_its_error_names_the_refusal_in_any_order_of_refusals(
     reuse, concurrency, max_trials, data
 ):
-    search = Search(reuse=reuse, concurrency=concurrency, max_trials=max_trials)
+    search = SearchWithRefusals(reuse=reuse, concurrency=concurrency, max_trials=max_trials)
     answered, refused, ran = [], 0, []
     in_a_row, longest = 0, 0
     left = []

@@ -103,7 +103,7 @@ def test_a_stopped_prefetched_trial_ends_at_once_and_its_keeper_drops_it(
     assert prefetched.all_of(CancelTrial) == []
     late = AttemptKey("t2", attempt_id(0), "main-0")
     assert prefetched.handle(AttemptStarted(late, 16.0)) == [CloseAttempt(late)], (
-        "had it begun in the meantime"
+        "its start may arrive after the stop"
     )
     assert prefetched.dispatched[-1] == ("env-0", "t3", None)
 

@@ -1,4 +1,4 @@
-"""When a keeper that has never connected is reported as a problem."""
+"""The problem report for jobs whose keepers have never connected."""
 
 import pytest
 

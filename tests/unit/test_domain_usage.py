@@ -24,7 +24,7 @@ def peak_of(usages: list[Usage]) -> PeakUsage:
 
 
 @given(USAGES)
-def test_the_peak_of_each_kind_is_its_highest_figure(usages: list[Usage]) -> None:
+def test_the_peak_of_each_resource_is_its_highest_sample(usages: list[Usage]) -> None:
     peak = peak_of(usages)
     assert peak.cpu_percent == max(usage.cpu_percent for usage in usages)
     assert peak.rss_bytes == max(usage.rss_bytes for usage in usages)

@@ -1,3 +1,5 @@
+"""Waits for writes to files, with inotify and without."""
+
 import array
 import asyncio
 import ctypes

@@ -1,4 +1,4 @@
-"""The uid that owns a loopback listener, read from the kernel, tells this user's programs from another user's."""
+"""The uid that owns a loopback listener, read from the kernel, distinguishes this user's programs from another user's."""
 
 import os
 import socket

@@ -1,3 +1,5 @@
+"""The assignment of GPUs to jobs on the local platform."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

@@ -55,7 +55,7 @@ def test_an_unknown_user_and_a_wrong_password_have_the_same_error_and_duration()
     assert 0.7 < fastest(unknown) / fastest(known) < 1.4
 
 
-def test_the_owner_token_has_its_own_rights_and_is_recognized_after_a_restart():
+def test_the_owner_token_is_distinguished_from_application_tokens_after_a_restart():
     store = accounts()
     text = store.issue("ada", 1000, None)
     store.make_owners(text)

@@ -1,3 +1,5 @@
+"""The forwarder of a trial's output to the container's log."""
+
 import contextlib
 import os
 import select

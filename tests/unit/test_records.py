@@ -1,3 +1,5 @@
+"""The format of metric records: encoding, decoding, and recovery from garbage."""
+
 import json
 import math
 import os

@@ -208,10 +208,14 @@ class World:
                 if self.sessions.get(job_id) is stream:
                     self.post(manager.TrialReclaimed(job_id, trial_id, 20.0))
             case TrialStarted(key=key):
-                assert self.experiment.trials[key.trial_id].job_id == job_id, "another job has it"
+                assert self.experiment.trials[key.trial_id].job_id == job_id, (
+                    "the trial belongs to another job"
+                )
                 self.post(manager.AttemptStarted(key, 10.0))
             case TrialEnded(key=key):
-                assert self.experiment.trials[key.trial_id].job_id == job_id, "another job has it"
+                assert self.experiment.trials[key.trial_id].job_id == job_id, (
+                    "the trial belongs to another job"
+                )
                 self.post(manager.AttemptEnded(message))
                 self.undelivered.append(key)
             case _:
@@ -281,7 +285,7 @@ class World:
         assert not self.spawned[trial_id], f"{trial_id} runs twice"
         return AttemptKey(trial_id, attempt_id(0), TASK)
 
-    # ---- all of it
+    # ---- the whole exchange
 
     def answer(self, at: int = 0) -> None:
         number = self.requests.pop(at)

@@ -1,3 +1,5 @@
+"""The SDK in a trial: parameters, reports, storage errors, and use outside an experiment."""
+
 import argparse
 import enum
 import errno
@@ -433,7 +435,7 @@ def test_an_invalid_metric_is_also_rejected_outside_an_experiment():
     )
 
 
-# Names NNI scripts use
+# Names that NNI scripts use
 
 
 def test_merge_parameter_overrides_a_namespace_in_place():

@@ -263,7 +263,7 @@ def test_a_missing_parameter_is_a_problem():
     assert contains(SPACE, {"lr": 0.1, "n": 1}) == ["net is missing"]
 
 
-def test_normal_distributions_have_no_bounds_and_only_multiples_of_q():
+def test_normal_distributions_are_unbounded_and_quantised_ones_yield_multiples_of_q():
     space = parse_search_space(
         {
             "a": one("normal", 0, 1)["x"],

@@ -1,3 +1,5 @@
+"""The experiment's store: commits, queries, locks, leases and migrations."""
+
 import contextlib
 import json
 import os

@@ -81,7 +81,7 @@ class Noting(BaseTuner):
         self.may_answer = threading.Event()
 
     def ask(self, trial_key):
-        assert self.in_progress.acquire(blocking=False), "two at once"
+        assert self.in_progress.acquire(blocking=False), "two calls at once"
         self.on_main_thread.append(threading.current_thread() is threading.main_thread())
         if self.is_slow:
             time.sleep(1.5 * algorithms_module._MOMENT_S)

@@ -1,3 +1,5 @@
+"""The commands that can run in a warm interpreter."""
+
 import shlex
 
 import pytest
