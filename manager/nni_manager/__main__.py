@@ -275,7 +275,7 @@ def _log_to(folder: ExperimentFolder, level: str) -> None:
         level=_LEVELS.get(level, level.upper()),
         format="%(asctime)s %(levelname)s %(name)s %(message)s",
     )
-    # Omit tracebacks of lost connections, and warnings about invalid HTTP, which a stranger could use to fill the disk.
+    # Omit tracebacks of lost connections, and warnings about invalid HTTP: any peer could fill the disk with them.
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     # urllib3 logs every URL, and the URLs of logs contain a token.
     logging.getLogger("urllib3").setLevel(logging.WARNING)

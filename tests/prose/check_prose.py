@@ -2,6 +2,7 @@
 
 Usage: check_prose.py [FILE ...]; without files, all that git tracks. retired.txt has a line `word -> replacement` for each
 retired name and phrase. Names, below [names], are compared as whole identifiers. Phrases, below [prose], are regular expressions.
+They apply to documentation, docstrings, comments (.py, .toml, .sql, .proto) and test names, with spaces for underscores.
 """
 
 import ast
@@ -22,6 +23,16 @@ EXEMPT = ("CHANGELOG.md", "_pb2", "tests/prose/", "tests/golden/", "tests/unit/s
 
 _CODE_BLOCK = re.compile(r"^(?:```.*?^```|~~~.*?^~~~|>>> .*?$(?:\n\.\.\. .*?$)*)", re.MULTILINE | re.DOTALL)
 _INLINE_CODE = re.compile(r"``?[^`\n]+``?|<[^>\n]+>|\]\([^)\n]*\)")
+# Quoted text, or a comment up to the end of its line or block; the first of both counts.
+_STRING_OR_COMMENT = {
+    ".toml": re.compile(
+        r"\"\"\".*?\"\"\"|'''.*?'''|\"(?:[^\"\\\n]|\\.)*\"|'[^'\n]*'|(?P<comment>#[^\n]*)", re.DOTALL
+    ),
+    ".sql": re.compile(r"'(?:[^']|'')*'|\"[^\"]*\"|(?P<comment>--[^\n]*|/\*.*?\*/)", re.DOTALL),
+    ".proto": re.compile(
+        r"\"(?:[^\"\\\n]|\\.)*\"|'(?:[^'\\\n]|\\.)*'|(?P<comment>//[^\n]*|/\*.*?\*/)", re.DOTALL
+    ),
+}
 # A table row, a heading, a list item, an indented line and an empty line each end a sentence.
 _BREAK = re.compile(r"\n\s*\n|\n(?= {4})|\n\s*(?=[-*|#]|\d+\. |\w+:\s|Raises:|Source:)|\|")
 _END = re.compile(r"(?<=[.!?;:])\s+(?=[A-Z`(\"'*\[\d])")
@@ -34,7 +45,7 @@ class Text(NamedTuple):
     line: int
     text: str
     is_sentence: bool
-    """False for a comment, whose length is not checked."""
+    """False for a comment or a test name, whose length is not checked."""
 
 
 class Retired(NamedTuple):
@@ -44,36 +55,34 @@ class Retired(NamedTuple):
     prose: dict[re.Pattern[str], str]
 
     @classmethod
-    def read(cls, path: Path) -> "Retired":
-        """The lists in retired.txt."""
+    def parse(cls, content: str) -> "Retired":
+        """The lists of retired.txt."""
         found: dict[str, dict[str, str]] = {"[names]": {}, "[prose]": {}}
         section = ""
-        for line in path.read_text().splitlines():
+        for line in content.splitlines():
             if line in found:
                 section = line
             elif line and not line.startswith("#"):
                 word, _, replacement = line.partition(" -> ")
                 found[section][word] = replacement
-        prose = {re.compile(rf"\b(?:{word})\b", re.IGNORECASE): new for word, new in found["[prose]"].items()}
+        # A phrase may be divided between two lines.
+        phrases = {word.replace(" ", r"\s+"): new for word, new in found["[prose]"].items()}
+        prose = {re.compile(rf"\b(?:{word})\b", re.IGNORECASE): new for word, new in phrases.items()}
         return cls(found["[names]"], prose)
 
 
-def check(path: Path, retired: Retired) -> Iterator[str]:
+def check(name: Path, content: str, retired: Retired) -> Iterator[str]:
     """A line for each problem of a file."""
-    name, content = path.relative_to(ROOT), path.read_text()
-    if path.suffix == ".py":
-        texts = list(texts_of_python(content))
+    if name.suffix == ".py":
         for line, word in names_of_python(content):
             if word in retired.names:
                 yield f"{name}:{line}: retired name {word}; use {retired.names[word]}"
-    else:
-        texts = [Text(1, _without_code_blocks(content), True)]
-    for text in texts:
+    for text in texts_of(name.suffix, content):
         plain = _INLINE_CODE.sub(lambda code: " `code`" + "\n" * code.group().count("\n"), text.text)
         for phrase, replacement in retired.prose.items():
             for found in phrase.finditer(plain):
                 line = text.line + plain.count("\n", 0, found.start())
-                yield f"{name}:{line}: retired phrase {found.group()!r}; use {replacement}"
+                yield f"{name}:{line}: retired phrase {' '.join(found.group().split())!r}; use {replacement}"
         if text.is_sentence:
             for line, words, sentence in long_sentences(plain):
                 yield f"{name}:{text.line + line}: {words} words in one sentence, at most {MAX_WORDS}: {sentence[:60]}..."
@@ -91,9 +100,23 @@ def long_sentences(text: str) -> Iterator[tuple[int, int, str]]:
                 at = start
 
 
+def texts_of(suffix: str, content: str) -> Iterator[Text]:
+    """The prose of a file, by the suffix of its name."""
+    if suffix == ".py":
+        yield from texts_of_python(content)
+    elif suffix in _STRING_OR_COMMENT:
+        for found in _STRING_OR_COMMENT[suffix].finditer(content):
+            if found["comment"]:
+                yield Text(content.count("\n", 0, found.start()) + 1, found["comment"], False)
+    else:
+        yield Text(1, _without_code_blocks(content), True)
+
+
 def texts_of_python(content: str) -> Iterator[Text]:
-    """The docstrings and comments of a module; also strings below an attribute."""
+    """The docstrings, comments and test names of a module; also strings below an attribute."""
     for node in ast.walk(ast.parse(content)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_"):
+            yield Text(node.lineno, node.name.replace("_", " "), False)
         if (
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Constant)
@@ -119,15 +142,19 @@ def names_of_python(content: str) -> Iterator[tuple[int, str]]:
 def main(arguments: list[str]) -> int:
     """Check the files; the exit code."""
     tracked = subprocess.run(
-        ["git", "ls-files", "*.py", "*.md"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["git", "ls-files", "*.py", "*.md", "*.toml", "*.sql", "*.proto"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     files = [Path(each).resolve() for each in arguments] or [ROOT / each for each in tracked]
-    retired = Retired.read(Path(__file__).with_name("retired.txt"))
+    retired = Retired.parse(Path(__file__).with_name("retired.txt").read_text())
     problems = [
         problem
         for path in files
         if path.exists() and not any(part in str(path.relative_to(ROOT)) for part in EXEMPT)
-        for problem in check(path, retired)
+        for problem in check(path.relative_to(ROOT), path.read_text(), retired)
     ]
     print("\n".join(problems) if problems else f"the prose of {len(files)} files is in order")
     return 1 if problems else 0

@@ -1,4 +1,4 @@
-"""A folder of annotated code: its search space, its copy, and what the experiment file says of both."""
+"""A folder of annotated code: its search space, its copy, and the experiment file that uses it."""
 
 import os
 import re
@@ -59,7 +59,7 @@ def read(code, *excluded):
 
 
 def copied(code, *excluded):
-    """The copy of a code folder, and its files as they were."""
+    """The copy of a code folder, and the folder of its annotated files."""
     made, annotated = code.parent / "copy", code.parent / "annotated"
     found = read(code, *excluded)
     assert found.diagnostics == ()
@@ -71,7 +71,7 @@ def paths(folder):
     return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*"))
 
 
-def test_keys_have_the_dotted_path_of_their_file(code):
+def test_search_space_keys_start_with_the_dotted_path_of_their_file(code):
     write(
         code, train_dot_py=SIZE, net__layers____init___dot_py=SIZE, net__conv_dot_py=SIZE, other_dot_txt=SIZE
     )
@@ -82,15 +82,15 @@ def test_keys_have_the_dotted_path_of_their_file(code):
     assert "other.txt" not in found.generated
 
 
-def test_two_files_of_one_module_that_disagree_are_a_mistake(code):
+def test_two_files_of_one_module_with_different_values_are_an_error(code):
     write(code, **{"a.b_dot_py": SIZE, "a__b_dot_py": SIZE.replace("32", "64")})
-    (mistake,) = read(code).diagnostics
+    (error,) = read(code).diagnostics
     assert re.search(r"a\.b\.py: cannot use a\.b/size/choice: a/b\.py gives this key other values, and both files are "
     r"the module a\.b; "
-                     "rename one of the files", str(mistake))  # fmt: skip
+                     "rename one of the files", str(error))  # fmt: skip
 
 
-def test_the_copy_is_the_folder_with_chosen_values_and_the_users_own_stays_as_it_is(code):
+def test_the_copy_contains_the_chosen_values_and_the_original_is_unchanged(code):
     write(
         code,
         train_dot_py=SIZE,
@@ -111,7 +111,7 @@ def test_the_copy_is_the_folder_with_chosen_values_and_the_users_own_stays_as_it
     assert (made / "run.sh").stat().st_mtime == 1
     assert (made / "net/data.bin").read_bytes() == b"\0\xff\r\n"
     assert b"_nni.parameter('train/size/choice')" in (made / "train.py").read_bytes()
-    # What Python has compiled from the user's file must not pass for the new one's.
+    # The copy is newer than bytecode that Python compiled from the original.
     assert (made / "train.py").stat().st_mtime > 1
     assert paths(annotated) == ["net", "net/train.py", "train.py"]
     assert files_with_values(annotated, {"train/size/choice": 32}) == {
@@ -120,7 +120,7 @@ def test_the_copy_is_the_folder_with_chosen_values_and_the_users_own_stays_as_it
     }
 
 
-def test_what_is_no_code_is_not_copied(code):
+def test_ignored_files_pipes_and_experiments_are_not_copied(code):
     write(
         code,
         _dot_nniignore="data/\nbroken.py\n",
@@ -134,7 +134,7 @@ def test_what_is_no_code_is_not_copied(code):
     assert paths(made) == [".nniignore", "train.py"]
 
 
-def test_links_lead_where_they_led_and_a_file_outside_is_copied(code, tmp_path):
+def test_links_keep_their_targets_and_a_linked_file_outside_is_copied(code, tmp_path):
     write(tmp_path, data__big="x", shared_dot_py=SIZE)
     write(code, train_dot_py=SIZE)
     (code / "data").symlink_to("../data")
@@ -150,7 +150,7 @@ def test_links_lead_where_they_led_and_a_file_outside_is_copied(code, tmp_path):
     assert paths(annotated) == ["shared.py", "train.py"]
 
 
-def test_a_secret_is_not_copied(code):
+def test_a_file_with_a_secret_is_not_copied(code):
     write(code, train_dot_py=SIZE, config_dot_yml="token: x")
     found = read_code(code, code, (), (code / "config.yml",))
     assert [entry.path for entry in found.entries] == ["train.py"]
@@ -171,7 +171,7 @@ def test_files_without_annotations_are_copied_byte_for_byte(tmp_path_factory, fi
     assert paths(annotated) == []
 
 
-def test_a_folder_that_is_somebodys_home_is_refused(code, monkeypatch):
+def test_a_code_folder_with_too_many_files_is_rejected(code, monkeypatch):
     monkeypatch.setattr(code_folder, "_MAX_ENTRIES", 5)
     write(code, **{f"{number}_dot_py": SIZE for number in range(9)})
     with pytest.raises(
@@ -180,14 +180,14 @@ def test_a_folder_that_is_somebodys_home_is_refused(code, monkeypatch):
         read(code)
 
 
-def test_a_file_that_vanishes_is_said(code):
+def test_a_file_that_vanishes_during_the_copy_is_reported(code):
     write(code, train_dot_py=SIZE, data_dot_txt="x")
     found = read(code)
     (code / "data.txt").unlink()
-    told = (
+    expected = (
         r"cannot copy codeDir to .*/copy: .*data\.txt: No such file or directory; free some space in logDir,"
     )
-    with pytest.raises(CodeNotCopied, match=told):
+    with pytest.raises(CodeNotCopied, match=expected):
         write_copy(found, code.parent / "copy", code.parent / "annotated")
 
 
@@ -196,7 +196,7 @@ def test_a_file_that_vanishes_is_said(code):
 
 @pytest.fixture
 def config(code, monkeypatch):
-    """Reads an experiment file (with replacements) that lies in the code folder, where nnictl is called."""
+    """Reads an experiment file, with replacements, from the code folder, which is the current directory."""
     monkeypatch.chdir(code)
 
     def config_of(replace=(), text=CONFIG):
@@ -213,28 +213,30 @@ def lines_of(caught):
     return str(caught.value).splitlines()
 
 
-def test_annotations_are_the_search_space(code, config):
+def test_annotations_define_the_search_space(code, config):
     write(code, train_dot_py=SIZE)
     read = config()
     assert read.search_space_raw == {"train/size/choice": {"_type": "choice", "_value": [16, 32]}}
     assert (read.is_annotated, read.warnings) == (True, ())
 
 
-def test_annotations_win_over_a_search_space_and_that_is_said_in_the_words_of_the_file(code, config):
+def test_annotations_take_precedence_over_a_search_space_and_a_warning_names_its_key(code, config):
     write(code, train_dot_py=SIZE)
     space = "searchSpacePath: none.json\nlogDir"
-    told = "useAnnotation: true takes precedence over {}: the search space is that of the annotations in {}"
-    assert config({"logDir": space}).warnings == (told.format("searchSpacePath", "trial.codeDir"),)
-    assert config(text=V2).warnings == (told.format("searchSpaceFile", "trialCodeDirectory"),)
+    expected = (
+        "useAnnotation: true takes precedence over {}: the search space is that of the annotations in {}"
+    )
+    assert config({"logDir": space}).warnings == (expected.format("searchSpacePath", "trial.codeDir"),)
+    assert config(text=V2).warnings == (expected.format("searchSpaceFile", "trialCodeDirectory"),)
     here = {"searchSpaceFile: none.json": "searchSpace: {lr: {_type: what}}"}
-    assert config(here, V2).warnings == (told.format("searchSpace", "trialCodeDirectory"),)
+    assert config(here, V2).warnings == (expected.format("searchSpace", "trialCodeDirectory"),)
 
 
-def test_where_no_annotation_names_a_hyper_parameter_the_search_space_of_the_file_is_used(code, config):
+def test_the_search_space_of_the_file_applies_if_no_annotation_declares_a_hyper_parameter(code, config):
     write(code, train_dot_py=REPORT, space_dot_json='{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     read = config({"logDir": "searchSpacePath: space.json\nlogDir"})
     assert list(read.search_space_raw) == ["lr"]
-    assert read.is_annotated  # there are results to be reported
+    assert read.is_annotated  # the code reports results
     assert read.warnings == (
         "useAnnotation: true has no effect, because no annotation declares a hyper-parameter: searchSpacePath is the "
         "search space",
@@ -243,7 +245,7 @@ def test_where_no_annotation_names_a_hyper_parameter_the_search_space_of_the_fil
     assert not config({"logDir": "searchSpacePath: space.json\nlogDir"}).is_annotated
 
 
-def test_annotated_code_without_any_search_space_is_one_mistake(code, config):
+def test_annotated_code_without_a_search_space_is_one_error(code, config):
     write(code, train_dot_py=REPORT)
     with pytest.raises(ConfigInvalid) as caught:
         config()
@@ -254,7 +256,7 @@ def test_annotated_code_without_any_search_space_is_one_mistake(code, config):
     )
 
 
-def test_mistakes_of_the_file_and_of_all_code_are_told_at_once(code, config):
+def test_errors_of_the_file_and_of_all_code_are_reported_together(code, config):
     write(
         code,
         train_dot_py="x = 1\n'''@nni.foo()'''\n",
@@ -271,7 +273,7 @@ def test_mistakes_of_the_file_and_of_all_code_are_told_at_once(code, config):
     ]
 
 
-def test_a_file_is_named_as_its_user_reaches_it(code, config, monkeypatch):
+def test_an_error_names_its_file_relative_to_the_current_directory(code, config, monkeypatch):
     write(code, train_dot_py="'''@nni.foo()'''\n")
     monkeypatch.chdir(code.parent)
     (code / "config.yml").write_text(CONFIG)
@@ -279,13 +281,13 @@ def test_a_file_is_named_as_its_user_reaches_it(code, config, monkeypatch):
         read_experiment_file(code_folder.Path("code/config.yml"))
 
 
-def test_code_that_cannot_be_read_is_a_mistake_of_the_code_folder(code, config):
+def test_an_unreadable_ignore_file_is_an_error_at_the_code_folder(code, config):
     write(code, train_dot_py=SIZE, _dot_nniignore="x\n\\\n")
     with pytest.raises(ConfigInvalid, match=r"^config\.yml:8: cannot use .*\.nniignore: line 2"):
         config()
 
 
-def test_experiments_may_lie_in_the_code_folder_but_not_be_it(code, config):
+def test_experiments_may_be_inside_the_code_folder_but_not_equal_to_it(code, config):
     write(code, train_dot_py=SIZE)
     assert config().log_dir == code / "experiments"
     with pytest.raises(
@@ -295,7 +297,7 @@ def test_experiments_may_lie_in_the_code_folder_but_not_be_it(code, config):
         config({"logDir: experiments": "logDir: ."})
 
 
-def test_a_command_that_bypasses_the_copy_is_warned_of(code, config):
+def test_a_command_that_bypasses_the_copy_causes_a_warning(code, config):
     write(code, train_dot_py=SIZE)
     (warning,) = config({"python3 train.py": f"python3 {code}/train.py"}).warnings
     assert warning.startswith(
@@ -303,7 +305,7 @@ def test_a_command_that_bypasses_the_copy_is_warned_of(code, config):
     )
 
 
-def test_who_asks_for_something_else_does_not_have_the_code_read(code, config):
+def test_code_is_not_read_if_reads_code_is_false(code, config):
     write(code, train_dot_py=SIZE)
     config()
     write(code, train_dot_py="'''@nni.foo()'''\n")
@@ -311,7 +313,7 @@ def test_who_asks_for_something_else_does_not_have_the_code_read(code, config):
     assert (read.search_space_raw, read.is_annotated) == ({}, False)
 
 
-def test_code_that_changes_while_an_experiment_is_made_leaves_nothing_behind(code, config, monkeypatch):
+def test_code_that_changes_during_the_creation_of_an_experiment_leaves_no_files(code, config, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(code.parent / "state"))
     write(code, train_dot_py=SIZE)
     read = config()

@@ -1,4 +1,4 @@
-"""Annotated code: what it asks for, what becomes of it, and what is said when it cannot be used."""
+"""Annotations: their search space, the generated code, and the errors of invalid ones."""
 
 import itertools
 import json
@@ -39,7 +39,7 @@ def read(text, module="train"):
 
 def generated(text):
     found = read(text)
-    assert [str(mistake) for mistake in found.diagnostics] == []
+    assert [str(error) for error in found.diagnostics] == []
     assert found.generated is not None
     return found.generated.decode()
 
@@ -47,12 +47,12 @@ def generated(text):
 def diagnostics(text):
     found = read(text)
     assert found.generated is None
-    return [str(mistake) for mistake in found.diagnostics]
+    return [str(error) for error in found.diagnostics]
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Runs generated code as a trial with these parameters; what its names are then, and what it reported."""
+    """Runs generated code as a trial with these parameters; returns its names and the reported results."""
 
     def run_code(code, parameters):
         content = {"parameter_id": 0, "parameter_source": "algorithm", "parameters": parameters}
@@ -71,7 +71,7 @@ def run(tmp_path, monkeypatch):
     return run_code
 
 
-# ---- one case for each form: the code, a trial's parameters, the code with its values, and what it has then
+# ---- one case per form: the code, its search space, parameters, the code with its values, and the resulting names
 
 
 class Form:
@@ -390,7 +390,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_each_form_of_annotation_is_read_runs_with_its_values_and_is_filled_in(form, run):
+def test_each_form_of_annotation_is_read_executed_and_filled_in(form, run):
     found = read(form.code)
     assert found.space == form.space
     names = run(generated(form.code), form.parameters)
@@ -399,9 +399,9 @@ def test_each_form_of_annotation_is_read_runs_with_its_values_and_is_filled_in(f
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_no_line_moves_and_no_other_line_changes(form):
+def test_generated_code_keeps_every_line_number_and_unannotated_line(form):
     before, after = form.code.splitlines(), generated(form.code).splitlines()
-    if before[0].startswith(("class", "def", "try")):  # which have no room for an import
+    if before[0].startswith(("class", "def", "try")):  # no space for an import
         assert after.pop(0) == "import nni_sdk.annotated as _nni"
     assert len(after) == len(before)
     others = form.filled_in.splitlines()
@@ -412,7 +412,7 @@ def test_no_line_moves_and_no_other_line_changes(form):
 
 
 @pytest.mark.parametrize("word", TYPES)
-def test_every_type_of_search_space_can_be_asked_for(word, run):
+def test_every_search_space_type_is_available(word, run):
     code = f"'''@nni.variable(nni.{word}({', '.join(map(repr, TYPES[word]))}), name=x)'''\nx = 1\n"
     key = f"train/x/{word}"
     assert read(code).space == {key: {"_type": word, "_value": TYPES[word]}}
@@ -460,13 +460,13 @@ def test_the_golden_text_of_generated_code():
         ("", "import nni_sdk.annotated as _nni; _nni.report_final_result(0)"),
     ],
 )  # fmt: skip
-def test_the_import_comes_first_and_takes_no_name_that_is_taken(head, begins, run):
+def test_the_import_comes_first_and_uses_a_free_name(head, begins, run):
     code = generated(head + "'''@nni.report_final_result(0)'''\n")
     assert code.startswith(begins)
     assert run(code, {})["reported"] == [("FINAL", 0)]
 
 
-# Python itself finds no declaration in a file whose lines end so.
+# Python finds no encoding declaration in a file with these line ends.
 ENDS = [("\r", "utf-8"), ("\r", "utf-8-sig")]
 
 
@@ -474,7 +474,7 @@ ENDS = [("\r", "utf-8"), ("\r", "utf-8-sig")]
     ("newline", "encoding"),
     [*itertools.product(["\n", "\r\n"], ["utf-8", "utf-8-sig", "latin-1", "cp1251"]), *ENDS],
 )
-def test_encodings_and_ends_of_lines_stay(encoding, newline, run):
+def test_encodings_and_line_ends_are_kept(encoding, newline, run):
     letter = {"latin-1": "é", "cp1251": "я"}.get(encoding, "€")
     declared = f"# -*- coding: {encoding.removesuffix('-sig')} -*-"
     text = [
@@ -502,21 +502,21 @@ def test_encodings_and_ends_of_lines_stay(encoding, newline, run):
     assert names["reported"] == [("FINAL", 2)]
 
 
-def test_the_line_of_the_import_ends_as_the_others_do():
+def test_the_line_of_the_import_has_the_line_end_of_the_file():
     found = read(b"def f(): pass\r\n'@nni.report_final_result(1)'\r\n")
     assert found.generated == (
         b"import nni_sdk.annotated as _nni\r\ndef f(): pass\r\n_nni.report_final_result(1)\r\n"
     )
 
 
-def test_a_module_that_its_encoding_cannot_write_is_named_in_ascii(run):
+def test_a_module_name_that_its_encoding_cannot_represent_is_escaped_in_ascii(run):
     source = b"# coding: ascii\n'''@nni.variable(nni.choice(1, 2), name=x)'''\nx = 1\n"
     found = read(source, "пакет.данные")
     assert found.space == {"пакет.данные/x/choice": choice(1, 2)}
     assert run(found.generated, {"пакет.данные/x/choice": 2})["x"] == 2
 
 
-# ---- what cannot be used
+# ---- invalid annotations
 
 V = "'''@nni.variable(nni.choice(1, 2), name=x)'''"
 F = "'''@nni.function_choice(f(1), g(2), name=f)'''"
@@ -594,21 +594,21 @@ WRONG = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("code", "told"), WRONG.items(), ids=range(len(WRONG)))
-def test_an_annotation_that_cannot_be_used_is_one_sentence_with_line_and_way_out(code, told):
+@pytest.mark.parametrize(("code", "expected"), WRONG.items(), ids=range(len(WRONG)))
+def test_an_invalid_annotation_is_one_sentence_with_line_and_remedy(code, expected):
     (line,) = diagnostics(code)
-    assert line.startswith(f"train.py:{told}")
+    assert line.startswith(f"train.py:{expected}")
     assert "; " in line
 
 
-def test_all_mistakes_of_a_file_are_told_at_once():
+def test_all_errors_of_a_file_are_reported_together():
     code = f"{V}\ny = 1\ndef f():\n    '''@nni.foo()'''\n    {V}\n'''@nni.report_final_result()'''\n"
     assert [line.split(": cannot use ")[0] for line in diagnostics(code)] == [
         f"train.py:{number}" for number in (1, 4, 5, 6)
     ]
 
 
-def test_a_file_that_is_nested_too_deeply_is_one_mistake():
+def test_a_file_that_is_nested_too_deeply_is_one_error():
     code = "if 0: pass\n" + "elif 0: pass\n" * 3000 + "'''@nni.get_next_parameter()'''\n"
     found = read(code)
     assert found.generated is not None or len(found.diagnostics) == 1
@@ -616,21 +616,21 @@ def test_a_file_that_is_nested_too_deeply_is_one_mistake():
     assert line.startswith("train.py:1: cannot use this file: ")
 
 
-def test_code_that_warns_when_it_is_compiled_is_read_in_silence():
+def test_code_with_compiler_warnings_is_read_without_a_warning():
     assert generated("x = '\\d'\n'''@nni.report_final_result(x is 1)'''\n")
 
 
-# ---- running without what is needed
+# ---- missing values
 
 
-def test_a_parameter_that_the_trial_does_not_have_is_said(run):
+def test_a_parameter_that_the_trial_lacks_is_an_error(run):
     code = generated(f"{V}\nx = 1\n")
-    told = r"cannot find a value of 'train/x/choice' for trial tRiAl: its parameters are \{'y': 1\}; "
-    with pytest.raises(ParameterAbsent, match=told):
+    expected = r"cannot find a value of 'train/x/choice' for trial tRiAl: its parameters are \{'y': 1\}; "
+    with pytest.raises(ParameterAbsent, match=expected):
         run(code, {"y": 1})
 
 
-def test_a_value_that_is_no_option_is_said(run):
+def test_a_value_that_is_no_option_is_an_error(run):
     code = generated("'''@nni.variable(nni.choice(1, abs(2)), name=x)'''\nx = 1\n")
     with pytest.raises(
         ParameterAbsent, match="cannot use True as the value of 'train/x/choice': the annotation has no such"
@@ -638,12 +638,12 @@ def test_a_value_that_is_no_option_is_said(run):
         run(code, {"train/x/choice": True})
 
 
-def test_parameters_may_be_taken_before(run):
+def test_parameters_may_be_requested_before_the_annotation_uses_them(run):
     code = generated(f"'''@nni.get_next_parameter()'''\n{V}\nx = 1\n")
     assert run(code, {"train/x/choice": 2})["x"] == 2
 
 
-def test_values_are_filled_in_only_when_the_trial_has_them():
+def test_values_are_filled_in_only_if_the_trial_has_them():
     code = b"'''@nni.variable(nni.choice(1, abs(2)), name=x)'''\nx = 1\n"
     with pytest.raises(
         ValueMissing, match="cannot fill in train/x/choice: the trial has no value for this key; "
@@ -651,11 +651,11 @@ def test_values_are_filled_in_only_when_the_trial_has_them():
         with_values(code, "train", {})
     with pytest.raises(ValueMissing, match="cannot fill in train/x/choice: 5 is not one of its options; "):
         with_values(code, "train", {"train/x/choice": 5})
-    # What somebody asked for by hand is shown, where it is a value and not the name of an expression.
+    # A value that a user chose is shown unless it is the name of an expression.
     assert with_values(f"{V}\nx = 1".encode(), "train", {"train/x/choice": "é"}).endswith(b"x = '\\xe9'")
 
 
-# ---- whatever the code is
+# ---- arbitrary code
 
 SNIPPETS = st.sampled_from(
     [
@@ -678,10 +678,10 @@ SOURCES = st.one_of(
 
 
 @given(SOURCES)
-def test_a_file_without_annotations_is_taken_as_it_is(source):
+def test_a_file_without_annotations_is_unchanged(source):
     found = read(source)
     assert (found.space, found.generated) == ({}, None)
-    if b"@nni." not in source:  # such as in a comment
+    if b"@nni." not in source:  # for example in a comment
         assert found.diagnostics == ()
         assert with_values(source, "train", {}) == source
 
@@ -690,25 +690,25 @@ ANY_TEXT = st.text("nai.@()'\"\\,= \n\tf1*é", max_size=40)
 
 
 @given(st.sampled_from(["", "variable(", "function_choice(", "report_final_result("]), ANY_TEXT, ANY_TEXT)
-def test_whatever_an_annotation_says_there_is_code_or_a_mistake_with_its_place(kind, text, after):
+def test_any_annotation_text_yields_code_or_an_error_with_its_line(kind, text, after):
     source = f"'''@nni.{kind}{text}'''\n{after}\n".encode()
     found = read(source)
     if found.generated is not None:
         compile(found.generated.decode(), "train.py", "exec", dont_inherit=True)
         assert found.diagnostics == ()
-    for mistake in found.diagnostics:
-        assert re.fullmatch(r"cannot .*; .+", mistake.message, re.DOTALL)
-        assert 1 <= mistake.line <= source.count(b"\n") + 1
+    for error in found.diagnostics:
+        assert re.fullmatch(r"cannot .*; .+", error.message, re.DOTALL)
+        assert 1 <= error.line <= source.count(b"\n") + 1
 
 
 @given(st.randoms(use_true_random=False), st.sampled_from(["\n", "\r\n"]))
-def test_many_annotations_in_one_file_each_take_their_own_value(source_of_chance: random.Random, newline):
+def test_each_of_many_annotations_in_one_file_gets_its_own_value(randomness: random.Random, newline):
     code, parameters, indent = ["import sys"], {}, ""
-    for number in range(source_of_chance.randint(1, 8)):
-        if source_of_chance.random() < 0.3:
+    for number in range(randomness.randint(1, 8)):
+        if randomness.random() < 0.3:
             code.append(f"{indent}if True:  # é")
-            indent += source_of_chance.choice(["\t", "  "])
-        value, own = source_of_chance.randint(0, 9), source_of_chance.choice(["0", "(\n1 +\n2)", "[ 'é' ]"])
+            indent += randomness.choice(["\t", "  "])
+        value, own = randomness.randint(0, 9), randomness.choice(["0", "(\n1 +\n2)", "[ 'é' ]"])
         code += [
             f"{indent}'''@nni.variable(nni.randint(0, 10), name=v{number})'''",
             f"{indent}v{number} = {own}  # é",
@@ -723,7 +723,7 @@ def test_many_annotations_in_one_file_each_take_their_own_value(source_of_chance
     assert found.space.keys() == parameters.keys()
 
 
-def test_standalone_annotated_code_runs_as_it_stands(capsys):
+def test_annotated_code_also_runs_without_nni(capsys):
     for form in FORMS.values():
         exec(compile(form.code, "train.py", "exec", dont_inherit=True), {"__name__": "train"})
     assert capsys.readouterr().out == ""

@@ -1,4 +1,4 @@
-"""nnictl experiment save and load: an experiment in one file, and what a stranger's file cannot do."""
+"""nnictl experiment save and load: an experiment in one file, and archives from untrusted sources."""
 
 import io
 import json
@@ -27,7 +27,7 @@ from nni_manager.tuner.untrusted_metadata import strip_pickles
 
 @pytest.fixture
 def move(monkeypatch, tmp_path):
-    """From one machine to another: another home, with nothing in it."""
+    """Moves to another machine: another empty home."""
 
     def to(name):
         return move_to(monkeypatch, tmp_path / name)
@@ -42,7 +42,7 @@ def here(move):
 
 @pytest.fixture
 def saved(here):
-    """Makes an experiment of one trial and saves it; the archive."""
+    """Creates and saves an experiment of one trial; returns the archive."""
     return partial(save_an_experiment, here)
 
 
@@ -51,7 +51,7 @@ def names_in(path):
         return packed.getnames()
 
 
-def test_a_saved_experiment_is_the_same_on_another_machine(saved, move, capsys):
+def test_a_saved_experiment_is_identical_on_another_machine(saved, move, capsys):
     path = saved("--saveCodeDir")
     err = capsys.readouterr().err
     assert err == f"WARNING: {path} does not contain 2 links, pipes or unreadable files of trials\n"
@@ -76,12 +76,12 @@ def test_a_saved_experiment_is_the_same_on_another_machine(saved, move, capsys):
     config = ExperimentSpec.from_json(stored.config)
     assert (config.log_dir, config.config_path) == (there / "nni-experiments", config.code_dir / "config.yml")
     assert (stored.state, stored.active_s, dict(trial.metadata)) == (ExperimentState.DONE, 9.0, {"/lr": 0.5})
-    # Whoever has the archive, or the machine it comes from, gets in nowhere.
+    # Neither the archive nor its first machine contains a token of the loaded experiment.
     assert api_token_of(stored.secret) not in (api_token_of(SECRET), api_token_of(b""))
     assert folder.path.stat().st_mode & 0o777 == 0o700
 
 
-def test_no_secret_and_no_copy_of_the_code_is_in_an_archive(saved):
+def test_an_archive_contains_no_secret_and_no_copy_of_the_code(saved):
     path = saved()
     assert [name for name in names_in(path) if "code" in name or "tls" in name] == []
     with tarfile.open(path) as packed:
@@ -89,9 +89,7 @@ def test_no_secret_and_no_copy_of_the_code_is_in_an_archive(saved):
     assert SECRET not in database
 
 
-def test_a_login_is_not_saved_and_is_asked_for_where_the_experiment_is_loaded(
-    saved, move, capsys, monkeypatch
-):
+def test_a_login_is_not_saved_and_must_be_set_to_load_the_experiment(saved, move, capsys, monkeypatch):
     pai = {"host": "http://pai.example", "user": "ada", "token": "a-token", "password": None, "mount": "/mnt"}
     pai |= {"storage": "/none", "image": "i", "storage_name": "s", "virtual_cluster": None}
     pai |= {"gpu": 0, "cpu": 1, "memory_mb": 100, "job_file": None, "job_text": None}
@@ -117,7 +115,7 @@ def test_a_login_is_not_saved_and_is_asked_for_where_the_experiment_is_loaded(
     assert (stdout.read_text(), stdout.stat().st_mode & 0o777) == ("hello\n", 0o644)
 
 
-def test_an_experiment_on_kubernetes_is_loaded_where_its_containers_look(saved, move, capsys):
+def test_an_experiment_on_kubernetes_is_loaded_into_the_storage_of_its_containers(saved, move, capsys):
     storage = ["ClaimStorage", {"path": "/none", "name": "nni"}]
     kubernetes = {"operator": "frameworkcontroller", "storage": storage, "roles": [], "template": None}
     path = saved(training_service="frameworkcontroller", kubernetes=kubernetes)
@@ -136,7 +134,7 @@ def test_an_experiment_on_kubernetes_is_loaded_where_its_containers_look(saved, 
     assert loaded.storage.path == there / "storage"
 
 
-def test_an_experiment_on_an_export_that_is_not_mounted_here_is_not_loaded(saved, move, capsys):
+def test_an_experiment_on_an_nfs_export_is_not_loaded_where_it_is_not_mounted(saved, move, capsys):
     storage = ["NfsStorage", {"server": "nas.example", "path": "/nni"}]
     kubernetes = {"operator": "frameworkcontroller", "storage": storage, "roles": [], "template": None}
     path = saved(training_service="frameworkcontroller", kubernetes=kubernetes)
@@ -148,7 +146,7 @@ def test_an_experiment_on_an_export_that_is_not_mounted_here_is_not_loaded(saved
     assert list((there / "nni-experiments").iterdir()) == []
 
 
-def test_code_that_was_not_saved_has_to_be_there(saved, move, capsys, here):
+def test_loading_without_saved_code_requires_the_code_folder(saved, move, capsys, here):
     path = saved()
     (here / "code").rename(here / "moved")
     there = move("there")
@@ -158,7 +156,7 @@ def test_code_that_was_not_saved_has_to_be_there(saved, move, capsys, here):
     assert main.run(["experiment", "load", "-p", str(path), "-c", str(here / "moved")]) == 0
 
 
-def test_an_experiment_that_is_here_is_not_loaded_over(saved, capsys):
+def test_loading_does_not_overwrite_an_existing_experiment(saved, capsys):
     path = saved()
     capsys.readouterr()
     assert main.run(["experiment", "load", "-p", str(path)]) == 1
@@ -167,14 +165,14 @@ def test_an_experiment_that_is_here_is_not_loaded_over(saved, capsys):
     )
 
 
-def test_what_may_run_is_not_saved(saved, capsys, here):
+def test_an_experiment_that_may_still_run_is_not_saved(saved, capsys, here):
     with pytest.raises(AssertionError):
         saved(state=ExperimentState.RUNNING)
     assert "cannot save experiment abc11111: its manager exited in state RUNNING" in capsys.readouterr().err
     assert sorted(path.name for path in here.iterdir()) == ["code", "nni-experiments", "state"]
 
 
-def test_a_tuner_of_ones_own_is_looked_for_beside_the_code_or_where_it_was(saved, move, capsys, here):
+def test_a_custom_tuner_is_loaded_from_the_saved_code_or_its_original_folder(saved, move, capsys, here):
     tuner = {"name": "mine", "optimize_mode": "maximize", "seed": None, "class_args": {}}
     for number, folder in enumerate((here / "code", here / "elsewhere")):
         own = {"class_name": "demo.Demo", "code_dir": str(folder), "validator": None, "call_timeout_s": 9.0}
@@ -195,7 +193,7 @@ def test_a_tuner_of_ones_own_is_looked_for_beside_the_code_or_where_it_was(saved
         shutil.rmtree(here / "code")
 
 
-# ---- archives of strangers
+# ---- archives from untrusted sources
 
 
 @pytest.mark.parametrize(
@@ -217,7 +215,9 @@ def test_a_tuner_of_ones_own_is_looked_for_beside_the_code_or_where_it_was(saved
     ],
     ids=lambda member: f"{member.name} {member.linkname}",
 )
-def test_what_is_not_of_an_experiment_is_refused_and_nothing_is_left(saved, move, capsys, member, tmp_path):
+def test_an_archive_with_a_foreign_member_is_rejected_and_leaves_no_files(
+    saved, move, capsys, member, tmp_path
+):
     path = repacked(saved("-s"), add=[member])
     there = move("there")
     assert main.run(["experiment", "load", "-p", str(path)]) == 1
@@ -251,7 +251,7 @@ def test_what_is_not_of_an_experiment_is_refused_and_nothing_is_left(saved, move
         "PRAGMA user_version = 999",
     ],
 )
-def test_a_database_that_no_manager_wrote_is_refused_and_nothing_is_left(saved, move, capsys, statement):
+def test_an_archive_with_an_invalid_database_is_rejected_and_leaves_no_files(saved, move, capsys, statement):
     path = repacked(saved("-s"), lambda connection: connection.execute(statement))
     there = move("there")
     assert main.run(["experiment", "load", "-p", str(path)]) == 1
@@ -259,7 +259,7 @@ def test_a_database_that_no_manager_wrote_is_refused_and_nothing_is_left(saved, 
     assert (list((there / "nni-experiments").iterdir()), Registry.of_user().all()) == ([], [])
 
 
-def test_what_else_is_in_a_foreign_database_stays_there(saved, move):
+def test_triggers_and_extra_tables_of_a_loaded_database_are_not_copied(saved, move):
     def change(connection):
         connection.execute("CREATE TRIGGER evil AFTER INSERT ON trial BEGIN DELETE FROM metric; END")
         connection.execute("CREATE TABLE more (x)")
@@ -274,7 +274,7 @@ def test_what_else_is_in_a_foreign_database_stays_there(saved, move):
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"\x1f\x8b\x08\x00 cut"])
-def test_a_file_that_is_no_archive_is_said_to_be_none(here, capsys, content):
+def test_a_file_that_is_no_archive_is_rejected_with_that_reason(here, capsys, content):
     (here / "x.tar.gz").write_bytes(content)
     assert main.run(["experiment", "load", "-p", str(here / "x.tar.gz")]) == 1
     err = capsys.readouterr().err
@@ -282,7 +282,7 @@ def test_a_file_that_is_no_archive_is_said_to_be_none(here, capsys, content):
     assert (err.count("\n"), list((here / "nni-experiments").iterdir())) == (1, [])
 
 
-def test_a_whole_archive_cut_anywhere_is_refused(saved, move, capsys):
+def test_a_truncated_archive_is_rejected_at_any_length(saved, move, capsys):
     path = saved("-s")
     whole = path.read_bytes()
     move("there")
@@ -293,14 +293,14 @@ def test_a_whole_archive_cut_anywhere_is_refused(saved, move, capsys):
     assert list((path.parent / "logs").iterdir()) == []
 
 
-def test_code_is_not_written_through_links_of_its_own(saved, move, tmp_path, monkeypatch):
-    # As Python 3.10 before 3.10.12, and 3.11 before 3.11.4.
+def test_links_inside_the_code_cannot_redirect_files_outside(saved, move, tmp_path, monkeypatch):
+    # Python before 3.10.12, and 3.11 before 3.11.4, lacks this filter.
     monkeypatch.delattr(tarfile, "data_filter", raising=False)
     code = io.BytesIO()
     with tarfile.open(fileobj=code, mode="w:gz") as packed:
         packed.addfile(a_member("x", tarfile.DIRTYPE))
         packed.addfile(a_member("x/up", tarfile.SYMTYPE, ".."))
-        # As it is written, it stays inside; through the link before it does not.
+        # Its target is inside as text, and outside when the earlier link is followed.
         packed.addfile(a_member("link", tarfile.SYMTYPE, "x/up/../evil"))
         packed.addfile(a_member("link", size=1), io.BytesIO(b"x"))
     path = saved("-s")
@@ -318,7 +318,7 @@ def test_code_is_not_written_through_links_of_its_own(saved, move, tmp_path, mon
 
 
 class Evil:
-    """What runs when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -346,7 +346,7 @@ def played(tuner, keys):
     return past
 
 
-def test_a_pickle_in_a_tuners_note_is_not_read_and_the_tuner_goes_on_without(tmp_path):
+def test_a_pickle_in_the_metadata_of_a_trial_is_not_loaded_and_the_tuner_continues(tmp_path):
     pytest.importorskip("cmaes")
     past = played(a_cma_es(), range(12))
 
@@ -373,11 +373,11 @@ def test_a_pickle_in_a_tuners_note_is_not_read_and_the_tuner_goes_on_without(tmp
     tuner.restore(safe)
     again = played(tuner, range(12, 40))
     assert not (tmp_path / "ran").exists()
-    # It has learnt: the last generations are nearer than the first.
+    # The tuner still learns: the last results are better than the first.
     assert sum(each.value for each in again[-8:]) < sum(each.value for each in past[:8])
 
 
-def test_a_pickle_is_left_behind_where_an_experiment_is_loaded(saved, move):
+def test_pickles_are_removed_when_an_experiment_is_loaded(saved, move):
     path = saved(
         "-s", metadata={"/lr": 0.5, "noted on the trial": '{"cma:optimizer:0": "8004", "cma:generation": 2}'}
     )
@@ -387,7 +387,7 @@ def test_a_pickle_is_left_behind_where_an_experiment_is_loaded(saved, move):
         assert reader.trials()[0].metadata == {"/lr": 0.5, "noted on the trial": '{"cma:generation": 2}'}
 
 
-def test_notes_that_are_no_programs_are_kept():
+def test_metadata_without_pickles_is_kept():
     metadata = {
         "/x": 0.5,
         "noted on the trial": '{"generation": 3, "parents": [1, 2]}',

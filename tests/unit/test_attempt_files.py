@@ -1,3 +1,5 @@
+"""The keeper's access to a trial: documents of the manager, new attempts, and growing streams."""
+
 import errno
 import os
 import threading
@@ -57,7 +59,7 @@ def quick_storage(monkeypatch):
     monkeypatch.setattr(attempt_files, "_RETRY_DELAY_S", 0.001)
 
 
-# ---- what the manager wrote
+# ---- files of the manager
 
 
 def test_a_file_that_the_storage_shows_late_is_waited_for(tmp_path, monkeypatch):
@@ -69,12 +71,12 @@ def test_a_file_that_the_storage_shows_late_is_waited_for(tmp_path, monkeypatch)
     writer.join()
 
 
-def test_a_file_that_never_appears_names_the_mount(tmp_path, quick_storage):
+def test_the_error_for_a_file_that_never_appears_names_the_mount(tmp_path, quick_storage):
     with pytest.raises(WorkspaceMissing, match=r"cannot find \S+/manager\.json: .*check the mount"):
         read_shared(tmp_path / "manager.json")
 
 
-def test_a_file_that_cannot_be_read_is_not_waited_for(tmp_path):
+def test_an_unreadable_file_raises_without_waiting(tmp_path):
     with pytest.raises(MountUnreadable, match=r"cannot read .*Is a directory; check the storage's server"):
         read_shared(tmp_path)
 
@@ -83,14 +85,14 @@ def test_a_trial_is_read_from_its_document(workspace):
     assert read_trial(workspace, "trial1") == TRIAL
 
 
-def test_a_trial_document_that_is_none_is_the_workspaces_fault(workspace):
+def test_an_invalid_trial_document_is_an_error_of_the_workspace(workspace):
     workspace.trial("trial1").trial_json.write_bytes(b"{}")
     with pytest.raises(WorkspaceMissing, match=r"cannot read trial\.json: .*use a keeper of the version"):
         read_trial(workspace, "trial1")
 
 
 @pytest.mark.parametrize("trial_id", ["..", "a/b", "", "-x"])
-def test_an_id_that_leads_out_of_the_workspace_is_a_settings_error(workspace, trial_id):
+def test_a_trial_id_that_leads_outside_the_workspace_is_a_settings_error(workspace, trial_id):
     with pytest.raises(SettingsInvalid, match="cannot run trial"):
         read_trial(workspace, trial_id)
 
@@ -98,7 +100,7 @@ def test_an_id_that_leads_out_of_the_workspace_is_a_settings_error(workspace, tr
 # ---- claiming an attempt
 
 
-def test_each_claim_is_a_new_attempt_and_signed(workspace):
+def test_each_claim_creates_a_new_signed_attempt(workspace):
     keys = [
         claim_attempt(workspace, SETTINGS, "trial1", task)[0]
         for task in ("main-0", "main-0", "main-1", "main-0")
@@ -112,7 +114,7 @@ def test_each_claim_is_a_new_attempt_and_signed(workspace):
         assert abs(document.started_at_s - time.time()) < 60
 
 
-def test_many_who_claim_at_once_get_different_attempts(workspace):
+def test_concurrent_claims_get_different_attempts(workspace):
     claimed, start = [], threading.Barrier(8)
 
     def claim():
@@ -127,7 +129,7 @@ def test_many_who_claim_at_once_get_different_attempts(workspace):
     assert len(set(claimed)) == 8
 
 
-def test_an_id_that_the_manager_chose_is_used_once(workspace, tmp_path):
+def test_an_attempt_id_that_the_manager_chose_is_used_once(workspace, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     attempts = workspace.trial("trial1").attempts
     attempts.mkdir()
@@ -139,11 +141,11 @@ def test_an_id_that_the_manager_chose_is_used_once(workspace, tmp_path):
         for number in chosen
     ]
     assert ids[0] == attempt_id(0)
-    assert len({*ids, attempt_id(1), attempt_id(2)}) == 6, "what lies in the way is not used"
+    assert len({*ids, attempt_id(1), attempt_id(2)}) == 6, "ids whose path exists are not used"
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_an_attempt_starts_after_the_one_before_also_when_the_clock_was_set_back(workspace):
+def test_an_attempt_id_is_later_than_the_previous_one_even_if_the_clock_was_set_back(workspace):
     later = new_attempt_id(time.time() + 3600)
     before, _ = claim_attempt(workspace, SETTINGS, "trial1", "main-0", later)
     key, _ = claim_attempt(workspace, SETTINGS, "trial1", "main-0")
@@ -151,7 +153,7 @@ def test_an_attempt_starts_after_the_one_before_also_when_the_clock_was_set_back
     assert start_ms_of(key.attempt_id) == start_ms_of(later) + 1
 
 
-def test_a_forged_attempt_of_the_future_changes_no_start(workspace):
+def test_a_forged_attempt_from_the_future_does_not_change_the_next_start_time(workspace):
     forged = AttemptKey("trial1", new_attempt_id(time.time() + 3600), "main-0")
     workspace.attempt(forged).path.mkdir(parents=True)
     document = AttemptDocument("EXPT", "job", forged, 1.0)
@@ -160,21 +162,21 @@ def test_a_forged_attempt_of_the_future_changes_no_start(workspace):
     assert start_ms_of(key.attempt_id) <= time.time() * 1000
 
 
-def test_a_claimed_folder_is_ready_for_the_sdk(workspace):
+def test_a_claimed_folder_contains_the_parameters_and_empty_streams(workspace):
     key, folder = claim_attempt(workspace, SETTINGS, "trial1", "main-0")
     assert folder == workspace.attempt(key)
     assert folder.parameter_cfg.read_bytes() == PARAMETERS
     assert all(folder.stream(stream).read_bytes() == b"" for stream in Stream)
 
 
-def test_parameters_that_are_not_there_claim_nothing(workspace, quick_storage):
+def test_missing_parameters_raise_and_claim_no_attempt(workspace, quick_storage):
     workspace.trial("trial1").parameter_cfg.unlink()
     with pytest.raises(WorkspaceMissing, match=r"cannot find \S+/parameter\.cfg"):
         claim_attempt(workspace, SETTINGS, "trial1", "main-0")
     assert workspace.attempts_of("trial1") == []
 
 
-def test_a_file_in_the_place_of_the_attempts_is_an_error_with_a_remedy(workspace):
+def test_a_file_in_place_of_the_attempts_folder_is_an_error_with_a_remedy(workspace):
     workspace.trial("trial1").attempts.touch()
     with pytest.raises(
         WorkspaceNotWritable, match=r"cannot write to the workspace .*; check the storage's server"
@@ -193,7 +195,7 @@ def test_a_file_in_the_place_of_the_attempts_is_an_error_with_a_remedy(workspace
         (errno.EIO, WorkspaceNotWritable, "check the storage's server"),
     ],
 )
-def test_each_way_of_not_being_writable_has_its_kind_and_its_remedy(tmp_path, number, kind, remedy):
+def test_each_write_error_has_its_own_error_class_and_remedy(tmp_path, number, kind, remedy):
     tmp_path.chmod(0o700)
     error = not_writable(tmp_path, OSError(number, os.strerror(number)))
     assert type(error) is kind
@@ -202,7 +204,7 @@ def test_each_way_of_not_being_writable_has_its_kind_and_its_remedy(tmp_path, nu
     assert remedy in str(error)
 
 
-def test_root_that_may_not_write_is_told_of_squashing(tmp_path, monkeypatch):
+def test_the_error_for_root_without_write_access_suggests_no_root_squash(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     assert "export the storage with no_root_squash" in str(not_writable(tmp_path, PermissionError(1, "no")))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -224,7 +226,7 @@ def append(folder: AttemptFolder, stream: Stream, data: bytes) -> None:
         file.write(data)
 
 
-def test_sizes_and_bytes_are_those_of_the_moment(folder, tail):
+def test_sizes_and_bytes_are_current(folder, tail):
     assert tail.sizes() == dict.fromkeys(Stream, 0)
     append(folder, Stream.METRICS, b"abc")
     append(folder, Stream.STDERR, b"de")
@@ -234,7 +236,7 @@ def test_sizes_and_bytes_are_those_of_the_moment(folder, tail):
     assert tail.read(Stream.METRICS, 4, 10) == b"gh"
 
 
-def test_a_file_that_is_not_there_yet_is_empty_until_it_is(folder, tail):
+def test_a_file_that_does_not_exist_yet_is_read_as_empty(folder, tail):
     folder.stream(Stream.METRICS).unlink()
     assert tail.sizes()[Stream.METRICS] == 0
     assert tail.read(Stream.METRICS, 0, 5) == b""
@@ -243,10 +245,10 @@ def test_a_file_that_is_not_there_yet_is_empty_until_it_is(folder, tail):
     assert tail.read(Stream.METRICS, 0, 3) == b"abc"
 
 
-def test_a_file_that_fails_keeps_its_size_and_is_opened_again(folder, tail):
+def test_a_file_whose_descriptor_fails_keeps_its_size_and_is_reopened(folder, tail):
     append(folder, Stream.METRICS, b"abc")
     assert tail.sizes()[Stream.METRICS] == 3
-    # A stale handle on NFS fails like a descriptor that is closed.
+    # A stale handle on NFS fails like a closed descriptor.
     os.close(tail._descriptors[Stream.METRICS])
     assert tail.sizes()[Stream.METRICS] == 3
     append(folder, Stream.METRICS, b"de")
@@ -254,7 +256,7 @@ def test_a_file_that_fails_keeps_its_size_and_is_opened_again(folder, tail):
     assert tail.read(Stream.METRICS, 3, 2) == b"de"
 
 
-def test_a_failed_read_gives_nothing_and_the_next_one_all(folder, tail):
+def test_a_failed_read_returns_no_bytes_and_the_next_one_all(folder, tail):
     append(folder, Stream.STDOUT, b"abc")
     tail.sizes()
     os.close(tail._descriptors[Stream.STDOUT])
@@ -262,7 +264,7 @@ def test_a_failed_read_gives_nothing_and_the_next_one_all(folder, tail):
     assert tail.read(Stream.STDOUT, 0, 3) == b"abc"
 
 
-def test_a_file_that_somebody_cut_is_told_from_one_that_cannot_be_read_now(folder, tail):
+def test_a_truncated_file_is_distinguished_from_one_that_is_unreadable_now(folder, tail):
     append(folder, Stream.STDOUT, b"abcdef")
     tail.sizes()
     assert tail.truncated_size(Stream.STDOUT, 6) is None
@@ -273,17 +275,17 @@ def test_a_file_that_somebody_cut_is_told_from_one_that_cannot_be_read_now(folde
     assert tail.truncated_size(Stream.STDOUT, 6) == 2
 
 
-def test_files_that_only_grow_have_no_changes(folder, tail):
+def test_a_file_that_only_grows_has_no_change(folder, tail):
     for number in range(10):
         append(folder, Stream.METRICS, b"a record %d\n" % number * 10)
         assert len(tail.read(Stream.METRICS, 110 * number, 1000)) == 110
-    tail.read(Stream.METRICS, 0, 100)  # sent again after a lost link
+    tail.read(Stream.METRICS, 0, 100)  # sent again after a lost connection
     tail.check(Stream)
     assert tail.changes == {}
 
 
 @pytest.mark.parametrize("is_read_on", [True, False])
-def test_a_file_that_was_rewritten_is_known_by_what_was_read_last(folder, tail, is_read_on):
+def test_a_rewritten_file_is_detected_by_the_bytes_read_last(folder, tail, is_read_on):
     append(folder, Stream.METRICS, b"one\ntwo\n")
     assert tail.read(Stream.METRICS, 0, 8) == b"one\ntwo\n"
     folder.stream(Stream.METRICS).write_bytes(b"two\nthree\nfour\n")
@@ -294,7 +296,7 @@ def test_a_file_that_was_rewritten_is_known_by_what_was_read_last(folder, tail, 
     assert tail.changes == {Stream.METRICS: FileChange.REWRITTEN}
 
 
-def test_a_file_with_a_hole_where_it_was_truncated_was_rewritten(folder, tail):
+def test_a_file_with_a_hole_after_truncation_counts_as_rewritten(folder, tail):
     with folder.stream(Stream.STDOUT).open("wb") as file:
         file.write(b"one\n")
         file.flush()
@@ -306,7 +308,7 @@ def test_a_file_with_a_hole_where_it_was_truncated_was_rewritten(folder, tail):
     assert tail.changes == {Stream.STDOUT: FileChange.REWRITTEN}
 
 
-def test_a_file_that_is_only_shorter_was_not_rewritten(folder, tail):
+def test_a_file_that_is_only_shorter_does_not_count_as_rewritten(folder, tail):
     append(folder, Stream.METRICS, b"one\ntwo\n")
     tail.read(Stream.METRICS, 0, 8)
     os.truncate(folder.stream(Stream.METRICS), 3)
@@ -314,7 +316,7 @@ def test_a_file_that_is_only_shorter_was_not_rewritten(folder, tail):
     assert tail.changes == {}
 
 
-def test_a_file_that_was_removed_or_replaced_is_known(folder, tail):
+def test_a_removed_or_replaced_file_is_detected(folder, tail):
     for stream in (Stream.METRICS, Stream.STDOUT):
         append(folder, stream, b"one\n")
     tail.sizes()
@@ -325,7 +327,7 @@ def test_a_file_that_was_removed_or_replaced_is_known(folder, tail):
     assert tail.changes == {Stream.METRICS: FileChange.REPLACED, Stream.STDOUT: FileChange.REPLACED}
 
 
-def test_a_copy_in_the_place_of_a_file_has_lost_nothing(folder, tail):
+def test_an_identical_copy_in_place_of_a_file_is_no_change(folder, tail):
     append(folder, Stream.STDOUT, b"one\n")
     tail.sizes()
     (folder.output / "copy").write_bytes(b"one\n")
@@ -347,12 +349,12 @@ def test_a_copy_in_the_place_of_a_file_has_lost_nothing(folder, tail):
         ("é".encode() * 10, 5, "�éé"),
     ],
 )
-def test_the_last_text_begins_with_a_line_where_it_can(folder, tail, content, longest, text):
+def test_the_last_text_starts_at_a_line_if_possible(folder, tail, content, longest, text):
     append(folder, Stream.STDERR, content)
     assert tail.last_text(Stream.STDERR, longest) == text
 
 
-def test_closing_twice_is_harmless_and_leaves_the_files(folder, tail):
+def test_closing_twice_is_harmless_and_keeps_the_files(folder, tail):
     append(folder, Stream.METRICS, b"abc")
     tail.sizes()
     tail.close()

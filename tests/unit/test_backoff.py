@@ -1,4 +1,4 @@
-"""The delays between tries."""
+"""The delays between retries."""
 
 from itertools import islice
 
@@ -7,15 +7,15 @@ import pytest
 from nni_manager.backoff import SMALLEST_SHARE, delay_s, delays_s
 
 
-def test_delays_double_up_to_the_longest_and_jitter_only_shortens_them():
+def test_delays_double_up_to_the_maximum_and_jitter_only_shortens_them():
     for made_s, nominal_s in zip(islice(delays_s(0.5, 3.0), 5), [0.5, 1.0, 2.0, 3.0, 3.0], strict=True):
         assert SMALLEST_SHARE * nominal_s <= made_s <= nominal_s
 
 
-def test_two_that_fail_together_do_not_wait_equally_long():
+def test_two_clients_that_fail_together_get_different_delays():
     assert len({delay_s(1, 1.0, 1.0) for _ in range(20)}) > 1
 
 
 @pytest.mark.parametrize("failures", [1_000, 10_000])
-def test_any_number_of_failures_has_a_delay(failures):
+def test_any_number_of_failures_has_a_bounded_delay(failures):
     assert delay_s(failures, 0.5, 30.0) <= 30.0

@@ -1,4 +1,4 @@
-"""The manager's certificate: made once, kept closed, and the same after a resume."""
+"""The manager's certificate: created once, readable by its owner only, and unchanged by a resume."""
 
 import socket
 import ssl
@@ -19,7 +19,7 @@ def certificate(tmp_path: Path) -> Certificate:
 
 
 class Server:
-    """Answers every connection with its certificate, or, without one, with a word that is no TLS."""
+    """Answers every connection with its certificate, or, without one, with a line that is not TLS."""
 
     def __init__(self, certificate: Certificate | None) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -44,7 +44,7 @@ class Server:
                     else:
                         self._context.wrap_socket(connection, server_side=True).close()
                 except OSError:
-                    continue  # the client did not like it
+                    continue  # the client has rejected the certificate
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -65,25 +65,29 @@ def serving():
         server.close()
 
 
-def test_its_file_is_its_owners_alone(certificate: Certificate) -> None:
+def test_the_certificate_file_is_private_to_its_owner(certificate: Certificate) -> None:
     assert stat.S_IMODE(certificate.path.stat().st_mode) == 0o600
     assert "PRIVATE KEY" in certificate.path.read_text()
     assert "PRIVATE KEY" not in certificate.certificate_pem
     assert "PRIVATE KEY" not in repr(certificate)
 
 
-def test_a_later_manager_has_the_same_one_whatever_its_address(certificate: Certificate) -> None:
+def test_a_later_manager_uses_the_same_certificate_with_any_address(certificate: Certificate) -> None:
     again = Certificate.of(certificate.path, ["192.0.2.7"])
     assert (again.key_pem, again.certificate_pem) == (certificate.key_pem, certificate.certificate_pem)
     assert again.sha256 == certificate.sha256
     assert len(certificate.sha256.split(":")) == 32
 
 
-def test_its_owner_is_trusted_at_every_address(certificate: Certificate, serving) -> None:
+def test_the_server_with_the_certificate_is_trusted_at_every_address(
+    certificate: Certificate, serving
+) -> None:
     assert verify_certificate(serving(certificate), certificate.certificate_pem, 10) is None
 
 
-def test_nobody_else_is_trusted(tmp_path: Path, certificate: Certificate, serving) -> None:
+def test_a_server_with_another_certificate_is_not_trusted(
+    tmp_path: Path, certificate: Certificate, serving
+) -> None:
     other = Certificate.of(tmp_path / "other.pem", ["127.0.0.1", "localhost"])
     address = serving(other)
     found = verify_certificate(address, certificate.certificate_pem, 10)
@@ -91,21 +95,21 @@ def test_nobody_else_is_trusted(tmp_path: Path, certificate: Certificate, servin
     assert f"{address}: it lacks the certificate that manager.json names" in found
 
 
-def test_who_speaks_no_tls_is_not_trusted(certificate: Certificate, serving) -> None:
+def test_a_server_without_tls_is_not_trusted(certificate: Certificate, serving) -> None:
     assert "does not use TLS" in str(verify_certificate(serving(None), certificate.certificate_pem, 10))
 
 
-def test_a_certificate_that_is_none_is_told_as_what_it_is() -> None:
+def test_an_invalid_certificate_is_reported_as_unreadable() -> None:
     assert "cannot read the certificate" in str(verify_certificate("127.0.0.1:9", "nonsense", 10))
 
 
-def test_where_nobody_listens_nothing_is_said_of_trust(certificate: Certificate) -> None:
+def test_a_refused_connection_raises_instead_of_a_verdict_on_trust(certificate: Certificate) -> None:
     with pytest.raises(ConnectionRefusedError):
         verify_certificate("127.0.0.1:9", certificate.certificate_pem, 10)
 
 
 @pytest.mark.parametrize("part", [0, 0.1, 0.5, 0.99])
-def test_a_torn_one_is_moved_aside_and_another_one_is_made(
+def test_a_truncated_certificate_is_moved_aside_and_replaced(
     tmp_path: Path, certificate: Certificate, serving, part
 ) -> None:
     content = certificate.path.read_bytes()

@@ -1,4 +1,4 @@
-"""Where a process's control group is found, and what its files say, for machines and containers of all kinds."""
+"""The control group of a process: its location and its files, on machines and in containers of all kinds."""
 
 import os
 
@@ -21,7 +21,7 @@ V2_EVENTS = "low 0\nhigh 0\nmax 12\noom 3\noom_kill {}\noom_group_kill 0\n"
 
 @pytest.fixture
 def a_machine(tmp_path):
-    """Makes a root folder with what /proc/self says, and the groups that can be seen."""
+    """Creates a root folder with the files of /proc/self and of the visible groups."""
 
     def make(cgroup, *mounts, groups):
         proc = tmp_path / "proc" / "self"
@@ -128,12 +128,12 @@ def test_the_own_group_is_found(a_machine, cgroup, mounts, groups):
         ("", [], {}),
         ("0::/", [], {}),
         ("4:memory:/", [V1_CPU_MOUNT.format(top="/")], {"/sys/fs/cgroup/cpu": v1(7)}),
-        # The machine's topmost group counts nothing.
+        # The root group of a machine has no memory counters.
         ("0::/", [V2_MOUNT.format(top="/")], {"/sys/fs/cgroup": {"cgroup.procs": ""}}),
         ("4:pids:/", [V1_MOUNT.format(top="/")], {"/sys/fs/cgroup/memory": v1(7)}),
     ],
 )
-def test_where_no_memory_is_counted_there_is_no_group(a_machine, cgroup, mounts, groups):
+def test_without_memory_counters_there_is_no_group(a_machine, cgroup, mounts, groups):
     assert MemoryCgroup.own(a_machine(cgroup, *mounts, groups=groups)) is None
 
 
@@ -144,7 +144,7 @@ WORDS = st.sampled_from(
 
 @given(cgroup=st.lists(WORDS).map("".join), mounts=st.lists(WORDS).map("".join))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_the_kernel_says_is_no_reason_to_fail(tmp_path_factory, cgroup, mounts):
+def test_arbitrary_proc_files_never_raise(tmp_path_factory, cgroup, mounts):
     root = tmp_path_factory.mktemp("root")
     (root / "proc" / "self").mkdir(parents=True)
     (root / "proc" / "self" / "cgroup").write_text(cgroup)
@@ -159,7 +159,7 @@ def test_without_proc_there_is_no_group(tmp_path, root):
     assert TrialCgroup.around(os.getpid(), tmp_path / root) is None
 
 
-def test_the_lowest_limit_on_the_way_up_holds(a_machine):
+def test_the_lowest_limit_of_the_group_and_its_parents_applies(a_machine):
     groups = {
         "/sys/fs/cgroup": {},
         "/sys/fs/cgroup/pod": v2(limit=512 << 20),
@@ -169,14 +169,14 @@ def test_the_lowest_limit_on_the_way_up_holds(a_machine):
     assert memory.limit_bytes() == 512 << 20
 
 
-def test_a_limit_of_v1_is_read(a_machine):
+def test_a_limit_of_cgroup_v1_is_read(a_machine):
     root = a_machine(
         "4:memory:/", V1_MOUNT.format(top="/"), groups={"/sys/fs/cgroup/memory": v1(limit=96 << 20)}
     )
     assert MemoryCgroup.own(root).limit_bytes() == 96 << 20
 
 
-def test_a_kernel_that_does_not_tell_the_peak_or_the_kills_has_none(a_machine):
+def test_a_kernel_without_peak_and_kill_counters_yields_none(a_machine):
     groups = {"/sys/fs/cgroup": {"memory.events": "low 0\n", "memory.max": "max\n"}}
     memory = MemoryCgroup.own(a_machine("0::/", V2_MOUNT.format(top="/"), groups=groups))
     assert (memory.oom_kills(), memory.limit_bytes(), memory.peak_bytes()) == (0, None, None)
@@ -199,24 +199,24 @@ KILLED = (
         ),
     ],
 )
-def test_a_shortage_is_described_with_the_limit_or_the_peak(a_machine, files, found):
+def test_a_memory_shortage_is_described_with_the_limit_or_the_peak(a_machine, files, found):
     root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": files})
     assert MemoryCgroup.own(root).shortage() == found + KILLED
 
 
-def test_no_group_is_made_in_the_machines_topmost_one(a_machine):
+def test_no_group_is_created_in_the_root_group_of_a_machine(a_machine):
     root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": {"cgroup.procs": ""}})
     assert TrialCgroup.around(os.getpid(), root) is None
     assert [path.name for path in (root / "sys/fs/cgroup").iterdir()] == ["cgroup.procs"]
 
 
-def test_a_group_that_cannot_be_made_is_done_without(a_machine):
+def test_a_group_that_cannot_be_created_is_skipped(a_machine):
     root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": {"cgroup.kill": ""}})
     (root / "sys/fs/cgroup" / "trial-7").write_text("in the way")
     assert TrialCgroup.around(7, root) is None
 
 
-def test_a_group_is_found_again_by_its_first_process(a_machine):
+def test_a_group_is_found_again_by_the_pid_of_its_first_process(a_machine):
     root = a_machine("0::/", V2_MOUNT.format(top="/"), groups={"/sys/fs/cgroup": {"cgroup.kill": ""}})
     assert TrialCgroup.of(7, root) is None
     assert TrialCgroup.around(7, root) is not None

@@ -1,4 +1,4 @@
-"""nnictl's command line: help, one line for each mistake, and which experiment is meant."""
+"""nnictl's command line: help, one line for each error, and the selection of an experiment."""
 
 import contextlib
 import gc
@@ -55,13 +55,13 @@ trial: {command: "true", codeDir: .}
 def state_home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    # What is captured has no width, whatever the terminal has in which the tests run.
+    # Captured output has no width; the terminal of the test run must not set one.
     monkeypatch.delenv("COLUMNS", raising=False)
 
 
 @pytest.fixture
 def nnictl(capsys):
-    """Runs a command line; gives exit code, stdout and stderr."""
+    """Runs a command line; returns exit code, stdout and stderr."""
 
     def run(*arguments):
         code = main.run(arguments)
@@ -72,7 +72,7 @@ def nnictl(capsys):
 
 @pytest.fixture
 def an_experiment(tmp_path):
-    """Makes a stored experiment; one with a port has an owner until the test ends."""
+    """Creates a stored experiment; one with a port has an owner until the test ends."""
     (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     (tmp_path / "config.yml").write_text(CONFIG)
     config = read_experiment_file(tmp_path / "config.yml").to_json()
@@ -99,7 +99,7 @@ def all_commands(group=main.cli, path=()):
 
 
 @pytest.mark.parametrize("command", [(), *all_commands()], ids=" ".join)
-def test_help_of_every_command_has_an_example_that_names_it(nnictl, command):
+def test_help_of_every_command_has_an_example_with_its_name(nnictl, command):
     code, out, err = nnictl(*command, "--help")
     assert (code, err) == (0, "")
     assert "Example:\n" in out
@@ -110,11 +110,11 @@ LISTS = [path for path in all_commands() if path[-1] in ("list", "ls", "jobs", "
 
 
 @pytest.mark.parametrize("command", LISTS, ids=" ".join)
-def test_what_lists_can_say_it_as_json(nnictl, command):
+def test_every_listing_command_has_a_json_option(nnictl, command):
     assert "--json" in nnictl(*command, "--help")[1]
 
 
-def test_the_version_is_the_keepers(nnictl):
+def test_the_version_of_nnictl_is_that_of_the_keeper(nnictl):
     assert nnictl("--version") == (0, f"nnictl {__version__}\n", "")
     assert nnictl("-v") == (0, f"nnictl {__version__}\n", "")
 
@@ -126,7 +126,7 @@ def test_a_group_without_a_command_shows_its_help_as_an_error(nnictl):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "expected"),
     [
         (["creat"], "cannot find the command nnictl creat; did you mean create? `nnictl --help` shows"),
         (["trial", "list"], "cannot find the command nnictl trial list; "),
@@ -147,14 +147,14 @@ def test_a_group_without_a_command_shows_its_help_as_an_error(nnictl):
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )  # fmt: skip
-def test_a_mistake_of_the_command_line_is_one_line_with_the_way_out(nnictl, arguments, says):
+def test_a_command_line_error_is_one_line_with_a_remedy(nnictl, arguments, expected):
     code, out, err = nnictl(*arguments)
     assert (code, out) == (1, "")
-    assert err.startswith(f"ERROR: {says}")
+    assert err.startswith(f"ERROR: {expected}")
     assert err.count("\n") == 1
 
 
-def test_all_mistakes_of_an_experiment_file_are_told_one_line_each(nnictl, tmp_path, monkeypatch):
+def test_all_errors_of_an_experiment_file_are_printed_one_per_line(nnictl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     (tmp_path / "config.yml").write_text(
@@ -169,7 +169,7 @@ def test_all_mistakes_of_an_experiment_file_are_told_one_line_each(nnictl, tmp_p
     assert not (tmp_path / "nni-experiments").exists()
 
 
-def test_an_experiment_is_meant_by_its_id_by_its_beginning_or_as_the_only_one_that_runs(an_experiment):
+def test_an_experiment_is_selected_by_id_by_prefix_or_as_the_only_running_one(an_experiment):
     an_experiment("abc11111")
     an_experiment("abd22222", port=9000)
     an_experiment("abc11111x")
@@ -180,7 +180,7 @@ def test_an_experiment_is_meant_by_its_id_by_its_beginning_or_as_the_only_one_th
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("prefix", "expected"),
     [
         (None, "cannot choose among 2 running experiments; name one of abc11111 (port 9000), abd22222 (port 9002)"),
         ("ab", "cannot use experiment id 'ab': several ids start with it: abc11111 (port 9000), abd"),
@@ -188,17 +188,15 @@ def test_an_experiment_is_meant_by_its_id_by_its_beginning_or_as_the_only_one_th
         ("", "cannot find experiment ''; "),
     ],
 )  # fmt: skip
-def test_an_experiment_that_cannot_be_told_is_asked_for(an_experiment, given, says):
+def test_an_ambiguous_or_unknown_experiment_id_is_an_error(an_experiment, prefix, expected):
     an_experiment("abc11111", port=9000)
     an_experiment("abd22222", port=9002)
     with pytest.raises(NniManagerError) as caught:
-        resolve(given)
-    assert str(caught.value).startswith(says)
+        resolve(prefix)
+    assert str(caught.value).startswith(expected)
 
 
-def test_an_experiment_whose_manager_died_is_listed_as_not_running_with_the_way_to_go_on(
-    nnictl, an_experiment
-):
+def test_an_experiment_whose_manager_died_is_listed_with_the_command_to_resume_it(nnictl, an_experiment):
     an_experiment("abc11111")
     code, out, err = nnictl("experiment", "list", "--all")
     assert code == 0
@@ -209,8 +207,8 @@ def test_an_experiment_whose_manager_died_is_listed_as_not_running_with_the_way_
     assert (line["id"], line["status"], line["managerIsRunning"]) == ("abc11111", "INITIALIZED", False)
 
 
-def test_one_spoilt_database_does_not_hide_the_other_experiments(nnictl, an_experiment):
-    an_experiment("abc11111").database.write_bytes(b"spoilt" * 1000)
+def test_a_corrupt_database_does_not_hide_other_experiments(nnictl, an_experiment):
+    an_experiment("abc11111").database.write_bytes(b"corrupt" * 1000)
     an_experiment("abd22222")
     code, out, err = nnictl("experiment", "list", "--all")
     assert code == 0
@@ -219,12 +217,12 @@ def test_one_spoilt_database_does_not_hide_the_other_experiments(nnictl, an_expe
     assert "WARNING: experiment abc11111: cannot " in err
 
 
-@pytest.mark.parametrize("spoilt", [b"", b"[]", b'{"path": "x"}', b'{"folder": 1}', b"\xff", None])
-def test_one_spoilt_entry_does_not_hide_the_other_experiments(nnictl, an_experiment, spoilt):
+@pytest.mark.parametrize("corrupt", [b"", b"[]", b'{"path": "x"}', b'{"folder": 1}', b"\xff", None])
+def test_a_corrupt_registry_entry_does_not_hide_other_experiments(nnictl, an_experiment, corrupt):
     an_experiment("abc11111")
     entry = Registry.of_user().folder / "abc11111.json"
     entry.unlink()
-    entry.mkdir() if spoilt is None else entry.write_bytes(spoilt)
+    entry.mkdir() if corrupt is None else entry.write_bytes(corrupt)
     an_experiment("abd22222")
     code, out, err = nnictl("experiment", "list", "--all")
     assert (code, [line.split()[:2] for line in out.splitlines()[1:]]) == (
@@ -238,10 +236,10 @@ def test_one_spoilt_entry_does_not_hide_the_other_experiments(nnictl, an_experim
     assert nnictl("trial", "ls", "abd22222")[0] == 0
 
 
-@pytest.mark.parametrize("spoilt", [b"", b"[]", b"{}", b'{"pid": 1'])
-def test_a_spoilt_note_of_the_manager_does_not_hide_the_other_experiments(nnictl, an_experiment, spoilt):
+@pytest.mark.parametrize("corrupt", [b"", b"[]", b"{}", b'{"pid": 1'])
+def test_a_corrupt_manager_process_file_does_not_hide_other_experiments(nnictl, an_experiment, corrupt):
     folder = an_experiment("abc11111", port=9000)
-    (folder.path / "manager-process.json").write_bytes(spoilt)
+    (folder.path / "manager-process.json").write_bytes(corrupt)
     an_experiment("abd22222")
     lines = json.loads(nnictl("experiment", "list", "--all", "--json")[1])
     assert [(line["id"], line["status"]) for line in lines] == [
@@ -252,7 +250,7 @@ def test_a_spoilt_note_of_the_manager_does_not_hide_the_other_experiments(nnictl
     assert nnictl("trial", "ls", "abd22222")[0] == 0
 
 
-def test_looking_needs_no_right_to_write(nnictl, an_experiment, monkeypatch):
+def test_checking_for_a_running_manager_opens_its_lock_read_only(nnictl, an_experiment, monkeypatch):
     folder = an_experiment("abc11111")
     with folder.owned():
         pass
@@ -267,29 +265,29 @@ def test_looking_needs_no_right_to_write(nnictl, an_experiment, monkeypatch):
     assert opened == [(folder.path / "owner.lock", os.O_RDONLY | os.O_CLOEXEC)]
 
 
-def test_a_lock_that_cannot_be_opened_does_not_hide_the_other_experiments(nnictl, an_experiment):
+def test_a_lock_that_cannot_be_opened_does_not_hide_other_experiments(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     lock = folder.path / "owner.lock"
-    lock.symlink_to(lock)  # a loop: nobody can open it, root neither
+    lock.symlink_to(lock)  # a loop that nobody can open, not even root
     an_experiment("abd22222")
     code, out, err = nnictl("experiment", "list", "--all")
     assert (code, "UNREADABLE" in out, "abd22222" in out) == (0, True, True)
     assert "WARNING: experiment abc11111: cannot determine whether experiment abc11111 runs: " in err
 
 
-def test_experiments_whose_folders_are_gone_and_that_do_not_run_are_forgotten_at_one_look(
+def test_removed_experiment_folders_are_dropped_from_the_registry_with_one_process_scan(
     nnictl, an_experiment, monkeypatch
 ):
     for name in ("abc11111", "abd22222"):
         shutil.rmtree(an_experiment(name).path)
-    looks = []
-    really_look = psutil.process_iter
-    monkeypatch.setattr(psutil, "process_iter", lambda attrs: (looks.append(attrs), really_look(attrs))[1])
+    scans = []
+    really_scan = psutil.process_iter
+    monkeypatch.setattr(psutil, "process_iter", lambda attrs: (scans.append(attrs), really_scan(attrs))[1])
     assert nnictl("experiment", "list", "--all")[1] == "INFO: There is no experiment\n"
-    assert len(looks) == 1
+    assert len(scans) == 1
 
 
-def test_stopping_what_does_not_run_says_what_would_help(nnictl, an_experiment):
+def test_stopping_an_experiment_that_does_not_run_is_an_error_with_a_remedy(nnictl, an_experiment):
     an_experiment("abc11111")
     code, _, err = nnictl("stop", "abc")
     assert code == 1
@@ -298,14 +296,14 @@ def test_stopping_what_does_not_run_says_what_would_help(nnictl, an_experiment):
 
 
 @pytest.mark.parametrize("word", ["show", "status"])
-def test_what_is_json_anyway_may_be_asked_for_as_json(nnictl, an_experiment, word):
+def test_commands_that_always_print_json_accept_the_json_option(nnictl, an_experiment, word):
     an_experiment("abc11111")
     code, out, err = nnictl("experiment", word, "abc11111")
     assert (code, json.loads(out) != {}) == (0, True)
     assert nnictl("experiment", word, "abc11111", "--json") == (code, out, err)
 
 
-def test_stored_experiments_can_be_shown_without_a_manager(nnictl, an_experiment):
+def test_stored_experiments_are_shown_without_a_manager(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     assert json.loads(nnictl("experiment", "show", "abc11111")[1])["params"]["experimentName"] == "digits"
     assert json.loads(nnictl("experiment", "status", "abc11111")[1]) == {
@@ -320,13 +318,13 @@ def test_stored_experiments_can_be_shown_without_a_manager(nnictl, an_experiment
     assert nnictl("log", "stderr", "abc", "--head", "1") == (0, "one\n", "")
 
 
-def test_a_list_reads_no_trial_and_the_log_of_a_trial_reads_no_other(nnictl, an_experiment, monkeypatch):
+def test_listing_experiments_reads_no_trial_and_a_trial_log_reads_one(nnictl, an_experiment, monkeypatch):
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)
     trials = [Trial(f"t{n}", n, {}, {}, 1.0, f"t{n}") for n in range(3)]
     store.commit([trial_row(trial) for trial in trials], 1.0)
     store.close()
-    # What costs time with ten thousand trials: rows that are turned into trials.
+    # With ten thousand trials, parsing their rows takes most of the time.
     made = []
     trial_of = reader_module.trial_of
     monkeypatch.setattr(
@@ -348,7 +346,7 @@ def test_a_list_reads_no_trial_and_the_log_of_a_trial_reads_no_other(nnictl, an_
     ]
 
 
-def test_what_is_cut_of_a_trial_is_told_where_it_is_listed_and_beside_its_log(nnictl, an_experiment):
+def test_a_truncated_log_causes_a_warning_in_the_trial_list_and_beside_the_log(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     cut = quota_message(Stream.STDOUT, folder.path / "stdout")
     store = RegisteringStore(folder.database, folder.collected_logs)
@@ -363,7 +361,7 @@ def test_what_is_cut_of_a_trial_is_told_where_it_is_listed_and_beside_its_log(nn
 
 
 @pytest.mark.parametrize("where", ["workspace", "collected"])
-def test_a_log_that_a_trial_made_a_link_is_not_followed(nnictl, an_experiment, tmp_path, where):
+def test_a_log_that_a_trial_replaced_with_a_link_is_not_followed(nnictl, an_experiment, tmp_path, where):
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)
     key = AttemptKey("t0", attempt_id(0), "main-0")
@@ -379,7 +377,7 @@ def test_a_log_that_a_trial_made_a_link_is_not_followed(nnictl, an_experiment, t
     assert err.startswith(f"ERROR: cannot show {path}: the trial has replaced this log")
 
 
-def test_bytes_of_a_trials_metrics_that_were_no_record_are_told(nnictl, an_experiment):
+def test_invalid_metrics_bytes_cause_a_warning_in_the_trial_list(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)
     for name in ("t0", "t1"):
@@ -395,24 +393,24 @@ def test_bytes_of_a_trials_metrics_that_were_no_record_are_told(nnictl, an_exper
     assert err.count("\n") == 1
 
 
-def test_a_manager_that_does_not_answer_is_an_error_and_no_traceback(nnictl, an_experiment, unused_port):
+def test_a_manager_that_does_not_answer_is_an_error_without_a_traceback(nnictl, an_experiment, unused_port):
     an_experiment("abc11111", port=unused_port)
     code, _, err = nnictl("trial", "ls", "--json")
     assert code == 1
     assert err.startswith("ERROR: cannot reach the manager of experiment abc11111 at http://127.0.0.1:")
     assert "NOT ANSWERING" in nnictl("experiment", "list")[1]
-    # What is stored can be listed all the same.
+    # Stored data can still be listed.
     assert nnictl("trial", "ls")[:2] == (0, "INFO: Experiment abc11111 has no trials yet\n")
 
 
-def test_a_trial_is_meant_by_its_id_or_by_the_beginning_of_it(nnictl, an_experiment):
+def test_a_trial_is_selected_by_id_or_by_a_unique_prefix(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)
     names = ["aB3dE", "aB3xx", "aB", "a_B"]
     store.commit([trial_row(Trial(name, n, {}, {}, 1.0, name)) for n, name in enumerate(names)], 1.0)
     store.close()
     assert [
-        json.loads(nnictl("trial", "show", "abc", "-T", given)[1])["id"] for given in ("aB", "aB3x", "a_")
+        json.loads(nnictl("trial", "show", "abc", "-T", prefix)[1])["id"] for prefix in ("aB", "aB3x", "a_")
     ] == [
         "aB",
         "aB3xx",
@@ -429,7 +427,7 @@ def test_a_trial_is_meant_by_its_id_or_by_the_beginning_of_it(nnictl, an_experim
 
 
 def finished(folder, *results):
-    """Gives the experiment a trial for each result, and an end."""
+    """Adds a trial for each result, and ends the experiment."""
     store = RegisteringStore(folder.database, folder.collected_logs)
     for number, result in enumerate(results):
         trial = Trial(
@@ -458,24 +456,24 @@ def test_results_are_exported_to_a_file_or_to_stdout(nnictl, an_experiment, tmp_
     ]
 
 
-def test_an_experiment_without_results_exports_none_and_says_why(nnictl, an_experiment):
+def test_an_experiment_without_results_exports_an_empty_list_with_a_warning(nnictl, an_experiment):
     an_experiment("abc11111")
     code, out, err = nnictl("experiment", "export", "abc")
     assert (code, out) == (0, "[]\n")
     assert err.startswith("WARNING: experiment abc11111 has no result yet; `nnictl trial ls abc11111` ")
 
 
-def test_an_experiment_that_is_over_is_deleted_with_all_it_has(nnictl, an_experiment, tmp_path):
+def test_an_ended_experiment_is_deleted_with_its_folder_and_registry_entry(nnictl, an_experiment, tmp_path):
     folder = an_experiment("abc11111")
     finished(folder, 0.5)
     code, _, err = nnictl("experiment", "delete", "abc")
-    assert (code, folder.path.exists()) == (1, True)  # nobody to ask
+    assert (code, folder.path.exists()) == (1, True)  # no terminal to confirm on
     assert "there is no terminal; confirm with --yes" in err
     assert nnictl("experiment", "delete", "abc", "--yes") == (0, "INFO: Deleted experiment abc11111\n", "")
     assert (folder.path.exists(), Registry.of_user().all()) == (False, [])
 
 
-def test_the_workspace_on_the_shared_storage_is_deleted_as_well(nnictl, an_experiment, tmp_path):
+def test_the_workspace_on_the_shared_storage_is_deleted_too(nnictl, an_experiment, tmp_path):
     folder = an_experiment("abc11111")
     finished(folder, 0.5)
     (tmp_path / "storage/abc11111/trials").mkdir(parents=True)
@@ -484,7 +482,7 @@ def test_the_workspace_on_the_shared_storage_is_deleted_as_well(nnictl, an_exper
     assert list((tmp_path / "storage").iterdir()) == []
 
 
-def test_what_runs_or_may_run_is_not_deleted(nnictl, an_experiment):
+def test_a_running_experiment_is_not_deleted(nnictl, an_experiment):
     an_experiment("abc11111", port=9000)
     died = an_experiment("abd22222")
     done = an_experiment("abe33333")
@@ -510,12 +508,14 @@ def test_what_runs_or_may_run_is_not_deleted(nnictl, an_experiment):
 
 
 def a_process_of(folder):
-    """A process that a trial of this experiment has started."""
+    """A process that looks like one of a trial of this experiment."""
     attempt = folder.workspace.root / "trials/aB3dE/attempts/0/main-0"
     return subprocess.Popen(["sleep", "600"], env={"NNI_SYS_DIR": str(attempt), "PATH": os.environ["PATH"]})
 
 
-def test_what_a_manager_left_is_deleted_without_force_once_nothing_of_it_runs(nnictl, an_experiment):
+def test_an_experiment_of_a_dead_manager_is_deleted_once_its_trial_processes_have_ended(
+    nnictl, an_experiment
+):
     died = an_experiment("abd22222")
     trial, others = a_process_of(died), a_process_of(an_experiment("abd33333"))
     assert nnictl("experiment", "delete", "abd22222", "--yes")[0] == 1
@@ -531,7 +531,9 @@ def test_what_a_manager_left_is_deleted_without_force_once_nothing_of_it_runs(nn
     others.wait()
 
 
-def test_what_runs_on_a_cluster_that_cannot_be_asked_is_not_deleted(nnictl, an_experiment, tmp_path):
+def test_an_experiment_whose_cluster_is_unreachable_is_not_deleted_while_it_may_have_jobs(
+    nnictl, an_experiment, tmp_path
+):
     died = an_experiment("abd22222")
     pai = {"host": "http://127.0.0.1:1", "user": "ada", "token": "t", "password": None, "mount": "/mnt"}
     pai |= {"storage": str(tmp_path), "image": "i", "storage_name": "s", "virtual_cluster": None}
@@ -541,7 +543,7 @@ def test_what_runs_on_a_cluster_that_cannot_be_asked_is_not_deleted(nnictl, an_e
         changed = json.dumps(json.loads(config) | {"training_service": "pai", "pai": pai})
         connection.execute("UPDATE experiment SET config = ?", (changed,))
         connection.commit()
-        # No job was ever submitted: nobody has to be asked.
+        # No job was submitted, so the cluster is not queried.
         assert remains_of(died) == ""
         connection.execute("INSERT INTO job VALUES ('aB3dE', 1.0, NULL, 1)")
         connection.commit()
@@ -550,12 +552,12 @@ def test_what_runs_on_a_cluster_that_cannot_be_asked_is_not_deleted(nnictl, an_e
     assert "exited in state INITIALIZED, and 1 job (aB3dE) on its cluster may run; run `nnictl resume" in err
 
 
-@pytest.mark.parametrize("spoilt", ["database", "entry", "lock"])
-def test_what_cannot_be_read_is_deleted_with_force(nnictl, an_experiment, spoilt):
+@pytest.mark.parametrize("corrupt", ["database", "entry", "lock"])
+def test_an_unreadable_experiment_is_deleted_with_force(nnictl, an_experiment, corrupt):
     folder = an_experiment("abc11111")
-    if spoilt == "database":
-        folder.database.write_bytes(b"spoilt" * 1000)
-    elif spoilt == "entry":
+    if corrupt == "database":
+        folder.database.write_bytes(b"corrupt" * 1000)
+    elif corrupt == "entry":
         (Registry.of_user().folder / "abc11111.json").write_bytes(b"[]")
     else:
         (folder.path / "owner.lock").symlink_to(folder.path / "owner.lock")
@@ -565,31 +567,31 @@ def test_what_cannot_be_read_is_deleted_with_force(nnictl, an_experiment, spoilt
     assert nnictl("experiment", "list", "--all")[1] == "INFO: There is no experiment\n"
 
 
-def test_a_list_of_ten_thousand_trials_costs_less_than_its_libraries_would(nnictl, an_experiment):
+def test_a_list_of_ten_thousand_trials_takes_less_than_three_seconds(nnictl, an_experiment):
     folder = an_experiment("abc11111")
     store = RegisteringStore(folder.database, folder.collected_logs)
     trials = [Trial(f"t{n:05}", n, {"lr": n / 10_000, "size": 32}, {}, 1.0, f"t{n}") for n in range(10_000)]
     store.commit([trial_row(trial) for trial in trials], 1.0)
     store.close()
-    began_s = time.process_time()
+    started_s = time.process_time()
     code, out, err = nnictl("trial", "ls", "abc")
-    # 0.4 s of a free core, and 9 s when rich drew the table.
-    assert time.process_time() - began_s < 3
+    # 0.4 s on a free core; 9 s when rich drew the table.
+    assert time.process_time() - started_s < 3
     assert (code, len(out.splitlines()), err) == (0, 10_001, "")
     assert out.splitlines()[-1] == "9999  t09999  WAITING               lr=0.9999 size=32"
 
 
-@pytest.mark.parametrize("runs", [True, False])
+@pytest.mark.parametrize("is_running", [True, False])
 @pytest.mark.parametrize(
     "trial_id", ["../experiment", "..", ".", "", "x?y", "x#y", "x/y", "a b", "%2e%2e", "-"]
 )
 @pytest.mark.parametrize("command", ["trial kill", "log trial", "trial codegen"])
-def test_what_cannot_be_a_trial_is_not_found_and_nothing_is_asked_for_it(
-    nnictl, an_experiment, command, trial_id, runs
+def test_an_invalid_trial_id_is_not_found_and_no_request_is_sent(
+    nnictl, an_experiment, command, trial_id, is_running
 ):
     asked = []
     with an_http_manager(dict, asked) as port:
-        folder = an_experiment("abc11111", port=port if runs else None)
+        folder = an_experiment("abc11111", port=port if is_running else None)
         folder.annotated_code.mkdir()
         code, out, err = nnictl(*command.split(), "abc11111", "-T", trial_id)
     assert (code, out, asked) == (1, "", [])
@@ -601,7 +603,7 @@ def test_what_cannot_be_a_trial_is_not_found_and_nothing_is_asked_for_it(
 @pytest.mark.parametrize(
     ("name", "path"), [("x?y", "x%3Fy"), ("../experiment", "..%2Fexperiment"), ("x#é/", "x%23%C3%A9%2F")]
 )
-def test_a_name_in_an_address_stays_one_name(name, path):
+def test_special_characters_in_a_name_are_escaped_in_request_paths(name, path):
     asked = []
     with an_http_manager(dict, asked) as port:
         client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__))
@@ -610,7 +612,7 @@ def test_a_name_in_an_address_stays_one_name(name, path):
     assert asked == [f"DELETE /api/v1/nni/trial-jobs/{path}", f"GET /api/v1/nni/trial-jobs/{path}"]
 
 
-def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, monkeypatch):
+def test_stop_reports_once_why_it_waits_and_again_when_that_changes(an_experiment, monkeypatch):
     summaries = [
         ("", 1),
         ("", 1),
@@ -632,7 +634,7 @@ def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, m
         def report(line):
             lines.append(line)
             if len(lines) == 3:
-                owner.close()  # the manager ends
+                owner.close()  # the manager exits
 
         monkeypatch.setattr(manager_stop, "_REPORT_INTERVAL_S", 0.0)
         monkeypatch.setattr(output, "info", report)
@@ -641,7 +643,7 @@ def test_stop_says_why_it_takes_long_once_and_when_that_changes(an_experiment, m
 
 
 @pytest.mark.parametrize("looks_like", ["another program", "a view of it"])
-def test_a_process_that_only_has_the_managers_number_gets_no_signal_and_is_not_named(
+def test_a_process_that_reuses_the_managers_pid_gets_no_signal_and_is_not_named(
     an_experiment, monkeypatch, looks_like
 ):
     monkeypatch.setattr(manager_stop, "_LEFT_TIMEOUT_S", 0.2)
@@ -664,13 +666,17 @@ def test_a_process_that_only_has_the_managers_number_gets_no_signal_and_is_not_n
             bystander.kill()
 
 
-def test_a_manager_that_ignores_the_word_to_end_is_named(an_experiment, monkeypatch):
+def test_the_error_for_a_manager_that_ignores_sigterm_names_its_pid(an_experiment, monkeypatch):
     monkeypatch.setattr(manager_stop, "_LEFT_TIMEOUT_S", 0.2)
     folder = an_experiment("abc11111")
-    deaf = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    ignores_sigterm = (
+        "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+    )
     with (
         folder.owned(),
-        subprocess.Popen([sys.executable, "-c", deaf, str(folder.path)], stdout=subprocess.PIPE) as manager,
+        subprocess.Popen(
+            [sys.executable, "-c", ignores_sigterm, str(folder.path)], stdout=subprocess.PIPE
+        ) as manager,
     ):
         try:
             manager.stdout.readline()
@@ -681,7 +687,7 @@ def test_a_manager_that_ignores_the_word_to_end_is_named(an_experiment, monkeypa
             manager.kill()
 
 
-def test_a_stranger_at_the_managers_port_is_not_given_the_token():
+def test_a_listener_of_another_user_at_the_managers_port_never_gets_the_token():
     asked = []
     with an_http_manager(lambda: asked.append(1) or {"id": "abc11111"}) as port:
         client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__, "secret"))
@@ -695,9 +701,7 @@ def test_a_stranger_at_the_managers_port_is_not_given_the_token():
     assert asked == [1]
 
 
-def test_a_manager_that_had_no_room_is_asked_again_to_stop_and_not_ended_by_a_signal(
-    an_experiment, monkeypatch
-):
+def test_a_request_that_the_manager_dropped_is_retried_before_any_signal(an_experiment, monkeypatch):
     answers, asked = iter([None, None, {"id": "abc11111"}]), []
 
     def no_signal(_):
@@ -716,27 +720,27 @@ def test_a_manager_that_had_no_room_is_asked_again_to_stop_and_not_ended_by_a_si
     assert asked == [get, get, get, delete]
 
 
-def test_a_closed_connection_is_not_told_as_nobody_listening(an_experiment, unused_port):
-    def said_on(port):
+def test_a_closed_connection_and_a_missing_listener_have_different_errors(an_experiment, unused_port):
+    def error_on(port):
         client = ManagerClient("abc11111", ManagerProcess(1, "127.0.0.1", port, __version__))
         with pytest.raises(ManagerUnresponsive) as caught:
             client.summary()
         return caught.value
 
     with an_http_manager(lambda: None) as port:
-        closed = said_on(port)
+        closed = error_on(port)
     assert isinstance(closed, ConnectionClosed)
     assert ": the connection was closed before the answer; wait and try again" in str(closed)
-    refused = said_on(unused_port)
+    refused = error_on(unused_port)
     assert not isinstance(refused, ConnectionClosed)
     assert ": no program listens there; " in str(refused)
 
 
-# urllib3 leaves a socket to the garbage collector when it could not shake hands.
+# urllib3 leaves a socket to the garbage collector when its handshake fails.
 @pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
 @pytest.mark.parametrize("certificate_sha256", [None, "a" * 64])
 @pytest.mark.parametrize("is_reset", [True, False])
-def test_a_connection_that_is_closed_at_once_is_told_as_closed_encrypted_or_not(certificate_sha256, is_reset):
+def test_a_connection_closed_at_once_is_reported_as_closed_with_and_without_tls(certificate_sha256, is_reset):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
 
@@ -755,7 +759,7 @@ def test_a_connection_that_is_closed_at_once_is_told_as_closed_encrypted_or_not(
     gc.collect()
 
 
-# A manager that is ready, and refuses whatever is asked of it.
+# A manager that is ready, and rejects every request.
 REFUSING = """\
 #!{python}
 import os, sys
@@ -777,7 +781,7 @@ with HTTPServer(("127.0.0.1", 0), Handler) as server, folder.owned():
 """
 
 
-def test_a_create_that_fails_leaves_no_manager_even_one_that_refuses_to_stop(tmp_path, monkeypatch):
+def test_a_create_that_fails_leaves_no_manager_not_even_one_that_rejects_the_stop(tmp_path, monkeypatch):
     (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
     (tmp_path / "config.yml").write_text(CONFIG)
     config = read_experiment_file(tmp_path / "config.yml")
@@ -802,9 +806,9 @@ def is_of(process, word):
 
 @contextlib.contextmanager
 def an_http_manager(answer, asked=None):
-    """A server on this machine that answers GET with `answer()`, and DELETE with nothing; its port.
+    """A server on this machine that answers GET with `answer()`, and DELETE with an empty object; yields its port.
 
-    None closes the connection without an answer. `asked` gets every request's verb and path.
+    None closes the connection without an answer. `asked` collects the verb and path of every request.
     """
 
     class Handler(BaseHTTPRequestHandler):
@@ -842,5 +846,7 @@ def an_http_manager(answer, asked=None):
 @pytest.fixture
 def unused_port():
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets it, and nobody answers
+        probe.bind(
+            ("127.0.0.1", 0)
+        )  # bound and not listening: the port stays free, and connections to it fail
         yield probe.getsockname()[1]

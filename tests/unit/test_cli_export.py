@@ -1,4 +1,4 @@
-"""nnictl experiment export: the records, and the two forms they are written in."""
+"""nnictl experiment export: the records in JSON and CSV."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ def table(text):
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_json_has_a_record_on_each_line_and_no_nan():
+def test_json_has_one_record_per_line_and_no_nan():
     records = [a_record(value=math.nan, lr=0.1), a_record("x", {"default": 1, "loss": math.inf})]
     text = to_json(records)
     assert len(text.splitlines()) == 4
@@ -32,7 +32,7 @@ def test_json_has_a_record_on_each_line_and_no_nan():
     assert to_json([]) == "[]\n"
 
 
-def test_csv_has_a_column_for_each_parameter_nested_ones_too():
+def test_csv_has_a_column_for_each_parameter_including_nested_ones():
     text = to_csv(
         [a_record(lr=0.1, net={"_name": "conv", "size": 3}), a_record("x", 1, net={"_name": "none"})]
     )
@@ -43,12 +43,12 @@ def test_csv_has_a_column_for_each_parameter_nested_ones_too():
     )  # fmt: skip
 
 
-def test_csv_of_results_that_are_dicts_has_the_default_as_the_value():
+def test_csv_uses_the_default_entry_of_a_dict_result_as_the_value():
     rows = table(to_csv([a_record(value={"default": 0.9, "loss": 1}), a_record("x", 0.5)]))
     assert [(row["value"], row["value/loss"]) for row in rows] == [("0.9", "1"), ("0.5", "")]
 
 
-def test_a_parameter_that_is_called_as_a_column_of_ours_keeps_its_own():
+def test_a_parameter_named_like_a_fixed_column_gets_a_prefixed_column():
     (row,) = table(to_csv([a_record(value=2, trialJobId="t", intermediate=[1])]))
     assert row == {
         "trialJobId": "aB3dE",
@@ -66,7 +66,7 @@ def test_intermediate_results_are_a_list_in_one_cell():
 
 
 @given(st.lists(st.dictionaries(st.text(min_size=1), SCALARS, max_size=4), max_size=5))
-def test_every_parameter_is_found_again_in_its_column(spaces):
+def test_every_parameter_is_exported_in_its_column(spaces):
     records = [
         a_record(f"t{n}", n, **{f"p{name}": each for name, each in space.items()})
         for n, space in enumerate(spaces)

@@ -1,6 +1,6 @@
-"""What nnictl says, word by word: help of every command, and outputs about one stored experiment.
+"""The exact output of nnictl: help of every command, and outputs about one stored experiment.
 
-`make golden` writes the files anew; look at the difference before you commit it.
+`make golden` writes the files again; review the difference before you commit it.
 """
 
 import os
@@ -38,7 +38,7 @@ logDir: logs
 tuner: {builtinTunerName: Random, classArgs: {optimize_mode: maximize, seed: 1}}
 trial: {command: "true", codeDir: .}
 """
-# A moment: 2026-05-04 03:02:01 UTC.
+# 2026-05-04 03:02:01 UTC.
 NOW_S = 1777863721.0
 OUTPUTS = {
     "banner": "",
@@ -72,8 +72,8 @@ HELPS = {"-".join(("help", *path)): path for path in all_commands()}
 
 
 @pytest.fixture(autouse=True)
-def the_same_everywhere(tmp_path, monkeypatch):
-    """One width, one zone, one home."""
+def fixed_environment(tmp_path, monkeypatch):
+    """One terminal width, one time zone, one home."""
     for name, value in {"COLUMNS": "100", "TZ": "UTC", "HOME": str(tmp_path), "XDG_STATE_HOME": str(tmp_path / "state"),
                         "XDG_CONFIG_HOME": str(tmp_path / "config")}.items():  # fmt: skip
         monkeypatch.setenv(name, value)
@@ -85,7 +85,7 @@ def the_same_everywhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def an_experiment(tmp_path):
-    """A stored experiment that is over, with a trial of each kind."""
+    """A stored experiment that has ended, with a trial of each kind."""
     (tmp_path / "search_space.json").write_text(
         '{"lr": {"_type": "uniform", "_value": [0, 1]}, "size": {"_type": "choice", "_value": [16, 32]}}'
     )
@@ -123,25 +123,25 @@ def an_experiment(tmp_path):
     store.close()
 
 
-def same(name, said, home):
-    said = said.replace(str(home), "HOME").replace(__version__, "VERSION")
+def same(name, output, home):
+    output = output.replace(str(home), "HOME").replace(__version__, "VERSION")
     path = GOLDEN / f"{name}.txt"
     if WRITES:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(said.encode())
-    assert path.is_file(), f"{path} is missing; run `make golden`, and look at what it wrote"
-    assert said == path.read_bytes().decode(), "if this is as it should be, run `make golden`"
+        path.write_bytes(output.encode())
+    assert path.is_file(), f"{path} is missing; run `make golden`, and review what it wrote"
+    assert output == path.read_bytes().decode(), "if the new output is correct, run `make golden`"
 
 
 @pytest.mark.parametrize("name", HELPS)
-def test_help_is_as_it_was_looked_at(capsys, tmp_path, name):
+def test_help_matches_its_golden_file(capsys, tmp_path, name):
     assert main.run([*HELPS[name], "--help"]) == 0
     same(name, capsys.readouterr().out, tmp_path)
 
 
 @pytest.mark.usefixtures("an_experiment")
 @pytest.mark.parametrize("name", OUTPUTS)
-def test_an_output_is_as_it_was_looked_at(capsys, tmp_path, name):
+def test_an_output_matches_its_golden_file(capsys, tmp_path, name):
     command = OUTPUTS[name]
     code = main.run(command.split())
     out, err = capsys.readouterr()
@@ -149,8 +149,8 @@ def test_an_output_is_as_it_was_looked_at(capsys, tmp_path, name):
     same(name, f"$ nnictl {command}\n{out}{errors}---- exit code {code}\n", tmp_path)
 
 
-def test_there_is_no_file_of_what_is_gone():
-    gone = [path for path in GOLDEN.iterdir() if path.stem not in {*HELPS, *OUTPUTS}]
-    for path in gone if WRITES else ():
+def test_every_golden_file_belongs_to_a_command():
+    obsolete = [path for path in GOLDEN.iterdir() if path.stem not in {*HELPS, *OUTPUTS}]
+    for path in obsolete if WRITES else ():
         path.unlink()
-    assert WRITES or not gone
+    assert WRITES or not obsolete

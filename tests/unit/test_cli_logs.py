@@ -1,4 +1,4 @@
-"""nnictl log: which lines of a file are printed, and what comes while it is followed."""
+"""nnictl log: the printed lines of a file, and lines that arrive while it is followed."""
 
 import io
 import threading
@@ -28,7 +28,7 @@ trial: {command: "true", codeDir: .}
 
 
 @given(st.lists(st.sampled_from([b"\n", b"a", b"bc\n", b"\r"]), max_size=30).map(b"".join), st.integers(1, 8))
-def test_the_last_lines_are_found_from_the_end(text, count):
+def test_the_last_lines_are_found_from_the_end_of_the_file(text, count):
     file = io.BytesIO(text)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(log_commands, "_BLOCK_BYTES", 3)
@@ -39,7 +39,7 @@ def test_the_last_lines_are_found_from_the_end(text, count):
 
 @pytest.fixture
 def a_trial(tmp_path, monkeypatch):
-    """A stored experiment with a trial that runs, and what saves the trial."""
+    """A stored experiment with a running trial, and a function that saves the trial."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "search_space.json").write_text('{"lr": {"_type": "uniform", "_value": [0, 1]}}')
@@ -69,7 +69,7 @@ def written(folder, text, attempt=0, stream=Stream.STDOUT):
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "output"),
     [
         ([], "1\n2\n3\n"),
         (["--head", "2"], "1\n2\n"),
@@ -77,24 +77,24 @@ def written(folder, text, attempt=0, stream=Stream.STDOUT):
         (["--tail", "1"], "3\n"),
     ],
 )
-def test_a_part_of_a_trials_log_can_be_asked_for(a_trial, capsys, options, says):
+def test_head_and_tail_print_a_part_of_the_log(a_trial, capsys, options, output):
     written(a_trial[0], "1\n2\n3\n")
     assert main.run(["log", "trial", "abc", "-T", "aB3", *options]) == 0
-    assert capsys.readouterr() == (says, "")
+    assert capsys.readouterr() == (output, "")
 
 
 @pytest.mark.parametrize("other", ["--tail", "--follow"])
-def test_the_first_lines_and_the_last_ones_are_not_asked_for_together(a_trial, capsys, other):
+def test_head_cannot_be_combined_with_tail_or_follow(a_trial, capsys, other):
     words = [other, "1"] if other == "--tail" else [other]
     assert main.run(["log", "trial", "abc", "-T", "aB3dE", "--head", "1", *words]) == 1
     assert capsys.readouterr().err == f"ERROR: cannot use --head and {other} together; leave one out\n"
 
 
-def test_a_log_is_followed_from_before_it_is_there_over_a_new_attempt_to_the_end_of_the_trial(
+def test_a_log_is_followed_from_before_it_exists_through_a_new_attempt_to_the_end(
     a_trial, capsys, monkeypatch
 ):
     folder, save = a_trial
-    # Each look is one step of the trial's.
+    # Each poll runs one step.
     steps = iter(
         [
             lambda: written(folder, "one\n"),
@@ -124,16 +124,16 @@ def test_the_managers_log_is_followed_until_an_interrupt(a_trial, capsys, monkey
 
     monkeypatch.setattr(log_commands.time, "sleep", more)
     assert main.run(["log", "stdout", "abc", "--tail", "1", "--follow"]) == main.INTERRUPTED
-    assert capsys.readouterr() == ("2\n3\n", "\n")  # the line with ^C ends
+    assert capsys.readouterr() == ("2\n3\n", "\n")  # ends the line with ^C
 
 
-def test_a_trial_that_ends_without_a_word_is_not_waited_for(a_trial, capsys, monkeypatch):
+def test_following_a_trial_that_ends_without_output_stops(a_trial, capsys, monkeypatch):
     _, save = a_trial
-    looked = threading.Event()
+    polled = threading.Event()
 
     def end(_):
-        assert not looked.is_set()
-        looked.set()
+        assert not polled.is_set()
+        polled.set()
         save(TrialState.FAILED)
 
     monkeypatch.setattr(log_commands.time, "sleep", end)

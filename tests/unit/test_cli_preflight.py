@@ -1,4 +1,4 @@
-"""What nnictl sees to be wrong before it starts anything."""
+"""Checks of nnictl before it starts an experiment."""
 
 import dataclasses
 import socket
@@ -50,12 +50,12 @@ def with_command(tmp_path):
         "set -e\nnothing-like-this",
     ],
 )
-def test_a_command_that_bash_may_be_able_to_run_is_left_to_it(with_command, command):
+def test_a_command_that_bash_may_be_able_to_run_is_accepted(with_command, command):
     check_command(with_command(command))
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "expected"),
     [
         ("pyhton3 train.py", "cannot find the command 'pyhton3' of trial.command in config.yml: it is neither a "
          "program on PATH nor a builtin of bash; did you mean python3"),
@@ -64,18 +64,18 @@ def test_a_command_that_bash_may_be_able_to_run_is_left_to_it(with_command, comm
         ("./plain.sh 1", "cannot run the command './plain.sh' of trial.command in config.yml: "),
     ],
 )  # fmt: skip
-def test_a_command_that_does_not_exist_is_refused_with_the_way_out(with_command, command, says):
+def test_a_command_that_does_not_exist_is_rejected_with_a_remedy(with_command, command, expected):
     with pytest.raises(UserError) as caught:
         check_command(with_command(command))
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(expected)
 
 
-def test_an_exported_handler_of_unknown_commands_makes_any_command_possible(with_command, monkeypatch):
+def test_an_exported_command_not_found_handler_makes_any_command_acceptable(with_command, monkeypatch):
     monkeypatch.setenv("BASH_FUNC_command_not_found_handle%%", "() { python3; }")
     check_command(with_command("zzqqxxyy"))
 
 
-def test_a_port_that_is_taken_is_refused_and_so_is_the_keepers(tmp_path, monkeypatch):
+def test_a_port_in_use_is_rejected_and_so_is_the_one_for_keepers(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -99,12 +99,12 @@ def test_automatic_ports_are_free_pairs_that_do_not_overlap():
     "check", [lambda host: usable_ports(8080, host), lambda host: next(free_ports(host))]
 )
 @pytest.mark.parametrize(
-    ("host", "says"),
+    ("host", "expected"),
     [("", "cannot use --host '': the address is empty; "), (" ", "cannot use --host ' ': the address is empty; "),
      ("ü..b", "cannot use --host ü..b: "), ("192.0.2.7", "cannot use --host 192.0.2.7: ")],
 )  # fmt: skip
-def test_a_host_that_is_no_address_of_this_machine_is_refused(check, host, says):
+def test_a_host_that_is_no_address_of_this_machine_is_rejected(check, host, expected):
     with pytest.raises(UserError) as caught:
         check(host)
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(expected)
     assert str(caught.value).endswith("; write an address of this machine, or 0.0.0.0 for all of them")

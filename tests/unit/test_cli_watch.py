@@ -1,4 +1,4 @@
-"""How nnictl shows an experiment as it goes on, and what it says at the end."""
+"""The output of nnictl while an experiment runs, and at its end."""
 
 import pytest
 from rich.console import Console
@@ -62,14 +62,14 @@ def test_the_live_view_shows_progress_time_best_and_last_failure():
         assert part in text
 
 
-def test_the_live_view_without_limits_or_trials_says_so_quietly():
+def test_the_live_view_omits_limits_and_trials_that_do_not_exist():
     text = drawn(a_summary(maxTrialNum=None, maxExecDurationS=None, problem="cannot write: disk full"))
     assert "none yet" in text
     assert "left" not in text
     assert "cannot write: disk full" in text
 
 
-def test_a_log_gets_one_line_per_event_and_none_without(capsys):
+def test_a_log_gets_one_line_per_change_and_none_if_only_time_has_passed(capsys):
     lines = watch._Lines()
     running = a_summary(counts={"RUNNING": 2})
     for summary in (
@@ -90,8 +90,8 @@ def test_a_log_gets_one_line_per_event_and_none_without(capsys):
     assert err == "WARNING: trial aB3dE failed: exit code 1: ModuleNotFoundError: No module named 'torch'\n"
 
 
-def told_of(capsys, *counts):
-    """What a log is told of these moments, without times: how many ended, and how many ran."""
+def logged(capsys, *counts):
+    """The log lines for these counts without times: the numbers of ended and running trials."""
     lines = watch._Lines()
     for each in counts:
         lines.show(a_summary(counts=each))
@@ -103,23 +103,23 @@ def told_of(capsys, *counts):
     [(60.0, []), (0.0, [["1/20 ended", "0 running"]])],
     ids=["it begins in a moment", "it waits for long"],
 )
-def test_a_trial_that_takes_the_place_of_another_is_told_to_run(capsys, monkeypatch, within_s, between):
+def test_a_trial_that_replaces_another_is_logged_as_running(capsys, monkeypatch, within_s, between):
     monkeypatch.setattr(watch, "_NEXT_START_TIMEOUT_S", within_s)
     waits = {"WAITING": 1, "SUCCEEDED": 1}
-    assert told_of(capsys, {"RUNNING": 1}, waits, waits, {"RUNNING": 1, "SUCCEEDED": 1}) == [
+    assert logged(capsys, {"RUNNING": 1}, waits, waits, {"RUNNING": 1, "SUCCEEDED": 1}) == [
         ["0/20 ended", "1 running"],
         *between,
         ["1/20 ended", "1 running"],
     ]
 
 
-def test_a_warning_stands_beside_the_trial_it_is_about():
+def test_a_warning_is_shown_beside_its_trial():
     cells = watch.trial_cells(a_trial(state="SUCCEEDED", value=1.0, warning="task worker-1 reports as well"))
     assert cells[-1].endswith("(task worker-1 reports as well)")
 
 
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("changed", "expected"),
     [
         ({"reason": "signal", "exitCode": 137, "message": ""}, "signal 9 (SIGKILL)"),
         ({"reason": "signal", "exitCode": 139, "message": "gone\n"}, "signal 11 (SIGSEGV): gone"),
@@ -138,12 +138,12 @@ def test_a_warning_stands_beside_the_trial_it_is_about():
           for reason in ("keeper lost", "job lost", "could not start", "mount", "version")),
     ],
 )  # fmt: skip
-def test_a_failed_trial_is_told_on_one_line(changed, says):
-    assert watch.why(a_trial(**changed)) == says
+def test_a_failed_trial_is_described_in_one_line(changed, expected):
+    assert watch.why(a_trial(**changed)) == expected
 
 
 @pytest.mark.parametrize(
-    ("summary", "says"),
+    ("summary", "expected"),
     [
         (a_summary("DONE", counts={"SUCCEEDED": 1, "FAILED": 19}, best=BEST), None),
         (a_summary("DONE", counts={"SUCCEEDED": 20}, best=BEST, latestWithoutResult=SILENT), None),
@@ -159,12 +159,12 @@ def test_a_failed_trial_is_told_on_one_line(changed, says):
          "cannot finish experiment GvTf2bVe: the tuner failed. (KeyError: 1)"),
     ],
 )  # fmt: skip
-def test_only_a_finished_experiment_with_a_value_is_a_success(summary, says):
+def test_only_a_finished_experiment_with_a_value_is_a_success(summary, expected):
     problem = watch.verdict(summary)
-    assert problem is None if says is None else str(problem).startswith(says)
+    assert problem is None if expected is None else str(problem).startswith(expected)
 
 
-def test_a_success_without_a_value_says_what_it_lacks_once_for_all_trials_that_lack_it(capsys):
+def test_a_success_without_a_value_causes_one_warning_for_all_such_trials(capsys):
     lines = watch._Lines()
     for trial in (SILENT, SILENT | {"id": "other"}):
         summary = a_summary(counts={"SUCCEEDED": 1}, latestWithoutResult=trial)
@@ -176,18 +176,18 @@ def test_a_success_without_a_value_says_what_it_lacks_once_for_all_trials_that_l
 
 
 @pytest.mark.parametrize(
-    ("seconds", "says"), [(0, "0:00"), (59.9, "0:59"), (754, "12:34"), (3723, "1:02:03"), (-1, "0:00")]
+    ("seconds", "expected"), [(0, "0:00"), (59.9, "0:59"), (754, "12:34"), (3723, "1:02:03"), (-1, "0:00")]
 )
-def test_durations_read_as_clocks(seconds, says):
-    assert output.clock(seconds) == says
+def test_durations_are_formatted_like_a_clock(seconds, expected):
+    assert output.clock(seconds) == expected
 
 
-def test_how_long_a_trial_took_keeps_the_tenths_that_matter():
+def test_trial_durations_have_tenths_of_seconds_only_if_short():
     assert [output.duration(s) for s in (0.64, 41, 754)] == ["0.6 s", "41.0 s", "12:34"]
     assert watch.trial_cells(BEST)[:2] == ["0.971111", "1:15"]
 
 
-def test_a_table_is_aligned_and_its_last_column_goes_on_below_itself(capsys, monkeypatch):
+def test_a_table_is_aligned_and_its_last_column_wraps(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     rows = [["1", "é中", "0.5", "a [b] c " * 5], ["12", "x", "", ""]]
     output.print_table(["no.", "name", "value", "why"], rows, right=("no.", "value"))
@@ -199,6 +199,6 @@ def test_a_table_is_aligned_and_its_last_column_goes_on_below_itself(capsys, mon
     ]
 
 
-def test_what_a_trial_wrote_moves_no_cursor_and_sets_no_title(capsys):
+def test_control_characters_in_output_of_a_trial_are_escaped(capsys):
     output.print_table(["why"], [["red \x1b[31m\x07 and\ttwo\nlines"]])
     assert capsys.readouterr().out == "why\nred \\x1b[31m\\x07 and two lines\n"

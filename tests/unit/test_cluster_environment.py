@@ -1,4 +1,4 @@
-"""The readers of what clusters say, on recorded environments, on broken ones, and on any at all."""
+"""The task identity that clusters put into environments: recorded environments, malformed ones, and arbitrary ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECORDED = Path(__file__).parents[1] / "golden" / "environments"
 
 
 def recorded(name: str, **changes: str | None) -> dict[str, str]:
-    """A recorded environment; `NAME=None` takes a variable away."""
+    """A recorded environment with changes; `NAME=None` removes a variable."""
     lines = (RECORDED / f"{name}.env").read_text().splitlines()
     environ = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
     return {key: value for key, value in {**environ, **changes}.items() if value is not None}
@@ -45,16 +45,16 @@ def test_without_a_cluster_the_only_task_is_main_0(environ: dict[str, str]):
 # OpenPAI, one task
 
 
-def test_a_single_task_has_openpai_s_name_of_its_role():
+def test_a_single_task_has_the_role_name_of_openpai():
     assert task_of("openpai-single-task") == "taskrole-0"
 
 
-def test_openpai_s_variables_suffice_without_those_of_frameworkcontroller():
+def test_the_variables_of_openpai_are_sufficient_without_those_of_frameworkcontroller():
     environ = recorded("openpai-single-task")
     assert task_name({name: environ[name] for name in environ if name[:3] != "FC_"}) == "taskrole-0"
 
 
-def test_minus_one_succeeded_task_is_a_number():
+def test_a_minimum_of_minus_one_succeeded_tasks_is_a_valid_number():
     environ = recorded("openpai-single-task")
     assert environ["PAI_MIN_SUCCEEDED_TASK_COUNT_taskrole"] == "-1"
     assert task_name(environ) == "taskrole-0"
@@ -63,11 +63,11 @@ def test_minus_one_succeeded_task_is_a_number():
 # OpenPAI, two roles, no gang
 
 
-def test_a_task_without_gang_allocation_knows_itself():
+def test_a_task_without_gang_allocation_is_identified():
     assert task_of("openpai-two-roles-no-gang", PAI_HOST_IP_worker_0=None) == "worker-1"
 
 
-def test_the_older_names_of_openpai_s_variables_are_read_too():
+def test_the_older_names_of_openpais_variables_are_read():
     environ = {"PAI_FRAMEWORK_NAME": "a~j", "PAI_CURRENT_TASK_ROLE_NAME": "w", "PAI_TASK_INDEX": "7"}
     assert task_name(environ) == "w-7"
 
@@ -77,7 +77,7 @@ def test_an_ipv6_host_keeps_its_colons():
     assert task_of("openpai-two-roles-no-gang", **hosts) == "worker-1"
 
 
-# The mangling trap
+# Mangled role names
 
 
 def test_variables_of_a_mangled_role_are_checked_under_both_names():
@@ -86,7 +86,7 @@ def test_variables_of_a_mangled_role_are_checked_under_both_names():
             task_name(recorded("openpai-upper-case-role", **{name: "many"}))
 
 
-def test_openpai_and_frameworkcontroller_agree_on_a_role_with_two_names():
+def test_a_role_with_a_mangled_name_is_the_same_for_openpai_and_frameworkcontroller():
     assert task_name(recorded("openpai-upper-case-role")) == "Bert_Large-1"
 
 
@@ -97,11 +97,11 @@ def test_a_frameworkcontroller_pod_is_identified_without_openpai():
     assert task_of("frameworkcontroller") == "worker-0"
 
 
-def test_a_pod_without_the_numbers_of_its_attempts_is_identified():
+def test_a_pod_without_attempt_numbers_is_identified():
     assert task_of("frameworkcontroller", FC_FRAMEWORK_ATTEMPT_ID=None, FC_TASK_ATTEMPT_ID=None) == "worker-0"
 
 
-# What is malformed
+# Malformed values
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_a_pod_without_the_numbers_of_its_attempts_is_identified():
         ("FC_FRAMEWORK_ATTEMPT_ID", "-1"),
     ],
 )
-def test_a_malformed_value_is_named_with_its_variable(name: str, value: str):
+def test_a_malformed_value_is_an_error_with_its_variable(name: str, value: str):
     with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: .* is not .*; ") as refused:
         task_name(recorded("openpai-two-roles-no-gang", **{name: value}))
     assert len(str(refused.value)) < 300
@@ -139,19 +139,19 @@ def test_a_malformed_value_is_named_with_its_variable(name: str, value: str):
 @pytest.mark.parametrize(
     "name", ["PAI_JOB_NAME", "PAI_CURRENT_TASK_ROLE_NAME", "FC_FRAMEWORK_NAME", "FC_TASK_INDEX"]
 )
-def test_half_an_identity_is_refused(name: str):
+def test_an_incomplete_identity_is_rejected(name: str):
     environ = recorded("openpai-two-roles-no-gang", PAI_FRAMEWORK_NAME=None, **{name: None})
     with pytest.raises(SettingsInvalid, match=f"^cannot read {name}: it is not set, but other"):
         task_name(environ)
 
 
-def test_an_identity_without_index_is_refused():
+def test_an_identity_without_an_index_is_rejected():
     environ = {"PAI_JOB_NAME": "a~j", "PAI_CURRENT_TASK_ROLE_NAME": "worker"}
     with pytest.raises(SettingsInvalid, match="PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX: it is not set"):
         task_name(environ)
 
 
-def test_families_that_contradict_each_other_are_refused():
+def test_contradictory_variables_of_two_platforms_are_rejected():
     with pytest.raises(
         SettingsInvalid, match="OpenPAI's variables name 'worker' 1, FrameworkController's 'worker' 2"
     ):
@@ -161,7 +161,7 @@ def test_families_that_contradict_each_other_are_refused():
 @pytest.mark.parametrize(
     "role", ["..", "../worker", ".hidden", "a/b", "-x", "a b", "wörker", "w\n", "w" * 201]
 )
-def test_a_role_that_cannot_name_a_folder_is_refused(role: str):
+def test_a_role_that_is_not_a_valid_folder_name_is_rejected(role: str):
     with pytest.raises(SettingsInvalid, match=r"^cannot use task role .* as a folder name; rename it"):
         task_name({"FC_FRAMEWORK_NAME": "f", "FC_TASKROLE_NAME": role, "FC_TASK_INDEX": "0"})
 
@@ -178,21 +178,21 @@ def test_a_role_that_cannot_name_a_folder_is_refused(role: str):
         ),
     ],
 )
-def test_a_pod_of_another_operator_has_its_role_from_the_manager_and_its_number_from_the_cluster(
+def test_a_pod_of_another_operator_has_the_managers_role_and_the_clusters_index(
     environ: dict[str, str], task: str
 ):
     assert task_name(environ, "worker") == task
 
 
-def test_a_pod_whose_number_nobody_tells_is_refused():
+def test_a_pod_without_an_index_is_rejected():
     with pytest.raises(
         SettingsInvalid, match=r"^cannot determine the task of pod 'job-x7k2p': .*with nnictl"
     ):
         task_name({"POD_NAME": "job-x7k2p"}, "worker")
-    assert task_name({"POD_NAME": "job-x7k2p"}) == "main-0", "nobody asked for it"
+    assert task_name({"POD_NAME": "job-x7k2p"}) == "main-0", "no role was requested"
 
 
-# Any environment at all
+# Arbitrary environments
 
 VARIABLES = sorted({name for path in RECORDED.glob("*.env") for name in recorded(path.stem)})
 VARIABLES += ["POD_NAME", "JOB_COMPLETION_INDEX"]
@@ -213,7 +213,7 @@ VALUES = st.one_of(
     removed=st.sets(st.sampled_from(VARIABLES), max_size=5),
     role=st.none() | st.just("worker"),
 )
-def test_no_environment_makes_the_readers_raise_anything_but_their_own_error(
+def test_any_environment_yields_a_task_name_or_a_keeper_error(
     start: dict[str, str], changed: dict[str, str], removed: set[str], role: str | None
 ):
     environ = {name: value for name, value in {**start, **changed}.items() if name not in removed}

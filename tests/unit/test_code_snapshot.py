@@ -1,4 +1,4 @@
-"""The training code as one file in the workspace."""
+"""The training code as one archive in the workspace."""
 
 import os
 import shutil
@@ -22,7 +22,7 @@ from trial_keeper.wire.workspace import Workspace
 
 
 class Place:
-    """A code folder, a workspace, and what a keeper makes of both."""
+    """A code folder, a workspace, and the folder that a keeper unpacks."""
 
     def __init__(self, folder):
         self.code, self.workspace = folder / "code", Workspace(folder / "EXPT")
@@ -56,7 +56,7 @@ def place(tmp_path):
 
 
 def tree(folder):
-    """Everything below a folder, as bytes: names, kinds, rights, contents."""
+    """Everything below a folder, as bytes: names, kinds, permissions, contents."""
     found = {}
     root = os.fsencode(folder)
     for parent, folders, files in os.walk(root):
@@ -73,7 +73,7 @@ def tree(folder):
     return found
 
 
-# ---- what is packed
+# ---- packed files
 
 
 NAMES = st.binary(min_size=1, max_size=20).filter(
@@ -100,7 +100,7 @@ def make(folder, content):
 
 
 @given(content=st.dictionaries(NAMES, TREES, max_size=4))
-def test_a_keeper_unpacks_what_was_there_whatever_the_names(tmp_path_factory, content):
+def test_an_unpacked_snapshot_is_identical_with_any_file_names(tmp_path_factory, content):
     place = Place(tmp_path_factory.mktemp("place"))
     make(os.fsencode(place.code), content)
     unpacked = place.unpack()
@@ -111,7 +111,7 @@ def test_the_same_content_gives_the_same_bytes_and_no_second_file(place, tmp_pat
     place.write(b="2", a="1", sub__c="3")
     first = place.take()
     content = place.workspace.file(first.name).read_bytes()
-    assert content[4:8] == bytes(4), "the time in the head of a gzip file"
+    assert content[4:8] == bytes(4), "the time in the gzip header"
     stamp = place.workspace.file(first.name).stat().st_mtime_ns
     os.utime(place.code / "a", (1, 1))
     assert place.take() == first
@@ -142,14 +142,14 @@ def test_changed_code_is_another_snapshot_and_the_old_one_stays(place, change):
     assert place.snapshots() == sorted([first, second])
 
 
-def test_it_says_how_much_there_is(place):
+def test_a_snapshot_reports_its_number_of_files_and_bytes(place):
     place.write(a="x" * 2**20, sub__b="y" * 2**19)
     snapshot = place.take()
     assert (snapshot.files, snapshot.size_bytes) == (2, 2**20 + 2**19)
     assert str(snapshot) == f"2 files, 1.5 MiB in {snapshot.name}"
 
 
-def test_a_container_of_another_user_can_use_it(place):
+def test_a_container_of_another_user_can_read_the_snapshot(place):
     place.write(train_dot_py="1", tool="2")
     (place.code / "train.py").chmod(0o600)
     (place.code / "tool").chmod(0o4700)
@@ -167,13 +167,13 @@ def test_a_container_of_another_user_can_use_it(place):
         assert archive.getmember("private").mode == 0o755
 
 
-def test_what_nniignore_names_is_left_out(place):
+def test_files_that_nniignore_lists_are_left_out(place):
     place.write(train_dot_py="1", data__big="2", sub__x_dot_log="3", sub__y="4")
     (place.code / ".nniignore").write_text("data/\n*.log\n")
     assert set(tree(place.unpack())) == {b".nniignore", b"train.py", b"sub", b"sub/y"}
 
 
-def test_an_ignore_file_with_a_line_that_is_none_is_named(place):
+def test_an_invalid_line_of_an_ignore_file_is_an_error_with_its_number(place):
     (place.code / ".nniignore").write_text("*.log\n!\n")
     with pytest.raises(
         CodeUnusable, match=r"cannot use \S+/\.nniignore: line 2, '!', is not a gitignore pattern"
@@ -181,7 +181,7 @@ def test_an_ignore_file_with_a_line_that_is_none_is_named(place):
         place.take()
 
 
-def test_the_experiments_own_folder_is_left_out(tmp_path):
+def test_the_folder_of_the_experiment_is_left_out(tmp_path):
     place = Place(tmp_path)
     place.write(train_dot_py="1")
     place.workspace = Workspace(place.code / "experiments" / "EXPT")
@@ -191,10 +191,10 @@ def test_the_experiments_own_folder_is_left_out(tmp_path):
     assert set(tree(place.unpack())) == {b"train.py", b"experiments"}
 
 
-def test_sockets_and_pipes_are_left_out_and_told_of(place, monkeypatch):
+def test_sockets_and_pipes_are_left_out_and_reported(place, monkeypatch):
     place.write(train_dot_py="1")
     os.mkfifo(place.code / "pipe")
-    monkeypatch.chdir(place.code)  # the path of a socket is short
+    monkeypatch.chdir(place.code)  # the path of a socket must be short
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind("socket")
         assert place.take().left_out == ("pipe", "socket")
@@ -204,7 +204,7 @@ def test_sockets_and_pipes_are_left_out_and_told_of(place, monkeypatch):
 # ---- links
 
 
-def test_links_inside_stay_links_also_those_to_nowhere(place):
+def test_links_inside_stay_links_even_dangling_ones(place):
     place.write(sub__train_dot_py="1")
     links = {"main.py": "sub/train.py", "again": "sub", "nowhere": "no/such/file", "sub/up": "../main.py"}
     for name, target in links.items():
@@ -215,7 +215,7 @@ def test_links_inside_stay_links_also_those_to_nowhere(place):
 
 
 @pytest.mark.parametrize("is_absolute", [True, False])
-def test_a_link_that_leads_outside_is_what_it_leads_to(place, tmp_path, is_absolute):
+def test_a_link_that_leads_outside_is_replaced_by_its_target(place, tmp_path, is_absolute):
     (tmp_path / "shared" / "deep").mkdir(parents=True)
     (tmp_path / "shared" / "deep" / "lib.py").write_text("2")
     (tmp_path / "one").write_text("3")
@@ -230,13 +230,13 @@ def test_a_link_that_leads_outside_is_what_it_leads_to(place, tmp_path, is_absol
     }
 
 
-def test_a_link_that_leaves_the_folder_and_comes_back_does_not_need_its_name(place):
+def test_a_link_that_leads_outside_and_back_inside_is_replaced_by_its_target(place):
     place.write(train_dot_py="1")
     (place.code / "main.py").symlink_to("../code/train.py")
     assert tree(place.unpack())[b"main.py"] == (False, b"1")
 
 
-def test_a_link_to_nowhere_outside_is_an_error_with_the_way_out(place):
+def test_a_dangling_link_that_leads_outside_is_an_error_with_a_remedy(place):
     (place.code / "data").symlink_to("/mnt/no-such-storage/data")
     with pytest.raises(CodeUnusable, match=r"cannot pack the link 'data' .*; list the link in \.nniignore"):
         place.take()
@@ -244,16 +244,16 @@ def test_a_link_to_nowhere_outside_is_an_error_with_the_way_out(place):
     assert place.take().files == 1
 
 
-def test_a_link_to_a_folder_that_holds_it_is_an_error(place):
+def test_a_link_to_a_folder_that_contains_it_is_an_error(place):
     (place.code / "up").symlink_to("..")
     with pytest.raises(CodeUnusable, match=r"cannot pack 'up/code/' .*remove the link, or list it"):
         place.take()
 
 
-# ---- too much
+# ---- limits
 
 
-def test_too_many_files_are_counted_and_the_fullest_folders_named(place):
+def test_the_error_for_too_many_files_names_the_fullest_folders(place):
     for number in range(1995):
         (place.code / f"data{number % 2}").mkdir(exist_ok=True)
         (place.code / f"data{number % 2}" / str(number)).touch()
@@ -273,7 +273,7 @@ def test_too_many_files_are_counted_and_the_fullest_folders_named(place):
     assert len(place.snapshots()) == 1
 
 
-def test_a_folder_that_is_too_large_is_told_down_to_the_file_that_makes_it_so(place):
+def test_the_error_for_too_many_bytes_names_the_largest_file(place):
     place.write(train_dot_py="1" * 100, deep__down__small="2")
     os.truncate(place.code / "deep" / "down" / "small", 2**20)
     (place.code / "deep" / "down" / "model.bin").touch()
@@ -286,7 +286,7 @@ def test_a_folder_that_is_too_large_is_told_down_to_the_file_that_makes_it_so(pl
     assert place.take().files == 3
 
 
-def test_a_huge_folder_is_not_looked_at_to_its_end(place, monkeypatch):
+def test_the_scan_of_a_huge_folder_stops_early(place, monkeypatch):
     monkeypatch.setattr(code_folder, "_MAX_ENTRIES", 50)
     for number in range(60):
         (place.code / str(number)).touch()
@@ -294,10 +294,10 @@ def test_a_huge_folder_is_not_looked_at_to_its_end(place, monkeypatch):
         place.take()
 
 
-# ---- what moves, and what cannot be read
+# ---- changing and unreadable files
 
 
-def test_a_file_that_never_stands_still_harms_nothing(place):
+def test_a_file_that_changes_all_the_time_does_not_damage_the_archive(place):
     place.write(a_dot_log="", train_dot_py="1", z="2")
     stopped, grown = threading.Event(), threading.Event()
 
@@ -323,21 +323,21 @@ def test_a_file_that_never_stands_still_harms_nothing(place):
         writer.join()
 
 
-def test_a_file_that_was_written_while_it_was_read_is_read_again(place, monkeypatch):
+def test_a_file_written_while_it_is_read_is_read_again(place, monkeypatch):
     place.write(train_dot_py="half")
     copy, times = code_snapshot._copy, []
 
-    def copy_while_somebody_writes(file, into, size_bytes):
+    def copy_during_a_write(file, into, size_bytes):
         copy(file, into, size_bytes)
         times.append(size_bytes)
         if len(times) == 1:
             place.write(train_dot_py="the whole of it")
 
-    monkeypatch.setattr(code_snapshot, "_copy", copy_while_somebody_writes)
+    monkeypatch.setattr(code_snapshot, "_copy", copy_during_a_write)
     assert tree(place.unpack())[b"train.py"] == (False, b"the whole of it")
 
 
-def test_a_file_that_is_gone_by_then_was_never_there(place, monkeypatch):
+def test_a_file_that_vanishes_before_it_is_read_is_left_out(place, monkeypatch):
     place.write(train_dot_py="1", lock="2")
     entries = code_folder.CodeFolder.entries
 
@@ -351,7 +351,7 @@ def test_a_file_that_is_gone_by_then_was_never_there(place, monkeypatch):
 
 
 @pytest.mark.any_machine
-def test_files_that_cannot_be_read_are_named_together(tmp_path, open_way):
+def test_unreadable_files_are_named_in_one_error(tmp_path, open_way):
     place = Place(tmp_path)
     place.write(open="1", secret="2", sub__hidden="3")
     (place.code / "secret").chmod(0o600)
@@ -363,13 +363,13 @@ def test_files_that_cannot_be_read_are_named_together(tmp_path, open_way):
     assert ".nniignore" in str(refused.value)
 
 
-def test_a_code_folder_that_is_gone_is_named(place):
+def test_a_missing_code_folder_is_an_error_with_its_path(place):
     shutil.rmtree(place.code)
     with pytest.raises(CodeUnusable, match=r"cannot read codeDir \S+/code: No such file or directory; "):
         place.take()
 
 
-def test_a_workspace_that_takes_nothing_is_tried_again_and_keeps_no_half_of_it(place, monkeypatch):
+def test_a_snapshot_that_cannot_be_written_leaves_no_partial_file(place, monkeypatch):
     place.write(train_dot_py=os.urandom(5000).hex())
 
     def full(_):
@@ -385,12 +385,12 @@ def test_a_workspace_that_takes_nothing_is_tried_again_and_keeps_no_half_of_it(p
     assert place.snapshots() == [] != [place.take().name]
 
 
-def test_a_file_that_holds_a_login_is_not_packed_whatever_it_is_called_there(place):
+def test_a_file_with_a_login_is_left_out_under_every_name(place):
     place.write(train_dot_py="1", config_dot_yml="token: secret", sub__x="2")
     os.link(place.code / "config.yml", place.code / "sub" / "copy.yml")
     (place.code / "alias.yml").symlink_to(
         place.code / "config.yml"
-    )  # leads outside, so its content would be packed
+    )  # it leads outside, so its content would be packed
     snapshot = take_snapshot(place.code, place.workspace, (place.code / "config.yml",))
     unpack_code(place.workspace.file(snapshot.name), place.code.parent / "seen")
     assert set(tree(place.code.parent / "seen")) == {b"train.py", b"sub/x", b"sub"}

@@ -1,4 +1,4 @@
-"""What may be changed while an experiment runs, and what may be imported; pure."""
+"""Changes of a running experiment, and imported results; pure functions."""
 
 import contextlib
 import json
@@ -44,14 +44,14 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> ExperimentSpec:
 def test_a_limit_is_changed_under_each_of_its_names_and_nothing_else(
     config: ExperimentSpec, update_type: str, params: dict[str, Any], field: str, value: Any
 ) -> None:
-    after = changed(config, update_type, {"searchSpace": "not looked at", **params})
+    after = changed(config, update_type, {"searchSpace": "ignored", **params})
     assert after == replace(config, **{field: value})
     assert ExperimentSpec.from_json(after.to_json()) == after
 
 
 @pytest.mark.parametrize("update_type", sorted(LIMITS))
 @given(value=st.one_of(st.text(), st.booleans(), st.integers(), st.floats(), st.lists(st.integers())))
-def test_any_other_value_of_a_limit_is_refused_and_a_right_one_can_be_stored(
+def test_an_invalid_value_of_a_limit_is_rejected_and_a_valid_one_can_be_stored(
     config: ExperimentSpec, update_type: str, value: Any
 ) -> None:
     name = LIMITS[update_type].names[0]
@@ -71,14 +71,16 @@ def test_any_other_value_of_a_limit_is_refused_and_a_right_one_can_be_stored(
         ("SEARCH_SPACE", {"searchSpace": "{"}, "is not JSON"),
     ],
 )
-def test_what_names_no_change_is_refused_with_the_way_out(
+def test_an_unknown_or_invalid_change_is_rejected_with_a_remedy(
     config: ExperimentSpec, update_type: str, params: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ChangeInvalid, match=words):
         changed(config, update_type, params)
 
 
-def test_another_search_space_is_counted_and_the_same_one_changes_nothing(config: ExperimentSpec) -> None:
+def test_a_new_search_space_gets_a_revision_number_and_the_same_one_changes_nothing(
+    config: ExperimentSpec,
+) -> None:
     raw = {"y": {"_type": "randint", "_value": [0, 3]}}
     after = changed(config, "SEARCH_SPACE", {"searchSpace": json.dumps(raw)})
     assert (after.search_space_raw, after.search_space_revision) == (raw, 1)
@@ -87,7 +89,7 @@ def test_another_search_space_is_counted_and_the_same_one_changes_nothing(config
     assert ExperimentSpec.from_json(after.to_json()) == after
 
 
-def test_all_mistakes_of_a_search_space_are_told_and_what_its_tuner_cannot_search(
+def test_all_errors_of_a_search_space_are_reported_including_those_of_its_tuner(
     config: ExperimentSpec,
 ) -> None:
     wrong = {"y": {"_type": "unifrm", "_value": [0, 3]}, "z": {"_type": "uniform", "_value": [3, 0]}}
@@ -99,18 +101,18 @@ def test_all_mistakes_of_a_search_space_are_told_and_what_its_tuner_cannot_searc
         changed(on_a_grid, "SEARCH_SPACE", {"searchSpace": {"y": {"_type": "uniform", "_value": [0, 3]}}})
 
 
-# ---- results from elsewhere
+# ---- imported results
 
 
 @pytest.mark.parametrize("value", [0.25, {"default": 0.25, "loss": 3}, "0.25", '{"default": 0.25}'])
-def test_a_result_is_a_number_or_has_one_as_an_export_writes_it(value: Any) -> None:
+def test_an_imported_result_is_a_number_or_contains_one_as_an_export_writes_it(value: Any) -> None:
     entry = {"parameter": PARAMETERS, "value": value, "trialJobId": "aB3dE"}
     assert results_of([entry], SPACE, "TPE") == [
         PriorResult(PARAMETERS, 0.25, value if isinstance(value, str) else json.dumps(value))
     ]
 
 
-def test_every_mistake_of_a_file_is_told_with_its_place() -> None:
+def test_every_error_of_an_import_is_reported_with_its_position() -> None:
     raw = [
         {"parameter": PARAMETERS, "value": 1},
         {"parameter": {"lr": 7, "nett": "a"}, "value": "good"},
@@ -138,7 +140,7 @@ def test_every_mistake_of_a_file_is_told_with_its_place() -> None:
         ("Hyperband", {"lr": {"_type": "choice", "_value": [1, 2]}}, {"lr": 2, "TRIAL_BUDGET": 3}),
     ],
 )
-def test_parameters_are_those_that_the_tuners_trials_get(
+def test_imported_parameters_must_match_the_trials_of_the_tuner(
     tuner: str, raw: dict[str, Any], parameters: dict[str, Any]
 ) -> None:
     space = parse_search_space(raw)
@@ -149,11 +151,11 @@ def test_parameters_are_those_that_the_tuners_trials_get(
 
 
 @pytest.mark.parametrize("raw", [None, {}, [], "[]", 3, {"parameter": PARAMETERS, "value": 1}])
-def test_what_is_no_list_of_results_is_refused(raw: Any) -> None:
+def test_an_import_that_is_no_list_of_results_is_rejected(raw: Any) -> None:
     assert [place for place, _ in read_results(raw, SPACE, "TPE")[1]] == [()]
 
 
-def test_of_very_many_mistakes_the_first_are_told() -> None:
+def test_the_number_of_reported_import_errors_is_bounded() -> None:
     assert len(read_results([{}] * 10_000, SPACE, "TPE")[1]) == MAX_DIAGNOSTICS
 
 
@@ -168,7 +170,7 @@ json_values = st.recursive(
 
 
 @given(raw=json_values)
-def test_whatever_is_sent_is_read_or_refused(raw: Any) -> None:
+def test_any_import_is_read_or_rejected(raw: Any) -> None:
     results, problems = read_results(raw, SPACE, "TPE")
     assert problems or results
     assert all(0 <= result.parameters["lr"] <= 1 for result in results)

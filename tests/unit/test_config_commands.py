@@ -1,4 +1,4 @@
-"""nnictl config: the verdict on an experiment file, the schemas, and files in the second schema."""
+"""nnictl config: the verdict on an experiment file, the schemas, and conversion to the second schema."""
 
 import json
 import os
@@ -18,7 +18,7 @@ GOOD = "v1_local_smallest.yml"
 
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
-    """A copy of the corpus, in which commands run."""
+    """A copy of the corpus that is the current directory."""
     shutil.copytree(CORPUS / "files", tmp_path / "files")
     monkeypatch.chdir(tmp_path / "files")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -28,7 +28,7 @@ def here(tmp_path, monkeypatch):
 
 @pytest.fixture
 def nnictl(capsys):
-    """Runs a command line; gives exit code, stdout and stderr."""
+    """Runs a command line; returns exit code, stdout and stderr."""
 
     def run(*arguments):
         code = main.run(arguments)
@@ -37,7 +37,7 @@ def nnictl(capsys):
     return run
 
 
-def test_a_right_file_is_said_to_be_right_with_what_it_means(nnictl):
+def test_a_valid_file_is_reported_as_valid_with_a_summary(nnictl):
     assert nnictl("config", "check", GOOD) == (
         0,
         f"INFO: {GOOD} is valid (NNI v1 schema)\n"
@@ -46,7 +46,7 @@ def test_a_right_file_is_said_to_be_right_with_what_it_means(nnictl):
     )
 
 
-def test_a_right_file_as_json(nnictl, here):
+def test_a_valid_file_is_reported_as_json(nnictl, here):
     code, out, _ = nnictl("config", "check", "v2_openpai.yml", "--json")
     found = json.loads(out)
     (warning,) = found.pop("warnings")
@@ -68,7 +68,7 @@ def test_a_right_file_as_json(nnictl, here):
     }
 
 
-def test_every_mistake_of_a_wrong_file_is_told_and_the_exit_code_is_one(nnictl):
+def test_every_error_of_an_invalid_file_is_reported_and_the_exit_code_is_one(nnictl):
     code, out, err = nnictl("config", "check", "v1_local_wrong_space.yml")
     assert (code, out) == (1, "")
     assert [line.split(": cannot")[0] for line in err.splitlines()] == [
@@ -87,19 +87,19 @@ def test_every_mistake_of_a_wrong_file_is_told_and_the_exit_code_is_one(nnictl):
     }
 
 
-def test_a_file_for_kubernetes_may_be_right_and_still_not_run(nnictl, here):
+def test_a_valid_kubernetes_file_without_a_claim_name_causes_a_warning_and_cannot_be_created(nnictl, here):
     text = (here / "v2_kubeflow_job.yml").read_text()
     assert ", claimName: nni" in text
     (here / "claim.yml").write_text(text.replace(", claimName: nni", ""))
     code, _, err = nnictl("config", "check", "claim.yml")
     assert code == 0
-    says = (
+    expected = (
         "cannot use pvc in claim.yml: the claim has no name, by which containers mount it; write e.g. pvc: {"
     )
-    assert says in err
+    assert expected in err
     code, _, err = nnictl("create", "--config", "claim.yml", "--port", "auto")
     assert code == 1
-    assert says in err
+    assert expected in err
 
 
 @pytest.mark.parametrize("arguments", [(), ("--version", "v1"), ("--version", "v2")])
@@ -109,7 +109,7 @@ def test_the_schema_is_printed_as_json(nnictl, arguments):
     assert json.loads(out) == json_schema(*arguments[1:])
 
 
-def test_a_schema_completes_keys_and_names_algorithms():
+def test_the_schema_contains_keys_examples_and_algorithm_names():
     first, second = json_schema("v1"), json_schema("v2")
     assert first["properties"]["trialConcurrency"] == {
         "description": "a whole number from 1 to 99999",
@@ -122,7 +122,7 @@ def test_a_schema_completes_keys_and_names_algorithms():
     assert second["properties"]["trialConcurrency"] == first["properties"]["trialConcurrency"]
 
 
-def test_a_file_is_converted_to_stdout_and_what_is_dropped_is_named(nnictl):
+def test_a_file_is_converted_to_stdout_and_dropped_keys_are_listed(nnictl):
     code, out, err = nnictl("config", "convert", "v1_pai_password.yml")
     assert code == 0
     assert "  password: correct horse\n" in out
@@ -134,7 +134,7 @@ def test_a_file_is_converted_to_stdout_and_what_is_dropped_is_named(nnictl):
     ]
 
 
-def test_a_converted_file_replaces_no_other_unless_forced_and_is_its_owners_alone(nnictl, here):
+def test_a_converted_file_is_private_and_overwrites_only_with_force(nnictl, here):
     code, out, _ = nnictl("config", "convert", GOOD, "--output", "new.yml")
     assert (code, out) == (0, "INFO: Wrote new.yml; `nnictl config check new.yml` checks it\n")
     assert (here / "new.yml").stat().st_mode & 0o777 == 0o600
@@ -148,14 +148,14 @@ def test_a_converted_file_replaces_no_other_unless_forced_and_is_its_owners_alon
     assert read_experiment_file(here / "new.yml").trial_command == "python3 mnist.py"
 
 
-def test_paths_are_still_right_in_another_folder(nnictl, here):
+def test_paths_stay_valid_if_the_converted_file_is_in_another_folder(nnictl, here):
     (here / "sub").mkdir()
     assert nnictl("config", "convert", GOOD, "-o", "sub/new.yml")[0] == 0
     assert read_experiment_file(here / "sub" / "new.yml").code_dir == here
 
 
 @pytest.mark.parametrize(
-    ("file", "says"),
+    ("file", "expected"),
     [
         (
             "v2_openpai.yml",
@@ -166,13 +166,13 @@ def test_paths_are_still_right_in_another_folder(nnictl, here):
         ("none.yml", "cannot read none.yml: there is no such file"),
     ],
 )
-def test_what_cannot_be_converted_is_said(nnictl, file, says):
+def test_a_file_that_cannot_be_converted_is_an_error_with_a_reason(nnictl, file, expected):
     code, out, err = nnictl("config", "convert", file)
     assert (code, out) == (1, "")
-    assert says in err
+    assert expected in err
 
 
-def test_converting_needs_neither_the_disk_nor_the_code(here):
+def test_conversion_reads_neither_the_search_space_nor_the_code(here):
     os.rename("search_space.json", "elsewhere.json")
     assert "searchSpaceFile: search_space.json" in convert(Path(GOOD)).text
 
@@ -182,7 +182,7 @@ def test_text_that_looks_like_a_number_stays_text(here):
     assert "experimentName: '1e-4'" in convert(here / "exp.yml").text
 
 
-def test_a_file_of_a_class_without_the_class_is_converted_without_it(here):
+def test_a_class_file_without_a_class_name_is_dropped(here):
     (here / "exp.yml").write_text(
         Path(GOOD).read_text().replace("builtinTunerName: TPE", "classFileName: a.py")
     )

@@ -1,4 +1,4 @@
-"""The corpus of experiment files: what is read from each, or every mistake in it, is as it was when it was last looked at."""
+"""The corpus of experiment files: the result of reading each one, or all its errors, matches the stored verdict."""
 
 import contextlib
 import json
@@ -31,12 +31,12 @@ NAMES = {"ids": lambda file: file.stem}
 
 
 @pytest.mark.parametrize("file", config_corpus.FILES, **NAMES)
-def test_the_verdict_on_a_file_is_the_one_that_was_looked_at(file):
-    """If it has changed on purpose: python tests/fakes/config_corpus.py, and read the difference."""
+def test_the_verdict_on_a_file_matches_the_stored_one(file):
+    """After an intended change: run python tests/fakes/config_corpus.py, and review the difference."""
     assert config_corpus.verdict_of(file) == config_corpus.verdict_path(file).read_text()
 
 
-def test_the_corpus_is_spread_over_schemas_platforms_and_verdicts():
+def test_the_corpus_covers_all_schemas_platforms_and_verdicts():
     assert len(config_corpus.FILES) >= 40
     assert {read_experiment_file(file).training_service for file in ACCEPTED} == {
         "local",
@@ -51,7 +51,7 @@ def test_the_corpus_is_spread_over_schemas_platforms_and_verdicts():
 
 
 @pytest.mark.parametrize("file", ACCEPTED, **NAMES)
-def test_what_is_accepted_is_valid_by_the_json_schema_too_and_survives_being_stored(file):
+def test_an_accepted_file_is_also_valid_by_the_json_schema_and_survives_storage(file):
     value = yaml.safe_load(file.read_text())
     assert list(config_corpus.validator("v2" if is_v2(value) else "v1").iter_errors(value)) == []
     config = read_experiment_file(file)
@@ -59,43 +59,41 @@ def test_what_is_accepted_is_valid_by_the_json_schema_too_and_survives_being_sto
 
 
 @pytest.mark.parametrize("file", REFUSED, **NAMES)
-def test_every_mistake_is_a_sentence_with_its_file_and_a_way_out(file):
+def test_every_error_is_a_sentence_with_its_file_and_a_remedy(file):
     with pytest.raises(ConfigInvalid) as caught:
         read_experiment_file(file)
-    for mistake in caught.value.diagnostics:
-        assert Path(mistake.file).parent == file.parent
-        assert mistake.message.startswith("cannot ")
-        assert "; " in mistake.message or "did you mean" in mistake.message, mistake.message
-    keys = [(mistake.line, mistake.message) for mistake in caught.value.diagnostics]
-    assert len(set(keys)) == len(keys), "each is told once"
+    for error in caught.value.diagnostics:
+        assert Path(error.file).parent == file.parent
+        assert error.message.startswith("cannot ")
+        assert "; " in error.message or "did you mean" in error.message, error.message
+    keys = [(error.line, error.message) for error in caught.value.diagnostics]
+    assert len(set(keys)) == len(keys), "each error is reported once"
 
 
-def same_but_for_words(config):
-    """An experiment without what the second schema has not, and without where it was read from."""
+def comparable_fields(config):
+    """An experiment without its origin and without fields that the second schema lacks."""
     fields = json.loads(config.to_json())
-    for gone in ("author_name", "config_path", "expansions", "warnings"):
-        del fields[gone]
+    for absent in ("author_name", "config_path", "expansions", "warnings"):
+        del fields[absent]
     if fields["tuner"]["own"]:
-        del fields["tuner"]["name"]  # which says where it is, too, in the second
+        del fields["tuner"]["name"]  # the second schema also writes its location here
     if fields["pai"] and "://" not in fields["pai"]["host"] and fields["pai"]["host"] != "local":
-        fields["pai"]["host"] = (
-            f"http://{fields['pai']['host']}"  # which the first schema means without a word
-        )
+        fields["pai"]["host"] = f"http://{fields['pai']['host']}"  # the default scheme of the first schema
     return fields
 
 
 @pytest.mark.parametrize("file", [file for file in ACCEPTED if file.stem.startswith("v1")], **NAMES)
-def test_a_converted_file_is_the_same_experiment(file, tmp_path):
+def test_a_converted_file_describes_the_same_experiment(file, tmp_path):
     target = tmp_path / "converted.yml"
     target.write_text(convert(file, tmp_path).text)
     value = yaml.safe_load(target.read_text())
     assert is_v2(value)
     assert list(config_corpus.validator("v2").iter_errors(value)) == []
-    assert same_but_for_words(read_experiment_file(target)) == same_but_for_words(read_experiment_file(file))
+    assert comparable_fields(read_experiment_file(target)) == comparable_fields(read_experiment_file(file))
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_one_schema_for_both_kinds_of_files_says_the_same_as_the_one_for_each(version):
+def test_the_combined_json_schema_agrees_with_the_schema_of_each_version(version):
     both = config_corpus.jsonschema.Draft7Validator(json_schema())
     for file in config_corpus.FILES:
         value = yaml.safe_load(file.read_text()) if file in WITH_KEYS else {}
@@ -113,7 +111,7 @@ anything = st.recursive(
 
 
 def places_of(value, above=()):
-    """The path of each value within, the whole left out."""
+    """The path of each value inside, without the whole."""
     if isinstance(value, dict) and "_type" not in value:
         for key, inner in value.items():
             yield (*above, key)
@@ -125,13 +123,13 @@ def places_of(value, above=()):
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
-    """The corpus in a folder that may be written to."""
+    """The corpus in a writable folder."""
     return shutil.copytree(config_corpus.CORPUS / "files", tmp_path_factory.mktemp("corpus") / "files")
 
 
 @given(st.data())
-def test_whatever_the_reader_takes_the_json_schema_takes_and_can_be_converted(copy, data):
-    """Any value anywhere in a file: the schema may be more lenient than the reader, and never stricter."""
+def test_every_file_that_the_reader_accepts_is_valid_by_the_json_schema_and_convertible(copy, data):
+    """Sets any value anywhere in a file: the schema may be more lenient than the reader, and never stricter."""
     file = data.draw(st.sampled_from(WITH_KEYS))
     value = yaml.safe_load(file.read_text())
     path = data.draw(st.sampled_from(sorted(places_of(value), key=str)))
@@ -152,4 +150,4 @@ def test_whatever_the_reader_takes_the_json_schema_takes_and_can_be_converted(co
     if schema == "v1":
         (copy / "converted.yml").write_text(convert(changed).text)
         converted = read_experiment_file(copy / "converted.yml", reads_code=False)
-        assert same_but_for_words(converted) == same_but_for_words(config)
+        assert comparable_fields(converted) == comparable_fields(config)

@@ -1,4 +1,4 @@
-"""Experiment files and search spaces that nobody wrote by hand: read or refused, soon and in little memory."""
+"""Malformed and malicious experiment files and search spaces: accepted or rejected in bounded time and memory."""
 
 import itertools
 import json
@@ -43,14 +43,14 @@ trainingService:
   platform: local
 """
 SPACE = {"x": {"_type": "uniform", "_value": [0, 1]}}
-# A machine with other work takes its time; what is not bounded takes minutes.
+# Generous for a busy machine; unbounded work takes minutes.
 MAX_S = 60
 MAX_MEMORY_BYTES = 1 << 30
 
 
 @contextmanager
 def in_bounds():
-    """Ends what takes too long or too much memory."""
+    """Aborts on too much time or memory."""
     assert threading.current_thread() is threading.main_thread()
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + MAX_MEMORY_BYTES, before[1]))
@@ -75,7 +75,7 @@ def folder(tmp_path):
 
 
 def outcome(folder, content):
-    """None where the file is taken; else what is wrong with it, every mistake a sentence of ours."""
+    """None for an accepted file; otherwise all its errors, each of which is an nnictl message."""
     path = folder / "config.yml"
     path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
     try:
@@ -85,15 +85,15 @@ def outcome(folder, content):
     else:
         return None
     assert refusal.diagnostics
-    for mistake in refusal.diagnostics:
-        assert mistake.message.startswith("cannot ")
-        assert len(mistake.message) < 2000
+    for error in refusal.diagnostics:
+        assert error.message.startswith("cannot ")
+        assert len(error.message) < 2000
     assert len(str(refusal)) < 500_000
     return str(refusal)
 
 
 def bomb(anchored, grown):
-    """Ten names, each nine times the one before: a kilobyte that stands for billions."""
+    """Ten names, each nine times the previous one: a kilobyte that expands to billions."""
     names = "abcdefghij"
     lines = [f"{names[0]}: &{names[0]} {anchored}"]
     lines += [f"{after}: &{after} {grown(f'*{before}')}" for before, after in itertools.pairwise(names)]
@@ -167,12 +167,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_file_is_refused_soon_and_in_sentences(folder, name):
+def test_a_hostile_file_is_rejected_soon_with_error_messages(folder, name):
     with in_bounds():
         assert outcome(folder, HOSTILE[name])
 
 
-def test_the_files_that_the_hostile_ones_are_made_of_are_taken(folder):
+def test_the_base_files_of_the_hostile_ones_are_accepted(folder):
     assert outcome(folder, V1) is None
     assert outcome(folder, V2) is None
     few = "many: &many [1, 2, 3]\n"
@@ -183,9 +183,9 @@ def test_the_files_that_the_hostile_ones_are_made_of_are_taken(folder):
     assert "there is no such key" in (outcome(folder, few + V1) or "")
 
 
-def test_of_thousands_of_mistakes_of_a_kind_a_hundred_are_told(folder):
-    told = outcome(folder, HOSTILE["a thousand keys"])
-    assert told.count("there is no such key") == MAX_DIAGNOSTICS
+def test_at_most_a_hundred_errors_of_one_kind_are_reported(folder):
+    errors = outcome(folder, HOSTILE["a thousand keys"])
+    assert errors.count("there is no such key") == MAX_DIAGNOSTICS
     assert (
         outcome(folder, HOSTILE["one key, again and again"]).count("has the same key; keep one")
         == MAX_DIAGNOSTICS
@@ -217,20 +217,20 @@ SPACES = {
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_a_hostile_search_space_is_refused_soon_and_in_sentences(folder, name):
+def test_a_hostile_search_space_is_rejected_soon_with_error_messages(folder, name):
     content = SPACES[name]
     (folder / "space.json").write_bytes(content if isinstance(content, bytes) else content.encode())
     with in_bounds():
-        told = outcome(folder, V1)
-    assert told
+        errors = outcome(folder, V1)
+    assert errors
     if "choices" not in name and name not in ("keys again and again",):
-        assert "space.json" in told
+        assert "space.json" in errors
 
 
 @pytest.mark.parametrize("whole", [V1, V2])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_file_with_something_cut_out_or_put_in_is_taken_or_refused(folder, whole, data):
+def test_a_file_with_random_insertions_and_deletions_is_accepted_or_rejected(folder, whole, data):
     text = whole
     pieces = st.text(alphabet=" \t\n:-?,[]{}&*!|>'\"%@#ab01.~<", max_size=6) | st.sampled_from(
         [
@@ -262,7 +262,7 @@ def test_a_file_with_something_cut_out_or_put_in_is_taken_or_refused(folder, who
     content=st.binary(max_size=200)
     | st.text(max_size=100).map(lambda text: text.encode("utf-8", "surrogatepass"))
 )
-def test_any_bytes_are_a_document_or_a_mistake(folder, content):
+def test_any_bytes_are_a_document_or_an_error(folder, content):
     path = folder / "any"
     path.write_bytes(content)
     for read in (read_yaml, read_json):
@@ -282,7 +282,7 @@ ANYTHING = st.recursive(
 @pytest.mark.parametrize("whole", [V1, V2])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_a_file_with_anything_anywhere_is_taken_or_refused(folder, whole, data):
+def test_a_file_with_any_value_anywhere_is_accepted_or_rejected(folder, whole, data):
     document = yaml.safe_load(whole)
     inside = document
     while True:

@@ -1,4 +1,4 @@
-"""Experiment files for FrameworkController and Kubeflow: what is read from them, and what is said of what cannot be."""
+"""Experiment files for FrameworkController and Kubeflow, and the errors of invalid ones."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def kubernetes_of(name):
 
 @pytest.fixture
 def diagnostics(tmp_path):
-    """The messages on a file of the corpus that was changed by a function; the files it names stay where they are."""
+    """The errors of a corpus file that a function has changed; the files it names keep their places."""
 
     def changed(name, change):
         value = yaml.safe_load((FILES / f"{name}.yml").read_text())
@@ -41,12 +41,12 @@ def diagnostics(tmp_path):
         (tmp_path / "exp.yml").write_text(yaml.safe_dump(value))
         with pytest.raises(ConfigInvalid) as caught:
             read_experiment_file(tmp_path / "exp.yml")
-        return [mistake.message.replace(f"{tmp_path}/", "") for mistake in caught.value.diagnostics]
+        return [error.message.replace(f"{tmp_path}/", "") for error in caught.value.diagnostics]
 
     return changed
 
 
-def test_the_kubeflow_pages_file_is_one_worker_on_nfs():
+def test_the_file_of_nnis_kubeflow_page_is_one_worker_on_nfs():
     assert kubernetes_of("v1_kubeflow_page") == KubernetesConfig(
         "tf-operator",
         NfsStorage("210.28.132.167", "/data/nfs/nni_storage"),
@@ -55,7 +55,7 @@ def test_the_kubeflow_pages_file_is_one_worker_on_nfs():
     )
 
 
-def test_two_roles_with_azures_storage_and_a_private_registry():
+def test_a_file_with_two_roles_azure_storage_and_a_private_registry_is_read():
     login = FILES / "docker.json"
     image = "registry.example.com/me/train:1"
     found = kubernetes_of("v1_frameworkcontroller_azure")
@@ -69,10 +69,10 @@ def test_two_roles_with_azures_storage_and_a_private_registry():
         namespace="team-a",
     )
     config = read_experiment_file(FILES / "v1_frameworkcontroller_azure.yml")
-    assert config.secret_files == (config.config_path, login), "which no code snapshot holds"
+    assert config.secret_files == (config.config_path, login), "no code snapshot contains them"
 
 
-def test_a_template_is_kept_with_the_experiment():
+def test_a_template_is_stored_with_the_experiment():
     found = kubernetes_of("v1_frameworkcontroller_template")
     assert found.template == FILES / "framework.yml"
     assert json.loads(found.template_text) == yaml.safe_load((FILES / "framework.yml").read_text())
@@ -82,7 +82,7 @@ def test_a_template_is_kept_with_the_experiment():
     assert (found.storage, found.roles) == (ClaimStorage(FILES / "storage", None), (worker,))
 
 
-def test_the_second_schema_says_the_same_as_the_first(tmp_path):
+def test_the_second_schema_is_read_like_the_first(tmp_path):
     found = kubernetes_of("v2_frameworkcontroller")
     assert found.storage == AzureStorage("mystorage", "nni-share", "my-vault", "storage-key")
     assert found.roles == (
@@ -93,12 +93,12 @@ def test_the_second_schema_says_the_same_as_the_first(tmp_path):
     assert (found.service_account, found.namespace) == ("frameworkcontroller", "nni")
 
 
-def test_reuse_is_off_in_the_first_schema_and_on_in_the_second():
+def test_reuse_is_off_by_default_in_the_first_schema_and_on_in_the_second():
     assert not read_experiment_file(FILES / "v1_kubeflow_page.yml").reuse.is_on
     assert read_experiment_file(FILES / "v2_kubeflow.yml").reuse.is_on
 
 
-def test_a_template_that_is_no_framework_is_said(diagnostics, tmp_path):
+def test_a_template_that_is_no_framework_is_an_error(diagnostics, tmp_path):
     (tmp_path / "wrong.yml").write_text("kind: Pod\nspec: {containers: []}\n")
 
     def name_it(value, template="wrong.yml"):
@@ -124,7 +124,7 @@ def remove(section, key):
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "says"),
+    ("name", "change", "expected"),
     [
         ("v1_frameworkcontroller", remove("trial", "taskRoles"),
          "cannot do without trial.taskRoles: it must be a list of roles; write e.g. taskRoles: [{name: worker"),
@@ -143,12 +143,12 @@ def remove(section, key):
          "cannot do without trainingService.storage.storageType: trials require a storage that all machines share; write e.g. s"),
     ],
 )  # fmt: skip
-def test_what_is_missing_is_said_with_an_example(diagnostics, name, change, says):
+def test_a_missing_key_is_an_error_with_an_example(diagnostics, name, change, expected):
     found = diagnostics(name, change)
-    assert [message for message in found if message.startswith(says)], found
+    assert [message for message in found if message.startswith(expected)], found
 
 
-def test_a_storage_of_a_wrong_type_hides_no_other_diagnostic(diagnostics):
+def test_a_storage_of_a_wrong_type_hides_no_other_error(diagnostics):
     def change(value):
         value["kubeflowConfig"] |= {"nfs": 3, "namespace": "Team A"}
 
@@ -160,7 +160,7 @@ def test_a_storage_of_a_wrong_type_hides_no_other_diagnostic(diagnostics):
     assert message.startswith("cannot use kubeflowConfig.storage: [1] is not one of nfs, azureStorage, pvc")
 
 
-def test_a_folder_of_another_role_is_told_to_have_no_effect(tmp_path):
+def test_a_code_directory_of_a_single_role_causes_a_warning_that_it_has_no_effect(tmp_path):
     value = yaml.safe_load((FILES / "v2_kubeflow.yml").read_text())
     value |= {"trialCodeDirectory": str(FILES), "searchSpaceFile": str(FILES / "search_space.json")}
     (tmp_path / "exp.yml").write_text(yaml.safe_dump(value))
@@ -176,7 +176,7 @@ FRAMEWORK = "apiVersion: frameworkcontroller.microsoft.com/v1\nkind: Framework\n
 
 
 @pytest.mark.parametrize(
-    ("template", "told"),
+    ("template", "expected"),
     [
         (FRAMEWORK, "cannot use spec: it is missing"),
         (FRAMEWORK + "spec: {taskRoles: []}", "cannot use spec.taskRoles: it must be a list of roles"),
@@ -201,7 +201,7 @@ FRAMEWORK = "apiVersion: frameworkcontroller.microsoft.com/v1\nkind: Framework\n
         ("{", "cannot read wrong.yml"),
     ],
 )
-def test_a_template_of_whatever_form_is_refused_in_words(diagnostics, tmp_path, template, told):
+def test_an_invalid_template_is_rejected_with_the_key_and_a_reason(diagnostics, tmp_path, template, expected):
     (tmp_path / "wrong.yml").write_text(template)
 
     def name_it(value):
@@ -210,10 +210,10 @@ def test_a_template_of_whatever_form_is_refused_in_words(diagnostics, tmp_path, 
             "pvc": {"path": str(FILES / "storage")},
         }
 
-    assert told in "\n".join(diagnostics("v1_frameworkcontroller_template", name_it))
+    assert expected in "\n".join(diagnostics("v1_frameworkcontroller_template", name_it))
 
 
-def test_a_date_in_a_template_is_to_be_put_in_quotes(diagnostics, tmp_path):
+def test_a_date_in_a_template_is_an_error_that_suggests_quotes(diagnostics, tmp_path):
     text = (FILES / "framework.yml").read_text()
     (tmp_path / "wrong.yml").write_text(
         text.replace("{name: template}", "{name: template, annotations: {on: 2026-01-01}}")

@@ -1,4 +1,4 @@
-"""Experiment files for OpenPAI: what is read from them, and one clear sentence for everything that can be wrong."""
+"""Experiment files for OpenPAI, and one error message for each possible error."""
 
 import json
 from pathlib import Path
@@ -53,7 +53,7 @@ paiConfig:
 
 @pytest.fixture
 def good(tmp_path):
-    """The page's file with annotation off, an account, and folders that are there."""
+    """The page's file without annotations, with an account and existing folders."""
     (tmp_path / "storage").mkdir()
     return (
         PAGE.replace("useAnnotation: true", "useAnnotation: false")
@@ -66,7 +66,7 @@ def good(tmp_path):
 
 @pytest.fixture
 def write(tmp_path, good):
-    """Writes an experiment file (the good one, with replacements); gives the path."""
+    """Writes an experiment file (the good one, with replacements); returns the path."""
 
     def write_file(replace=(), text=None):
         text = good if text is None else text
@@ -83,7 +83,7 @@ def write(tmp_path, good):
 
 @pytest.fixture
 def diagnostics(write):
-    """The mistakes of a file, as lines without the folder."""
+    """The errors of a file, as lines without the folder."""
 
     def lines(*args, **kwargs):
         path = write(*args, **kwargs)
@@ -94,7 +94,7 @@ def diagnostics(write):
     return lines
 
 
-def test_the_file_of_the_page_is_read_once_it_is_filled_in(write, tmp_path):
+def test_the_completed_file_of_nnis_page_is_read(write, tmp_path):
     config = read_experiment_file(write())
     assert config.training_service == "pai"
     assert config.trial_command == "python3 mnist.py"
@@ -111,22 +111,22 @@ def test_the_file_of_the_page_is_read_once_it_is_filled_in(write, tmp_path):
     assert ExperimentSpec.from_json(config.to_json()) == config
 
 
-def test_the_page_as_it_stands_gets_every_mistake_with_its_way_out(diagnostics, monkeypatch, tmp_path):
+def test_the_unedited_file_of_nnis_page_gets_every_error_with_a_remedy(diagnostics, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     lines = diagnostics(text=PAGE)
-    told = [
+    expected = [
         "experiment.yml:21: cannot use trial.codeDir: there is no folder nni/examples/trials/mnist-annotation",
         "experiment.yml:27: cannot use trial.nniManagerNFSMountPath: there is no folder /local/mnt; mount the storage there",
         "experiment.yml:32: cannot use paiConfig.userName: your_pai_nni_user is a placeholder of an example",
         "experiment.yml:33: cannot use paiConfig.token: your_pai_token is a placeholder of an example",
     ]
-    assert [line[: len(start)] for line, start in zip(lines, told, strict=True)] == told
+    assert [line[: len(start)] for line, start in zip(lines, expected, strict=True)] == expected
 
 
-def test_the_pages_annotation_wins_over_its_search_space(write, tmp_path):
+def test_annotations_in_the_file_of_nnis_page_take_precedence_over_its_search_space(write, tmp_path):
     path = write({"useAnnotation: false": "useAnnotation: true"})
     (tmp_path / "mnist.py").write_text("'''@nni.variable(nni.choice(1, 2), name=x)'''\nx = 1\n")
-    (tmp_path / "storage" / "old.py").write_text("'@nni.what()'")  # not code, though it lies in the folder
+    (tmp_path / "storage" / "old.py").write_text("'@nni.what()'")  # not code, although it is in the folder
     (tmp_path / "search_space.json").unlink()
     config = read_experiment_file(path)
     assert config.is_annotated
@@ -138,7 +138,7 @@ def test_the_pages_annotation_wins_over_its_search_space(write, tmp_path):
 
 
 @pytest.mark.parametrize("user", ["  userName: your_pai_user\n", "  userName:\n", ""])
-def test_the_cluster_of_this_machine_needs_no_account_and_its_storage_is_made_for_it(write, user):
+def test_local_openpai_needs_no_account_and_its_storage_may_not_exist_yet(write, user):
     config = read_experiment_file(
         write(
             {
@@ -154,7 +154,7 @@ def test_the_cluster_of_this_machine_needs_no_account_and_its_storage_is_made_fo
 
 
 @pytest.mark.parametrize("user", ["  userName:\n", ""])
-def test_a_cluster_needs_the_name_of_an_account(diagnostics, user):
+def test_a_cluster_requires_an_account_name(diagnostics, user):
     (line,) = diagnostics({"  userName: ada\n": user})
     assert (
         "cannot do without paiConfig.userName: it must be the name of your OpenPAI account; write e.g. userName: ada"
@@ -162,7 +162,7 @@ def test_a_cluster_needs_the_name_of_an_account(diagnostics, user):
     )
 
 
-def test_a_secret_is_in_no_text_that_anybody_sees(write):
+def test_the_representation_of_a_config_contains_no_secret(write):
     assert "s3cret" not in repr(read_experiment_file(write()))
 
 
@@ -197,7 +197,7 @@ def test_a_wrong_value_is_one_clear_sentence(diagnostics, old, new, sentence):
     assert "; " in line
 
 
-def test_numbers_for_jobs_may_stand_in_either_section_and_the_trials_win(write):
+def test_resource_numbers_may_be_in_either_section_and_the_trial_section_takes_precedence(write):
     changed = {
         "  cpuNum: 1\n": "",
         "  memoryMB: 8196\n": "",
@@ -207,7 +207,7 @@ def test_numbers_for_jobs_may_stand_in_either_section_and_the_trials_win(write):
     assert (pai.cpu, pai.memory_mb, pai.gpu) == (4, 512, 0)
 
 
-def test_a_job_file_makes_the_rest_superfluous_and_is_kept_with_the_experiment(write, tmp_path):
+def test_a_job_file_replaces_the_resource_keys_and_is_stored_with_the_experiment(write, tmp_path):
     (tmp_path / "job.yml").write_text("name: x\n")
     text = PAGE[PAGE.index("  command:") : PAGE.index("  codeDir:")]
     needless = (
@@ -225,7 +225,7 @@ def test_a_job_file_makes_the_rest_superfluous_and_is_kept_with_the_experiment(w
     assert ExperimentSpec.from_json(config.to_json()) == config
 
 
-def test_the_error_of_a_damaged_stored_experiment_shows_no_login(write):
+def test_the_error_of_a_damaged_stored_experiment_contains_no_login(write):
     fields = json.loads(read_experiment_file(write()).to_json())
     fields["pai"]["token"] = ["a secret token"]
     with pytest.raises(InternalError) as caught:

@@ -1,4 +1,4 @@
-"""The experiment file: what is read from it, and one clear sentence for everything that can be wrong with it."""
+"""The experiment file: its values, and one error message for each possible error."""
 
 from pathlib import Path
 
@@ -42,7 +42,7 @@ trial:
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes an experiment file (the good one, with replacements) and its search space; gives the path."""
+    """Writes an experiment file (the good one, with replacements) and its search space; returns the path."""
 
     def write_files(text=GOOD, space=SPACE, **changed):
         for old, new in changed.pop("replace", {}).items():
@@ -58,19 +58,19 @@ def write(tmp_path):
 
 @pytest.fixture
 def diagnostics(write):
-    """The mistakes of an experiment file, as lines without the folder."""
+    """The errors of an experiment file, as lines without the folder."""
 
     def lines(*args, **kwargs):
         path = write(*args, **kwargs)
         with pytest.raises(ConfigInvalid) as caught:
             read_experiment_file(path)
-        assert str(caught.value).splitlines() == [str(mistake) for mistake in caught.value.diagnostics]
+        assert str(caught.value).splitlines() == [str(error) for error in caught.value.diagnostics]
         return [line.replace(f"{path.parent}/", "") for line in str(caught.value).splitlines()]
 
     return lines
 
 
-def test_a_file_with_the_needed_keys_becomes_an_experiment_with_defaults(write, tmp_path):
+def test_a_file_with_the_required_keys_becomes_an_experiment_with_defaults(write, tmp_path):
     config = read_experiment_file(write())
     assert config == ExperimentSpec(
         experiment_name="digits",
@@ -117,7 +117,7 @@ def test_every_key_of_a_local_experiment_is_read(write, tmp_path):
     assert (config.tuner.optimize_mode, config.tuner.seed) == ("minimize", 7)
 
 
-def test_debug_turns_the_version_check_off_unless_the_file_says_otherwise(write):
+def test_debug_turns_the_version_check_off_unless_the_file_sets_it(write):
     assert not read_experiment_file(write(GOOD + "debug: true\n")).version_check
     assert read_experiment_file(write(GOOD + "debug: true\nversionCheck: true\n")).version_check
 
@@ -129,7 +129,7 @@ def test_a_duration_is_a_number_and_a_unit(write, text, seconds):
     assert read_experiment_file(write(GOOD + f"maxExecDuration: {text}\n")).max_exec_duration_s == seconds
 
 
-def test_snake_case_keys_are_taken_as_well(write):
+def test_snake_case_keys_are_accepted(write):
     config = read_experiment_file(
         write(replace={"trialConcurrency": "trial_concurrency", "codeDir": "code_dir"})
     )
@@ -143,7 +143,7 @@ def test_the_home_folder_is_expanded(write, tmp_path, monkeypatch):
     assert Expansion("logDir", "~/logs", tmp_path / "logs") in config.expansions
 
 
-def test_an_absolute_path_is_no_expansion(write, tmp_path):
+def test_an_absolute_path_is_not_listed_as_an_expansion(write, tmp_path):
     config = read_experiment_file(write(replace={"codeDir: .": f"codeDir: {tmp_path}"}))
     assert [each.key for each in config.expansions] == ["searchSpacePath"]
 
@@ -159,7 +159,7 @@ def test_an_assessor_is_read_with_its_arguments_and_survives_json(write):
     assert make_assessment(read_experiment_file(write())) is None
 
 
-def test_an_experiment_survives_its_json(write):
+def test_an_experiment_survives_a_round_trip_through_json(write):
     space = (
         '{"layer": {"_type": "choice", "_value": [1, "a", {"_name": "conv",'
         ' "k": {"_type": "randint", "_value": [1, 3]}}]}}'
@@ -169,12 +169,12 @@ def test_an_experiment_survives_its_json(write):
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"local": 1}'])
-def test_a_stored_experiment_that_is_not_ours_is_a_bug(text):
+def test_an_invalid_stored_experiment_is_an_internal_error(text):
     with pytest.raises(InternalError, match="cannot read the stored experiment"):
         ExperimentSpec.from_json(text)
 
 
-def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(diagnostics):
+def test_all_errors_of_both_files_are_reported_together_in_the_order_of_lines(diagnostics):
     changed = {
         "trialConcurrency: 2": 'trialConcurrency: "two"',
         "authorName: ada\n": "",
@@ -201,13 +201,13 @@ def test_all_mistakes_of_both_files_come_at_once_in_the_order_of_lines(diagnosti
     ]
 
 
-def test_a_mistake_knows_its_file_place_and_key(write):
+def test_an_error_contains_its_file_position_and_key(write):
     path = write(replace={"  codeDir: .": "  codeDir: 3"})
     with pytest.raises(UserError) as caught:
         read_experiment_file(path)
-    (mistake,) = caught.value.diagnostics
-    assert (mistake.file, mistake.line, mistake.column) == (str(path), 13, 3)
-    assert mistake.key == "trial.codeDir"
+    (error,) = caught.value.diagnostics
+    assert (error.file, error.line, error.column) == (str(path), 13, 3)
+    assert error.key == "trial.codeDir"
 
 
 WRONG_VALUES = {
@@ -315,7 +315,7 @@ WRONG_VALUES = {
 }
 
 
-def test_class_args_are_those_of_the_tuner(diagnostics):
+def test_class_args_are_checked_by_the_tuner(diagnostics):
     text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: GPTuner")
     (line,) = diagnostics(text.replace("optimize_mode: maximize", "nu: 2.0"))
     assert "cannot use tuner.classArgs.nu: 2.0 is not 0.5, 1.5 or 2.5; write e.g. nu: 2.5" in line
@@ -323,7 +323,7 @@ def test_class_args_are_those_of_the_tuner(diagnostics):
     assert "cannot use tuner.classArgs.population_size: there is no such key here" in line
 
 
-def test_class_args_that_contradict_each_other_are_one_sentence(diagnostics):
+def test_contradictory_class_args_are_one_sentence(diagnostics):
     text = GOOD.replace("builtinTunerName: TPE", "builtinTunerName: BOHB")
     (line,) = diagnostics(text.replace("optimize_mode: maximize", "min_budget: 9"))
     assert "cannot use BOHB: min_budget 9 is above max_budget 3; swap them" in line
@@ -331,7 +331,7 @@ def test_class_args_that_contradict_each_other_are_one_sentence(diagnostics):
     assert "cannot use ThresholdPruner without a threshold; write lower, upper or both into" in line
 
 
-def test_a_tuner_whose_library_is_absent_says_what_to_install(monkeypatch):
+def test_the_error_for_a_tuner_without_its_library_contains_the_install_command(monkeypatch):
     monkeypatch.setitem(
         algorithms.NEEDS, "CmaEs", algorithms.Need("no_such_module_here", "cmaes", "tuners", "TPE")
     )
@@ -342,7 +342,7 @@ def test_a_tuner_whose_library_is_absent_says_what_to_install(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["uniform", "normal"])
-def test_a_grid_over_what_cannot_be_counted_names_it_however_deep(kind):
+def test_the_error_for_a_grid_over_a_continuous_parameter_names_it_at_any_depth(kind):
     deep = {"_name": "n", "x": {"_type": kind, "_value": [1, 2]}}
     space = parse_search_space({"a": {"_type": "choice", "_value": [1, deep]}})
     assert "cannot enumerate the values of a[1].x" in (
@@ -353,14 +353,18 @@ def test_a_grid_over_what_cannot_be_counted_names_it_however_deep(kind):
 
 @pytest.mark.parametrize(
     ("old", "new", "sentence"),
-    [(old, new, sentence) for old, news in WRONG_VALUES.items() for new, sentence in news.items()],
+    [
+        (old, new, sentence)
+        for old, replacements in WRONG_VALUES.items()
+        for new, sentence in replacements.items()
+    ],
 )
 def test_a_wrong_value_is_one_clear_sentence(diagnostics, old, new, sentence):
     (line,) = diagnostics(replace={old: new})
     assert sentence in line
 
 
-def test_an_experiment_for_a_cluster_is_told_so_once(diagnostics):
+def test_an_unsupported_platform_is_one_error(diagnostics):
     text = GOOD.replace("Platform: local", "Platform: aml").replace(
         "codeDir: .", "codeDir: .\n  image: i\n  cpuNum: 1"
     )
@@ -368,7 +372,7 @@ def test_an_experiment_for_a_cluster_is_told_so_once(diagnostics):
     assert 'trainingServicePlatform: "aml": Azure Machine Learning is not supported; use a cluster' in line
 
 
-def test_a_missing_tuner_is_said_but_not_beside_an_advisor(diagnostics):
+def test_a_missing_tuner_is_an_error_unless_there_is_an_advisor(diagnostics):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     (line,) = diagnostics(replace={tuner: ""})
     assert "cannot do without tuner: it proposes the parameters of trials" in line
@@ -423,18 +427,18 @@ def test_an_advisor_is_read_as_a_tuner(write, diagnostics):
         (b"a: 1\nb: \xff\n", "experiment.yml:2: cannot read experiment.yml: byte 8 is not UTF-8"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_one_mistake(diagnostics, text, sentence):
+def test_an_unreadable_file_is_one_error(diagnostics, text, sentence):
     (line,) = diagnostics(text)
     assert line.startswith(sentence)
 
 
-def test_a_key_written_twice_is_a_mistake(diagnostics):
+def test_a_key_written_twice_is_an_error(diagnostics):
     assert diagnostics(GOOD + "  gpuNum: 1\n  gpuNum: 2\n") == [
         "experiment.yml:15: cannot use trial.gpuNum: line 14 has the same key; keep one of the two"
     ]
 
 
-def test_a_missing_file_and_a_folder_are_said(tmp_path):
+def test_a_missing_file_and_a_folder_are_errors(tmp_path):
     with pytest.raises(
         ConfigInvalid, match=r"^cannot read .*/none\.yml: there is no such file; check the path"
     ):
@@ -469,12 +473,12 @@ def test_numbers_with_an_exponent_are_numbers(diagnostics):
         ),
     ],
 )
-def test_a_search_space_that_cannot_be_used_is_one_mistake_that_names_its_file(diagnostics, space, sentence):
+def test_an_invalid_search_space_is_one_error_that_names_its_file(diagnostics, space, sentence):
     (line,) = diagnostics(space=space)
     assert line.startswith(sentence)
 
 
-def test_a_mistake_deep_in_the_search_space_has_its_line(diagnostics):
+def test_an_error_deep_in_the_search_space_has_its_line(diagnostics):
     space = (
         '{\n\t"net": {\n\t\t"_type": "choice",\n\t\t"_value": [\n\t\t\t"none",\n\t\t\t{"_name": "conv",\n'
         '\t\t\t "size": {"_type": "randint", "_value": [5, 5]}}\n]}}'
@@ -485,15 +489,15 @@ def test_a_mistake_deep_in_the_search_space_has_its_line(diagnostics):
     )
 
 
-def test_a_long_value_is_cut_in_the_message(diagnostics):
+def test_a_long_value_is_shortened_in_the_message(diagnostics):
     (line,) = diagnostics(replace={"trialConcurrency: 2": "trialConcurrency: " + "x" * 500})
     assert len(line) < 220
 
 
-# ---- tuners and assessors of the user's own
+# ---- custom tuners and assessors
 
 
-OF_ONES_OWN = """tuner:
+CUSTOM_CLASSES = """tuner:
   codeDir: .
   classFileName: mine.py
   className: Mine
@@ -504,8 +508,8 @@ assessor:
 """
 
 
-def test_a_class_of_ones_own_is_found_by_folder_file_and_name(write, tmp_path):
-    path = write(replace={GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]: OF_ONES_OWN})
+def test_a_custom_class_is_found_by_folder_file_and_name(write, tmp_path):
+    path = write(replace={GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]: CUSTOM_CLASSES})
     (path.parent / "mine.py").write_text("class Mine: ...\nJudge = Mine\n")
     config = read_experiment_file(path)
     here = str(path.parent)
@@ -526,7 +530,7 @@ def test_a_class_of_ones_own_is_found_by_folder_file_and_name(write, tmp_path):
         ("if True:\n    Mine = 1", ""),
     ],
 )
-def test_a_file_that_holds_no_such_class_is_refused_before_anything_runs(write, code, sentence):
+def test_a_file_without_the_named_class_is_rejected_before_anything_runs(write, code, sentence):
     tuner = GOOD[GOOD.index("tuner:") : GOOD.index("trial:")]
     path = write(replace={tuner: "tuner: {codeDir: ., classFileName: mine.py, className: Mine}\n"})
     (path.parent / "mine.py").write_text(code)
@@ -538,7 +542,7 @@ def test_a_file_that_holds_no_such_class_is_refused_before_anything_runs(write, 
     assert sentence in str(raised.value)
 
 
-def test_a_registered_name_is_a_class_of_ones_own(write, tmp_path, monkeypatch):
+def test_a_registered_name_is_a_custom_class(write, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     path = write(replace={"builtinTunerName: TPE": "builtinTunerName: demo"})
     with pytest.raises(ConfigInvalid, match='"demo" is not a built-in tuner'):

@@ -1,4 +1,4 @@
-"""Experiment files of NNI's v2: read as what v1 would say, with mistakes told in v2's words."""
+"""Experiment files of NNI's second schema: read like the first, with errors that use the second schema's keys."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def diagnostics(place: Path, text: str) -> list[tuple[int | None, str, str]]:
     return [(each.line, each.key, each.message) for each in caught.value.diagnostics]
 
 
-def test_a_file_for_this_machine_says_what_its_v1_form_would(place: Path) -> None:
+def test_a_local_file_is_read_like_its_v1_form(place: Path) -> None:
     config = read(place, LOCAL)
     assert (config.experiment_name, config.training_service) == ("digits", "local")
     assert (config.trial_command, config.code_dir) == ("python3 train.py", place)
@@ -75,7 +75,7 @@ def test_a_file_for_this_machine_says_what_its_v1_form_would(place: Path) -> Non
     assert not config.reuse.is_on
 
 
-def test_a_file_for_openpai_says_what_its_v1_form_would(place: Path) -> None:
+def test_an_openpai_file_is_read_like_its_v1_form(place: Path) -> None:
     config = read(place, OPENPAI)
     pai = config.pai
     assert pai is not None
@@ -88,17 +88,17 @@ def test_a_file_for_openpai_says_what_its_v1_form_would(place: Path) -> None:
         "confignfs-data",
     )
     assert (pai.image, pai.virtual_cluster) == ("registry.example.com/me/train:1", "default")
-    assert config.reuse.is_on, "in v2 it is, unless the file says otherwise"
+    assert config.reuse.is_on, "on by default in v2"
     assert not read(place, OPENPAI + "  reuseMode: false\n").reuse.is_on
 
 
-def test_the_cluster_of_this_machine_can_be_named(place: Path) -> None:
+def test_local_openpai_is_selected_by_its_host(place: Path) -> None:
     config = read(place, OPENPAI.replace("openpai.example.com", "local"))
     assert config.pai is not None
     assert config.pai.host == "local"
 
 
-def test_an_assessor_has_v2s_names(place: Path) -> None:
+def test_an_assessor_uses_the_keys_of_v2(place: Path) -> None:
     config = read(place, LOCAL + "assessor: {name: Medianstop, classArgs: {start_step: 2}}\n")
     assert config.assessor == AssessorConfig("Medianstop", {"start_step": 2})
     ((_, key, message),) = diagnostics(place, LOCAL + "assessor: {name: Median}\n")
@@ -145,7 +145,7 @@ def test_keys_may_be_written_with_underscores(place: Path) -> None:
         ("storage\n", "nowhere\n", 15, "trainingService.localStorageMountPoint", "there is no folder"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_told_with_its_line_and_by_v2s_names(
+def test_an_error_contains_its_line_and_the_key_of_v2(
     place: Path, before: str, after: str, line: int | None, key: str, words: str
 ) -> None:
     text = OPENPAI.replace(before, after, 1)
@@ -154,10 +154,10 @@ def test_a_mistake_is_told_with_its_line_and_by_v2s_names(
     assert len(found) == 1, diagnostics(place, text)
     assert found[0][0] == line or line is None
     assert words in found[0][2]
-    assert re.search(r"\b(paiConfig|trial\.\w+|builtinTunerName)\b", found[0][2]) is None, "a word of v1"
+    assert re.search(r"\b(paiConfig|trial\.\w+|builtinTunerName)\b", found[0][2]) is None, "a key of v1"
 
 
-def test_all_mistakes_are_told_at_once(place: Path) -> None:
+def test_all_errors_are_reported_together(place: Path) -> None:
     text = OPENPAI.replace("8 GB", "much").replace("trialConcurrency: 2", "trialConcurrency: none")
     assert [each[1] for each in diagnostics(place, text + "surprise: 1\n")] == [
         "trialConcurrency",
@@ -167,12 +167,12 @@ def test_all_mistakes_are_told_at_once(place: Path) -> None:
 
 
 @pytest.mark.parametrize("section", ["assessor", "advisor"])
-def test_an_empty_list_in_place_of_a_section_is_refused(place: Path, section: str) -> None:
+def test_an_empty_list_in_place_of_a_section_is_rejected(place: Path, section: str) -> None:
     found = diagnostics(place, LOCAL + f"{section}: []\n")
     assert f"cannot use {section}: [] is not a mapping; write e.g. {section}: {{name: " in found[-1][2]
 
 
-def test_a_search_space_in_the_file_is_checked_in_its_place(place: Path) -> None:
+def test_an_inline_search_space_is_checked_with_its_line(place: Path) -> None:
     ((line, key, message),) = diagnostics(place, LOCAL.replace("[0.001, 1]", "[0.001]"))
     assert (line, key) == (3, "searchSpace.lr")
     assert message.startswith("cannot use")
@@ -181,12 +181,12 @@ def test_a_search_space_in_the_file_is_checked_in_its_place(place: Path) -> None
     assert "keep one of the two" in message
 
 
-def test_several_services_at_once_are_told_to_be_too_many(place: Path) -> None:
+def test_several_training_services_in_one_file_are_an_error(place: Path) -> None:
     text = LOCAL.replace("trainingService:\n  platform: local\n", "trainingService: [{platform: local}]\n")
     assert any("several at once" in message for _, _, message in diagnostics(place, text))
 
 
-def test_keys_may_be_written_in_any_case_as_nni_takes_them(place: Path) -> None:
+def test_keys_may_be_written_in_any_case_as_in_nni(place: Path) -> None:
     text = OPENPAI.replace("trialConcurrency", "TrialConcurrency").replace("trialGpuNumber", "trialGPUNumber")
     assert read(place, text) == read(place, OPENPAI)
     found = diagnostics(place, LOCAL + "trial_command: python3 other.py\n")
@@ -204,13 +204,13 @@ def test_a_duration_has_a_unit_or_is_in_seconds(place: Path, written: str, secon
 
 
 @pytest.mark.parametrize("written", ["0", "-1h", "true", "1w", "[1]", "99999999999d"])
-def test_what_is_no_duration_is_said(place: Path, written: str) -> None:
+def test_an_invalid_duration_is_an_error(place: Path, written: str) -> None:
     ((_, key, message),) = diagnostics(place, LOCAL.replace("2h", written))
     assert key == "maxExperimentDuration"
     assert "is not a number and one of s, m, h, d; write e.g. maxExperimentDuration: 1h" in message
 
 
-def test_what_stands_in_the_service_wins_over_the_same_for_the_whole(place: Path) -> None:
+def test_a_key_of_the_training_service_takes_precedence_over_the_top_level_key(place: Path) -> None:
     (place / "code").mkdir()
     config = read(place, LOCAL + "  trialCommand: python3 b.py\n  trialCodeDirectory: code\n")
     assert (config.trial_command, config.code_dir) == ("python3 b.py", place / "code")
@@ -223,14 +223,14 @@ def test_what_stands_in_the_service_wins_over_the_same_for_the_whole(place: Path
     assert (line, key) == (14, "trainingService.trialCommand")
 
 
-def test_an_image_that_is_not_named_is_nnis_with_a_warning(place: Path) -> None:
+def test_a_missing_image_defaults_to_nnis_image_with_a_warning(place: Path) -> None:
     config = read(place, OPENPAI.replace("  dockerImage: registry.example.com/me/train:1\n", ""))
     assert config.pai is not None
     assert config.pai.image == "msranni/nni:latest"
     assert "which lacks trial-keeper; docs/images.md describes how" in config.warnings[0]
 
 
-def test_a_search_space_may_be_in_yaml(place: Path) -> None:
+def test_a_search_space_file_may_be_yaml(place: Path) -> None:
     (place / "space.yml").write_text("lr: {_type: loguniform, _value: [1e-4, 1]}\n")
     space = "searchSpaceFile: space.yml\n"
     config = read(place, OPENPAI.replace("searchSpaceFile: space.json\n", space))
@@ -240,7 +240,7 @@ def test_a_search_space_may_be_in_yaml(place: Path) -> None:
     assert (line, key) == (1, "lr")
 
 
-def test_values_that_json_has_not_are_refused_in_a_search_space(place: Path) -> None:
+def test_values_that_json_lacks_are_rejected_in_a_search_space(place: Path) -> None:
     text = LOCAL.replace(
         "  lr: {_type: loguniform, _value: [0.001, 1]}", "  lr: {_type: choice, _value: [2024-01-01, .nan]}"
     )
@@ -250,7 +250,7 @@ def test_values_that_json_has_not_are_refused_in_a_search_space(place: Path) -> 
     ]
 
 
-def test_a_tuner_of_ones_own_has_v2s_names(place: Path) -> None:
+def test_a_custom_tuner_uses_the_keys_of_v2(place: Path) -> None:
     (place / "mine.py").write_text("class Mine: ...")
     own = "{codeDirectory: ., className: mine.Mine, classArgs: {depth: 3}, callTimeout: 90}"
     config = read(place, OPENPAI.replace("{name: Random}", own))

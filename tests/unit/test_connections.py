@@ -1,4 +1,4 @@
-"""Which connections make room for others at the keepers' port."""
+"""Eviction of connections at the keepers' port when their number reaches the limit."""
 
 import contextlib
 import socket
@@ -22,22 +22,24 @@ from nni_manager.grpc_server.connections import Connections, peer_of
         ("", None),
     ],
 )
-def test_a_peer_is_read_as_grpc_names_it(uri, peer):
+def test_a_peer_address_is_parsed_from_the_uri_of_grpc(uri, peer):
     assert peer_of(uri) == peer
 
 
 @given(st.data())
-def test_whoever_comes_and_goes_no_keeper_is_closed_and_strangers_stay_few(data):
-    there = Connections(80)  # at most 20 strangers
+def test_no_authenticated_connection_is_closed_and_the_number_of_unauthenticated_ones_is_bounded(data):
+    connection_table = Connections(80)  # at most 20 unauthenticated connections
     peer = st.tuples(st.sampled_from(["10.0.0.1", "10.0.0.2"]), st.integers(1, 99))
     first_seen, known = {}, {}
     with contextlib.ExitStack() as stack:
-        for look in range(data.draw(st.integers(1, 5))):
+        for poll in range(data.draw(st.integers(1, 5))):
             for each in data.draw(st.sets(peer, max_size=5)):
-                known.setdefault(each, stack.enter_context(there.authenticated(f"ipv4:{each[0]}:{each[1]}")))
+                known.setdefault(
+                    each, stack.enter_context(connection_table.authenticated(f"ipv4:{each[0]}:{each[1]}"))
+                )
             peers = sorted(data.draw(st.sets(peer, max_size=60)) | known.keys())
-            first_seen = {each: first_seen.get(each, look) for each in peers}
-            leaving = there.strangers_to_close(peers)
+            first_seen = {each: first_seen.get(each, poll) for each in peers}
+            leaving = connection_table.strangers_to_close(peers)
             staying = set(peers) - set(leaving) - known.keys()
             assert known.keys().isdisjoint(leaving)
             assert len(staying) <= 20
@@ -48,12 +50,16 @@ def test_whoever_comes_and_goes_no_keeper_is_closed_and_strangers_stay_few(data)
                 assert max(ages) <= min((each[0] in hosts, first_seen[each]) for each in staying)
 
 
-def test_a_keeper_that_has_left_is_a_stranger_again_and_its_host_is_remembered():
-    there = Connections(8)
-    with there.authenticated("ipv4:10.0.0.1:1"), there.authenticated("ipv4:10.0.0.1:1"):
+def test_a_disconnected_keeper_counts_as_unauthenticated_and_its_host_is_remembered():
+    connection_table = Connections(8)
+    with connection_table.authenticated("ipv4:10.0.0.1:1"), connection_table.authenticated("ipv4:10.0.0.1:1"):
         pass
-    strangers = [("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.2", 2)]
-    assert there.strangers_to_close(strangers) == [("10.0.0.2", 1), ("10.0.0.2", 2), ("10.0.0.1", 1)]
+    unauthenticated = [("10.0.0.1", 1), ("10.0.0.2", 1), ("10.0.0.2", 2)]
+    assert connection_table.strangers_to_close(unauthenticated) == [
+        ("10.0.0.2", 1),
+        ("10.0.0.2", 2),
+        ("10.0.0.1", 1),
+    ]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -67,7 +73,7 @@ def test_the_connections_of_a_port_are_found_and_others_are_not(host):
             stack.enter_context(listener.accept()[0])
         found = list(connections._sockets_at(ours.getsockname()[1]))
         assert sorted(each.peer for each in found) == sorted(peer.getsockname()[:2] for peer in peers[:2])
-        # Its number may be another file by now: then nothing is closed.
+        # The descriptor may belong to another file by then: nothing is closed.
         first = next(each for each in found if each.peer == peers[0].getsockname()[:2])
         connections._shut_down(connections._Socket(peers[2].fileno(), first.peer))
         connections._shut_down(first)

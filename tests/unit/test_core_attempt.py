@@ -1,4 +1,4 @@
-"""The life of an attempt inside its keeper."""
+"""The states of an attempt in its keeper."""
 
 from itertools import product
 
@@ -19,7 +19,7 @@ def an_attempt(state: AttemptState = AttemptState.STARTING) -> Attempt:
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(AttemptState, AttemptEvent)))
-def test_what_the_table_does_not_hold_cannot_happen(state: AttemptState, event: AttemptEvent) -> None:
+def test_an_event_that_the_transition_table_lacks_raises(state: AttemptState, event: AttemptEvent) -> None:
     attempt = an_attempt(state)
     if (state, event) in TRANSITIONS:
         attempt.apply(event)
@@ -30,7 +30,7 @@ def test_what_the_table_does_not_hold_cannot_happen(state: AttemptState, event: 
 
 
 @pytest.mark.parametrize("state", AttemptState)
-def test_every_state_leads_to_the_end(state: AttemptState) -> None:
+def test_every_state_can_reach_the_last_one(state: AttemptState) -> None:
     reached = {state}
     while (
         wider := reached | {after for (before, _), after in TRANSITIONS.items() if before in reached}
@@ -39,16 +39,16 @@ def test_every_state_leads_to_the_end(state: AttemptState) -> None:
     assert AttemptState.CLOSED in reached
 
 
-def test_nothing_leads_back() -> None:
+def test_no_transition_returns_to_an_earlier_state() -> None:
     order = list(AttemptState)
     assert all(order.index(after) >= order.index(before) for (before, _), after in TRANSITIONS.items())
 
 
-def test_an_attempt_that_never_ran_has_no_start_to_tell() -> None:
+def test_an_attempt_that_never_ran_has_no_start_report() -> None:
     assert an_attempt().started is None
 
 
-def test_a_start_is_told_with_its_time() -> None:
+def test_the_start_report_contains_the_start_time() -> None:
     attempt = an_attempt()
     attempt.started_at_s = 12.5
     assert attempt.started == TrialStarted(KEY, 12.5)

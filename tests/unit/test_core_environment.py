@@ -1,4 +1,4 @@
-"""What a trial finds in its environment."""
+"""The environment variables of a trial."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ def environ(container: dict[str, str] | None = None, gpu_indices: tuple[int, ...
     return trial_environ(container or {}, "expABCDE", trial, FOLDER, WORKSPACE)
 
 
-def test_a_trial_sees_what_nni_promises() -> None:
+def test_a_trial_gets_the_variables_that_nni_documents() -> None:
     assert environ() == {
         "NNI_PLATFORM": "local",
         "NNI_EXP_ID": "expABCDE",
@@ -49,18 +49,18 @@ def test_the_sdk_comes_last_on_the_python_path(containers: str, expected: str) -
     assert environ({"PYTHONPATH": containers})["PYTHONPATH"] == expected
 
 
-def test_ours_win_over_what_an_outer_trial_left() -> None:
+def test_variables_of_the_keeper_override_those_of_an_outer_trial() -> None:
     assert environ({"NNI_TRIAL_JOB_ID": "outer", "NNI_PLATFORM": "remote"})["NNI_TRIAL_JOB_ID"] == "abcde"
 
 
-def test_the_token_is_never_passed_on() -> None:
+def test_the_token_is_never_passed_to_the_trial() -> None:
     settings = KeeperSettings("expABCDE", "abcde", "/mnt/exp", "s3cret", "abcde", collect_logs=True)
     passed_on = environ({"HOME": "/root", **settings.to_environ()})
     assert not [name for name in passed_on if name.startswith("TRIAL_KEEPER_")]
     assert "s3cret" not in "".join(passed_on.values())
 
 
-def test_the_containers_environment_is_not_changed_itself() -> None:
+def test_the_environment_of_the_keeper_itself_is_not_modified() -> None:
     container = {"TRIAL_KEEPER_TOKEN": "s3cret"}
     environ(container)
     assert container == {"TRIAL_KEEPER_TOKEN": "s3cret"}
@@ -75,6 +75,6 @@ def test_assigned_gpus_are_the_visible_ones(gpu_indices: tuple[int, ...], expect
     assert environ({"CUDA_VISIBLE_DEVICES": "9"}, gpu_indices)["CUDA_VISIBLE_DEVICES"] == expected
 
 
-def test_without_an_assignment_the_trial_sees_the_containers_gpus() -> None:
+def test_without_an_assignment_the_trial_gets_the_containers_gpus() -> None:
     assert environ({"CUDA_VISIBLE_DEVICES": "9"})["CUDA_VISIBLE_DEVICES"] == "9"
     assert "CUDA_VISIBLE_DEVICES" not in environ()

@@ -1,4 +1,4 @@
-"""When the keeper connects."""
+"""The connection attempts of the keeper, and their retry delays."""
 
 from collections import Counter
 from itertools import product
@@ -24,7 +24,7 @@ def a_link(*events: LinkEvent, now_s: float = 0.0) -> Link:
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(LinkState, LinkEvent)))
-def test_what_the_table_does_not_hold_cannot_happen(state: LinkState, event: LinkEvent) -> None:
+def test_an_event_that_the_transition_table_lacks_raises(state: LinkState, event: LinkEvent) -> None:
     link = Link()
     link.state = state
     if (state, event) in TRANSITIONS:
@@ -39,12 +39,12 @@ def test_a_new_keeper_connects_at_once() -> None:
     assert Link().is_due(0.0)
 
 
-def test_nobody_connects_twice_at_a_time() -> None:
+def test_a_keeper_opens_one_connection_at_a_time() -> None:
     assert not a_link(LinkEvent.DUE).is_due(1e9)
     assert not a_link(LinkEvent.DUE, LinkEvent.OPENED).is_due(1e9)
 
 
-def test_the_wait_doubles_from_a_fifth_of_a_second_to_a_minute() -> None:
+def test_the_retry_delay_doubles_from_a_fifth_of_a_second_to_a_minute() -> None:
     link, now_s, waits = Link(), 100.0, []
     for _ in range(12):
         link.apply(LinkEvent.DUE, now_s)
@@ -57,7 +57,7 @@ def test_the_wait_doubles_from_a_fifth_of_a_second_to_a_minute() -> None:
     assert (waits[0], waits[-1]) == (FIRST_RETRY_S, MAX_RETRY_S)
 
 
-def test_keepers_that_lost_their_manager_at_one_moment_come_back_one_after_another() -> None:
+def test_keepers_that_lost_their_manager_together_reconnect_at_different_times() -> None:
     tries_s = []
     for number in range(1000):
         link = Link(jitter(f"env-{number}"))
@@ -69,12 +69,10 @@ def test_keepers_that_lost_their_manager_at_one_moment_come_back_one_after_anoth
     assert longest_s / 2 <= min(tries_s)
     assert max(tries_s) <= longest_s
     busiest = max(Counter(int(try_s / longest_s * 20) for try_s in tries_s).values())
-    assert busiest < 150, (
-        "a tenth of the time they have, for a tenth of the keepers and no more than half as many again"
-    )
+    assert busiest < 150, "5 % of the interval has 10 % of the keepers, and with jitter at most 15 %"
 
 
-def test_years_of_failures_are_no_problem() -> None:
+def test_the_retry_delay_stays_bounded_after_years_of_failures() -> None:
     link = Link()
     for _ in range(100_000):
         link.apply(LinkEvent.DUE, 0.0)
@@ -82,12 +80,12 @@ def test_years_of_failures_are_no_problem() -> None:
     assert link.retry_at_s == MAX_RETRY_S
 
 
-def test_a_manager_that_welcomes_and_breaks_is_tried_more_and_more_seldom() -> None:
+def test_a_manager_that_accepts_and_drops_connections_is_retried_with_growing_delays() -> None:
     link = a_link(*[LinkEvent.DUE, LinkEvent.OPENED, LinkEvent.LOST] * 5)
     assert link.retry_at_s == FIRST_RETRY_S * 2**4
 
 
-def test_a_link_that_was_of_use_begins_with_the_shortest_wait() -> None:
+def test_a_useful_connection_resets_the_retry_delay() -> None:
     link = a_link(*[LinkEvent.DUE, LinkEvent.LOST] * 5, LinkEvent.DUE, LinkEvent.OPENED)
     assert link.is_up
     link.reset_backoff()
@@ -106,7 +104,7 @@ def test_a_manager_that_moved_is_tried_at_once() -> None:
     assert link.retry_at_s == 1.0 + FIRST_RETRY_S
 
 
-def test_a_refused_keeper_waits_for_another_manager_however_long() -> None:
+def test_a_refused_keeper_reconnects_only_after_the_manager_moved() -> None:
     link = a_link(LinkEvent.DUE, LinkEvent.REFUSED)
     assert not link.is_due(1e9)
     link.apply(LinkEvent.MANAGER_MOVED, 5.0)

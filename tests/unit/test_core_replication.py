@@ -1,4 +1,4 @@
-"""The keeper's half of replication, step by step. The promise as a whole is tests/contract/test_exactly_once.py."""
+"""The keeper's half of replication, step by step. tests/contract/test_exactly_once.py tests the guarantee as a whole."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ METRICS, STDOUT, STDERR = Stream.METRICS, Stream.STDOUT, Stream.STDERR
 @pytest.fixture
 def a_replication() -> Callable[..., Replication]:
     def make(*, size: int = 0, durable: int | None = 0, stream: Stream = METRICS) -> Replication:
-        """Of one stream; `durable` None leaves the link down."""
+        """A replication of one stream; `durable` None leaves it disconnected."""
         replication = Replication([stream])
         replication.grew({stream: size})
         if durable is not None:
@@ -30,39 +30,39 @@ def a_replication() -> Callable[..., Replication]:
     return make
 
 
-def test_the_window_of_metrics_holds_the_longest_record() -> None:
+def test_the_window_of_metrics_fits_the_longest_record() -> None:
     assert module.METRICS_WINDOW_BYTES >= MAX_FRAME_BYTES
 
 
-def test_nothing_is_sent_before_the_link_is_up(a_replication) -> None:
+def test_no_bytes_are_sent_before_the_connection_is_open(a_replication) -> None:
     assert a_replication(size=10, durable=None).next_chunks(KEY) == []
 
 
-def test_all_that_is_there_is_sent_once(a_replication) -> None:
+def test_existing_bytes_are_sent_once(a_replication) -> None:
     replication = a_replication(size=10)
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
     assert replication.next_chunks(KEY) == []
 
 
-def test_what_is_appended_follows(a_replication) -> None:
+def test_appended_bytes_are_sent_next(a_replication) -> None:
     replication = a_replication(size=10)
     replication.next_chunks(KEY)
     replication.grew({METRICS: 15})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 10, 5)]
 
 
-def test_sending_goes_on_from_what_the_manager_has(a_replication) -> None:
+def test_sending_starts_at_the_offset_of_the_manager(a_replication) -> None:
     assert a_replication(size=10, durable=7).next_chunks(KEY) == [SendChunk(KEY, METRICS, 7, 3)]
 
 
-def test_a_stream_that_the_manager_does_not_know_is_sent_from_its_beginning() -> None:
+def test_a_stream_without_an_offset_is_sent_from_its_start() -> None:
     replication = Replication([METRICS, STDOUT])
     replication.grew({METRICS: 3, STDOUT: 4})
     replication.link_came_up({METRICS: 3})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, STDOUT, 0, 4)]
 
 
-def test_what_was_not_confirmed_is_sent_again_over_the_next_link(a_replication) -> None:
+def test_unacknowledged_bytes_are_sent_again_on_the_next_connection(a_replication) -> None:
     replication = a_replication(size=10)
     replication.next_chunks(KEY)
     replication.confirmed({METRICS: 4})
@@ -72,20 +72,20 @@ def test_what_was_not_confirmed_is_sent_again_over_the_next_link(a_replication) 
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 4, 6)]
 
 
-def test_a_manager_that_lost_its_store_gets_everything_again(a_replication) -> None:
+def test_a_manager_that_lost_its_store_gets_all_bytes_again(a_replication) -> None:
     replication = a_replication(size=10, durable=10)
     replication.link_went_down()
     replication.link_came_up({})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
 
 
-def test_a_size_that_shrinks_is_not_believed(a_replication) -> None:
+def test_a_smaller_size_is_ignored(a_replication) -> None:
     replication = a_replication(size=10)
     replication.grew({METRICS: 2})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
 
 
-def test_what_the_manager_read_from_the_workspace_itself_is_not_sent(a_replication) -> None:
+def test_bytes_that_the_manager_read_from_the_workspace_are_not_sent(a_replication) -> None:
     replication = a_replication(size=5)
     replication.next_chunks(KEY)
     replication.confirmed({METRICS: 8})
@@ -93,7 +93,7 @@ def test_what_the_manager_read_from_the_workspace_itself_is_not_sent(a_replicati
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 8, 2)]
 
 
-def test_an_older_confirmation_changes_nothing(a_replication) -> None:
+def test_an_older_acknowledgement_changes_nothing(a_replication) -> None:
     window_bytes = module.METRICS_WINDOW_BYTES
     replication = a_replication(size=window_bytes * 2)
     replication.next_chunks(KEY)
@@ -102,13 +102,13 @@ def test_an_older_confirmation_changes_nothing(a_replication) -> None:
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, window_bytes, 8)]
 
 
-def test_a_confirmation_of_a_stream_that_is_not_replicated_is_ignored(a_replication) -> None:
+def test_an_acknowledgement_of_an_uncollected_stream_is_ignored(a_replication) -> None:
     replication = a_replication(size=10)
     replication.confirmed({STDOUT: 99})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 10)]
 
 
-def test_a_keeper_that_has_not_looked_yet_sends_nothing_the_manager_has(a_replication) -> None:
+def test_bytes_that_the_manager_already_has_are_not_sent_before_the_file_is_measured(a_replication) -> None:
     replication = a_replication(size=0, durable=10)
     assert replication.next_chunks(KEY) == []
     replication.grew({METRICS: 12})
@@ -123,7 +123,9 @@ def test_a_keeper_that_has_not_looked_yet_sends_nothing_the_manager_has(a_replic
         (Stream.KEEPER, module.LOG_CHUNK_BYTES, module.LOG_WINDOW_BYTES),
     ],
 )
-def test_no_more_than_a_window_is_on_its_way(a_replication, stream, chunk_bytes, window_bytes) -> None:
+def test_the_bytes_in_transit_never_exceed_the_window(
+    a_replication, stream, chunk_bytes, window_bytes
+) -> None:
     replication = a_replication(size=window_bytes * 3, stream=stream)
     chunks = replication.next_chunks(KEY)
     assert sum(chunk.size_bytes for chunk in chunks) == window_bytes
@@ -132,27 +134,29 @@ def test_no_more_than_a_window_is_on_its_way(a_replication, stream, chunk_bytes,
     assert replication.next_chunks(KEY) == [SendChunk(KEY, stream, window_bytes, 1000)]
 
 
-def test_metrics_go_ahead_of_logs() -> None:
+def test_metrics_are_sent_before_logs() -> None:
     replication = Replication([METRICS, STDOUT, STDERR])
     replication.grew({STDERR: 1, STDOUT: 1, METRICS: 1})
     replication.link_came_up({})
     assert [chunk.stream for chunk in replication.next_chunks(KEY)] == [METRICS, STDOUT, STDERR]
 
 
-def test_bytes_after_the_end_do_not_count(a_replication) -> None:
+def test_bytes_after_the_end_are_not_sent(a_replication) -> None:
     replication = a_replication(size=10)
     replication.ended({METRICS: 12})
     replication.grew({METRICS: 20})
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 0, 12)]
 
 
-def test_the_final_size_of_every_stream_is_needed() -> None:
+def test_the_final_size_of_every_stream_is_required() -> None:
     with pytest.raises(KeyError):
         Replication([METRICS, STDOUT]).ended({METRICS: 0})
 
 
 @pytest.mark.parametrize(("size", "end"), [(0, 10), (10, 10), (17, 17)])
-def test_a_stream_ends_where_its_file_was_cut_or_at_what_was_sent(a_replication, size, end) -> None:
+def test_a_truncated_stream_ends_at_its_new_size_or_at_the_bytes_already_sent(
+    a_replication, size, end
+) -> None:
     replication = a_replication(size=10)
     replication.next_chunks(KEY)
     replication.grew({METRICS: 20})
@@ -165,7 +169,9 @@ def test_a_stream_ends_where_its_file_was_cut_or_at_what_was_sent(a_replication,
     assert replication.final_sizes({METRICS: 99}) == {METRICS: end}
 
 
-def test_a_cut_stream_whose_last_bytes_were_lost_with_the_link_ends_earlier(a_replication) -> None:
+def test_a_truncated_stream_ends_earlier_if_its_last_bytes_were_lost_with_the_connection(
+    a_replication,
+) -> None:
     replication = a_replication(size=10)
     replication.next_chunks(KEY)
     replication.grew({METRICS: 20})
@@ -177,7 +183,7 @@ def test_a_cut_stream_whose_last_bytes_were_lost_with_the_link_ends_earlier(a_re
     assert replication.final_sizes({METRICS: 2}) == {METRICS: 4}
 
 
-def test_a_cut_leaves_the_other_streams_alone() -> None:
+def test_a_truncation_leaves_the_other_streams_unchanged() -> None:
     replication = Replication([METRICS, STDOUT])
     replication.grew({METRICS: 5, STDOUT: 5})
     replication.link_came_up({})
@@ -188,9 +194,7 @@ def test_a_cut_leaves_the_other_streams_alone() -> None:
     assert replication.next_chunks(KEY) == [SendChunk(KEY, METRICS, 5, 4)]
 
 
-def test_what_lies_beyond_the_limit_is_never_sent_and_counts_in_the_final_size(
-    a_replication, monkeypatch
-) -> None:
+def test_bytes_over_the_quota_are_never_sent_and_count_in_the_final_size(a_replication, monkeypatch) -> None:
     monkeypatch.setitem(QUOTA_BYTES, METRICS, 12)
     replication = a_replication(size=10)
     assert (replication.next_chunks(KEY), replication.over_quota) == ([SendChunk(KEY, METRICS, 0, 10)], ())
@@ -207,7 +211,9 @@ def test_what_lies_beyond_the_limit_is_never_sent_and_counts_in_the_final_size(
 
 
 @pytest.mark.parametrize("link_is_up", [True, False])
-def test_what_a_file_lost_before_the_end_counts_if_the_manager_may_have_it(a_replication, link_is_up) -> None:
+def test_bytes_lost_before_the_end_count_in_the_final_size_if_they_may_have_been_received(
+    a_replication, link_is_up
+) -> None:
     replication = a_replication(size=10)
     replication.next_chunks(KEY)
     replication.confirmed({METRICS: 6})

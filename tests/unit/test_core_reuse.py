@@ -1,4 +1,4 @@
-"""A keeper that is given one trial after another, played in milliseconds."""
+"""A keeper that runs one trial after another; hours pass in milliseconds."""
 
 import pytest
 from attempts import attempt_id
@@ -56,8 +56,8 @@ def key_of(trial_id: str) -> AttemptKey:
     return AttemptKey(trial_id, attempt_id(0), "main-0")
 
 
-class Play:
-    """A keeper, its clock and what it logged."""
+class SimulatedReusedKeeper:
+    """A keeper, its clock and its log lines."""
 
     def __init__(self, **settings: float) -> None:
         self.keeper = Keeper(KeeperSettings("exp", "env-0", "/mnt/exp", "token", **(SETTINGS | settings)))  # type: ignore[arg-type]
@@ -85,258 +85,268 @@ class Play:
 
 
 @pytest.fixture
-def play() -> Play:
-    play = Play()
-    assert play.linked() == [IDLE]
-    return play
+def simulated() -> SimulatedReusedKeeper:
+    simulated = SimulatedReusedKeeper()
+    assert simulated.linked() == [IDLE]
+    return simulated
 
 
-def test_a_keeper_without_a_trial_connects_and_says_that_it_is_idle() -> None:
-    play = Play()
-    assert play.at(0, TimerFired()) == [OpenLink(())]
-    assert play.at(0, Welcome("0.6.0")) == [IDLE]
+def test_a_keeper_without_a_trial_connects_and_reports_that_it_is_idle() -> None:
+    simulated = SimulatedReusedKeeper()
+    assert simulated.at(0, TimerFired()) == [OpenLink(())]
+    assert simulated.at(0, Welcome("0.6.0")) == [IDLE]
 
 
-def test_the_next_trial_may_begin_while_the_last_one_is_not_closed(play: Play) -> None:
-    play.runs("first")
-    told = play.exits("first")
-    assert [type(effect) for effect in told] == [RecordExit, Send, Send]
-    assert told[-1] == IDLE
-    play.runs("second")
-    assert play.closes("first") == [ReleaseAttempt(key_of("first"))]
-    assert play.exits("second")[-1] == IDLE
+def test_the_next_trial_may_start_before_the_previous_one_is_closed(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
+    effects = simulated.exits("first")
+    assert [type(effect) for effect in effects] == [RecordExit, Send, Send]
+    assert effects[-1] == IDLE
+    simulated.runs("second")
+    assert simulated.closes("first") == [ReleaseAttempt(key_of("first"))]
+    assert simulated.exits("second")[-1] == IDLE
 
 
-def test_the_bytes_of_both_are_sent(play: Play) -> None:
-    play.runs("first")
-    play.at(1, StreamsGrew(key_of("first"), {Stream.METRICS: 10}))
-    play.exits("first")
-    play.runs("second")
-    sent = play.at(2, StreamsGrew(key_of("second"), {Stream.METRICS: 5}))
+def test_the_bytes_of_a_closing_and_a_running_trial_are_both_sent(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
+    simulated.at(1, StreamsGrew(key_of("first"), {Stream.METRICS: 10}))
+    simulated.exits("first")
+    simulated.runs("second")
+    sent = simulated.at(2, StreamsGrew(key_of("second"), {Stream.METRICS: 5}))
     assert sent == [SendChunk(key_of("second"), Stream.METRICS, 0, 5)]
-    play.at(3, LinkLost("gone"))
-    assert play.at(10, TimerFired()) == [OpenLink((key_of("first"), key_of("second")))]
-    again = play.at(10, Welcome("0.6.0", (AttemptOffsets(key_of("first"), {Stream.METRICS: 4}),)))
+    simulated.at(3, LinkLost("gone"))
+    assert simulated.at(10, TimerFired()) == [OpenLink((key_of("first"), key_of("second")))]
+    again = simulated.at(10, Welcome("0.6.0", (AttemptOffsets(key_of("first"), {Stream.METRICS: 4}),)))
     assert [effect.offset for effect in again if isinstance(effect, SendChunk)] == [4, 0]
     assert IDLE not in again
 
 
-def test_a_trial_that_is_told_twice_is_run_once(play: Play) -> None:
-    play.runs("first")
-    assert play.at(1, RunTrial("first", attempt_id(0))) == []
-    play.exits("first")
-    assert play.at(2, RunTrial("first", attempt_id(0))) == []
+def test_a_trial_that_is_dispatched_twice_runs_once(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
+    assert simulated.at(1, RunTrial("first", attempt_id(0))) == []
+    simulated.exits("first")
+    assert simulated.at(2, RunTrial("first", attempt_id(0))) == []
 
 
-def test_a_trial_that_is_given_to_a_busy_keeper_begins_when_the_one_before_ends(play: Play) -> None:
-    play.runs("first")
-    assert play.at(1, RunTrial("second", attempt_id(0))) == [PrewarmTrial("second", attempt_id(0))]
-    assert play.at(1, RunTrial("second", attempt_id(0))) == []
-    told = play.exits("first")
-    assert [type(effect) for effect in told] == [RecordExit, Send, PrepareTrial]
-    assert told[-1] == PrepareTrial("second", attempt_id(0))
-    play.at(2, TrialAssigned(key_of("second")))
-    play.at(2, TrialSpawned(key_of("second"), 1002.0))
-    assert play.exits("second", 3)[-1] == IDLE
+def test_a_trial_dispatched_to_a_busy_keeper_starts_when_the_previous_one_ends(
+    simulated: SimulatedReusedKeeper,
+) -> None:
+    simulated.runs("first")
+    assert simulated.at(1, RunTrial("second", attempt_id(0))) == [PrewarmTrial("second", attempt_id(0))]
+    assert simulated.at(1, RunTrial("second", attempt_id(0))) == []
+    effects = simulated.exits("first")
+    assert [type(effect) for effect in effects] == [RecordExit, Send, PrepareTrial]
+    assert effects[-1] == PrepareTrial("second", attempt_id(0))
+    simulated.at(2, TrialAssigned(key_of("second")))
+    simulated.at(2, TrialSpawned(key_of("second"), 1002.0))
+    assert simulated.exits("second", 3)[-1] == IDLE
 
 
-def test_what_follows_is_foreseen_as_soon_as_it_is_known_while_another_trial_runs(play: Play) -> None:
-    play.runs("first")
+def test_the_next_queued_trial_is_prewarmed_while_another_one_runs(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
     for trial_id, effects in (
         ("second", [PrewarmTrial("second", attempt_id(0))]),
         ("third", []),
         ("fourth", []),
     ):
-        assert play.at(1, RunTrial(trial_id, attempt_id(0))) == effects
-    assert play.exits("first")[-1] == PrepareTrial("second", attempt_id(0))
-    play.at(2, TrialAssigned(key_of("second")))
-    assert play.at(2, TrialSpawned(key_of("second"), 1002.0))[-1] == PrewarmTrial("third", attempt_id(0))
-    assert play.at(2, StopTrial("third", ExitReason.STOPPED_BY_USER)) == [
+        assert simulated.at(1, RunTrial(trial_id, attempt_id(0))) == effects
+    assert simulated.exits("first")[-1] == PrepareTrial("second", attempt_id(0))
+    simulated.at(2, TrialAssigned(key_of("second")))
+    assert simulated.at(2, TrialSpawned(key_of("second"), 1002.0))[-1] == PrewarmTrial("third", attempt_id(0))
+    assert simulated.at(2, StopTrial("third", ExitReason.STOPPED_BY_USER)) == [
         PrewarmTrial("fourth", attempt_id(0))
     ]
-    assert play.exits("second", 3)[-1] == PrepareTrial("fourth", attempt_id(0))
-    play.at(3, TrialAssigned(key_of("fourth")))
-    told = play.at(3, TrialSpawned(key_of("fourth"), 1003.0))
-    assert not any(isinstance(effect, PrewarmTrial) for effect in told)
+    assert simulated.exits("second", 3)[-1] == PrepareTrial("fourth", attempt_id(0))
+    simulated.at(3, TrialAssigned(key_of("fourth")))
+    effects = simulated.at(3, TrialSpawned(key_of("fourth"), 1003.0))
+    assert not any(isinstance(effect, PrewarmTrial) for effect in effects)
 
 
-def test_there_is_plenty_to_do_as_long_as_several_trials_wait(play: Play) -> None:
-    play.runs("first")
+def test_the_queue_is_deep_while_several_trials_are_queued(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
     for number in range(PLENTY):
-        assert not play.keeper.queue_is_deep
-        play.at(1, RunTrial(f"t{number}", attempt_id(0)))
-    assert play.keeper.queue_is_deep
-    play.exits("first")
-    assert not play.keeper.queue_is_deep
+        assert not simulated.keeper.queue_is_deep
+        simulated.at(1, RunTrial(f"t{number}", attempt_id(0)))
+    assert simulated.keeper.queue_is_deep
+    simulated.exits("first")
+    assert not simulated.keeper.queue_is_deep
 
 
-def test_a_trial_that_waits_its_turn_and_is_stopped_is_not_begun(play: Play) -> None:
-    play.runs("first")
-    play.at(1, RunTrial("second", attempt_id(0)))
-    assert play.at(1, StopTrial("second", ExitReason.STOPPED_BY_USER)) == []
-    assert play.exits("first")[-1] == IDLE
+def test_a_queued_trial_that_is_stopped_never_starts(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
+    simulated.at(1, RunTrial("second", attempt_id(0)))
+    assert simulated.at(1, StopTrial("second", ExitReason.STOPPED_BY_USER)) == []
+    assert simulated.exits("first")[-1] == IDLE
 
 
-def test_a_trial_that_waits_its_turn_is_given_back_and_never_begun(play: Play) -> None:
-    play.runs("first")
+def test_a_queued_trial_is_revoked_and_never_starts(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
     for trial_id in ("second", "third", "fourth"):
-        play.at(1, RunTrial(trial_id, attempt_id(0)))
-    assert play.at(1, RevokeTrial("fourth")) == [Send(TrialRevoked("fourth"))]
-    assert play.log[-1] == "trial fourth is revoked, for an idle job"
-    assert play.at(1, RevokeTrial("second")) == [
+        simulated.at(1, RunTrial(trial_id, attempt_id(0)))
+    assert simulated.at(1, RevokeTrial("fourth")) == [Send(TrialRevoked("fourth"))]
+    assert simulated.log[-1] == "trial fourth is revoked, for an idle job"
+    assert simulated.at(1, RevokeTrial("second")) == [
         Send(TrialRevoked("second")),
         PrewarmTrial("third", attempt_id(0)),
     ]
-    assert play.at(1, RevokeTrial("third")) == [Send(TrialRevoked("third"))]
-    assert play.exits("first")[-1] == IDLE
-    play.runs("second")
+    assert simulated.at(1, RevokeTrial("third")) == [Send(TrialRevoked("third"))]
+    assert simulated.exits("first")[-1] == IDLE
+    simulated.runs("second")
 
 
-def test_a_trial_that_has_begun_is_not_given_back(play: Play) -> None:
-    play.runs("first")
-    assert play.at(1, RevokeTrial("first")) == []
-    play.exits("first")
-    assert play.at(2, RevokeTrial("first")) == [], "it is over, and its end was told"
+def test_a_started_trial_is_not_revoked(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
+    assert simulated.at(1, RevokeTrial("first")) == []
+    simulated.exits("first")
+    assert simulated.at(2, RevokeTrial("first")) == [], "it has ended, and its end was reported"
 
 
-def test_a_keeper_that_does_not_have_a_trial_says_so(play: Play) -> None:
-    assert play.at(1, RevokeTrial("other")) == [Send(TrialRevoked("other"))]
-    play.runs("first")
-    play.at(1, RunTrial("second", attempt_id(0)))
-    play.at(1, RevokeTrial("second"))
-    play.at(2, LinkLost("gone"))
-    play.at(3, TimerFired())
-    play.at(3, Welcome("0.6.0"))
-    again = play.at(3, RevokeTrial("second"))
-    assert again == [Send(TrialRevoked("second"))], "the first answer was lost"
-    play.at(4, SignalReceived(15))
-    assert play.at(4, RevokeTrial("third")) == [Send(TrialRevoked("third"))], "it is leaving"
+def test_a_revoke_of_an_unknown_trial_is_acknowledged(simulated: SimulatedReusedKeeper) -> None:
+    assert simulated.at(1, RevokeTrial("other")) == [Send(TrialRevoked("other"))]
+    simulated.runs("first")
+    simulated.at(1, RunTrial("second", attempt_id(0)))
+    simulated.at(1, RevokeTrial("second"))
+    simulated.at(2, LinkLost("gone"))
+    simulated.at(3, TimerFired())
+    simulated.at(3, Welcome("0.6.0"))
+    again = simulated.at(3, RevokeTrial("second"))
+    assert again == [Send(TrialRevoked("second"))], "the first acknowledgement was lost"
+    simulated.at(4, SignalReceived(15))
+    assert simulated.at(4, RevokeTrial("third")) == [Send(TrialRevoked("third"))], (
+        "the keeper is shutting down"
+    )
 
 
-def test_a_keeper_that_is_told_to_stop_what_it_never_heard_of_says_that_it_is_idle(play: Play) -> None:
-    assert play.at(1, StopTrial("other", ExitReason.STOPPED_BY_USER)) == [IDLE]
-    play.runs("first")
-    assert play.at(2, StopTrial("other", ExitReason.STOPPED_BY_USER)) == []
+def test_a_stop_of_an_unknown_trial_is_answered_with_idle(simulated: SimulatedReusedKeeper) -> None:
+    assert simulated.at(1, StopTrial("other", ExitReason.STOPPED_BY_USER)) == [IDLE]
+    simulated.runs("first")
+    assert simulated.at(2, StopTrial("other", ExitReason.STOPPED_BY_USER)) == []
 
 
-def test_a_keeper_that_leaves_begins_nothing_that_waits(play: Play) -> None:
-    play.runs("first")
-    play.at(1, RunTrial("second", attempt_id(0)))
-    play.at(2, SignalReceived(15))
-    assert not any(isinstance(effect, PrepareTrial) for effect in play.exits("first", 3))
-    assert play.closes("first", 4)[-1] == ExitKeeper(0)
+def test_a_keeper_that_shuts_down_starts_no_queued_trial(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
+    simulated.at(1, RunTrial("second", attempt_id(0)))
+    simulated.at(2, SignalReceived(15))
+    assert not any(isinstance(effect, PrepareTrial) for effect in simulated.exits("first", 3))
+    assert simulated.closes("first", 4)[-1] == ExitKeeper(0)
 
 
-def test_the_job_ends_well_however_its_trials_end(play: Play) -> None:
-    play.runs("first")
-    play.exits("first", code=3)
-    play.closes("first")
-    assert play.at(4, Shutdown("done")) == [ExitKeeper(0)]
+def test_the_job_exits_with_0_although_its_trial_failed(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
+    simulated.exits("first", code=3)
+    simulated.closes("first")
+    assert simulated.at(4, Shutdown("done")) == [ExitKeeper(0)]
 
 
-def test_a_keeper_that_is_told_to_leave_stops_its_trial_first(play: Play) -> None:
-    play.runs("first")
-    assert play.at(2, Shutdown("done")) == [SignalTrial(key_of("first"), kill=False)]
-    assert play.exits("first", 3)[-1] == ExitKeeper(0)
+def test_a_shutdown_stops_the_running_trial_first(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
+    assert simulated.at(2, Shutdown("done")) == [SignalTrial(key_of("first"), kill=False)]
+    assert simulated.exits("first", 3)[-1] == ExitKeeper(0)
 
 
-def test_idle_for_too_long_it_leaves(play: Play) -> None:
-    assert play.keeper.next_deadline_s == 600
-    assert play.at(599, TimerFired()) == []
-    assert play.at(600, TimerFired()) == [ExitKeeper(0)]
-    assert "no trial was received for 600 s" in play.log[-1]
+def test_a_keeper_that_is_idle_for_too_long_exits(simulated: SimulatedReusedKeeper) -> None:
+    assert simulated.keeper.next_deadline_s == 600
+    assert simulated.at(599, TimerFired()) == []
+    assert simulated.at(600, TimerFired()) == [ExitKeeper(0)]
+    assert "no trial was received for 600 s" in simulated.log[-1]
 
 
-def test_a_job_that_reaches_no_manager_does_not_hold_its_place_for_as_long() -> None:
-    play = Play()
+def test_a_job_that_cannot_reach_a_manager_exits_before_its_idle_timeout() -> None:
+    simulated = SimulatedReusedKeeper()
     for now_s in (0, 60, 119):
-        assert play.at(now_s, TimerFired()) == [OpenLink(())]
-        play.at(now_s, LinkLost("nobody there"))
-    assert ExitKeeper(KeeperExit.MANAGER_UNREACHABLE) in play.at(120, TimerFired())
-    assert "the manager could not be reached" in play.log[-1]
+        assert simulated.at(now_s, TimerFired()) == [OpenLink(())]
+        simulated.at(now_s, LinkLost("nobody there"))
+    assert ExitKeeper(KeeperExit.MANAGER_UNREACHABLE) in simulated.at(120, TimerFired())
+    assert "the manager could not be reached" in simulated.log[-1]
 
 
-def test_the_time_is_counted_from_the_last_trials_end_also_without_a_manager(play: Play) -> None:
-    play.runs("first", 100)
-    play.exits("first", 200)
-    play.closes("first", 201)
-    play.at(300, LinkLost("gone"))
-    assert not any(isinstance(effect, ExitKeeper) for effect in play.at(799, TimerFired()))
-    assert ExitKeeper(0) in play.at(800, TimerFired())
+def test_the_idle_timeout_counts_from_the_end_of_the_last_trial_even_when_disconnected(
+    simulated: SimulatedReusedKeeper,
+) -> None:
+    simulated.runs("first", 100)
+    simulated.exits("first", 200)
+    simulated.closes("first", 201)
+    simulated.at(300, LinkLost("gone"))
+    assert not any(isinstance(effect, ExitKeeper) for effect in simulated.at(799, TimerFired()))
+    assert ExitKeeper(0) in simulated.at(800, TimerFired())
 
 
-def test_leaving_it_waits_for_what_the_manager_does_not_have(play: Play) -> None:
-    play.runs("first", 100)
-    play.exits("first", 200)
-    assert play.at(210, SignalReceived(15)) == []
-    assert play.at(239, TimerFired()) == []
-    assert play.at(240, TimerFired()) == [ExitKeeper(0)]
+def test_a_keeper_that_exits_waits_for_unacknowledged_bytes(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first", 100)
+    simulated.exits("first", 200)
+    assert simulated.at(210, SignalReceived(15)) == []
+    assert simulated.at(239, TimerFired()) == []
+    assert simulated.at(240, TimerFired()) == [ExitKeeper(0)]
 
 
-def test_after_as_many_trials_as_it_may_run_it_leaves() -> None:
-    play = Play(max_trials=2)
-    play.linked()
-    play.runs("first")
-    assert IDLE in play.exits("first")
-    play.runs("second")
-    assert IDLE not in play.exits("second")
-    play.closes("first")
-    assert play.closes("second") == [ReleaseAttempt(key_of("second")), ExitKeeper(0)]
+def test_a_keeper_exits_after_its_maximum_number_of_trials() -> None:
+    simulated = SimulatedReusedKeeper(max_trials=2)
+    simulated.linked()
+    simulated.runs("first")
+    assert IDLE in simulated.exits("first")
+    simulated.runs("second")
+    assert IDLE not in simulated.exits("second")
+    simulated.closes("first")
+    assert simulated.closes("second") == [ReleaseAttempt(key_of("second")), ExitKeeper(0)]
 
 
-def test_a_trial_that_cannot_be_cleared_away_is_the_jobs_last(play: Play) -> None:
-    play.runs("first")
-    play.at(2, CleanupFinished(key_of("first"), ("17 (daemon)",)))
-    assert IDLE not in play.exits("first")
-    assert any("17 (daemon)" in line for line in play.log)
-    assert play.at(2, RunTrial("second", attempt_id(0))) == []
-    assert play.closes("first")[-1] == ExitKeeper(KeeperExit.TAINTED)
+def test_a_trial_with_processes_that_cannot_be_killed_is_the_last_of_its_job(
+    simulated: SimulatedReusedKeeper,
+) -> None:
+    simulated.runs("first")
+    simulated.at(2, CleanupFinished(key_of("first"), ("17 (daemon)",)))
+    assert IDLE not in simulated.exits("first")
+    assert any("17 (daemon)" in line for line in simulated.log)
+    assert simulated.at(2, RunTrial("second", attempt_id(0))) == []
+    assert simulated.closes("first")[-1] == ExitKeeper(KeeperExit.TAINTED)
 
 
-def test_what_a_trial_leaves_in_the_temporary_folder_is_told_and_no_more(play: Play) -> None:
-    play.runs("first")
-    play.at(2, CleanupFinished(key_of("first"), (), "cache, model.bin"))
-    assert "cache, model.bin" in play.log[-1]
-    assert play.exits("first")[-1] == IDLE
+def test_files_left_in_the_temporary_folder_are_only_logged(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
+    simulated.at(2, CleanupFinished(key_of("first"), (), "cache, model.bin"))
+    assert "cache, model.bin" in simulated.log[-1]
+    assert simulated.exits("first")[-1] == IDLE
 
 
-def test_a_trial_that_cannot_be_prepared_fails_with_its_reason_and_the_job_leaves(play: Play) -> None:
-    play.at(1, RunTrial("first", attempt_id(0)))
+def test_a_trial_whose_preparation_fails_ends_with_the_reason_and_is_the_last_of_its_job(
+    simulated: SimulatedReusedKeeper,
+) -> None:
+    simulated.at(1, RunTrial("first", attempt_id(0)))
     full = PreparationFailed(key_of("first"), 1001.0, KeeperExit.MOUNT_FULL, "cannot write: no space")
-    told = play.at(1, full)
-    (record,) = [effect for effect in told if isinstance(effect, RecordExit)]
+    effects = simulated.at(1, full)
+    (record,) = [effect for effect in effects if isinstance(effect, RecordExit)]
     assert (record.ended.reason, record.ended.message) == (ExitReason.MOUNT, "cannot write: no space")
-    assert IDLE not in told
-    assert play.closes("first")[-1] == ExitKeeper(KeeperExit.TAINTED)
+    assert IDLE not in effects
+    assert simulated.closes("first")[-1] == ExitKeeper(KeeperExit.TAINTED)
 
 
-def test_a_stop_of_one_trial_is_not_the_end_of_the_job(play: Play) -> None:
-    play.runs("first")
-    assert play.at(2, StopTrial("first", ExitReason.EARLY_STOPPED)) == [
+def test_a_stop_of_one_trial_does_not_end_the_job(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
+    assert simulated.at(2, StopTrial("first", ExitReason.EARLY_STOPPED)) == [
         SignalTrial(key_of("first"), kill=False)
     ]
-    assert play.exits("first")[-1] == IDLE
+    assert simulated.exits("first")[-1] == IDLE
 
 
-def test_a_stop_of_a_trial_that_is_over_is_nothing(play: Play) -> None:
-    play.runs("first")
-    play.exits("first")
-    play.runs("second")
-    assert play.at(3, StopTrial("first", ExitReason.STOPPED_BY_USER)) == []
+def test_a_stop_of_a_trial_that_has_ended_is_ignored(simulated: SimulatedReusedKeeper) -> None:
+    simulated.runs("first")
+    simulated.exits("first")
+    simulated.runs("second")
+    assert simulated.at(3, StopTrial("first", ExitReason.STOPPED_BY_USER)) == []
 
 
-def test_refused_by_the_manager_it_waits_a_moment_for_another_one_and_leaves() -> None:
-    play = Play()
-    play.at(0, TimerFired())
-    play.at(1, LinkRefused("wrong token"))
-    assert play.at(30, TimerFired()) == []
-    assert play.at(31, TimerFired()) == [ExitKeeper(KeeperExit.REFUSED)]
+def test_a_refused_keeper_waits_briefly_for_another_manager_and_exits() -> None:
+    simulated = SimulatedReusedKeeper()
+    simulated.at(0, TimerFired())
+    simulated.at(1, LinkRefused("wrong token"))
+    assert simulated.at(30, TimerFired()) == []
+    assert simulated.at(31, TimerFired()) == [ExitKeeper(KeeperExit.REFUSED)]
 
 
-def test_refused_by_the_manager_it_takes_the_next_one() -> None:
-    play = Play()
-    play.at(0, TimerFired())
-    play.at(1, LinkRefused("wrong token"))
-    assert play.at(20, ManagerMoved()) == [OpenLink(())]
-    assert play.at(20, Welcome("0.6.0")) == [IDLE]
-    assert play.at(100, TimerFired()) == []
+def test_a_refused_keeper_connects_to_the_next_manager() -> None:
+    simulated = SimulatedReusedKeeper()
+    simulated.at(0, TimerFired())
+    simulated.at(1, LinkRefused("wrong token"))
+    assert simulated.at(20, ManagerMoved()) == [OpenLink(())]
+    assert simulated.at(20, Welcome("0.6.0")) == [IDLE]
+    assert simulated.at(100, TimerFired()) == []

@@ -1,4 +1,4 @@
-"""What the doctor makes of what it finds."""
+"""The findings of trial-keeper doctor."""
 
 import json
 import threading
@@ -33,10 +33,10 @@ def outcomes(findings):
     return [finding.outcome for finding in findings]
 
 
-# ---- the frame
+# ---- all checks
 
 
-def test_without_any_settings_every_check_is_named_and_those_that_can_be_made_are():
+def test_without_settings_every_check_is_listed_and_the_independent_ones_run():
     findings = list(doctor.examine({}))
     assert [finding.check for finding in findings] == CHECKS
     by_name = {finding.check: finding for finding in findings}
@@ -52,7 +52,7 @@ def test_a_finding_is_one_line_that_ends_with_the_remedy():
     assert str(Finding("tcp", Outcome.OK, "fine")) == "OK    tcp       fine"
 
 
-def test_a_check_that_breaks_hides_no_other():
+def test_a_check_that_raises_does_not_hide_the_others():
     def broken():
         raise ZeroDivisionError("oops")
 
@@ -60,7 +60,7 @@ def test_a_check_that_breaks_hides_no_other():
     assert (finding.outcome, "oops" in finding.found) == (Outcome.FAIL, True)
 
 
-def test_a_check_that_hangs_is_given_up():
+def test_a_check_that_hangs_fails_after_a_timeout():
     released = threading.Event()
     try:
         finding = doctor.bounded("mount", released.wait, limit_s=0.05)
@@ -79,7 +79,7 @@ def test_a_check_that_hangs_is_given_up():
         ([Outcome.SKIP, Outcome.FAIL], [Outcome.SKIP, Outcome.FAIL]),
     ],
 )
-def test_it_is_enough_if_one_address_serves(answers, expected):
+def test_one_reachable_address_is_enough(answers, expected):
     by_address = {f"host{number}:1": outcome for number, outcome in enumerate(answers)}
     findings = doctor.at_each(
         "tcp", lambda address, _: Finding("tcp", by_address[address], address), by_address, {}
@@ -89,16 +89,16 @@ def test_it_is_enough_if_one_address_serves(answers, expected):
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_the_exit_code_says_whether_anything_failed(as_json):
+def test_the_exit_code_is_1_if_a_check_failed(as_json):
     for outcome, code in ((Outcome.OK, 0), (Outcome.WARN, 0), (Outcome.SKIP, 0), (Outcome.FAIL, 1)):
-        said = []
-        assert doctor.report([Finding("bash", outcome, "é", "r")], said.append, as_json=as_json) == code
+        lines = []
+        assert doctor.report([Finding("bash", outcome, "é", "r")], lines.append, as_json=as_json) == code
         if as_json:
-            assert json.loads(said[0]) == [
+            assert json.loads(lines[0]) == [
                 {"check": "bash", "outcome": outcome.value, "found": "é", "remedy": "r"}
             ]
         else:
-            assert said[-1] == ("1 of 1 checks failed" if code else "no check failed")
+            assert lines[-1] == ("1 of 1 checks failed" if code else "no check failed")
 
 
 # ---- single checks
@@ -114,12 +114,12 @@ def test_the_exit_code_says_whether_anything_failed(as_json):
         (40.0, Outcome.WARN, "60.0 s ahead of"),
     ],
 )
-def test_a_clock_is_compared_with_the_storages(written_s, outcome, words):
+def test_the_clock_is_compared_with_the_clock_of_the_storage(written_s, outcome, words):
     finding = doctor.clock_finding(100.0, written_s, 101.0)
     assert (finding.outcome, words in finding.found) == (outcome, True)
 
 
-def test_a_slow_storage_is_no_wrong_clock():
+def test_a_slow_storage_does_not_count_as_a_wrong_clock():
     assert doctor.clock_finding(100.0, 130.0, 140.0).found.startswith("0.0 s")
 
 
@@ -132,7 +132,7 @@ def test_a_slow_storage_is_no_wrong_clock():
         ("0.5.0", True, Outcome.OK),
     ],
 )
-def test_the_version_rule_is_the_keepers(manager, is_asked, outcome):
+def test_the_version_check_uses_the_rule_of_the_keeper(manager, is_asked, outcome):
     finding = doctor.check_version(manager, is_asked=is_asked)
     assert finding.outcome is outcome
     assert manager in finding.found
@@ -140,19 +140,19 @@ def test_the_version_rule_is_the_keepers(manager, is_asked, outcome):
 
 
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 70])
-def test_a_name_that_nobody_knows_is_a_failure_of_names(host):
+def test_an_unknown_host_name_fails_the_name_check(host):
     finding = doctor.check_name(f"{host}:80", {})
     assert finding.outcome is Outcome.FAIL
     assert host in finding.found
 
 
-def test_an_address_needs_no_names():
+def test_an_ip_address_skips_the_name_check():
     assert doctor.check_name("127.0.0.1:80", {}).outcome is Outcome.SKIP
     assert doctor.check_name("[::1]:80", {}).outcome is Outcome.SKIP
     assert doctor.check_name("localhost:80", {}).outcome is Outcome.OK
 
 
-def test_a_folder_is_made_use_of_and_left_as_it_was(tmp_path):
+def test_the_workspace_checks_leave_no_file_behind(tmp_path):
     workspace = Workspace(tmp_path)
     workspace.manager_json.touch()
     assert doctor.check_mount(tmp_path, workspace).outcome is Outcome.OK
@@ -161,7 +161,7 @@ def test_a_folder_is_made_use_of_and_left_as_it_was(tmp_path):
     assert list(tmp_path.iterdir()) == [workspace.manager_json]
 
 
-def test_without_bash_there_is_no_trial(monkeypatch, tmp_path):
+def test_a_missing_or_broken_bash_is_a_failure(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert doctor.check_bash().outcome is Outcome.FAIL
     bash = tmp_path / "bash"

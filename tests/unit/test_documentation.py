@@ -1,4 +1,4 @@
-"""What the documentation names is what there is."""
+"""The documentation matches the program."""
 
 import re
 from pathlib import Path
@@ -24,9 +24,9 @@ def all_commands(group=main.cli, path=()):
 
 
 @pytest.mark.parametrize("command", list(all_commands()), ids=" ".join)
-def test_every_command_of_nnictl_has_a_line_in_its_page_and_is_in_the_changelog(command):
+def test_every_command_of_nnictl_is_in_its_page_and_in_the_changelog(command):
     *group, name = command
-    # The commands of `openpai` have pages of their own, and share a line here.
+    # The commands of `openpai` have their own pages and share one line here.
     mention = (
         rf"`nnictl openpai …`.*`{name}`" if group == ["openpai"] else rf"^\| `nnictl {' '.join(command)}\b"
     )
@@ -38,12 +38,12 @@ def test_every_command_of_nnictl_has_a_line_in_its_page_and_is_in_the_changelog(
 
 
 @pytest.mark.parametrize("key", ["nniManagerIp", "useActiveGpu"])
-def test_a_key_without_effect_is_said_to_have_none(key):
+def test_a_key_without_effect_is_documented_as_such(key):
     (row,) = [line for line in text_of("docs/experiment-file.md").splitlines() if f"| `{key}` |" in line]
     assert "without effect" in row
 
 
-def test_how_bash_runs_a_command_is_documented_with_the_way_out():
+def test_the_bash_options_of_a_command_are_documented_with_a_remedy():
     page = text_of("docs/experiment-file.md")
     assert "bash -e -o pipefail -c" in page
     assert "|| true" in page

@@ -1,4 +1,4 @@
-"""Which attempt of a task counts: the one with the latest start that is not lost, in whatever order they are registered."""
+"""The current attempt of a task: the one with the latest start that is not lost, in any order of registration."""
 
 from itertools import product
 
@@ -40,11 +40,11 @@ def test_the_latest_start_that_is_not_lost_counts(order: list[int], lost: set[in
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["a", "b"]))))
-def test_numbers_count_from_0_for_each_task_and_never_change(seen: list[tuple[int, str]]) -> None:
+def test_attempt_numbers_count_from_0_per_task_and_never_change(seen: list[tuple[int, str]]) -> None:
     attempts, numbers = Attempts(), {}
     for number, task in seen:
         registered = attempts.register(key_of(number, task))
-        assert (registered is None) == ((number, task) in numbers), "each is registered once"
+        assert (registered is None) == ((number, task) in numbers), "each attempt is registered once"
         if registered is not None:
             numbers[number, task] = registered.number
     for task in "ab":
@@ -53,7 +53,7 @@ def test_numbers_count_from_0_for_each_task_and_never_change(seen: list[tuple[in
         ]
 
 
-def test_what_is_declared_lost_is_told_once() -> None:
+def test_an_attempt_is_marked_as_lost_once() -> None:
     attempts = Attempts()
     for number in range(3):
         attempts.register(key_of(number))
@@ -67,14 +67,14 @@ def test_a_new_attempt_counts_although_a_lost_one_seems_to_start_later() -> None
     attempts = Attempts()
     attempts.register(key_of(9))
     attempts.mark_lost()
-    assert attempts.may_count(key_of(3)), "its machine's clock is behind"
+    assert attempts.may_count(key_of(3)), "the clock of its machine is behind"
     attempts.register(key_of(3))
     current = attempts.current("main-0")
     assert current is not None
     assert current.key == key_of(3)
 
 
-def test_only_registered_numbers_of_version_0_6_need_no_signature() -> None:
+def test_only_attempt_ids_of_version_0_6_need_no_signature() -> None:
     attempts = Attempts()
     attempts.register(key_of(1))
     attempts.register(AttemptKey("t0", "4", ""))
@@ -82,7 +82,7 @@ def test_only_registered_numbers_of_version_0_6_need_no_signature() -> None:
 
 
 @pytest.mark.parametrize(("phase", "report"), list(product(AttemptPhase, AttemptReport)))
-def test_what_the_table_does_not_hold_cannot_happen_to_an_attempt(
+def test_an_event_that_the_transition_table_lacks_raises_and_keeps_the_phase(
     phase: AttemptPhase, report: AttemptReport
 ) -> None:
     end = TrialEnded(key_of(0), ExitReason.SUCCEEDED, 0, 1.0, 2.0, {}, "") if phase in HAVE_ENDED else None

@@ -1,4 +1,4 @@
-"""When a trial in several tasks is over."""
+"""The end of a trial with several tasks, by its completion policy."""
 
 import pytest
 from attempts import attempt_id
@@ -8,65 +8,65 @@ from trial_keeper.wire.messages import AttemptKey, TrialEnded
 from trial_keeper.wire.reasons import ExitReason
 
 
-def end_of(task: str, *, well: bool = True) -> TrialEnded:
-    reason = ExitReason.SUCCEEDED if well else ExitReason.NONZERO_EXIT
-    return TrialEnded(AttemptKey("abcde", attempt_id(0), task), reason, 0 if well else 1, 1.0, 2.0)
+def end_of(task: str, *, succeeds: bool = True) -> TrialEnded:
+    reason = ExitReason.SUCCEEDED if succeeds else ExitReason.NONZERO_EXIT
+    return TrialEnded(AttemptKey("abcde", attempt_id(0), task), reason, 0 if succeeds else 1, 1.0, 2.0)
 
 
 PS_AND_WORKERS = Completion((TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 2)))
 
 
-@pytest.mark.parametrize("well", [True, False])
-def test_the_end_of_the_only_task_is_the_trials(well) -> None:
-    end = end_of("main-0", well=well)
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_the_end_of_the_only_task_ends_the_trial(succeeds) -> None:
+    end = end_of("main-0", succeeds=succeeds)
     assert Completion().decisive([end]) is end
 
 
-def test_one_success_is_not_enough_where_two_are_asked_for() -> None:
+def test_one_success_is_not_enough_if_the_policy_requires_two() -> None:
     first, second = end_of("worker-1"), end_of("worker-0")
     assert PS_AND_WORKERS.decisive([first]) is None
     assert PS_AND_WORKERS.decisive([first, second]) is second
 
 
-def test_the_first_failure_decides_where_one_is_enough() -> None:
-    failure = end_of("ps-0", well=False)
+def test_the_first_failure_decides_if_the_policy_allows_none() -> None:
+    failure = end_of("ps-0", succeeds=False)
     assert PS_AND_WORKERS.decisive([end_of("worker-0"), failure]) is failure
 
 
-def test_what_has_decided_is_not_decided_again_by_what_comes_after() -> None:
-    failure = end_of("worker-0", well=False)
+def test_later_task_ends_do_not_change_the_decision() -> None:
+    failure = end_of("worker-0", succeeds=False)
     assert PS_AND_WORKERS.decisive([failure, end_of("worker-1"), end_of("ps-0")]) is failure
 
 
-def test_failures_that_do_not_matter_leave_the_success_of_another_task() -> None:
+def test_a_tolerated_failure_does_not_hide_the_success_of_another_task() -> None:
     lenient = Completion((TaskRole("worker", 2, -1, -1),))
-    success, failure = end_of("worker-0"), end_of("worker-1", well=False)
+    success, failure = end_of("worker-0"), end_of("worker-1", succeeds=False)
     assert lenient.decisive([failure]) is None
     assert lenient.decisive([failure, success]) is success
     assert lenient.decisive([success, failure]) is success
 
 
-def test_when_every_task_has_failed_so_has_the_trial() -> None:
+def test_the_trial_fails_when_every_task_has_failed() -> None:
     lenient = Completion((TaskRole("worker", 2, -1, -1),))
-    failures = [end_of("worker-0", well=False), end_of("worker-1", well=False)]
+    failures = [end_of("worker-0", succeeds=False), end_of("worker-1", succeeds=False)]
     assert lenient.decisive(failures) is failures[-1]
 
 
-def test_a_role_with_dashes_in_its_name_is_found() -> None:
+def test_a_role_name_may_contain_dashes() -> None:
     named = Completion((TaskRole("my-ps", 1, -1, -1), TaskRole("my-worker", 1, 1, 1)))
-    assert named.decisive([end_of("my-ps-0", well=False)]) is None
+    assert named.decisive([end_of("my-ps-0", succeeds=False)]) is None
     assert named.tasks == 2
 
 
-def test_tasks_that_were_stopped_because_the_trial_was_over_decide_nothing_when_all_is_told_again() -> None:
+def test_tasks_stopped_because_the_trial_was_over_decide_nothing_when_reported_again() -> None:
     def stopped(task: str) -> TrialEnded:
         return TrialEnded(AttemptKey("abcde", attempt_id(0), task), ExitReason.TRIAL_OVER, 143, 1.0, 2.0)
 
-    success, failure = end_of("worker-0"), end_of("worker-1", well=False)
+    success, failure = end_of("worker-0"), end_of("worker-1", succeeds=False)
     one_is_enough = Completion((TaskRole("ps", 1, 1, -1), TaskRole("worker", 2, 1, 1)))
     assert one_is_enough.decisive([stopped("ps-0"), stopped("worker-1")]) is None
     assert one_is_enough.decisive([stopped("ps-0"), stopped("worker-1"), success]) is success
     assert one_is_enough.decisive([stopped("ps-0"), failure]) is failure
     lenient = Completion((TaskRole("worker", 2, -1, -1),))
     assert lenient.decisive([failure, stopped("worker-0")]) is failure
-    assert Completion().decisive([stopped("main-0")]) is not None, "somebody says so of the only task"
+    assert Completion().decisive([stopped("main-0")]) is not None, "the only task always decides"

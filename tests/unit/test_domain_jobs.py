@@ -11,7 +11,7 @@ from nni_manager.domain.jobs import MAX_PREFETCH, TRANSITIONS, Job, JobEvent, Jo
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(JobState, JobEvent)))
-def test_what_the_table_does_not_hold_cannot_happen(state, event) -> None:
+def test_an_event_that_the_transition_table_lacks_raises(state, event) -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0", state))
     if (state, event) in TRANSITIONS:
@@ -22,7 +22,7 @@ def test_what_the_table_does_not_hold_cannot_happen(state, event) -> None:
             jobs._move(job, event)
 
 
-def test_a_job_is_idle_once_the_keepers_of_all_its_tasks_are() -> None:
+def test_a_job_is_idle_once_the_keepers_of_all_its_tasks_are_idle() -> None:
     jobs = Jobs(tasks=2)
     job = jobs.add(Job("env-0"))
     jobs.note_idle(job, "worker-0")
@@ -42,7 +42,7 @@ def test_the_job_that_has_been_idle_longest_is_next() -> None:
     assert jobs.next_idle() is first
 
 
-def test_keepers_that_are_idle_before_the_trial_is_over_make_the_job_idle_when_it_is() -> None:
+def test_a_job_whose_keepers_are_idle_early_becomes_idle_when_its_trial_ends() -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0"))
     jobs.note_idle(job, "main-0")
@@ -53,7 +53,7 @@ def test_keepers_that_are_idle_before_the_trial_is_over_make_the_job_idle_when_i
     assert jobs.next_idle() is job
 
 
-def test_no_job_is_missing_for_a_trial_whose_job_will_be_idle_soon() -> None:
+def test_a_trial_that_a_soon_idle_job_can_run_causes_no_shortfall() -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0"))
     jobs.note_idle(job, "main-0")
@@ -64,7 +64,7 @@ def test_no_job_is_missing_for_a_trial_whose_job_will_be_idle_soon() -> None:
     assert (job.state, jobs.shortfall) == (JobState.PENDING, 0)
 
 
-def test_what_was_given_ahead_follows_in_its_order() -> None:
+def test_prefetched_trials_run_in_order() -> None:
     jobs = Jobs()
     job = jobs.add(Job("env-0"))
     jobs.note_idle(job, "main-0")
@@ -84,7 +84,7 @@ def test_what_was_given_ahead_follows_in_its_order() -> None:
 
 @pytest.fixture
 def jobs() -> Jobs:
-    """One job runs a trial and has three to follow; two others are idle."""
+    """One job runs a trial and has prefetched three; two other jobs are idle."""
     jobs = Jobs()
     for number in range(3):
         job = jobs.add(Job(f"env-{number}"))
@@ -97,14 +97,14 @@ def jobs() -> Jobs:
     return jobs
 
 
-def test_for_each_idle_job_the_last_of_what_was_given_ahead_is_asked_back_once(jobs: Jobs) -> None:
+def test_the_last_prefetched_trial_is_revoked_once_for_each_idle_job(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(0) == [(job, "t3"), (job, "t2")]
     assert jobs.revoke(0) == []
-    assert job.trial_ids == ("t0", "t1", "t2", "t3"), "until it has given them back"
+    assert job.trial_ids == ("t0", "t1", "t2", "t3"), "they stay assigned until they are reclaimed"
 
 
-def test_what_waits_or_is_coming_for_an_idle_job_need_not_be_asked_back(jobs: Jobs) -> None:
+def test_queued_and_requested_trials_reduce_the_number_of_revokes(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(2) == []
     jobs.queue.append("t4")
@@ -112,7 +112,7 @@ def test_what_waits_or_is_coming_for_an_idle_job_need_not_be_asked_back(jobs: Jo
     assert jobs.revoke(0) == [(job, "t3")]
 
 
-def test_the_job_with_the_most_to_follow_is_asked_first(jobs: Jobs) -> None:
+def test_the_job_with_the_most_prefetched_trials_is_revoked_first(jobs: Jobs) -> None:
     few, many = jobs.live["env-1"], jobs.live["env-0"]
     jobs.give(few, "t4")
     jobs.prefetch(few, "t5")
@@ -126,7 +126,7 @@ def test_the_job_with_the_most_to_follow_is_asked_first(jobs: Jobs) -> None:
     assert jobs.revoke(0) == [(few, "t6")]
 
 
-def test_what_has_begun_is_not_asked_back_and_a_question_it_has_overtaken_is_over(jobs: Jobs) -> None:
+def test_a_started_trial_is_not_revoked_and_its_start_ends_a_revoke_in_progress(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(1) == [(job, "t3")]
     for trial_id in ("t0", "t1", "t2", "t3"):
@@ -134,11 +134,11 @@ def test_what_has_begun_is_not_asked_back_and_a_question_it_has_overtaken_is_ove
     assert (job.revoking_ids, jobs.revoke(0)) == (set(), [])
 
 
-def test_a_first_trial_that_another_has_overtaken_is_asked_back_last(jobs: Jobs) -> None:
+def test_a_first_trial_that_started_out_of_order_is_revoked_last(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     for trial_id in ("t2", "t3"):
         jobs.note_started("env-0", trial_id)
-    assert job.waiting_ids == ["t0", "t1"], "the keeper does not have them: it would have begun them first"
+    assert job.waiting_ids == ["t0", "t1"], "the keeper lacks them: it would have started them first"
     assert jobs.revoke(0) == [(job, "t1"), (job, "t0")]
     jobs.reclaim(job, "t0")
     assert (job.trial_ids, job.waiting_ids) == (("t1", "t2", "t3"), ["t1"])
@@ -146,18 +146,18 @@ def test_a_first_trial_that_another_has_overtaken_is_asked_back_last(jobs: Jobs)
     assert (job.trial_ids, job.waiting_ids) == (("t2", "t3"), [])
 
 
-def test_nothing_is_asked_back_for_an_idle_job_whose_keeper_is_cut_off(jobs: Jobs) -> None:
+def test_no_trial_is_revoked_for_an_idle_job_whose_keeper_is_disconnected(jobs: Jobs) -> None:
     job, cut_off = jobs.live["env-0"], jobs.live["env-1"]
     jobs.note_link(cut_off, is_up=False)
-    assert len(jobs.revoke(0)) == 1, "there are two idle jobs, of which one listens"
+    assert len(jobs.revoke(0)) == 1, "of the two idle jobs, one is connected"
     assert jobs.next_idle() is jobs.live["env-2"]
     jobs.note_link(cut_off, is_up=True, supports_revoke=True)
-    assert jobs.revoke(0) == [], "it may have begun something, until it says that it is idle"
+    assert jobs.revoke(0) == [], "it may run a trial until it reports that it is idle"
     jobs.note_idle(cut_off, "main-0")
     assert jobs.revoke(0) == [(job, "t2")]
 
 
-def test_who_is_cut_off_is_asked_nothing_and_again_when_it_is_back(jobs: Jobs) -> None:
+def test_a_disconnected_keeper_gets_its_revoke_after_it_reconnects(jobs: Jobs) -> None:
     job = jobs.live["env-0"]
     assert jobs.revoke(1) == [(job, "t3")]
     jobs.note_link(job, is_up=False)
@@ -166,23 +166,23 @@ def test_who_is_cut_off_is_asked_nothing_and_again_when_it_is_back(jobs: Jobs) -
     assert jobs.revoke(1) == [(job, "t3")]
 
 
-def test_a_keeper_that_does_not_know_how_to_give_back_is_not_asked(jobs: Jobs) -> None:
+def test_a_keeper_that_does_not_support_revokes_gets_none(jobs: Jobs) -> None:
     jobs.note_link(jobs.live["env-0"], is_up=True, supports_revoke=False)
     assert jobs.revoke(0) == []
 
 
-def test_as_many_idle_jobs_are_needed_as_trials_may_come_back(jobs: Jobs) -> None:
+def test_the_surplus_counts_idle_jobs_minus_revocable_trials(jobs: Jobs) -> None:
     assert jobs.surplus == 2 - 3
     jobs.revoke(0)
-    assert jobs.surplus == 2 - 3, "those that were asked for come in a moment"
+    assert jobs.surplus == 2 - 3, "trials with a revoke in progress still count"
     for trial_id in ("t0", "t1", "t2"):
         jobs.note_started("env-0", trial_id)
     assert jobs.surplus == 2 - 1
     jobs.note_link(jobs.live["env-0"], is_up=False)
-    assert jobs.surplus == 2 - 1, "it may be back in a moment"
+    assert jobs.surplus == 2 - 1, "the keeper may reconnect"
 
 
-def test_a_job_is_given_no_more_ahead_than_it_may_run() -> None:
+def test_prefetch_respects_the_limit_of_trials_per_job() -> None:
     jobs = Jobs(max_trials=3)
     job = jobs.add(Job("env-0"))
     jobs.note_link(job, is_up=True, supports_revoke=True)
@@ -195,13 +195,13 @@ def test_a_job_is_given_no_more_ahead_than_it_may_run() -> None:
     jobs.note_idle(idle, "main-0")
     assert jobs.revoke(0) == [(job, "t2")]
     jobs.reclaim(job, "t2")
-    assert jobs.next_for_prefetch(MAX_PREFETCH) is job, "it may still run one more"
+    assert jobs.next_for_prefetch(MAX_PREFETCH) is job, "it may run one more trial"
     jobs.prefetch(job, "t2")
     jobs.free("env-0", "t0")
     assert jobs.next_for_prefetch(MAX_PREFETCH) is None
 
 
-def test_an_id_is_never_used_twice_also_after_a_restart() -> None:
+def test_a_job_id_is_never_used_twice_also_after_a_restart() -> None:
     jobs = Jobs()
     jobs.remember("env-6")
     jobs.remember("aBcDe")  # a job of an experiment without reuse is named after its trial
@@ -214,7 +214,7 @@ MAX_TRIALS = 5
 
 
 class AnyJobs(RuleBasedStateMachine):
-    """Whatever happens to jobs, what is counted on the way is what a look at all of them says."""
+    """Checks the incremental counts against a recount, in any order of events."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -239,7 +239,7 @@ class AnyJobs(RuleBasedStateMachine):
 
     @precondition(lambda self: self.jobs.live)
     @rule(number=st.integers(0, 5), task=st.sampled_from(["worker-0", "worker-1"]))
-    def say_idle(self, number: int, task: str) -> None:
+    def report_idle(self, number: int, task: str) -> None:
         self.jobs.note_idle(self.picked(number), task)
 
     @precondition(lambda self: self.jobs.queue and self.jobs.next_idle() is not None)
@@ -274,9 +274,9 @@ class AnyJobs(RuleBasedStateMachine):
     @rule(number=st.integers(0, 5), which=st.integers(0, 3))
     def begin(self, number: int, which: int) -> None:
         job = self.picked(number)
-        begun = (*job.trial_ids, *["no trial"] * 4)[which]
-        self.jobs.note_started(job.job_id, begun)
-        assert begun not in job.waiting_ids
+        started = (*job.trial_ids, *["no trial"] * 4)[which]
+        self.jobs.note_started(job.job_id, started)
+        assert started not in job.waiting_ids
 
     @precondition(lambda self: self.jobs.live)
     @rule(number=st.integers(0, 5), is_up=st.booleans(), supports_revoke=st.booleans())
@@ -291,10 +291,10 @@ class AnyJobs(RuleBasedStateMachine):
         idle = sum(job.state is JobState.IDLE and bool(job.idle_tasks) for job in live)
         asked_before = sum(len(job.revoking_ids) for job in live)
         wanted = max(0, idle - coming - len(self.jobs.queue) - asked_before)
-        givers = [jobs for jobs in self.jobs._revocable.by_number[1:] if jobs]
+        revocable = [jobs for jobs in self.jobs._revocable.by_number[1:] if jobs]
         asked = self.jobs.revoke(coming)
         assert len(asked) <= wanted
-        assert bool(asked) == bool(givers and wanted)
+        assert bool(asked) == bool(revocable and wanted)
         for job, trial_id in asked:
             assert trial_id in job.revoking_ids
             assert trial_id in job.prefetched_ids or not job.started_ids.isdisjoint(job.prefetched_ids)
@@ -323,14 +323,14 @@ class AnyJobs(RuleBasedStateMachine):
         assert self.jobs.end(job_id) is None
 
     @invariant()
-    def counts_are_true(self) -> None:
+    def counts_match_a_recount(self) -> None:
         live = list(self.jobs.live.values())
         free = [job for job in live if job.state in (JobState.PENDING, JobState.IDLE)]
         assert self.jobs.unassigned == sorted(free, key=lambda job: job.state is JobState.IDLE)
         assert self.jobs.shortfall == len(self.jobs.queue) - len(free)
         idle = [job for job in live if job.state is JobState.IDLE]
         assert set(self.jobs._idle) == {job.job_id for job in idle if len(job.idle_tasks) >= self.jobs.tasks}
-        # The only keeper of a job was cut off since it was idle.
+        # The only keeper of the job disconnected after it was idle.
         assert all(len(job.idle_tasks) >= self.jobs.tasks or self.jobs.tasks == 1 for job in idle)
         busy = [job for job in live if job.state is JobState.BUSY]
         assert all(job.trial_id is not None for job in busy)
@@ -341,20 +341,20 @@ class AnyJobs(RuleBasedStateMachine):
         assert (self.jobs.busy, self.jobs.active) == (len(busy), len(busy) + len(free))
 
     @invariant()
-    def what_may_come_back_is_true(self) -> None:
+    def revocable_trials_match_a_recount(self) -> None:
         live = list(self.jobs.live.values())
         assert self.jobs._revoking_count == sum(len(job.revoking_ids) for job in live)
         assert all(job.revoking_ids <= set(job.trial_ids) for job in live)
         assert all(job.started_ids <= set(job.trial_ids) for job in live)
         assert not any(job.revoking_ids & job.started_ids for job in live)
-        givers = [job for job in live if job.state is JobState.BUSY and job.supports_revoke]
+        revocable = [job for job in live if job.state is JobState.BUSY and job.supports_revoke]
         free = sum(job.state in (JobState.PENDING, JobState.IDLE) for job in live)
-        returnable = sum(len(set(job.waiting_ids) | job.revoking_ids) for job in givers)
+        returnable = sum(len(set(job.waiting_ids) | job.revoking_ids) for job in revocable)
         assert self.jobs.surplus == free - (returnable if self.jobs.tasks == 1 else 0)
         for number, jobs in enumerate(self.jobs._revocable.by_number):
             having = {
                 job.job_id
-                for job in givers
+                for job in revocable
                 if job.is_linked and len(set(job.waiting_ids) - job.revoking_ids) == number
             }
             assert set(jobs) == (having if self.jobs.tasks == 1 else set())

@@ -1,4 +1,4 @@
-"""The trials that summaries show."""
+"""The leaderboard: best trials, latest failures, and trials without a result."""
 
 import pytest
 
@@ -13,14 +13,16 @@ def a_trial(number: int, state: TrialState = TrialState.SUCCEEDED, value: float 
 
 
 @pytest.mark.parametrize(("maximize", "best"), [(True, [9, 8]), (False, [0, 1])])
-def test_the_best_results_come_first_and_are_bounded(maximize: bool, best: list[int]) -> None:
+def test_the_best_results_come_first_and_their_number_is_bounded(maximize: bool, best: list[int]) -> None:
     leaderboard = Leaderboard(maximize)
     for number in range(2 * TOP_TRIALS):
         leaderboard.add(a_trial(number, value=float(number % 10)))
     assert len(leaderboard.top) == TOP_TRIALS
     assert [trial.value for trial in leaderboard.top[:4]] == [best[0], best[0], best[1], best[1]]
     assert leaderboard.best is leaderboard.top[0]
-    assert leaderboard.top[0].sequence_id < leaderboard.top[1].sequence_id, "among equals the first"
+    assert leaderboard.top[0].sequence_id < leaderboard.top[1].sequence_id, (
+        "the earlier trial of two equal results comes first"
+    )
 
 
 def test_the_latest_failures_are_the_newest_ones() -> None:
@@ -31,7 +33,7 @@ def test_the_latest_failures_are_the_newest_ones() -> None:
     assert leaderboard.best is None
 
 
-def test_a_trial_without_a_usable_number_is_kept_apart() -> None:
+def test_a_success_without_a_usable_number_is_listed_separately() -> None:
     leaderboard = Leaderboard(maximize=True)
     trial = a_trial(0)
     leaderboard.add(trial)

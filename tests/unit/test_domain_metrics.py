@@ -1,4 +1,4 @@
-"""What a metric means to the search."""
+"""The number that the tuner learns from a reported metric."""
 
 import json
 import math
@@ -24,7 +24,7 @@ JSON = st.recursive(
         ("-1e-3", -0.001),
         ('{"default": 0.5, "loss": 2}', 0.5),
         ('{"loss": 2, "default": 3}', 3.0),
-        # nothing to compare by
+        # no number to compare
         ('{"loss": 2}', None),
         ('{"default": {"default": 1}}', None),
         ('{"default": "0.5"}', None),
@@ -59,12 +59,12 @@ def test_a_finite_number_is_its_own_reward(number: float) -> None:
 
 
 @given(st.text() | JSON.map(json.dumps))
-def test_any_text_gives_a_finite_float_or_nothing(value: str) -> None:
+def test_any_text_gives_a_finite_float_or_none(value: str) -> None:
     number = reward(value)
     assert number is None or (type(number) is float and math.isfinite(number))
 
 
-def test_of_a_long_result_no_more_than_its_number_is_kept() -> None:
+def test_a_long_result_is_shortened_to_its_number() -> None:
     assert truncate_for_display("x" * 4096) == "x" * 4096
     assert truncate_for_display(json.dumps("x" * 5000)) is None
     assert truncate_for_display(json.dumps({"note": "x" * 5000, "default": 2})) == "2.0"

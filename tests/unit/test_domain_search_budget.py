@@ -1,4 +1,4 @@
-"""How many trials the tuner is asked for, and when the asking ends."""
+"""The number of requests to the tuner, and the limits that end them."""
 
 from dataclasses import replace
 
@@ -10,21 +10,21 @@ from nni_manager.domain.search_budget import Limits, SearchBudget
 LIMITS = Limits(concurrency=3, max_trials=5, max_duration_s=None)
 
 
-def test_each_free_slot_becomes_a_question() -> None:
+def test_each_free_slot_becomes_a_request() -> None:
     budget = SearchBudget(LIMITS)
     assert budget.ask(0) == [0, 1, 2]
     assert budget.ask(0) == []
     budget.note_suggested()
-    assert budget.ask(0) == [], "the slot belongs to the trial now"
+    assert budget.ask(0) == [], "the slot belongs to the trial"
     budget.note_ended()
     assert budget.ask(0) == [3]
 
 
-def test_prefetched_trials_are_asked_for_besides_the_concurrency() -> None:
+def test_prefetched_trials_are_requested_besides_the_concurrency() -> None:
     assert SearchBudget(LIMITS).ask(1) == [0, 1, 2, 3]
 
 
-def test_a_deferred_question_keeps_its_sequence_id() -> None:
+def test_a_request_that_the_tuner_deferred_keeps_its_sequence_id() -> None:
     budget = SearchBudget(LIMITS)
     budget.ask(0)
     budget.note_suggested()
@@ -42,7 +42,7 @@ def test_a_tuner_that_is_not_ready_while_nothing_runs_is_exhausted() -> None:
     assert budget.is_exhausted
 
 
-def test_time_counts_only_while_it_is_counted() -> None:
+def test_duration_grows_only_while_time_counts() -> None:
     budget = SearchBudget(replace(LIMITS, max_duration_s=10.0))
     budget.count_time(100.0, counts=True)
     assert budget.time_runs_out_at_s == 110.0
@@ -54,7 +54,7 @@ def test_time_counts_only_while_it_is_counted() -> None:
 
 
 @given(st.lists(st.sampled_from(["ask", "suggest", "not ready", "drop", "end", "propose"]), max_size=40))
-def test_neither_the_concurrency_nor_the_limit_is_exceeded_by_questions(steps: list[str]) -> None:
+def test_requests_never_exceed_the_concurrency_or_the_trial_limit(steps: list[str]) -> None:
     budget, open_ids, proposed = SearchBudget(LIMITS), list[int](), 0
     used: set[int] = set()
     for step in steps:

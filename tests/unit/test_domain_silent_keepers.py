@@ -1,4 +1,4 @@
-"""When a keeper that has never connected is reported as a problem."""
+"""The problem report for jobs whose keepers have never connected."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def transports() -> TransportTracker:
     return transports
 
 
-def test_a_job_whose_keeper_is_not_heard_for_a_minute_is_a_problem(transports: TransportTracker) -> None:
+def test_a_job_whose_keeper_does_not_connect_for_a_minute_is_a_problem(transports: TransportTracker) -> None:
     assert transports.problem(100 + SOON) == ""
     problem = transports.problem(100 + LATE)
     assert problem.startswith("no keeper has connected within 60 s after job first was submitted")
@@ -23,12 +23,12 @@ def test_a_job_whose_keeper_is_not_heard_for_a_minute_is_a_problem(transports: T
     assert "run `trial-keeper doctor` in its container" in problem
 
 
-def test_all_addresses_are_named(transports: TransportTracker) -> None:
+def test_the_problem_names_all_addresses(transports: TransportTracker) -> None:
     transports.addresses = ("manager:8081", "10.0.0.7:8081")
     assert "keepers use manager:8081 or 10.0.0.7:8081;" in transports.problem(100 + LATE)
 
 
-def test_the_words_stay_the_same_however_long_it_lasts(transports: TransportTracker) -> None:
+def test_the_message_stays_the_same_while_the_problem_lasts(transports: TransportTracker) -> None:
     assert transports.problem(100 + LATE) == transports.problem(1e6)
 
 
@@ -40,21 +40,21 @@ def test_a_keeper_that_connects_ends_the_problem_of_its_job_only(transports: Tra
     assert transports.problem(1e6) == ""
 
 
-def test_the_job_that_has_waited_longest_is_the_one_that_is_named(transports: TransportTracker) -> None:
+def test_the_message_names_the_job_that_has_waited_longest(transports: TransportTracker) -> None:
     assert "job first" in transports.problem(1e6)
 
 
-def test_a_job_that_is_taken_over_again_keeps_its_time(transports: TransportTracker) -> None:
+def test_a_job_that_is_tracked_again_keeps_its_start_time(transports: TransportTracker) -> None:
     transports.track("first", 1000.0)
     assert "job first" in transports.problem(100 + LATE)
 
 
-def test_a_keeper_that_nobody_waits_for_changes_nothing(transports: TransportTracker) -> None:
+def test_an_unknown_keeper_that_connects_changes_nothing(transports: TransportTracker) -> None:
     transports.forget("unknown")
     assert "job first" in transports.problem(100 + LATE)
 
 
-def test_a_problem_is_news_once(transports: TransportTracker) -> None:
+def test_each_problem_is_reported_as_new_once(transports: TransportTracker) -> None:
     assert transports.new_problem(100 + SOON) == ""
     assert "job first" in transports.new_problem(100 + LATE)
     assert transports.new_problem(1e6) == ""
@@ -63,26 +63,26 @@ def test_a_problem_is_news_once(transports: TransportTracker) -> None:
     transports.forget("second")
     assert transports.new_problem(1e6) == ""
     transports.track("first", 1e6)
-    assert "job first" in transports.new_problem(1e6 + LATE), "a problem that comes again is news again"
+    assert "job first" in transports.new_problem(1e6 + LATE), "a problem that returns is new again"
 
 
-def test_a_job_that_is_found_at_work_is_told_of_in_other_words_and_after_those_that_are_not(
+def test_jobs_seen_only_on_shared_storage_get_their_own_message_after_the_silent_ones(
     transports: TransportTracker,
 ) -> None:
     transports.found("first", "main-0", 110.0, has_new_data=True)
     assert "job second" in transports.problem(110 + LATE)
     transports.found("second", "main-0", 110.0, has_new_data=True)
-    told = transports.problem(110 + LATE)
-    assert told.startswith(
+    message = transports.problem(110 + LATE)
+    assert message.startswith(
         "keepers cannot reach 10.0.0.7:8081; their reports are read from the shared storage"
     )
     transports.forget("first")
-    assert transports.problem(110 + LATE) == told, "the same words for any of them"
+    assert transports.problem(110 + LATE) == message, "the same message for any of these jobs"
     transports.forget("second")
     assert transports.problem(1e6) == ""
 
 
-def test_a_job_that_was_found_is_not_silent_again_and_one_nobody_waits_for_is_not_found(
+def test_a_job_seen_on_storage_is_not_silent_again_and_a_forgotten_job_is_not_tracked(
     transports: TransportTracker,
 ) -> None:
     transports.found("first", "main-0", 110.0, has_new_data=True)
@@ -94,6 +94,6 @@ def test_a_job_that_was_found_is_not_silent_again_and_one_nobody_waits_for_is_no
     assert transports.problem(1e6) == ""
 
 
-def test_jobs_that_need_the_network_say_so(transports: TransportTracker) -> None:
+def test_the_message_for_jobs_that_need_the_network_names_the_setting(transports: TransportTracker) -> None:
     transports.needs_network = True
     assert "set reuse: false" in transports.problem(100 + LATE)

@@ -1,4 +1,4 @@
-"""The life of a trial, as the manager sees it."""
+"""The states of one trial, as the manager stores them."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -31,7 +31,7 @@ FIRST, SECOND = AttemptKey("abcde", attempt_id(0), "main"), AttemptKey("abcde", 
 @pytest.fixture
 def a_trial() -> Callable[..., Trial]:
     def make(**fields: Any) -> Trial:
-        """A trial whose attempts up to `attempt` are registered, or the first."""
+        """A trial with registered attempts up to `attempt`, or with the first one."""
         trial = Trial("abcde", 0, {"lr": 0.1}, {}, 100.0, job_id="abcde", **fields)
         for number in range((trial.attempt or 0) + 1):
             trial.registered.register(AttemptKey("abcde", attempt_id(number), "main"))
@@ -53,7 +53,9 @@ def an_end(
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(TrialState, TrialEvent)))
-def test_what_the_table_does_not_hold_cannot_happen(a_trial, state: TrialState, event: TrialEvent) -> None:
+def test_an_event_that_the_transition_table_lacks_raises_and_keeps_the_state(
+    a_trial, state: TrialState, event: TrialEvent
+) -> None:
     trial = a_trial(state=state, reason=ExitReason.SUCCEEDED)
     if (state, event) in TRANSITIONS:
         trial.apply(event)
@@ -65,13 +67,13 @@ def test_what_the_table_does_not_hold_cannot_happen(a_trial, state: TrialState, 
 
 
 @pytest.mark.parametrize("state", sorted(TERMINAL_STATES))
-def test_nothing_happens_to_a_trial_that_is_over(state: TrialState) -> None:
+def test_no_event_changes_a_terminal_trial(state: TrialState) -> None:
     assert state.is_terminal
     assert not [event for event in TrialEvent if (state, event) in TRANSITIONS]
 
 
 @pytest.mark.parametrize("state", [W, R, S, C])
-def test_every_state_on_the_way_can_end(state: TrialState) -> None:
+def test_every_live_state_can_reach_a_terminal_state(state: TrialState) -> None:
     assert not state.is_terminal
     after = TRANSITIONS[state, TrialEvent.ENDED]
     assert after is C
@@ -79,7 +81,7 @@ def test_every_state_on_the_way_can_end(state: TrialState) -> None:
 
 
 @pytest.mark.parametrize("reason", ExitReason)
-def test_every_reason_has_one_final_state(a_trial, reason: ExitReason) -> None:
+def test_every_exit_reason_has_one_terminal_state(a_trial, reason: ExitReason) -> None:
     trial = a_trial(state=R, attempt=0)
     trial.finished(an_end(reason, 1))
     assert trial.state is C
@@ -94,11 +96,13 @@ def test_a_trial_cannot_be_closed_without_a_reason(a_trial) -> None:
 
 
 @pytest.mark.parametrize(("state", "word"), [(W, "WAITING"), (R, "RUNNING"), (S, "RUNNING"), (C, "RUNNING")])
-def test_nni_has_no_word_for_a_trial_on_its_way_out(state: TrialState, word: str) -> None:
+def test_states_between_running_and_terminal_are_shown_as_running_to_nni(
+    state: TrialState, word: str
+) -> None:
     assert state.nni_status == word
 
 
-def test_a_final_state_is_nnis_own_word() -> None:
+def test_terminal_states_have_the_names_of_nni() -> None:
     assert {state.nni_status for state in TERMINAL_STATES} == {
         "SUCCEEDED",
         "FAILED",
@@ -108,7 +112,7 @@ def test_a_final_state_is_nnis_own_word() -> None:
     }
 
 
-def test_an_ordinary_life(a_trial) -> None:
+def test_a_trial_is_started_ended_and_closed(a_trial) -> None:
     trial = a_trial()
     trial.began(FIRST, 110.0, 10.0)
     assert (trial.state, trial.attempt, trial.started_at_s) == (R, 0, 110.0)
@@ -118,14 +122,14 @@ def test_an_ordinary_life(a_trial) -> None:
     assert trial.state is TrialState.FAILED
 
 
-def test_what_was_asked_for_is_the_reason_of_the_end(a_trial) -> None:
+def test_the_requested_stop_is_the_reason_of_the_end(a_trial) -> None:
     trial = a_trial(state=S, attempt=0, stop_reason=ExitReason.EARLY_STOPPED)
     trial.finished(an_end(ExitReason.SIGNAL, 143))
     trial.apply(TrialEvent.CLOSED)
     assert (trial.reason, trial.state) == (ExitReason.EARLY_STOPPED, TrialState.EARLY_STOPPED)
 
 
-def test_a_command_that_was_done_before_the_stop_reached_it_has_succeeded(a_trial) -> None:
+def test_a_command_that_exits_with_0_before_the_stop_reaches_it_has_succeeded(a_trial) -> None:
     trial = a_trial(state=S, attempt=0, stop_reason=ExitReason.STOPPED_BY_USER)
     trial.finished(an_end(ExitReason.SUCCEEDED))
     trial.apply(TrialEvent.CLOSED)
@@ -153,7 +157,7 @@ def with_result(a_trial, stop_reason: ExitReason | None, final_offset: int | Non
 
 @pytest.mark.parametrize("reason", STOPPED)
 @pytest.mark.parametrize("code", [0, 1, 137, 143])
-def test_a_final_record_before_the_stop_makes_the_trial_a_success(
+def test_a_final_record_before_the_stop_makes_the_trial_succeed(
     a_trial, reason: ExitReason, code: int
 ) -> None:
     trial = with_result(a_trial, reason)
@@ -167,7 +171,7 @@ def test_a_final_record_before_the_stop_makes_the_trial_a_success(
 
 @pytest.mark.parametrize(("reason", "state"), STOPPED.items())
 @pytest.mark.parametrize("size", [None, 0, 100])
-def test_a_final_record_after_the_stop_is_a_result_of_a_trial_that_was_stopped(
+def test_a_final_record_after_the_stop_is_the_result_of_a_stopped_trial(
     a_trial, reason: ExitReason, state: TrialState, size: int | None
 ) -> None:
     trial = with_result(a_trial, reason)
@@ -178,14 +182,14 @@ def test_a_final_record_after_the_stop_is_a_result_of_a_trial_that_was_stopped(
 
 
 @pytest.mark.parametrize(("size", "state"), [(101, TrialState.SUCCEEDED), (100, TrialState.FAILED)])
-def test_a_cluster_that_stops_a_trial_does_not_discard_its_result_either(a_trial, size, state) -> None:
+def test_a_trial_that_its_cluster_stops_after_the_final_record_succeeds(a_trial, size, state) -> None:
     trial = with_result(a_trial, None)
     trial.finished(an_end(ExitReason.JOB_LOST, 143, metrics_size_at_stop=size))
     trial.apply(TrialEvent.CLOSED)
     assert trial.state is state
 
 
-def test_a_trial_that_failed_by_itself_has_no_result(a_trial) -> None:
+def test_a_trial_that_failed_has_no_result(a_trial) -> None:
     trial = with_result(a_trial, None)
     trial.finished(an_end(ExitReason.NONZERO_EXIT, 1))
     trial.apply(TrialEvent.CLOSED)
@@ -193,16 +197,14 @@ def test_a_trial_that_failed_by_itself_has_no_result(a_trial) -> None:
 
 
 @pytest.mark.parametrize(("stop_reason", "result"), [(ExitReason.EARLY_STOPPED, "0.5"), (None, None)])
-def test_without_a_report_of_the_keeper_only_a_trial_that_was_stopped_keeps_its_result(
-    a_trial, stop_reason, result
-) -> None:
+def test_a_lost_trial_keeps_its_result_only_if_a_stop_was_requested(a_trial, stop_reason, result) -> None:
     trial = with_result(a_trial, stop_reason)
     trial.gone(ExitReason.KEEPER_LOST, "its node is gone", 130.0, 30.0)
     assert trial.state is (TrialState.EARLY_STOPPED if stop_reason else TrialState.FAILED)
     assert trial.result == result
 
 
-def test_the_size_that_matters_is_that_of_the_task_that_reports(a_trial) -> None:
+def test_the_metrics_size_at_the_stop_is_that_of_the_reporting_task(a_trial) -> None:
     other = AttemptKey("abcde", attempt_id(0), "other")
     for sizes, state in (((101, 0), TrialState.SUCCEEDED), ((0, 101), TrialState.EARLY_STOPPED)):
         trial = with_result(a_trial, ExitReason.EARLY_STOPPED)
@@ -212,7 +214,7 @@ def test_the_size_that_matters_is_that_of_the_task_that_reports(a_trial) -> None
         assert trial.state is state
 
 
-def test_a_task_that_was_stopped_because_another_failed_makes_no_success(a_trial) -> None:
+def test_a_reporter_stopped_because_another_task_failed_does_not_make_the_trial_succeed(a_trial) -> None:
     trial = with_result(a_trial, None)
     trial.finished(an_end(ExitReason.NONZERO_EXIT, 1, AttemptKey("abcde", attempt_id(0), "other")))
     trial.ended_in(an_end(ExitReason.TRIAL_OVER, 143, metrics_size_at_stop=101))
@@ -220,7 +222,7 @@ def test_a_task_that_was_stopped_because_another_failed_makes_no_success(a_trial
     assert trial.state is TrialState.FAILED
 
 
-def test_what_the_keeper_warns_of_is_a_warning_of_the_trial_once(a_trial) -> None:
+def test_each_warning_of_the_keeper_is_added_to_the_trial_once(a_trial) -> None:
     trial = a_trial(state=R, attempt=0)
     assert not trial.warn_of_files(an_end())
     assert trial.warn_of_files(
@@ -230,14 +232,14 @@ def test_what_the_keeper_warns_of_is_a_warning_of_the_trial_once(a_trial) -> Non
     assert not trial.warn_of_files(an_end(warnings=("its stdout file was truncated",)))
 
 
-def test_a_keeper_that_never_ends_to_warn_fills_no_memory(a_trial) -> None:
+def test_the_number_of_warnings_per_trial_is_bounded(a_trial) -> None:
     trial = a_trial(state=R, attempt=0)
     for number in range(1000):
         trial.warn_of_files(an_end(warnings=(f"warning {number}",)))
     assert len(trial.warning.splitlines()) <= MAX_WARNINGS + 1
 
 
-def test_a_success_without_a_result_whose_metrics_were_truncated_is_told_so(a_trial) -> None:
+def test_the_message_of_a_success_without_a_result_names_the_truncated_metrics_file(a_trial) -> None:
     trial = a_trial(state=R, attempt=0)
     trial.finished(an_end(warnings=(file_warning(Stream.METRICS, FileChange.TRUNCATED),)))
     trial.apply(TrialEvent.CLOSED)
@@ -245,7 +247,7 @@ def test_a_success_without_a_result_whose_metrics_were_truncated_is_told_so(a_tr
 
 
 @pytest.mark.parametrize("reason", ExitReason)
-def test_other_tasks_of_a_trial_that_is_over_are_stopped_with_a_reason_that_keepers_take(
+def test_other_tasks_of_an_ended_trial_are_stopped_with_a_valid_stop_reason(
     a_trial, reason: ExitReason
 ) -> None:
     trial = a_trial(state=R, attempt=0)
@@ -254,7 +256,7 @@ def test_other_tasks_of_a_trial_that_is_over_are_stopped_with_a_reason_that_keep
     assert trial.reason_for_others is (reason if reason in STOP_REASONS else ExitReason.TRIAL_OVER)
 
 
-def test_a_trial_that_is_gone_was_stopped_if_a_stop_was_asked_for(a_trial) -> None:
+def test_a_lost_trial_counts_as_stopped_if_a_stop_was_requested(a_trial) -> None:
     lost, stopped = a_trial(state=R), a_trial(state=S, stop_reason=ExitReason.STOPPED_BY_USER)
     for trial in (lost, stopped):
         trial.gone(ExitReason.JOB_LOST, "the node is gone", 130.0, 30.0)
@@ -264,28 +266,28 @@ def test_a_trial_that_is_gone_was_stopped_if_a_stop_was_asked_for(a_trial) -> No
 
 @given(
     started_at_s=st.floats(0, 2e9),
-    told_at_s=st.floats(0, 2e9),
+    reported_at_s=st.floats(0, 2e9),
     start_received_at_s=st.none() | st.floats(0, 1e6),
     lasted_s=st.floats(0, 1e6),
 )
-def test_no_clock_makes_a_trial_end_before_it_began(
-    started_at_s, told_at_s, start_received_at_s, lasted_s
+def test_a_trial_never_ends_before_its_start_whatever_the_clocks_say(
+    started_at_s, reported_at_s, start_received_at_s, lasted_s
 ) -> None:
     fields = {"state": R, "started_at_s": started_at_s, "start_received_at_s": start_received_at_s}
     lost, ended = (Trial("abcde", 0, {}, {}, 0.0, "abcde", **fields) for _ in range(2))  # type: ignore[arg-type]
-    lost.gone(ExitReason.JOB_LOST, "", told_at_s, (start_received_at_s or 0.0) + lasted_s)
+    lost.gone(ExitReason.JOB_LOST, "", reported_at_s, (start_received_at_s or 0.0) + lasted_s)
     assert lost.ended_at_s is not None
     if start_received_at_s is not None:
-        # The time of day when somebody noticed is no matter to a manager that was there when it began.
+        # A manager that received the start measures the duration itself and ignores the reported time of day.
         assert lost.ended_at_s - started_at_s == pytest.approx(lasted_s, abs=1e-3)
     assert lost.ended_at_s >= started_at_s
-    ended.finished(replace(an_end(), started_at_s=told_at_s, ended_at_s=told_at_s))
+    ended.finished(replace(an_end(), started_at_s=reported_at_s, ended_at_s=reported_at_s))
     assert ended.started_at_s is not None
     assert ended.ended_at_s is not None
     assert ended.ended_at_s >= ended.started_at_s
 
 
-def test_of_a_task_the_attempt_that_started_last_counts(a_trial) -> None:
+def test_the_current_attempt_of_a_task_is_the_one_that_started_last(a_trial) -> None:
     assert a_trial().is_current(FIRST)
     trial = a_trial(state=R, attempt=1)
     assert [trial.is_current(AttemptKey("abcde", attempt_id(attempt), "main")) for attempt in (0, 1, 2)] == [
@@ -311,7 +313,7 @@ SPENT = {
 }
 
 
-def test_a_new_attempt_starts_with_empty_hands(a_trial) -> None:
+def test_a_new_attempt_resets_all_fields_of_the_previous_one(a_trial) -> None:
     trial = a_trial(state=C, ended=an_end(ExitReason.SIGNAL, 137), **SPENT)
     trial.registered.register(SECOND)
     trial.began(SECOND, 130.0, 30.0)
@@ -320,7 +322,7 @@ def test_a_new_attempt_starts_with_empty_hands(a_trial) -> None:
     assert trial == fresh
 
 
-def test_an_attempt_that_could_not_be_started_does_not_inherit_either(a_trial) -> None:
+def test_an_attempt_that_could_not_start_resets_the_fields_too(a_trial) -> None:
     trial = a_trial(state=R, **SPENT)
     trial.registered.register(SECOND)
     trial.finished(an_end(ExitReason.COULD_NOT_START, 104, SECOND, "no bash"))
@@ -328,13 +330,13 @@ def test_an_attempt_that_could_not_be_started_does_not_inherit_either(a_trial) -
     assert (trial.reason, trial.message) == (ExitReason.COULD_NOT_START, "no bash")
 
 
-def test_an_attempt_that_is_told_again_keeps_what_it_has(a_trial) -> None:
+def test_a_repeated_start_report_keeps_the_fields_of_the_attempt(a_trial) -> None:
     trial = a_trial(state=R, attempt=0, final="1", value=1.0, intermediate_count=4)
     trial.began(FIRST, 110.0, 10.0)
     assert (trial.final, trial.value, trial.intermediate_count) == ("1", 1.0, 4)
 
 
-def test_a_task_has_delivered_when_its_end_is_told_and_nothing_is_missing(a_trial):
+def test_an_attempt_is_delivered_when_its_end_is_reported_and_all_bytes_are_stored(a_trial):
     trial = a_trial()
     trial.began(FIRST, 1.0, 0.0)
     assert trial.phase_of(FIRST) is not AttemptPhase.DELIVERED
@@ -345,13 +347,13 @@ def test_a_task_has_delivered_when_its_end_is_told_and_nothing_is_missing(a_tria
     assert trial.phase_of(SECOND) is not AttemptPhase.DELIVERED
 
 
-def test_the_successor_of_a_lost_attempt_starts_with_empty_hands_also_after_a_resume(a_trial) -> None:
+def test_the_successor_of_a_lost_attempt_resets_the_fields_also_after_a_resume(a_trial) -> None:
     stored = a_trial(state=R, started_at_s=110.0, **SPENT)
     registered = stored.registered
     registered.mark_lost(FIRST)
     stored.attempts = {}
     stored.restore_attempts(registered)
-    assert stored.attempts["main"].key == FIRST, "it describes the lost one"
+    assert stored.attempts["main"].key == FIRST, "the restored fields are those of the lost attempt"
     registered.register(SECOND)
     stored.began(SECOND, 130.0, 30.0)
     assert (stored.attempt, stored.final, stored.value, stored.intermediate_count) == (1, None, None, 0)

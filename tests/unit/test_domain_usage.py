@@ -1,4 +1,4 @@
-"""The most that a trial has used."""
+"""The peak resource usage of a trial."""
 
 from attempts import attempt_id
 from hypothesis import given
@@ -24,7 +24,7 @@ def peak_of(usages: list[Usage]) -> PeakUsage:
 
 
 @given(USAGES)
-def test_the_peak_of_each_kind_is_its_highest_figure(usages: list[Usage]) -> None:
+def test_the_peak_of_each_resource_is_its_highest_sample(usages: list[Usage]) -> None:
     peak = peak_of(usages)
     assert peak.cpu_percent == max(usage.cpu_percent for usage in usages)
     assert peak.rss_bytes == max(usage.rss_bytes for usage in usages)
@@ -38,12 +38,12 @@ def test_the_peak_of_each_kind_is_its_highest_figure(usages: list[Usage]) -> Non
 
 
 @given(USAGES)
-def test_what_was_seen_before_raises_nothing(usages: list[Usage]) -> None:
+def test_usage_seen_before_does_not_raise_the_peak(usages: list[Usage]) -> None:
     peak = peak_of(usages)
     assert all(peak.merge_max(usage) == peak for usage in usages)
 
 
 @given(USAGES)
-def test_the_store_gives_back_what_it_was_given(usages: list[Usage]) -> None:
+def test_peak_usage_survives_a_round_trip_through_json(usages: list[Usage]) -> None:
     peak = peak_of(usages)
     assert PeakUsage.from_json(peak.to_json()) == peak

@@ -1,4 +1,4 @@
-"""The keeper's exit codes, their page, and the errors that carry them."""
+"""The keeper's exit codes, their documentation page, and the errors that have them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ ERRORS = [
 
 
 @pytest.mark.parametrize("code", KeeperExit, ids=lambda code: code.name)
-def test_the_page_says_what_the_code_says(code: KeeperExit):
+def test_the_page_has_the_meaning_and_remedy_of_every_code(code: KeeperExit):
     assert f"| {int(code)} | {code.name} | {code.meaning} | {code.remedy} |" in PAGE.read_text().splitlines()
 
 
 @pytest.mark.parametrize("code", KeeperExit, ids=lambda code: code.name)
-def test_a_code_of_the_keeper_is_one_clusters_and_shells_leave_alone(code: KeeperExit):
+def test_a_keeper_exit_code_is_in_the_range_that_clusters_and_shells_do_not_use(code: KeeperExit):
     assert 100 <= code <= 119
 
 
 @pytest.mark.parametrize("code", KeeperExit, ids=lambda code: code.name)
-def test_a_code_of_the_keeper_is_described_on_one_line(code: KeeperExit):
+def test_a_keeper_exit_code_has_a_one_line_description(code: KeeperExit):
     assert known(int(code)) is code
     assert f"{code.meaning}; {code.remedy}".isprintable()
     assert code.meaning
@@ -50,33 +50,33 @@ def test_any_other_code_has_no_description(code: int):
         (errors.CommandNotStarted, ExitReason.COULD_NOT_START),
     ],
 )
-def test_a_code_of_the_keeper_is_the_reason_its_trial_ends_with(
+def test_an_error_code_maps_to_the_exit_reason_of_the_trial(
     kind: type[errors.KeeperError], reason: ExitReason
 ):
     assert KeeperExit(kind.exit_code).reason is reason
 
 
-def test_a_signal_is_counted_from_128():
+def test_the_exit_code_of_a_signal_is_128_plus_its_number():
     assert of_signal(signal.SIGKILL) == 137
 
 
 @pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
-def test_every_error_ends_the_keeper_with_one_of_its_codes(kind: type[errors.KeeperError]):
+def test_every_error_has_one_of_the_keeper_exit_codes(kind: type[errors.KeeperError]):
     assert kind.exit_code in set(KeeperExit)
 
 
 def test_every_code_has_an_error():
-    # By a keeper that works as it should.
+    # A keeper without an error exits with these.
     decided = {KeeperExit.REFUSED, KeeperExit.TAINTED, KeeperExit.MANAGER_UNREACHABLE}
-    without_a_keeper = {KeeperExit.MISSING}  # the job's script says so
+    without_a_keeper = {KeeperExit.MISSING}  # the job's script exits with it
     assert {kind.exit_code for kind in ERRORS} == set(KeeperExit) - decided - without_a_keeper
 
 
-def test_every_error_but_the_base_says_who_must_act():
+def test_every_error_but_the_base_belongs_to_one_of_the_three_kinds():
     kinds = (errors.UserError, errors.RetryableError, errors.KeeperBug)
     assert all(issubclass(kind, kinds) for kind in ERRORS if kind is not errors.KeeperError)
 
 
-def test_an_error_without_a_message_speaks_with_its_docstring():
+def test_the_default_message_of_an_error_is_its_docstring():
     assert str(errors.MountReadOnly()) == "The shared storage is mounted read-only."
     assert str(errors.WorkspaceNotWritable("cannot write /mnt")) == "cannot write /mnt"

@@ -1,4 +1,4 @@
-"""A job as a Framework: what is written down, and that Kubernetes understands it."""
+"""A job rendered as a Framework: golden files, schemas and special cases."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def pods(framework):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_job_is_written_down_as_before(name):
+def test_a_rendered_job_matches_its_golden_file(name):
     golden = GOLDEN / f"{name}.json"
     text = json.dumps(rendered(name), indent=1) + "\n"
     if os.environ.get("WRITE_GOLDEN"):
@@ -87,7 +87,7 @@ def test_a_job_is_written_down_as_before(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_kubernetes_and_frameworkcontroller_know_every_field(name):
+def test_a_rendered_job_has_only_fields_of_kubernetes_and_frameworkcontroller(name):
     client = pytest.importorskip("kubernetes.client")
     made = rendered(name)
     schema = FRAMEWORK["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -108,7 +108,7 @@ def test_names_and_labels_are_those_of_nni():
     assert selector_of("EXPTexpt") == "app=nni-kubernetes-trial,expId=EXPTexpt"
 
 
-def test_a_token_is_in_a_secret_that_the_framework_owns_and_nowhere_else():
+def test_the_token_is_only_in_a_secret_that_the_framework_owns():
     made = rendered("one")
     assert "c0ffee" not in json.dumps(made["framework"])
     (secret,) = made["secrets"]
@@ -117,7 +117,7 @@ def test_a_token_is_in_a_secret_that_the_framework_owns_and_nowhere_else():
     assert (owner["kind"], owner["name"], owner["uid"]) == ("Framework", "nniexpexptexpttrialtrial", "u-1")
 
 
-def test_the_key_of_a_share_is_in_a_secret_that_the_framework_owns_and_nowhere_else():
+def test_the_key_of_an_azure_share_is_only_in_a_secret_that_the_framework_owns():
     made = rendered("azure")
     assert "a2V5" not in json.dumps(made["framework"])
     (pod,) = pods(made["framework"])
@@ -130,14 +130,14 @@ def test_the_key_of_a_share_is_in_a_secret_that_the_framework_owns_and_nowhere_e
     assert "a2V5" not in repr(azure_secret("mystorage", "a2V5"))
 
 
-def test_a_registry_login_that_two_roles_share_is_one_secret():
+def test_a_registry_login_shared_by_two_roles_is_one_secret():
     made = rendered("team")
     assert [secret["type"] for secret in made["secrets"]] == ["kubernetes.io/dockerconfigjson", "Opaque"]
     names = {pod["spec"]["imagePullSecrets"][0]["name"] for pod in pods(made["framework"])}
     assert names == {made["secrets"][0]["metadata"]["name"]}
 
 
-def test_only_tasks_that_have_others_wait_for_them():
+def test_only_frameworks_with_several_tasks_have_a_barrier():
     (alone,) = pods(rendered("one")["framework"])
     assert "initContainers" not in alone["spec"]
     for pod in pods(rendered("team")["framework"]):
@@ -146,12 +146,12 @@ def test_only_tasks_that_have_others_wait_for_them():
         assert ". /mnt/frameworkbarrier/injector.sh" in pod["spec"]["containers"][0]["command"][2]
 
 
-def test_a_keeper_has_time_to_stop_its_trial_and_to_tell_of_it():
+def test_the_termination_grace_period_leaves_time_for_the_trial_and_its_report():
     (pod,) = pods(rendered("one")["framework"])
     assert pod["spec"]["terminationGracePeriodSeconds"] >= SETTINGS.grace_s + 10
 
 
-def test_policies_are_those_of_the_roles_and_one_that_is_not_told_is_none():
+def test_completion_policies_are_those_of_the_roles_and_a_missing_one_is_minus_one():
     assert FrameworkController(TEAM).completion.roles == (
         TaskRole("ps", 1, 1, -1),
         TaskRole("worker", 2, 1, 2),
@@ -166,7 +166,7 @@ def test_policies_are_those_of_the_roles_and_one_that_is_not_told_is_none():
 
 @example("echo $$ $(TRIAL_KEEPER_JOB_ID) $$(date) $HOME")
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1))
-def test_a_command_reaches_the_keeper_as_it_was_written(command):
+def test_a_command_reaches_the_keeper_unchanged(command):
     config = replace(ONE, roles=(replace(WORKER, command=command),))
     (pod,) = pods(FrameworkController(config).render("default", SETTINGS))
     known = {}
@@ -177,13 +177,13 @@ def test_a_command_reaches_the_keeper_as_it_was_written(command):
     assert KeeperSettings.from_environ(known) == replace(SETTINGS, command=command, role="worker")
 
 
-def test_what_a_template_says_of_its_pods_stays_and_what_jobs_need_is_added():
+def test_a_template_keeps_its_fields_and_gets_those_that_jobs_require():
     made = rendered("template")["framework"]
-    given = json.loads(TEMPLATE.template_text)
+    template = json.loads(TEMPLATE.template_text)
     assert made["metadata"]["annotations"] == {"owner": "ada"}
     assert made["spec"]["description"] == "two roles of my own"
     changed = {"containers", "initContainers", "volumes", "terminationGracePeriodSeconds"}
-    for own, pod in zip(pods(given), pods(made), strict=True):
+    for own, pod in zip(pods(template), pods(made), strict=True):
         for key in own["spec"].keys() - changed:
             assert pod["spec"][key] == own["spec"][key]
         (before,), (container,) = own["spec"]["containers"], pod["spec"]["containers"]
@@ -195,10 +195,10 @@ def test_what_a_template_says_of_its_pods_stays_and_what_jobs_need_is_added():
     assert [pod["terminationGracePeriodSeconds"] for pod in (server, worker)] == [45, 600]
     assert [pod["serviceAccountName"] for pod in (server, worker)] == ["mine", "frameworkbarrier"]
     ports = [each["value"] for each in server["containers"][0]["env"] if each["name"] == "FB_SERVER_PORT"]
-    assert ports == ["7000"], "the user's own"
+    assert ports == ["7000"], "the port that the template sets"
 
 
-def test_a_template_with_a_barrier_of_its_own_keeps_that():
+def test_a_template_with_its_own_barrier_keeps_it():
     template = json.loads(TEMPLATE.template_text)
     for pod in pods(template):
         pod["spec"]["initContainers"] = [{"name": "frameworkbarrier", "image": "mine"}]
@@ -208,7 +208,7 @@ def test_a_template_with_a_barrier_of_its_own_keeps_that():
         assert "injector.sh" not in pod["spec"]["containers"][0]["command"][2]
 
 
-def test_accounts_are_asked_for_where_a_template_names_none():
+def test_a_template_without_a_service_account_causes_a_warning():
     assert FrameworkController(TEMPLATE).warnings == ()
     without = replace(TEMPLATE, service_account=None)
     assert "serviceAccountName" in FrameworkController(without).warnings[0]
@@ -223,7 +223,7 @@ WORDS = st.lists(st.text(st.characters(exclude_characters="\0", exclude_categori
 
 @example(["it's", "$HOME", "a b", "", "*", "$$(X)", "\n", "ü"])
 @given(WORDS)
-def test_the_command_of_a_template_is_run_word_for_word_as_kubernetes_would(tmp_path_factory, words):
+def test_the_command_of_a_template_runs_as_kubernetes_would_run_it(tmp_path_factory, words):
     workspace = tmp_path_factory.getbasetemp() / "EXPTexpt"
     workspace.mkdir(exist_ok=True)
     (workspace / "run.sh").write_text('exec bash -c "$TRIAL_KEEPER_COMMAND"\n')
@@ -241,7 +241,7 @@ def test_the_command_of_a_template_is_run_word_for_word_as_kubernetes_would(tmp_
     assert done.stdout == "".join(f"{word}\0" for word in wanted).encode()
 
 
-def test_run_sh_becomes_the_keeper():
+def test_run_sh_replaces_itself_with_the_keeper():
     script = render_run_script()
     assert script.endswith('\nexec "${keeper[@]}"\n')
     assert "trap" not in script

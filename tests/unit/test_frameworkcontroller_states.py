@@ -1,4 +1,4 @@
-"""What FrameworkController and Kubernetes say, in our words."""
+"""The states of FrameworkController and Kubernetes, mapped to stages and exit reasons."""
 
 import copy
 import json
@@ -51,34 +51,34 @@ FAILED = {
 
 
 def changed(code=3, reason="Error", **pod):
-    made = copy.deepcopy(FAILED)
-    attempt = made["status"]["attemptStatus"]
+    framework = copy.deepcopy(FAILED)
+    attempt = framework["status"]["attemptStatus"]
     attempt["completionStatus"]["code"] = code
-    told = attempt["taskRoleStatuses"][0]["taskStatuses"][1]["attemptStatus"]["completionStatus"]["pod"]
-    told["containers"][0] |= {"code": code, "reason": reason}
-    told |= pod
-    return made
+    pod_status = attempt["taskRoleStatuses"][0]["taskStatuses"][1]["attemptStatus"]["completionStatus"]["pod"]
+    pod_status["containers"][0] |= {"code": code, "reason": reason}
+    pod_status |= pod
+    return framework
 
 
 def test_every_recorded_state_is_known_and_only_the_last_is_an_end():
-    told = [row[1] for row in json.loads(GOLDEN.read_text())["frameworks"] if row[1]]
-    assert set(told) <= set(STAGES)
-    ends = [OPERATOR.stage_of({"status": {"state": word}}) is Stage.ENDED for word in told]
-    assert ends.index(True) == told.index("Completed")
+    pod_status = [row[1] for row in json.loads(GOLDEN.read_text())["frameworks"] if row[1]]
+    assert set(pod_status) <= set(STAGES)
+    ends = [OPERATOR.stage_of({"status": {"state": word}}) is Stage.ENDED for word in pod_status]
+    assert ends.index(True) == pod_status.index("Completed")
     assert OPERATOR.stage_of({}) is OPERATOR.stage_of({"status": {"state": "New"}}) is Stage.WAITING
 
 
-def test_a_framework_that_succeeded_has_nothing_to_say():
-    made = copy.deepcopy(FAILED)
-    made["status"]["attemptStatus"]["completionStatus"] = {"code": 0, "type": {"name": "Succeeded"}}
-    verdict = OPERATOR.verdict_of(made, {})
+def test_a_framework_that_succeeded_has_exit_code_0_and_no_message():
+    framework = copy.deepcopy(FAILED)
+    framework["status"]["attemptStatus"]["completionStatus"] = {"code": 0, "type": {"name": "Succeeded"}}
+    verdict = OPERATOR.verdict_of(framework, {})
     assert (verdict.exit_code, verdict.message) == (0, "")
 
 
-def test_a_failure_is_that_of_the_task_that_decided_it():
+def test_the_failure_of_a_framework_is_that_of_the_deciding_task():
     verdict = OPERATOR.verdict_of(FAILED, {})
     assert (verdict.exit_code, verdict.pod, verdict.reason) == (3, "fw-worker-1", ExitReason.KEEPER_LOST)
-    assert verdict.awaits_pod, "it may have written last words"
+    assert verdict.awaits_pod, "its pod may have a termination message"
     assert not OPERATOR.verdict_of(FAILED, {"fw-worker-1": {"status": {"phase": "Failed"}}}).awaits_pod
     assert verdict.message == (
         "FrameworkController reports fw: ContainerUnrecognizedFailed, code 3; enough have failed"
@@ -94,12 +94,12 @@ def test_a_failure_is_that_of_the_task_that_decided_it():
         (changed(-1, containers=[], reason="Evicted"), ExitReason.KEEPER_LOST, None),
     ],
 )
-def test_what_took_a_task_away_is_its_reason(framework, reason, exit_code):
+def test_the_exit_reason_tells_a_lost_task_from_one_out_of_memory(framework, reason, exit_code):
     verdict = OPERATOR.verdict_of(framework, {})
     assert (verdict.reason, verdict.exit_code) == (reason, exit_code)
 
 
-def test_an_end_of_which_nothing_is_said_is_told_all_the_same():
+def test_a_failure_without_a_status_is_still_reported():
     verdict = OPERATOR.verdict_of({"metadata": {"name": "fw"}, "status": {"state": "Completed"}}, {})
     assert (verdict.exit_code, verdict.pod) == (None, None)
     assert "FrameworkController reports fw: failed" in verdict.message
@@ -134,11 +134,11 @@ def waiting(reason, message=""):
         ({"status": {"phase": "Running", "containerStatuses": waiting("CrashLoopBackOff")}}, ""),
     ],
 )
-def test_a_pod_that_waits_says_why(pod, why):
+def test_a_pending_pod_has_a_pending_reason(pod, why):
     assert pending_reason(pod) == why
 
 
-def test_a_pod_that_failed_says_what_it_wrote_last():
+def test_a_failed_pod_has_its_termination_message():
     ended = {"state": {"terminated": {"exitCode": 1, "message": "Traceback\n"}}}
     evicted = {
         "phase": "Failed",

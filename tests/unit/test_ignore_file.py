@@ -1,4 +1,4 @@
-"""`.nniignore` beside git itself, which alone defines the rules."""
+"""`.nniignore` compared with git, which defines the rules."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ PARTS = st.sampled_from(["*", "**", "a", "b", "*.py", "a*", "?", "x.py", "[ab]",
 @st.composite
 def patterns(draw):
     parts = draw(st.lists(PARTS, min_size=1, max_size=4))
-    # Two in a row mean the same as one, and nobody writes them.
+    # Two in a row are equal to one, and unusual.
     parts = [part for i, part in enumerate(parts) if part != "**" or parts[i - 1 : i] != ["**"]]
     return (
         draw(st.sampled_from(["", "", "!", "/", "!/"])) + "/".join(parts) + draw(st.sampled_from(["", "/"]))
@@ -26,7 +26,7 @@ def patterns(draw):
 
 
 FILES = st.lists(patterns(), min_size=1, max_size=5).map("\n".join)
-# Paths of files; the folders follow from them, and a file that another needs as its folder is left out.
+# Paths of files; a file whose path is also a folder is left out.
 PATHS = st.sets(
     st.lists(st.sampled_from(NAMES), min_size=1, max_size=4).map("/".join), min_size=5, max_size=25
 )
@@ -58,7 +58,7 @@ def kept_by_us(root: Path, folder: str = "", outer: tuple[IgnoreRules, ...] = ()
 @given(
     paths=PATHS, outer=FILES, inner=st.dictionaries(st.sampled_from(["a/", "b/", "a/b/"]), FILES, max_size=2)
 )
-def test_what_is_kept_is_what_git_keeps(tmp_path_factory, paths, outer, inner):
+def test_the_kept_files_are_those_that_git_keeps(tmp_path_factory, paths, outer, inner):
     root = tmp_path_factory.mktemp("tree")
     subprocess.run(["git", "init", "-q", root], check=True, timeout=DEADLINE_S)
     for path in sorted(paths):
@@ -88,11 +88,11 @@ def test_what_is_kept_is_what_git_keeps(tmp_path_factory, paths, outer, inner):
         ("*.log", "b\udce9.log", True),
     ],
 )
-def test_idioms(text, path, is_out):
+def test_usual_patterns_are_supported(text, path, is_out):
     assert is_left_out([IgnoreRules.of("", text)], path) is is_out
 
 
 @pytest.mark.parametrize("line", ["!", "\\", "a\\"])
-def test_a_line_that_is_no_pattern_is_named(line):
+def test_an_invalid_pattern_is_an_error_with_its_line_number(line):
     with pytest.raises(ValueError, match=r"line 2, .* is not a gitignore pattern"):
         IgnoreRules.of("", f"*.log\n{line}\n")

@@ -1,4 +1,4 @@
-"""The state diagrams of docs/internals.md are those of the tables in the code. `make golden` writes them."""
+"""The state diagrams of docs/internals.md match the tables in the code. `make golden` writes them."""
 
 import importlib
 import os
@@ -31,7 +31,7 @@ TABLES = [
 
 
 def section(module: str, prefix: str, heading: str, open_state: str) -> str:
-    """A diagram of the changes, and a table of what is ignored in each state."""
+    """A diagram of the state changes, and a table of the ignored events of each state."""
     tables = importlib.import_module(module)
     changes: Mapping[tuple[Enum, Enum], Enum | None] = getattr(tables, f"{prefix}CHANGES")
     lines = [f"### {heading}", "", f"`{module}`", "", "```mermaid", "stateDiagram-v2"]

@@ -1,4 +1,4 @@
-"""A job as each operator of Kubeflow has it: what is written down, and that Kubernetes and the operators understand it."""
+"""A job rendered for each Kubeflow operator: golden files, schemas and special cases."""
 
 import json
 import os
@@ -47,16 +47,16 @@ DEFINITIONS = {
 }
 
 
-def operator(word, **changed):
-    return OPERATORS[word](replace(CASES[word][0], **changed))
+def operator(operator_name, **changed):
+    return OPERATORS[operator_name](replace(CASES[operator_name][0], **changed))
 
 
-def rendered(word, **changed):
-    return operator(word, **changed).render("team-a", CASES[word][1])
+def rendered(operator_name, **changed):
+    return operator(operator_name, **changed).render("team-a", CASES[operator_name][1])
 
 
 def pods(job):
-    """The specification of each role's pods, as far as the job has them."""
+    """The pod template of each role in a job."""
     spec = job["spec"]
     replicas = spec.get("tfReplicaSpecs") or spec.get("pytorchReplicaSpecs")
     if replicas:
@@ -74,51 +74,53 @@ def pods(job):
     }
 
 
-@pytest.mark.parametrize("word", CASES)
-def test_a_job_is_written_down_as_before(word):
-    golden = GOLDEN / f"{word}.json"
-    text = json.dumps(rendered(word), indent=1) + "\n"
+@pytest.mark.parametrize("operator_name", CASES)
+def test_a_rendered_job_matches_its_golden_file(operator_name):
+    golden = GOLDEN / f"{operator_name}.json"
+    text = json.dumps(rendered(operator_name), indent=1) + "\n"
     if os.environ.get("WRITE_GOLDEN"):
         golden.parent.mkdir(exist_ok=True)
         golden.write_text(text)
     assert text == golden.read_text()
 
 
-@pytest.mark.parametrize("word", CASES)
-def test_kubernetes_and_the_operator_know_every_field(word):
+@pytest.mark.parametrize("operator_name", CASES)
+def test_a_rendered_job_has_only_fields_of_kubernetes_and_the_operator(operator_name):
     client = pytest.importorskip("kubernetes.client")
-    job = rendered(word)
-    for each in DEFINITIONS[word]:
+    job = rendered(operator_name)
+    for each in DEFINITIONS[operator_name]:
         (version,) = each["spec"]["versions"]
         Draft202012Validator(version["schema"]["openAPIV3Schema"]).validate(job)
     read_and_written = client.ApiClient().sanitize_for_serialization
     for pod in pods(job).values():
         assert read_and_written(client.V1PodSpec.from_dict(pod["spec"])) == pod["spec"]
         assert read_and_written(client.V1ObjectMeta.from_dict(pod["metadata"])) == pod["metadata"]
-    if word == "job":
+    if operator_name == "job":
         assert read_and_written(client.V1Job.from_dict(job)) == job
 
 
-@pytest.mark.parametrize("word", CASES)
-def test_names_and_labels_tell_whose_job_it_is_and_a_token_is_in_neither(word):
-    job, settings = rendered(word), CASES[word][1]
+@pytest.mark.parametrize("operator_name", CASES)
+def test_names_and_labels_identify_the_job_and_contain_no_token(operator_name):
+    job, settings = rendered(operator_name), CASES[operator_name][1]
     name = "nni-exp-exptexpt-trial-trial" if settings is SETTINGS else "nni-exp-exptexpt-env-3"
-    assert job["metadata"]["name"] == operator(word).name_of("EXPTexpt", settings.job_id) == name
+    assert job["metadata"]["name"] == operator(operator_name).name_of("EXPTexpt", settings.job_id) == name
     assert job_of(job) == settings.job_id
     assert {job_of(pod) for pod in pods(job).values()} == {settings.job_id}
     assert "c0ffee" not in json.dumps(job)
 
 
-@pytest.mark.parametrize("word", [word for word in CASES if CASES[word][0].queue])
-def test_a_queue_is_a_label_of_the_job_and_one_that_the_cluster_has_to_have(word):
-    assert rendered(word)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
-    assert "kueue.x-k8s.io/queue-name" not in rendered(word, queue=None)["metadata"]["labels"]
+@pytest.mark.parametrize(
+    "operator_name", [operator_name for operator_name in CASES if CASES[operator_name][0].queue]
+)
+def test_a_queue_is_a_label_of_the_job_and_a_required_object(operator_name):
+    assert rendered(operator_name)["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert "kueue.x-k8s.io/queue-name" not in rendered(operator_name, queue=None)["metadata"]["labels"]
     assert ("LocalQueue", "team") in [
-        (resource.kind, name) for resource, name in operator(word).required_objects
+        (resource.kind, name) for resource, name in operator(operator_name).required_objects
     ]
 
 
-def test_a_runtime_is_the_whole_clusters_or_the_namespaces():
+def test_a_runtime_belongs_to_the_cluster_or_to_the_namespace():
     (_, (of_all, name)), ((own, own_name),) = (
         operator("trainjob").required_objects,
         operator("trainjob", runtime="TrainingRuntime/mine", queue=None).required_objects,
@@ -131,14 +133,14 @@ def test_a_runtime_is_the_whole_clusters_or_the_namespaces():
     assert job["spec"]["runtimeRef"]["kind"] == "TrainingRuntime"
 
 
-def test_the_file_says_in_which_version_resources_are():
+def test_the_api_version_is_that_of_the_experiment_file():
     assert rendered("pytorch-operator")["apiVersion"] == "kubeflow.org/v1beta2"
     assert rendered("tf-operator")["apiVersion"] == "kubeflow.org/v1"
     assert rendered("job")["apiVersion"] == "batch/v1"
 
 
 @pytest.mark.parametrize(
-    ("word", "roles"),
+    ("operator_name", "roles"),
     [
         ("tf-operator", (TaskRole("worker", 2, 1, 2), TaskRole("ps", 1, 1, -1))),
         ("pytorch-operator", (TaskRole("worker", 2, 1, -1), TaskRole("master", 1, 1, 1))),
@@ -146,13 +148,13 @@ def test_the_file_says_in_which_version_resources_are():
         ("job", (TaskRole("worker", 2, 1, 2),)),
     ],
 )
-def test_a_trial_is_over_when_the_operators_job_is(word, roles):
-    assert operator(word).completion.roles == roles
+def test_the_completion_policy_is_that_of_the_operator(operator_name, roles):
+    assert operator(operator_name).completion.roles == roles
 
 
-@pytest.mark.parametrize("word", CASES)
-def test_a_keeper_has_time_to_stop_its_trial_and_to_tell_of_it(word):
-    for pod in pods(rendered(word)).values():
+@pytest.mark.parametrize("operator_name", CASES)
+def test_the_termination_grace_period_leaves_time_for_the_trial_and_its_report(operator_name):
+    for pod in pods(rendered(operator_name)).values():
         known = {each["name"]: each.get("value") for each in pod["spec"]["containers"][0]["env"]}
         grace_s = float(known["TRIAL_KEEPER_GRACE_S"])
         assert pod["spec"].get("terminationGracePeriodSeconds", 30) >= grace_s + 15
@@ -160,10 +162,10 @@ def test_a_keeper_has_time_to_stop_its_trial_and_to_tell_of_it(word):
 
 @example("echo $$ $(TRIAL_KEEPER_JOB_ID) $$(date) $HOME")
 @given(st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), min_size=1))
-def test_each_roles_command_reaches_its_keeper_as_it_was_written(command):
-    for word, (config, settings) in CASES.items():
+def test_the_command_of_each_role_reaches_its_keeper_unchanged(command):
+    for operator_name, (config, settings) in CASES.items():
         roles = tuple(replace(role, command=f"{role.name}{command}") for role in config.roles)
-        for name, pod in pods(rendered(word, roles=roles)).items():
+        for name, pod in pods(rendered(operator_name, roles=roles)).items():
             known = {}
             for entry in pod["spec"]["containers"][0]["env"]:
                 if "value" in entry:

@@ -1,4 +1,4 @@
-"""What Kubeflow, its Trainer and Kubernetes say of jobs, in our words."""
+"""The conditions of Kubeflow, its Trainer and Kubernetes, mapped to stages and exit reasons."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def failed(code=None, reason="Error", ended_at="2026-01-01T00:00:02Z"):
         ("pytorchjob_that_fails", "pytorch-operator", ["WAITING"] * 2 + ["RUNNING"] + ["ENDED"] * 2),
     ],
 )
-def test_every_recorded_status_is_a_stage(name, word, stages):
+def test_every_recorded_status_maps_to_its_stage(name, word, stages):
     rows = json.loads((GOLDEN / f"{name}.json").read_text())["jobs"]
     assert [operator(word).stage_of(job(*row[1])).name for row in rows] == stages
 
@@ -51,7 +51,7 @@ def test_every_recorded_status_is_a_stage(name, word, stages):
     ("word", "document", "stage"),
     [
         ("tf-operator", {"metadata": {}}, Stage.WAITING),
-        # Neither the end of before nor a pause of the operator's own is an end.
+        # Neither a condition that was reset nor a pause by the operator is an end.
         ("tf-operator", job(("Running", "False"), ("Restarting", "True")), Stage.RUNNING),
         ("pytorch-operator", job(("Running", "True"), ("Restarting", "False")), Stage.RUNNING),
         ("pytorch-operator", job(("Created", "True"), ("Suspended", "True")), Stage.WAITING),
@@ -67,11 +67,11 @@ def test_every_recorded_status_is_a_stage(name, word, stages):
         ("trainjob", job(("Complete", "True"), jobsStatus=[{"name": "node", "ready": 0}]), Stage.ENDED),
     ],
 )
-def test_a_job_is_as_far_as_its_conditions_and_counts_say(word, document, stage):
+def test_the_stage_of_a_job_follows_from_its_conditions_and_counts(word, document, stage):
     assert operator(word).stage_of(document) is stage
 
 
-def test_an_end_is_that_of_the_pod_that_failed_first():
+def test_the_verdict_is_that_of_the_pod_that_failed_first():
     document = job(("Failed", "True", "PyTorchJob j is failed because 1 Master replica(s) failed."))
     pods = {"a": failed(143), "b": failed(3, ended_at="2026-01-01T00:00:01Z"), "c": {"status": {}}}
     verdict = operator("pytorch-operator").verdict_of(document, pods)
@@ -82,36 +82,36 @@ def test_an_end_is_that_of_the_pod_that_failed_first():
     assert not verdict.awaits_pod
 
 
-def test_a_pod_that_the_operator_ended_in_the_same_second_decided_nothing():
+def test_a_pod_that_the_operator_deleted_in_the_same_second_does_not_decide():
     ended = failed(143) | {"metadata": {"deletionTimestamp": "2026-01-01T00:00:32Z"}}
     verdict = operator("job").verdict_of(job(("Failed", "True")), {"a": ended, "b": failed(3)})
     assert (verdict.exit_code, verdict.pod) == (3, "b")
 
 
-def test_memory_that_was_full_is_the_reason():
+def test_an_oom_killed_pod_has_the_reason_out_of_memory():
     pods = {"a": failed(137, "OOMKilled")}
     verdict = operator("job").verdict_of(job(("Failed", "True")), pods)
     assert (verdict.exit_code, verdict.reason) == (137, ExitReason.OUT_OF_MEMORY)
     assert verdict.message == "Kubernetes reports Job j: JobFailed"
 
 
-def test_a_pod_that_failed_as_a_whole_has_no_exit_code():
+def test_a_failed_pod_without_container_status_has_no_exit_code():
     verdict = operator("job").verdict_of(job(("Failed", "True")), {"a": failed()})
     assert (verdict.exit_code, verdict.pod) == (None, "a")
 
 
-def test_a_failure_of_which_no_pod_is_seen_is_worth_a_moments_wait():
+def test_a_failure_without_a_failed_pod_waits_for_the_pod():
     verdict = operator("trainjob").verdict_of(
         job(("Failed", "True")), {"a": {"status": {"phase": "Running"}}}
     )
     assert (verdict.exit_code, verdict.pod, verdict.awaits_pod) == (None, None, True)
 
 
-def test_a_job_that_succeeded_has_nothing_to_say():
+def test_a_job_that_succeeded_has_an_empty_verdict():
     assert operator("tf-operator").verdict_of(job(("Succeeded", "True")), {"a": failed(1)}) == SUCCESS
 
 
-def test_a_suspended_job_says_who_holds_it():
+def test_the_pending_reason_of_a_suspended_job_names_its_queue():
     waits = job(("Suspended", "True"))
     assert "kubectl describe localqueue team" in operator("job", "team").pending_reason(waits)
     assert operator("job").pending_reason(waits).startswith("Job is suspended")
@@ -143,9 +143,7 @@ PODS = st.dictionaries(
 
 @pytest.mark.parametrize("word", OPERATORS)
 @given(status=STATUSES, pods=PODS)
-def test_whatever_is_said_a_job_has_ended_only_by_a_condition_that_is_met_and_then_it_has_a_verdict(
-    word, status, pods
-):
+def test_a_job_ends_only_by_a_true_terminal_condition_and_then_has_a_verdict(word, status, pods):
     document = {"metadata": {"name": "j"}, "status": status}
     met = {each["type"] for each in ((status or {}).get("conditions") or []) if each["status"] == "True"}
     ends = {"Failed", "Succeeded" if word.endswith("-operator") else "Complete"}

@@ -1,4 +1,4 @@
-"""What a cluster warns of: whose it is, which is the newest, and what is kept."""
+"""Warning events of a cluster: their job, their order, and their storage."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,21 +17,21 @@ def an_event(name, at="2026-01-01T00:00:05Z", reason="Failed", message="no", uid
     } | more
 
 
-def test_a_warning_is_of_its_pod_and_of_its_job_and_of_no_other():
+def test_a_warning_belongs_to_its_pod_and_its_job_only():
     warnings = WarningEventCache("EXPT")
     warnings.take(an_event("nniexpexpttrial1-ps-0"))
     assert warnings.of("nniexpexpttrial1-ps-0") == warnings.of("nniexpexpttrial1") == "Failed: no"
     assert warnings.of("nniexpexpttrial1-ps-1") == warnings.of("nniexpexpttrial11") == ""
 
 
-def test_what_has_not_the_experiments_id_in_its_name_is_no_concern():
+def test_events_without_the_experiment_id_in_their_name_are_ignored():
     warnings = WarningEventCache("EXPT")
     assert warnings.concerns(an_event("nniexpexpttrial1-ps-0"))
     assert not warnings.concerns(an_event("coredns-0"))
     assert not warnings.concerns({})
 
 
-def test_the_newest_counts_in_whatever_order_and_field_it_comes():
+def test_the_newest_event_counts_in_any_order_and_any_time_field():
     newest = an_event("expt-a", None, message="newest", series={"lastObservedTime": "2026-01-01T00:00:09Z"})
     events = [
         an_event("expt-a", "2026-01-01T00:00:07Z"),
@@ -45,13 +45,13 @@ def test_the_newest_counts_in_whatever_order_and_field_it_comes():
         assert warnings.of("expt-a") == "Failed: newest"
 
 
-def test_that_no_node_was_found_says_nothing_once_there_is_one():
+def test_a_scheduling_failure_is_dropped_once_the_pod_has_a_node():
     warnings = WarningEventCache("expt")
     warnings.take(an_event("expt-a", reason="FailedScheduling"))
     assert (warnings.of("expt-a"), warnings.of("expt-a", has_node=True)) == ("FailedScheduling: no", "")
 
 
-def test_a_long_message_of_many_lines_is_one_line_that_can_be_read():
+def test_a_long_multi_line_message_becomes_one_short_line():
     warnings = WarningEventCache("expt")
     warnings.take(an_event("expt-a", message="mount failed:\n  exit " + "status 32 " * 100))
     assert warnings.of("expt-a").startswith("Failed: mount failed: exit status 32 status")
@@ -62,7 +62,7 @@ NAMES = st.sampled_from(["expt1", "expt1-ps-0", "expt1-ps-1", "expt12-ps-0", "ex
 
 
 @given(st.lists(st.tuples(st.sampled_from(["take", "drop"]), NAMES, st.integers(1, 9))))
-def test_what_was_dropped_or_forgotten_is_not_kept(steps):
+def test_dropped_and_forgotten_events_are_not_kept(steps):
     warnings = WarningEventCache("expt")
     for step, name, second in steps:
         getattr(warnings, step)(an_event(name, f"2026-01-01T00:00:0{second}Z", uid=f"{name}{second}"))
@@ -73,7 +73,7 @@ def test_what_was_dropped_or_forgotten_is_not_kept(steps):
     assert warnings._newest == {}
 
 
-def test_what_goes_first_is_told_and_is_no_reason_of_its_own():
+def test_a_running_init_container_is_reported_as_the_blocking_step():
     init = {"name": "frameworkbarrier", "state": {"running": {}}}
     waiting = {"name": "c", "state": {"waiting": {"reason": "PodInitializing"}}}
     pod = {"status": {"phase": "Pending", "initContainerStatuses": [init], "containerStatuses": [waiting]}}

@@ -1,4 +1,4 @@
-"""The states of a job on Kubernetes: what can happen in each, and that every job ends once."""
+"""The states of a job on Kubernetes: the events of each state, and that every job ends once."""
 
 from itertools import product
 
@@ -23,8 +23,8 @@ def a_job(state=S.REGISTERED):
     return KubernetesJob("trial1", "nni-trial1", 0.0, state)
 
 
-def play(*events):
-    """The follow-ups of the last event of a new job, and its state."""
+def follow_up_of(*events):
+    """The last follow-up of these events of a new job, and its state."""
     job = a_job()
     follow_up = None
     for event in events:
@@ -33,7 +33,7 @@ def play(*events):
 
 
 @pytest.mark.parametrize(("state", "event"), list(product(S, E)))
-def test_what_the_table_does_not_hold_cannot_happen(state, event):
+def test_an_event_that_the_transition_table_lacks_raises_and_keeps_the_state(state, event):
     job = a_job(state)
     if (state, event) in TRANSITIONS:
         assert job.apply(event) is FOLLOW_UPS.get((state, event))
@@ -48,7 +48,7 @@ def test_a_job_that_has_ended_never_changes():
     assert {after for (state, _), after in TRANSITIONS.items() if state is S.ENDED} == {S.ENDED}
 
 
-def test_a_submit_is_answered_exactly_while_it_is_in_progress_or_its_job_has_ended_meanwhile():
+def test_a_submit_result_is_valid_only_while_submitting_ending_or_ended():
     for answer in (E.SUBMITTED, E.SUBMIT_FAILED, E.REFUSED):
         assert {state for state, event in TRANSITIONS if event is answer} == SUBMITTING | {S.ENDING, S.ENDED}
     assert {state for state in S if a_job(state).is_submitting} == SUBMITTING
@@ -81,12 +81,12 @@ def test_every_follow_up_belongs_to_a_transition():
     ],
     ids=lambda each: "-".join(event.name.lower() for event in each) if isinstance(each, tuple) else None,
 )
-def test_the_order_of_events_decides_what_is_done(events, follow_up, state):
-    assert play(*events) == (follow_up, state)
+def test_the_order_of_events_decides_the_follow_up(events, follow_up, state):
+    assert follow_up_of(*events) == (follow_up, state)
 
 
 def closing_events(state):
-    """What happens to a job in this state when its resource is gone and all calls are answered."""
+    """The events of a job in this state when its resource is gone and all calls are answered."""
     match state:
         case S.SUBMITTING | S.UNLISTED | S.GONE:
             return [E.SUBMITTED]
@@ -101,7 +101,7 @@ def closing_events(state):
 
 
 @given(st.lists(st.sampled_from(E)), st.booleans())
-def test_a_job_always_reaches_its_end_and_is_reported_once(events, stop_is_asked):
+def test_every_job_reaches_its_end_and_is_reported_once(events, stop_is_asked):
     job, ends = a_job(), 0
 
     def apply(event):

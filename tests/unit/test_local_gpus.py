@@ -1,3 +1,5 @@
+"""The assignment of GPUs to jobs on the local platform."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from nni_manager.errors import UserError
 from nni_manager.training_services.local.gpus import GpuShares
 
 
-def test_the_least_loaded_gpus_are_given_first():
+def test_the_least_loaded_gpus_are_assigned_first():
     shares = GpuShares((0, 1, 2), max_jobs_per_gpu=2)
     assert shares.take("a", 2) == (0, 1)
     assert shares.take("b", 1) == (2,)
@@ -17,20 +19,20 @@ def test_the_least_loaded_gpus_are_given_first():
     assert shares.take("d", 2) == (0, 1)
 
 
-def test_more_gpus_than_there_are_is_refused_at_once_with_both_numbers():
+def test_too_many_gpus_are_rejected_with_both_numbers():
     with pytest.raises(UserError, match=r"gpuNum is 2 and the experiment may use 1"):
         GpuShares.of(LocalSpec(), 2, present=(0,))
     with pytest.raises(UserError, match=r"GPU 7 does not exist"):
         GpuShares.of(LocalSpec(gpu_indices=(7,)), 1, present=(0, 1))
 
 
-def test_trials_without_gpus_need_none():
+def test_trials_without_gpus_require_none():
     assert GpuShares.of(LocalSpec(), 0, present=()).indices == ()
     assert GpuShares.of(LocalSpec(gpu_indices=(3,)), None, present=()).indices == (3,)
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(1, 4)), max_size=40), st.integers(1, 3))
-def test_no_gpu_ever_has_more_jobs_than_it_may(moves, most):
+def test_no_gpu_ever_has_more_jobs_than_its_limit(moves, most):
     shares = GpuShares((0, 1, 2, 3), most)
     held: dict[str, tuple[int, ...]] = {}
     for job, count in moves:

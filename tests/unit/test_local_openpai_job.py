@@ -1,4 +1,4 @@
-"""The life of a job of the local OpenPAI cluster: events in, effects out."""
+"""The states of a job of local OpenPAI: events in, effects out."""
 
 from itertools import product
 
@@ -39,7 +39,7 @@ from nni_manager.local_openpai.core.states import (
 
 
 @pytest.mark.parametrize("table", [TASK_TRANSITIONS, JOB_TRANSITIONS], ids=["task", "job"])
-def test_nothing_happens_to_what_is_over_and_everything_else_can_end(table):
+def test_a_completed_state_has_no_event_and_every_other_state_can_complete(table):
     assert not [happening for state, happening in table if state is SubState.COMPLETED]
     reachable = {SubState.ATTEMPT_CREATION_PENDING}
     for _ in SubState:
@@ -59,7 +59,7 @@ def test_every_state_has_a_name_in_the_api(sub_state, code):
     assert (found in (State.STOPPED, State.STOPPING)) <= (code in (-210, -220))
 
 
-def test_no_task_of_a_gang_starts_before_all_have_their_addresses():
+def test_no_task_of_a_gang_starts_before_all_have_an_allocation():
     played = Played(a_plan(a_role(tasks=3)))
     played.happens(Submitted())
     (asked,) = played.of(Request)
@@ -70,7 +70,7 @@ def test_no_task_of_a_gang_starts_before_all_have_their_addresses():
     assert len(played.of(StartContainer)) == 3
 
 
-def test_without_a_gang_each_task_waits_for_itself_and_sees_holes():
+def test_without_a_gang_each_task_starts_alone_and_lacks_unallocated_tasks():
     played = Played(a_plan(is_gang=False))
     played.happens(Submitted())
     assert len(played.of(Request)) == 2
@@ -81,13 +81,13 @@ def test_without_a_gang_each_task_waits_for_itself_and_sees_holes():
     assert len(played.of(StartContainer)) == 2
 
 
-def test_a_job_runs_with_its_first_task_and_says_so_once():
+def test_a_job_is_running_once_its_first_task_runs_and_reports_it_once():
     played = Played(a_plan()).begin()
     assert played.job.attempt.state is State.RUNNING
     assert played.changes == [Change.RUNNING]
 
 
-def test_all_tasks_succeed_and_so_does_the_job():
+def test_a_job_succeeds_when_all_tasks_succeed():
     played = Played(a_plan()).begin()
     played.ends(0, 0)
     assert played.job.attempt.state is State.RUNNING
@@ -97,7 +97,7 @@ def test_all_tasks_succeed_and_so_does_the_job():
     assert len(played.of(ReleaseAllocation)) == 2
 
 
-def test_a_job_does_not_end_before_it_began_when_the_clock_was_set_back():
+def test_a_job_never_ends_before_its_launch_time_when_the_clock_was_set_back():
     played = Played(a_plan(a_role(tasks=1)))
     played.now_s = 86_400.0
     played.begin()
@@ -107,7 +107,7 @@ def test_a_job_does_not_end_before_it_began_when_the_clock_was_set_back():
     assert played.job.completed_at_s >= played.job.launched_at_s > 86_400
 
 
-def test_the_first_failure_ends_the_job_once_the_rest_is_stopped():
+def test_the_first_failure_fails_the_job_once_the_other_tasks_are_stopped():
     played = Played(a_plan()).begin()
     new = played.ends(0, 255)
     assert [effect.container_id for effect in new if isinstance(effect, StopContainer)] == [
@@ -123,7 +123,7 @@ def test_the_first_failure_ends_the_job_once_the_rest_is_stopped():
     assert played.states() == [State.FAILED, State.STOPPED]
 
 
-def test_a_helper_that_is_killed_in_a_job_that_succeeded_is_stopped():
+def test_a_killed_helper_of_a_job_that_succeeded_counts_as_stopped():
     played = Played(a_plan(a_role("ps", 1), a_role("worker", 1, min_succeeded=1))).begin()
     played.ends(0, 0)
     played.ends(0, 137, "ps")
@@ -131,7 +131,7 @@ def test_a_helper_that_is_killed_in_a_job_that_succeeded_is_stopped():
     assert played.states() == [State.STOPPED, State.SUCCEEDED]
 
 
-def test_stopping_is_not_a_failure_whatever_the_processes_make_of_it():
+def test_a_stopped_job_is_never_failed_whatever_its_exit_codes():
     played = Played(a_plan(job_retries=3)).begin()
     played.happens(StopAsked())
     assert (played.job.attempt.state, played.job.execution_type) == (State.STOPPING, ExecutionType.STOP)
@@ -142,7 +142,7 @@ def test_stopping_is_not_a_failure_whatever_the_processes_make_of_it():
     assert played.changes[-1] is Change.STOPPED
 
 
-def test_a_job_that_waits_is_stopped_at_once():
+def test_a_queued_job_is_stopped_at_once():
     played = Played(a_plan())
     played.happens(Submitted())
     new = played.happens(StopAsked())
@@ -152,7 +152,7 @@ def test_a_job_that_waits_is_stopped_at_once():
     assert not played.of(StopContainer)
 
 
-def test_a_job_that_is_stopped_after_it_failed_has_failed():
+def test_a_job_that_is_stopped_after_it_failed_stays_failed():
     played = Played(a_plan()).begin()
     played.ends(0, 255)
     played.happens(StopAsked())
@@ -160,7 +160,7 @@ def test_a_job_that_is_stopped_after_it_failed_has_failed():
     assert (played.job.attempt.state, played.job.attempt.code) == (State.FAILED, 255)
 
 
-def test_a_job_that_is_stopped_after_it_failed_is_not_tried_again():
+def test_a_job_that_is_stopped_after_it_failed_is_not_retried():
     played = Played(a_plan(job_retries=5)).begin()
     played.ends(0, 255)
     played.happens(StopAsked())
@@ -168,7 +168,7 @@ def test_a_job_that_is_stopped_after_it_failed_is_not_tried_again():
     assert played.job.attempt.attempt_id == 0
 
 
-def test_a_job_is_tried_again_with_new_containers():
+def test_a_job_is_retried_with_new_containers():
     played = Played(a_plan(job_retries=1)).begin()
     before = {task.container_id for task in played.job.tasks.values()}
     played.ends(0, 255)
@@ -193,7 +193,7 @@ def test_a_job_is_tried_again_with_new_containers():
     assert played.changes == [Change.RUNNING, Change.RETRIED, Change.RUNNING, Change.SUCCEEDED]
 
 
-def test_a_task_is_tried_again_without_the_others_when_there_is_no_gang():
+def test_a_task_without_a_gang_is_retried_alone():
     played = Played(a_plan(is_gang=False, task_retries=1)).begin()
     first = played.container(0)
     played.ends(0, 255)
@@ -209,7 +209,7 @@ def test_a_task_is_tried_again_without_the_others_when_there_is_no_gang():
     assert played.job.attempt.state is State.SUCCEEDED
 
 
-def test_what_is_said_of_an_earlier_container_comes_too_late():
+def test_the_end_of_an_earlier_container_is_ignored():
     played = Played(a_plan(is_gang=False, task_retries=1)).begin()
     first = played.container(0)
     played.ends(0, 255)
@@ -218,7 +218,7 @@ def test_what_is_said_of_an_earlier_container_comes_too_late():
     assert played.job.tasks["worker", 0].sub_state is SubState.ATTEMPT_CREATION_PENDING
 
 
-def test_a_job_that_the_platform_fails_again_and_again_fails_and_says_why():
+def test_a_job_fails_when_its_platform_retries_are_exhausted():
     played = Played(a_plan(a_role(tasks=1)), most_platform_retries=2).begin()
     for _ in range(2):
         played.ends(0, 137)
@@ -229,7 +229,7 @@ def test_a_job_that_the_platform_fails_again_and_again_fails_and_says_why():
     assert [note.reason for note in played.of(RecordEvent)][-1] == "RetriesExhausted"
 
 
-def test_a_gang_without_ports_ends_with_the_code_for_that_and_is_tried_again():
+def test_a_gang_without_free_ports_gets_exit_code_253_and_is_retried():
     played = Played(a_plan())
     played.happens(Submitted())
     waiting = tuple(task.container_id for task in played.job.tasks.values())
@@ -238,7 +238,7 @@ def test_a_gang_without_ports_ends_with_the_code_for_that_and_is_tried_again():
     assert (played.job.attempt.attempt_id, played.job.retries) == (1, RetryCounts(platform=1))
     kept = [effect.task for effect in played.of(SaveTask) if effect.task.exit is not None]
     assert kept[0].exit.code == 253
-    # The place they had is free again.
+    # Its allocations are free again.
     assert {effect.container_id for effect in played.of(ReleaseAllocation)} == set(waiting)
 
 
@@ -304,15 +304,15 @@ class AnyJob(RuleBasedStateMachine):
         self.send(ContainerEnded(container_id, TaskExit(code)))
 
     @precondition(lambda self: not self.was_stopped and not self.played.job.is_over)
-    @rule(it_is=st.sampled_from([False, False, False, False, True]))
-    def stop(self, it_is):
-        if it_is:
+    @rule(happens=st.sampled_from([False, False, False, False, True]))
+    def stop(self, happens):
+        if happens:
             self.was_stopped = True
             self.send(StopAsked())
 
     @precondition(lambda self: self.played.job.is_over)
     @rule()
-    def hear_of_what_is_gone(self):
+    def report_an_unknown_container(self):
         self.send(ContainerEnded("unknown", TaskExit(0)))
 
     @invariant()
@@ -323,7 +323,7 @@ class AnyJob(RuleBasedStateMachine):
             assert self.verdicts.setdefault(job.attempt.attempt_id, verdict) == verdict
 
     @invariant()
-    def who_holds_a_place_is_a_task_that_is_not_over(self):
+    def allocations_belong_to_live_tasks(self):
         job = self.played.job
         holders = {
             task.container_id
@@ -340,7 +340,7 @@ class AnyJob(RuleBasedStateMachine):
         }
 
     @invariant()
-    def what_is_over_has_nothing_left(self):
+    def a_job_that_is_over_has_no_resources(self):
         job = self.played.job
         if job.is_over:
             assert not self.placed
@@ -351,7 +351,7 @@ class AnyJob(RuleBasedStateMachine):
             assert self.placed or self.waiting
 
     def teardown(self):
-        """Left alone, it comes to an end."""
+        """A job that gets no more commands ends."""
         if not hasattr(self, "played"):
             return
         for _ in range(200):
@@ -363,7 +363,7 @@ class AnyJob(RuleBasedStateMachine):
                 self.running.discard(container_id)
                 self.send(ContainerEnded(container_id, TaskExit(0)))
         assert self.played.job.is_over
-        self.what_is_over_has_nothing_left()
+        self.a_job_that_is_over_has_no_resources()
         if self.was_stopped and self.played.job.attempt.code in (-210,):
             assert self.played.job.attempt.state is State.STOPPED
 

@@ -1,4 +1,4 @@
-"""TaskExit codes, retries, completion, ports and the queue of the local OpenPAI cluster, as OpenPAI has them."""
+"""Exit codes, retries, completion, ports and the queue of local OpenPAI, as OpenPAI defines them."""
 
 import pytest
 from hypothesis import given
@@ -47,16 +47,16 @@ CODES = st.sampled_from(sorted(EXIT_SPECS))
         (1, "FileNotFoundError: [Errno 2] No such file or directory: 'x'", 255),
     ],
 )
-def test_a_container_ends_as_in_openpai(user_code, log, code):
+def test_the_exit_code_of_a_container_is_mapped_as_in_openpai(user_code, log, code):
     found = container_exit(user_code, f"before\n{log}\nafter")
     assert (found.code, found.origin_user_exit_code) == (code, user_code)
 
 
-def test_the_text_that_chose_the_code_is_told():
+def test_the_log_line_that_determined_the_code_is_reported():
     assert container_exit(1, "a\nImportError: torch\nb").matched_log == "ImportError: torch"
 
 
-def test_a_code_outside_the_table_keeps_its_number_and_has_the_words_for_all_such():
+def test_an_unlisted_exit_code_keeps_its_number_and_gets_a_generic_phrase():
     assert len(EXIT_SPECS) == 62
     assert (exit_spec(1).code, exit_spec(1).phrase) == (1, "PAIRuntimeExitAbnormally")
     assert (exit_spec(-7).code, exit_spec(-7).phrase) == (-7, "ContainerUndefinedNegativeExitCode")
@@ -73,43 +73,43 @@ def test_only_an_unknown_failure_is_retried_up_to_a_limit(code):
 
 @pytest.mark.parametrize("code", [-210, -220])
 @given(most=st.integers(-2, 5), is_fancy=st.booleans())
-def test_what_was_stopped_is_never_tried_again(code, most, is_fancy):
+def test_a_stopped_job_is_never_retried(code, most, is_fancy):
     assert retried(RetryPolicy(is_fancy, most), code, RetryCounts(), 10) is None
 
 
-def test_without_a_retry_count_what_the_platform_caused_is_tried_again_and_not_counted():
+def test_platform_failures_are_retried_without_a_retry_count_and_not_counted_as_the_users():
     assert retried(JOB, 137, RetryCounts(), 10) == RetryCounts(platform=1)
     assert retried(JOB, 253, RetryCounts(platform=9), 10) == RetryCounts(platform=10)
     assert retried(JOB, 251, RetryCounts(), 10) == RetryCounts(resource=1)
 
 
-def test_what_the_platform_caused_is_not_tried_again_for_ever():
+def test_platform_failures_are_retried_a_limited_number_of_times():
     assert retried(JOB, 137, RetryCounts(platform=10), 10) is None
     assert retried(JOB, 137, RetryCounts(platform=6, resource=4), 10) is None
 
 
-def test_what_no_other_try_can_mend_is_not_tried_again():
+def test_a_permanent_failure_is_not_retried():
     assert retried(RetryPolicy(True, 5), 232, RetryCounts(), 10) is None
 
 
-def test_an_unknown_failure_is_tried_again_as_often_as_the_job_says():
+def test_an_unknown_failure_is_retried_as_often_as_the_job_allows():
     assert retried(RetryPolicy(True, 2), 255, RetryCounts(user=1), 10) == RetryCounts(user=2)
     assert retried(RetryPolicy(True, 2), 255, RetryCounts(user=2, platform=1), 10) is None
     assert retried(RetryPolicy(True, -1), 255, RetryCounts(user=99), 10) == RetryCounts(user=100)
 
 
-def test_a_success_is_tried_again_with_minus_two_only():
+def test_a_success_is_retried_only_with_a_retry_count_of_minus_two():
     assert retried(RetryPolicy(True, 5), 0, RetryCounts(), 10) is None
     assert retried(RetryPolicy(True, -1), 0, RetryCounts(), 10) is None
     assert retried(RetryPolicy(True, -2), 0, RetryCounts(), 10) == RetryCounts(user=1)
 
 
-def test_a_task_of_a_gang_is_not_tried_again_by_itself():
+def test_a_task_of_a_gang_is_not_retried_alone():
     assert retried(RetryPolicy(False, 0), 137, RetryCounts(), 10) is None
 
 
 @given(CODES, st.integers(0, 4), st.integers(0, 4))
-def test_retries_come_to_an_end(code, most, most_platform):
+def test_the_number_of_retries_is_bounded(code, most, most_platform):
     counts, tries = RetryCounts(), 0
     while (following := retried(RetryPolicy(True, most), code, counts, most_platform)) is not None:
         assert following.total == counts.total + 1
@@ -135,7 +135,7 @@ def test_enough_failed_tasks_fail_the_job_with_the_last_of_them():
     assert (decided.trigger.role, decided.trigger.index) == ("worker", 2)
 
 
-def test_enough_succeeded_tasks_make_a_success_while_others_run():
+def test_enough_succeeded_tasks_make_the_job_succeed_while_others_run():
     decided = judged(1, 1, 3, ends(0))
     assert decided.exit.code == 0
     assert (
@@ -143,22 +143,22 @@ def test_enough_succeeded_tasks_make_a_success_while_others_run():
     )
 
 
-def test_the_earliest_end_that_fulfils_a_policy_decides():
+def test_the_earliest_task_end_that_fulfils_a_policy_decides():
     assert judged(1, 1, 2, ends(0, 255)).exit.code == 0
     assert judged(1, 1, 2, ends(255, 0)).exit.code == 255
 
 
-def test_a_job_whose_failures_do_not_matter_succeeds_also_when_all_tasks_failed():
+def test_a_job_that_tolerates_failures_succeeds_even_if_all_tasks_failed():
     decided = judged(-1, -1, 2, ends(255, 255))
     assert (decided.exit.code, decided.trigger.role) == (0, None)
     assert "CompletedTaskCount 2 has reached TotalTaskCount 2" in decided.trigger.message
 
 
-def test_nothing_is_decided_while_no_policy_is_fulfilled_and_tasks_are_left():
+def test_there_is_no_verdict_while_no_policy_is_fulfilled_and_tasks_run():
     assert judged(2, -1, 3, ends(255, 0)) is None
 
 
-def test_each_role_counts_for_itself():
+def test_each_role_is_counted_separately():
     policies = [("ps", CompletionPolicy(1, 1)), ("worker", CompletionPolicy(2, 2))]
     found = [*ends(255, 0), *ends(role="ps")]
     assert verdict(policies, 4, found) is None
@@ -170,7 +170,7 @@ def test_each_role_counts_for_itself():
     st.integers(-1, 4),
     st.lists(st.sampled_from([0, 255, 137]), min_size=1, max_size=6),
 )
-def test_a_verdict_once_found_stays_and_comes_at_the_latest_with_the_last_task(
+def test_a_verdict_never_changes_and_exists_at_the_latest_after_the_last_task(
     min_failed, min_succeeded, codes
 ):
     found = ends(*codes)
@@ -198,7 +198,7 @@ def test_ports_are_those_that_openpai_computes():
     assert chosen == {"ssh": (26055,), "http": (25895,), "nni": (38675, 32000, 20803)}
 
 
-def test_a_port_that_is_taken_is_followed_by_the_next():
+def test_a_port_in_use_is_replaced_by_the_next_one():
     start = hashed_port("c", "http", 0, 15000, 40000)
     taken = {start, start + 1}
     assert chosen_ports("c", {"http": 1}, 15000, 40000, lambda port: port not in taken) == {
@@ -207,7 +207,7 @@ def test_a_port_that_is_taken_is_followed_by_the_next():
 
 
 @given(st.text(), st.dictionaries(st.sampled_from("abc"), st.integers(-1, 5)), st.integers(15, 40))
-def test_ports_are_different_free_and_within_the_range(container_id, wanted, size):
+def test_ports_are_distinct_free_and_within_the_range(container_id, wanted, size):
     free = {1000 + step for step in range(size)} - {1003, 1007}
     chosen = (
         chosen_ports(container_id, wanted, 1000, 1000 + size, free.__contains__)
@@ -219,7 +219,7 @@ def test_ports_are_different_free_and_within_the_range(container_id, wanted, siz
     assert free.issuperset(ports)
 
 
-def test_a_range_without_room_is_told():
+def test_a_range_without_enough_free_ports_raises():
     with pytest.raises(PortsExhausted):
         chosen_ports("c", {"http": 2}, 1000, 1001, lambda _: True)
 
@@ -239,7 +239,7 @@ def granted(cluster):
     return [grant.request.job_id for grant in cluster.grants()]
 
 
-def test_who_stands_in_front_is_not_overtaken():
+def test_requests_are_granted_in_order_without_overtaking():
     cluster = a_cluster()
     cluster.enqueue(a_request(1, a=(3, 1, 0)))
     cluster.enqueue(a_request(2, b=(2, 1, 0)))
@@ -249,7 +249,7 @@ def test_who_stands_in_front_is_not_overtaken():
     assert granted(cluster) == [2, 3]
 
 
-def test_what_belongs_together_gets_its_place_together():
+def test_all_containers_of_a_request_are_granted_together():
     cluster = a_cluster()
     cluster.enqueue(a_request(1, a=(1, 1, 0)))
     cluster.enqueue(a_request(2, b=(2, 1, 0), c=(2, 1, 0)))
@@ -258,7 +258,7 @@ def test_what_belongs_together_gets_its_place_together():
     assert granted(cluster) == [2]
 
 
-def test_no_gpu_is_held_twice_and_those_of_another_virtual_cluster_are_not_touched():
+def test_each_gpu_is_assigned_once_and_only_within_its_virtual_cluster():
     first, second = virtual_clusters({"a": ResourceCounts(9, 9, 2), "b": ResourceCounts(9, 9, 1)}).values()
     first.enqueue(a_request(1, a=(0, 0, 1), b=(0, 0, 1)))
     second.enqueue(a_request(2, c=(0, 0, 1)))
@@ -266,7 +266,7 @@ def test_no_gpu_is_held_twice_and_those_of_another_virtual_cluster_are_not_touch
     assert second.grants()[0].gpus == {"c": (2,)}
 
 
-def test_who_leaves_the_queue_lets_the_next_one_through():
+def test_a_request_that_leaves_the_queue_unblocks_the_next_one():
     cluster = a_cluster()
     cluster.enqueue(a_request(1, a=(9, 1, 0)))
     cluster.enqueue(a_request(2, b=(1, 1, 0)))
@@ -275,7 +275,7 @@ def test_who_leaves_the_queue_lets_the_next_one_through():
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 100), st.integers(0, 2)), max_size=12), st.data())
-def test_no_more_is_given_than_there_is_and_everybody_gets_a_turn_in_order(needs, data):
+def test_grants_never_exceed_the_capacity_and_every_request_is_granted_in_order(needs, data):
     cluster = a_cluster()
     for number, need in enumerate(needs):
         cluster.enqueue(a_request(number, **{f"c{number}": need}))
@@ -287,7 +287,7 @@ def test_no_more_is_given_than_there_is_and_everybody_gets_a_turn_in_order(needs
         assert cluster.used.fits_into(cluster.capacity)
         held = [gpu for _, gpus in cluster._held.values() for gpu in gpus]
         assert len(set(held)) == len(held)
-        assert running, "nobody runs, and somebody waits"
+        assert running, "no container runs, and a request is queued"
         cluster.release(f"c{running.pop(data.draw(st.integers(0, len(running) - 1)))}")
     assert order == sorted(order)
     assert cluster.used == ResourceCounts()
@@ -296,11 +296,11 @@ def test_no_more_is_given_than_there_is_and_everybody_gets_a_turn_in_order(needs
 @pytest.mark.parametrize(
     "line", ["tensorflow step 1 of 2\r", "Loaded runtime CuDNN library 1 ", "CUDA error\n"]
 )
-def test_a_log_of_megabytes_without_an_end_of_line_is_looked_through_at_once(line: str) -> None:
+def test_a_log_of_megabytes_without_line_ends_is_scanned_quickly(line: str) -> None:
     assert container_exit(1, line * (5_000_000 // len(line))).code == 255
 
 
-def test_signs_are_found_on_one_line_in_their_order() -> None:
+def test_log_patterns_match_on_one_line_in_order() -> None:
     log = "tensorflow begins\nTensorFlow: ResourceExhaustedError: OOM when allocating\nmore"
     found = container_exit(1, log)
     assert (found.code, found.matched_log) == (221, "TensorFlow: ResourceExhaustedError: OOM when allocating")

@@ -1,4 +1,4 @@
-"""What the local OpenPAI cluster stores of its jobs is what it knows of them, at any moment."""
+"""The stored state of a local OpenPAI job equals its state in memory after every event."""
 
 import contextlib
 import sqlite3
@@ -34,7 +34,7 @@ def store(tmp_path):
 
 
 def keep(store, played, effects):
-    """Store what a job's effects say, as the cluster does."""
+    """Store the effects of a job, as the cluster does."""
     job, writes = played.job, []
     for effect in effects:
         if isinstance(effect, SaveTask | SaveAttempt | RecordEvent):
@@ -43,7 +43,7 @@ def keep(store, played, effects):
 
 
 def known(job):
-    """All of a job that a later cluster needs."""
+    """All fields of a job that a later cluster requires."""
     return {
         **{
             name: getattr(job, name)
@@ -57,7 +57,7 @@ ACTIONS = st.sampled_from(["place", "start", "end 0", "end 255", "end 137", "sto
 
 
 @given(st.booleans(), st.integers(0, 1), st.lists(st.tuples(ACTIONS, st.integers(0, 2)), max_size=25))
-def test_a_job_is_restored_as_it_was_at_any_moment(is_gang, retries, actions):
+def test_a_job_is_restored_unchanged_after_any_event(is_gang, retries, actions):
     store = JobStore.__new__(JobStore)
     store._path, store._resources = None, contextlib.ExitStack()
     store._connection = sqlite3.connect(":memory:", isolation_level=None)
@@ -107,8 +107,8 @@ def test_a_job_is_restored_as_it_was_at_any_moment(is_gang, retries, actions):
     store.close()
 
 
-def test_of_a_job_that_is_over_no_secret_is_left(tmp_path):
-    # Long enough for pages of its own, which the database lets go of as they are unless told otherwise.
+def test_the_secrets_of_a_job_that_has_ended_are_erased(tmp_path):
+    # Large enough for database pages of its own, which SQLite frees without erasing unless configured to.
     played, path = Played(a_plan(replace(a_role(tasks=1), user="echo line\n" * 2000))), tmp_path / "db"
     store = JobStore(path)
     played.job.job_id = store.add_job(played.job.plan, "masked", 0.5)
@@ -122,13 +122,13 @@ def test_of_a_job_that_is_over_no_secret_is_left(tmp_path):
     assert path.stat().st_mode & 0o077 == 0
 
 
-def test_a_plan_survives_its_way_through_the_database(store):
+def test_a_plan_survives_a_round_trip_through_the_database(store):
     plan = a_plan(a_role("ps"), a_role(), is_gang=False, task_retries=2)
     store.add_job(plan, "masked", 0.5)
     assert [job.plan for job in store.unfinished(str, 3)] == [plan]
 
 
-def test_a_name_is_stored_once_for_each_user(store):
+def test_a_job_name_is_unique_for_each_user(store):
     store.add_job(a_plan(), "masked", 0.5)
     with pytest.raises(ApiError, match="alice~job"):
         store.add_job(a_plan(), "masked", 0.6)
@@ -136,14 +136,14 @@ def test_a_name_is_stored_once_for_each_user(store):
         store.summary("bob", "job")
 
 
-def test_a_moment_after_the_submission_a_job_waits_without_tasks(store):
+def test_a_job_that_was_just_submitted_waits_without_tasks(store):
     store.add_job(a_plan(), "masked", 0.5)
     detail = store.detail("alice", "job", None)
     assert (detail.job.state, detail.attempt.state, detail.tasks) == (State.WAITING, State.WAITING, {})
     assert (detail.attempt.created_at_s, detail.job.attempt_id) == (0.5, 0)
 
 
-def test_a_database_of_a_newer_version_is_left_alone(tmp_path):
+def test_a_database_of_a_newer_version_is_not_opened(tmp_path):
     with sqlite3.connect(tmp_path / "db") as connection:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     connection.close()
@@ -151,7 +151,7 @@ def test_a_database_of_a_newer_version_is_left_alone(tmp_path):
         JobStore(tmp_path / "db")
 
 
-def test_what_is_no_database_is_named(tmp_path):
+def test_a_file_that_is_no_database_is_an_error_with_a_remedy(tmp_path):
     (tmp_path / "db").write_bytes(b"no database" * 100)
     with pytest.raises(StateDirUnusable, match="choose another state directory"):
         JobStore(tmp_path / "db")

@@ -1,4 +1,4 @@
-"""What a task of the local OpenPAI cluster is given: its plan, its environment, its logs."""
+"""The inputs of a local OpenPAI task: its plan and its environment; and its logs."""
 
 import os
 
@@ -22,7 +22,7 @@ def a_plan(*changes, **top):
 
 
 def placed(plan, *only):
-    """A job whose tasks have their allocations; without a gang, only those of these indices."""
+    """A job whose tasks have their allocations; without a gang, only those with these indices."""
     numbers = iter(range(1000))
     job = PaiJob(1, plan, 0.0, lambda: f"id{next(numbers)}", 3)
     job.handle(Submitted(), 1.0)
@@ -40,7 +40,7 @@ def variables(plan, role, index, *only):
     return task_variables(plan, 1, job.tasks[role, index], tuple(job.tasks.values()), "/work")
 
 
-def test_the_keeper_reads_what_the_cluster_writes():
+def test_the_keeper_can_read_the_environment_that_the_cluster_writes():
     plan = a_plan(((*WORKER, "resourcePerInstance", "ports"), {"tcp": 1})).plan
     environ = variables(plan, "worker", 1)
     expected = {
@@ -67,7 +67,7 @@ def test_the_keeper_reads_what_the_cluster_writes():
     assert task_name(environ) == "worker-1"
 
 
-def test_every_variable_of_a_role_is_there_in_both_spellings():
+def test_every_variable_of_a_role_exists_in_both_spellings():
     job = a_job()
     job["taskRoles"] = {"W_1": job["taskRoles"]["worker"]}
     environ = variables(planned("alice", text_of(job), ()).plan, "W_1", 0)
@@ -87,7 +87,7 @@ def test_every_variable_of_a_role_is_there_in_both_spellings():
     assert task_name(environ) == "W_1-0"
 
 
-def test_a_task_without_a_gang_does_not_know_who_has_no_place_yet():
+def test_a_task_without_a_gang_lacks_the_addresses_of_unallocated_tasks():
     environ = variables(a_plan(extras={"gangAllocation": False}).plan, "worker", 1, 1)
     assert "PAI_HOST_IP_worker_0" not in environ
     assert environ["PAI_HOST_IP_worker_1"] == "10.0.0.1"
@@ -100,13 +100,13 @@ def test_a_semicolon_follows_each_label_of_the_port_list():
     assert environ["PAI_CONTAINER_HOST_http_PORT_LIST"] == "2000,3000"
 
 
-def test_what_belongs_to_a_platform_around_is_not_handed_down():
+def test_variables_of_an_outer_platform_are_not_inherited():
     assert inherited({"PATH": "/bin", "PAI_JOB_NAME": "x", "FC_TASK_INDEX": "1", "NNI_EXP_ID": "y"}) == {
         "PATH": "/bin"
     }
 
 
-def test_a_job_retries_and_its_tasks_only_without_a_gang():
+def test_tasks_have_their_own_retries_only_without_a_gang():
     gang = a_plan(((*WORKER, "taskRetryCount"), 3), jobRetryCount=2).plan
     assert (gang.job_retry.is_fancy, gang.job_retry.max_retries) == (True, 2)
     assert (gang.task_retry["worker"].is_fancy, gang.task_retry["worker"].max_retries) == (False, 0)
@@ -129,29 +129,29 @@ def test_a_job_retries_and_its_tasks_only_without_a_gang():
         ),
     ],
 )
-def test_a_job_gets_the_storages_it_names_or_the_default_ones(extras, mounts):
+def test_a_job_gets_its_named_storages_or_the_default_ones(extras, mounts):
     found = [(mount.name, mount.mount_path) for mount in a_plan(extras=extras).plan.storages]
     assert found == mounts
 
 
-def test_the_plugin_ssh_does_nothing_here_and_says_so():
+def test_the_ssh_plugin_has_no_effect_and_causes_a_warning():
     made = a_plan(extras={PLUGINS: [{"plugin": "ssh", "parameters": {"jobssh": True}}]})
     assert made.plan.roles[0].pre == ()
     assert any("ssh" in warning for warning in made.warnings)
 
 
-def test_scripts_name_the_runtime_folder_by_a_word_that_is_replaced():
+def test_scripts_refer_to_the_runtime_folder_by_a_placeholder():
     extras = {PLUGINS: [{"plugin": "git", "parameters": {"repo_uri": "https://host/code"}}]}
     (script,) = a_plan(extras=extras).plan.roles[0].init
     assert RUNTIME_DIR in script
 
 
-def test_no_count_below_nothing_makes_a_place_larger():
+def test_a_negative_gpu_count_is_treated_as_0():
     need = a_plan(((*WORKER, "resourcePerInstance", "gpu"), -1)).plan.roles[0].need
     assert need.gpu == 0
 
 
-def test_all_texts_of_secrets_are_kept_from_logs_but_the_very_short():
+def test_all_secret_values_except_very_short_ones_are_redacted():
     plan = a_plan(secrets={"a": "hunter22", "b": {"c": [12345.5, "abc"]}, "d": None, "e": True}).plan
     assert plan.secrets == ("hunter22", "12345.5")
 
@@ -163,7 +163,7 @@ def test_all_texts_of_secrets_are_kept_from_logs_but_the_very_short():
     st.lists(st.text("ab", min_size=1, max_size=4), max_size=4),
     st.lists(st.text("ab\n", max_size=6), max_size=8),
 )
-def test_pieces_of_a_stream_are_redacted_as_the_whole_would_be(secrets, pieces):
+def test_redaction_of_chunks_equals_redaction_of_the_whole(secrets, pieces):
     redactor = Redactor(secret.encode() for secret in secrets)
     shown = b"".join([redactor.feed(piece.encode()) for piece in pieces] + [redactor.flush()])
     whole = Redactor(secret.encode() for secret in secrets)
@@ -176,7 +176,7 @@ def test_pieces_of_a_stream_are_redacted_as_the_whole_would_be(secrets, pieces):
 
 
 @given(st.lists(st.binary(min_size=1, max_size=300), max_size=20))
-def test_a_secret_in_two_pieces_is_found(pieces):
+def test_a_secret_split_over_two_chunks_is_redacted(pieces):
     secret = b"\x00secret\x01"
     data = secret.join(pieces)
     redactor = Redactor([secret])
@@ -184,12 +184,12 @@ def test_a_secret_in_two_pieces_is_found(pieces):
     assert shown == data.replace(secret, MASK)
 
 
-def test_a_log_without_secrets_is_shown_at_once():
+def test_a_log_without_secrets_is_forwarded_at_once():
     assert Redactor([]).feed(b"abc") == b"abc"
     assert Redactor([b"xyz1"]).feed(b"abc") == b"abc"
 
 
-def test_a_log_is_rotated_and_the_oldest_text_goes(tmp_path):
+def test_a_log_is_rotated_and_the_oldest_file_is_deleted(tmp_path):
     log = RotatedLog(tmp_path / "log", file_bytes=10, old_files=2)
     for number in range(10):
         log.write(b"%d23456\n" % number)
@@ -198,7 +198,7 @@ def test_a_log_is_rotated_and_the_oldest_text_goes(tmp_path):
     assert [len(file.read_bytes()) for file in files] == [5, 10, 10]
 
 
-def test_the_oldest_text_goes_also_when_the_clock_was_set_back(tmp_path, monkeypatch):
+def test_the_oldest_file_is_deleted_even_if_the_clock_was_set_back(tmp_path, monkeypatch):
     days = iter(range(10, 0, -1))
     monkeypatch.setattr(
         "nni_manager.local_openpai.container_logs.time.time_ns", lambda: next(days) * 86_400 * 10**9
@@ -209,7 +209,7 @@ def test_the_oldest_text_goes_also_when_the_clock_was_set_back(tmp_path, monkeyp
     assert b"".join(file.read_bytes() for file in files) == b"def"
 
 
-def test_no_text_is_lost_between_the_files_that_are_kept(tmp_path):
+def test_the_kept_log_files_are_contiguous(tmp_path):
     log = RotatedLog(tmp_path / "log", file_bytes=16, old_files=100)
     text = os.urandom(200)
     for at in range(0, 200, 7):

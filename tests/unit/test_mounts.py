@@ -1,4 +1,4 @@
-"""Where this machine has an NFS export, read from its table of mounts."""
+"""The local mount of an NFS export, read from the table of mounts."""
 
 import re
 from pathlib import Path
@@ -30,15 +30,17 @@ TABLE = """\
         ("10.0.0.2", "/var/nfs", None),
     ],
 )
-def test_an_export_is_found_where_it_or_what_holds_it_is_mounted(server, path, folder):
+def test_an_export_is_found_at_its_mount_or_below_that_of_a_parent(server, path, folder):
     assert export_in(TABLE, server, path) == (None if folder is None else Path(folder))
 
 
-def test_of_two_mounts_the_later_hides_the_earlier():
+def test_a_later_mount_of_the_same_export_hides_the_earlier_one():
     assert export_in(TABLE + TABLE.replace("/mnt/nni", "/new"), "10.0.0.1", "/var/nfs") == Path("/new")
 
 
-def test_an_export_that_is_mounted_nowhere_is_named_with_what_to_do():
-    told = "cannot find a mount of nas.example:/nni on this machine"
-    with pytest.raises(UserError, match=rf"{re.escape(told)}.*sudo mount -t nfs nas.example:/nni /mnt/nni"):
+def test_an_export_without_a_mount_is_an_error_with_the_mount_command():
+    expected = "cannot find a mount of nas.example:/nni on this machine"
+    with pytest.raises(
+        UserError, match=rf"{re.escape(expected)}.*sudo mount -t nfs nas.example:/nni /mnt/nni"
+    ):
         folder_of_export("nas.example", "/nni")

@@ -1,4 +1,4 @@
-"""Who may ask the local OpenPAI: passwords, tokens, their ends, and what of them is stored."""
+"""Accounts of local OpenPAI: passwords, tokens, their expiry, and their storage."""
 
 import base64
 import json
@@ -31,35 +31,35 @@ def code_of(call, *arguments):
     return caught.value.code
 
 
-def test_a_password_opens_and_another_does_not():
+def test_only_the_correct_password_is_accepted():
     user = new_user("ada", "pässwörd \ud800", is_admin=True)
     check_password(user, "pässwörd \ud800")
     assert code_of(check_password, user, "passwörd") == "IncorrectPasswordError"
     assert "ssw" not in user.password
 
 
-def test_a_name_that_is_nobodys_takes_as_long_as_a_wrong_password_and_says_the_same():
-    there = Accounts([new_user("ada", "ada's password", is_admin=True)])
+def test_an_unknown_user_and_a_wrong_password_have_the_same_error_and_duration():
+    store = Accounts([new_user("ada", "ada's password", is_admin=True)])
 
     def refusal(name):
-        begun_s = time.thread_time()
+        started_s = time.thread_time()
         with pytest.raises(ApiError) as caught:
-            check_password(there.login(name), "another password")
-        return time.thread_time() - begun_s, (caught.value.code, str(caught.value))
+            check_password(store.login(name), "another password")
+        return time.thread_time() - started_s, (caught.value.code, str(caught.value))
 
     def fastest(refusals):
         return min(took_s for took_s, _ in refusals)
 
     known, unknown = ([refusal(name) for _ in range(7)] for name in ("ada", "eve"))
-    assert {str(said) for _, said in known} == {str(said) for _, said in unknown}
+    assert {str(message) for _, message in known} == {str(message) for _, message in unknown}
     assert 0.7 < fastest(unknown) / fastest(known) < 1.4
 
 
-def test_the_owners_token_may_do_what_an_applications_may_not_and_is_told_apart_after_a_restart():
-    there = accounts()
-    text = there.issue("ada", 1000, None)
-    there.make_owners(text)
-    again = Accounts.from_json(there.to_json())
+def test_the_owner_token_is_distinguished_from_application_tokens_after_a_restart():
+    store = accounts()
+    text = store.issue("ada", 1000, None)
+    store.make_owners(text)
+    again = Accounts.from_json(store.to_json())
     assert again.caller(text, 2000).token.is_owners
     assert not again.caller(again.issue("ada", 2000, None), 2000).token.is_owners
 
@@ -75,27 +75,27 @@ def test_the_owners_token_may_do_what_an_applications_may_not_and_is_told_apart_
         ("ada", "short"),
     ],
 )
-def test_a_name_or_a_password_that_nobody_can_have_is_refused(name, password):
+def test_an_invalid_user_name_or_password_is_rejected(name, password):
     with pytest.raises(ApiError) as caught:
         new_user(name, password, is_admin=False)
     assert caught.value.code == "InvalidParametersError"
     assert password not in str(caught.value)
 
 
-def test_a_token_says_to_its_holder_who_and_how_long():
-    there = accounts()
-    text = there.issue("ada", 1000.5, 60)
+def test_a_token_contains_its_user_and_expiry():
+    store = accounts()
+    text = store.issue("ada", 1000.5, 60)
     header, payload, _ = text.split(".")
-    said = [json.loads(base64.urlsafe_b64decode(part + "==")) for part in (header, payload)]
-    assert said[0] == {"alg": "HS256", "typ": "JWT"}
-    assert {**said[1], "jti": ""} == {
+    message = [json.loads(base64.urlsafe_b64decode(part + "==")) for part in (header, payload)]
+    assert message[0] == {"alg": "HS256", "typ": "JWT"}
+    assert {**message[1], "jti": ""} == {
         "username": "ada",
         "application": False,
         "iat": 1000,
         "exp": 1060,
         "jti": "",
     }
-    assert payload_of(there.caller(text, 1059.9)) == {
+    assert payload_of(store.caller(text, 1059.9)) == {
         "username": "ada",
         "application": False,
         "admin": True,
@@ -104,76 +104,76 @@ def test_a_token_says_to_its_holder_who_and_how_long():
     }
 
 
-def test_a_token_ends_when_it_said_and_an_applications_never():
-    there = accounts()
-    login, application = there.issue("bob", 1000, 60), there.issue("bob", 1000, None)
-    assert there.caller(login, 1059.9).name == "bob"
-    assert code_of(there.caller, login, 1060) == "UnauthorizedUserError"
-    assert there.caller(application, 1e12).token.is_application
+def test_a_login_token_expires_and_an_application_token_does_not():
+    store = accounts()
+    login, application = store.issue("bob", 1000, 60), store.issue("bob", 1000, None)
+    assert store.caller(login, 1059.9).name == "bob"
+    assert code_of(store.caller, login, 1060) == "UnauthorizedUserError"
+    assert store.caller(application, 1e12).token.is_application
 
 
-def test_nothing_that_is_stored_opens_anything():
-    there = accounts()
-    texts = [there.issue("ada", 1000, None), there.issue("bob", 1000, 60)]
-    stored = there.to_json()
+def test_stored_values_do_not_authenticate():
+    store = accounts()
+    texts = [store.issue("ada", 1000, None), store.issue("bob", 1000, 60)]
+    stored = store.to_json()
     for text in texts:
         assert text.rpartition(".")[2] not in stored
     for token in json.loads(stored)["tokens"]:
         for value in (token["text"], token["digest"]):
-            assert code_of(there.caller, value, 1001) == "UnauthorizedUserError"
+            assert code_of(store.caller, value, 1001) == "UnauthorizedUserError"
     back = Accounts.from_json(stored)
     assert [back.caller(text, 1001).name for text in texts] == ["ada", "bob"]
 
 
 @given(st.text() | st.binary().map(lambda content: content.decode("latin-1")))
-def test_no_other_text_is_a_token(text):
-    there = accounts()
-    whole = there.issue("ada", 1000, None)
+def test_any_text_that_is_not_an_issued_token_is_rejected(text):
+    store = accounts()
+    whole = store.issue("ada", 1000, None)
     for wrong in (text, whole + text if text else "", text + whole if text else "", whole[:-1]):
-        assert code_of(there.caller, wrong, 1001) == "UnauthorizedUserError"
+        assert code_of(store.caller, wrong, 1001) == "UnauthorizedUserError"
 
 
-def test_a_token_is_revoked_whole_or_as_it_is_listed_by_its_owner_or_an_administrator():
-    there = accounts()
-    ada, bob = (there.caller(there.issue(name, 1000, None), 1000) for name in ("ada", "bob"))
+def test_a_token_is_revoked_in_full_or_listed_form_by_its_owner_or_an_administrator():
+    store = accounts()
+    ada, bob = (store.caller(store.issue(name, 1000, None), 1000) for name in ("ada", "bob"))
     for text_of in (lambda text: text, lambda text: text.rpartition(".")[0] + "."):
-        mine, others = there.issue("bob", 1000, None), there.issue("ada", 1000, None)
-        there.revoke(text_of(mine), bob)
-        assert code_of(there.caller, mine, 1001) == "UnauthorizedUserError"
-        assert code_of(there.revoke, text_of(others), bob) == "ForbiddenUserError"
-        assert there.caller(others, 1001).name == "ada"
-    assert code_of(there.revoke, mine, bob) == "NoTokenError"
-    there.revoke(bob.token.text, ada)
-    assert there.tokens_of("bob", 1001) == []
+        mine, others = store.issue("bob", 1000, None), store.issue("ada", 1000, None)
+        store.revoke(text_of(mine), bob)
+        assert code_of(store.caller, mine, 1001) == "UnauthorizedUserError"
+        assert code_of(store.revoke, text_of(others), bob) == "ForbiddenUserError"
+        assert store.caller(others, 1001).name == "ada"
+    assert code_of(store.revoke, mine, bob) == "NoTokenError"
+    store.revoke(bob.token.text, ada)
+    assert store.tokens_of("bob", 1001) == []
 
 
-def test_a_program_that_logs_in_for_ever_keeps_its_newest_tokens_and_its_applications():
-    there = accounts()
-    application = there.issue("bob", 1000, None)
-    texts = [there.issue("bob", 1000 + n, 600_000) for n in range(MAX_TOKENS_OF_A_USER + 5)]
-    assert len(there.tokens_of("bob", 2000)) == MAX_TOKENS_OF_A_USER + 1
-    assert [code_of(there.caller, text, 2100) for text in texts[:5]] == ["UnauthorizedUserError"] * 5
-    assert all(there.caller(text, 2100) for text in (application, texts[5], texts[-1]))
-    # Those that have ended are forgotten with the next one.
-    there.issue("bob", 1e9, 60)
-    assert len(json.loads(there.to_json())["tokens"]) == 2
+def test_a_user_keeps_the_newest_login_tokens_and_all_application_tokens():
+    store = accounts()
+    application = store.issue("bob", 1000, None)
+    texts = [store.issue("bob", 1000 + n, 600_000) for n in range(MAX_TOKENS_OF_A_USER + 5)]
+    assert len(store.tokens_of("bob", 2000)) == MAX_TOKENS_OF_A_USER + 1
+    assert [code_of(store.caller, text, 2100) for text in texts[:5]] == ["UnauthorizedUserError"] * 5
+    assert all(store.caller(text, 2100) for text in (application, texts[5], texts[-1]))
+    # Expired tokens are removed when the next one is issued.
+    store.issue("bob", 1e9, 60)
+    assert len(json.loads(store.to_json())["tokens"]) == 2
 
 
-def test_with_a_user_go_all_their_tokens_and_the_last_administrator_stays():
-    there = accounts()
-    text = there.issue("bob", 1000, None)
-    there.remove_user("bob")
-    assert code_of(there.caller, text, 1001) == "UnauthorizedUserError"
-    assert code_of(there.user, "bob") == "NoUserError"
-    assert code_of(there.remove_user, "ada") == "ForbiddenUserError"
-    assert [user.name for user in there.users()] == ["ada"]
-    assert code_of(there.add_user, ADA) == "ConflictUserError"
+def test_removing_a_user_revokes_all_its_tokens_and_the_last_administrator_stays():
+    store = accounts()
+    text = store.issue("bob", 1000, None)
+    store.remove_user("bob")
+    assert code_of(store.caller, text, 1001) == "UnauthorizedUserError"
+    assert code_of(store.user, "bob") == "NoUserError"
+    assert code_of(store.remove_user, "ada") == "ForbiddenUserError"
+    assert [user.name for user in store.users()] == ["ada"]
+    assert code_of(store.add_user, ADA) == "ConflictUserError"
 
 
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '{"users": [{}], "tokens": []}', '{"users": 1, "tokens": []}']
 )
-def test_what_is_no_list_of_accounts_is_not_taken_for_one(text):
+def test_invalid_stored_accounts_are_rejected(text):
     with pytest.raises(ValueError, match=r"."):
         Accounts.from_json(text)
 
@@ -186,24 +186,24 @@ class _Steps:
 
 
 @given(st.lists(st.one_of(_Steps.issue, _Steps.revoke, _Steps.move, _Steps.restart), max_size=30))
-def test_exactly_those_tokens_open_that_were_issued_and_have_neither_ended_nor_been_revoked(steps):
-    there, now_s, model = accounts(), 1000, {}
+def test_exactly_the_issued_unexpired_and_unrevoked_tokens_authenticate(steps):
+    store, now_s, model = accounts(), 1000, {}
     for step in steps:
         match step:
             case ("issue", name, lifetime_s):
-                model[there.issue(name, now_s, lifetime_s)] = (name, lifetime_s and now_s + lifetime_s)
+                model[store.issue(name, now_s, lifetime_s)] = (name, lifetime_s and now_s + lifetime_s)
             case ("revoke", number):
                 alive = list(model)[number : number + 1]
                 for text in alive:
                     name, ends_s = model.pop(text)
                     if ends_s is None or now_s < ends_s:
-                        there.revoke(text, there.caller(text, now_s))
+                        store.revoke(text, store.caller(text, now_s))
             case ("move", by_s):
                 now_s += by_s
             case ("restart",):
-                there = Accounts.from_json(there.to_json())
+                store = Accounts.from_json(store.to_json())
         for text, (name, ends_s) in model.items():
             if ends_s is None or now_s < ends_s:
-                assert there.caller(text, now_s).name == name
+                assert store.caller(text, now_s).name == name
             else:
-                assert code_of(there.caller, text, now_s) == "UnauthorizedUserError"
+                assert code_of(store.caller, text, now_s) == "UnauthorizedUserError"

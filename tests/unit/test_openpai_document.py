@@ -1,4 +1,4 @@
-"""A job's text: read as OpenPAI reads it, placed, and never the end of the reader."""
+"""The text of a job: parsed as OpenPAI parses it, with positions, and in bounded time."""
 
 import json
 import time
@@ -58,7 +58,7 @@ def read_or_refused(text):
         ("# nothing", None),
     ],
 )
-def test_a_text_has_the_value_js_yaml_gives_it(text, value):
+def test_a_text_has_the_value_that_js_yaml_returns(text, value):
     assert read_document(text).value == value
 
 
@@ -121,24 +121,24 @@ def test_a_text_has_the_value_js_yaml_gives_it(text, value):
         ("a: {b: 1", "line 1, column 4: cannot read the job: expected ',' or '}'"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_its_place(text, message):
+def test_an_unreadable_text_is_an_error_with_its_position(text, message):
     assert refusal(text).startswith(message)
 
 
-def test_every_key_written_twice_is_a_mistake():
+def test_every_key_written_twice_is_an_error():
     document = read_document("a: 1\nb: {c: 1, c: 2}\na: 3\n", "job.yml")
-    assert [str(mistake) for mistake in document.diagnostics] == [
+    assert [str(error) for error in document.diagnostics] == [
         "job.yml:2:11: cannot use b.c: line 2 has the same key; keep one of the two",
         "job.yml:3:1: cannot use a: line 1 has the same key; keep one of the two",
     ]
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? "])
-def test_deep_nesting_is_refused(opening):
+def test_deep_nesting_is_rejected(opening):
     assert f"more than {MAX_LEVELS} levels" in refusal(opening * 3000)
 
 
-def test_aliases_cannot_make_a_small_text_a_huge_value():
+def test_aliases_cannot_expand_a_small_text_to_a_huge_value():
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
     started = time.monotonic()
@@ -146,7 +146,7 @@ def test_aliases_cannot_make_a_small_text_a_huge_value():
     assert time.monotonic() - started < scaled_s(5)
 
 
-def test_an_alias_is_the_value_it_names():
+def test_an_alias_has_the_value_of_its_anchor():
     document = read_document("a: &a [1, 2]\nb: *a\n")
     assert document.value == {"a": [1, 2], "b": [1, 2]}
 
@@ -154,14 +154,14 @@ def test_an_alias_is_the_value_it_names():
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, "a: " + "9" * 90_000, "a: 1:" + "0" * 90_000, "'" * 99_999, "&a " * 30_000]
 )
-def test_a_hostile_text_is_read_or_refused_soon(text):
+def test_a_hostile_text_is_read_or_rejected_soon(text):
     started = time.monotonic()
     assert read_or_refused(text)
     assert time.monotonic() - started < scaled_s(20)
 
 
 @given(st.text(alphabet="ab:-?[]{},&*!|>%@'\"#<~ \t\n019.", max_size=60))
-def test_any_text_is_read_or_refused(text):
+def test_any_text_is_read_or_rejected(text):
     assert read_or_refused(text)
 
 
@@ -181,7 +181,7 @@ def test_json_is_read_as_json(value):
     assert read_document(json.dumps(value, indent="\t")).value == value
 
 
-def test_a_mistake_is_placed_at_its_key_or_at_the_nearest_above():
+def test_the_position_of_an_error_is_its_key_or_the_nearest_parent():
     document = read_document("a:\n  - b: 1\n  - 2\n", "f")
     assert str(document.diagnostic(("a", 0, "b"), "m")) == "f:2:5: m"
     assert str(document.diagnostic(("a", 1), "m")) == "f:3:5: m"
@@ -189,7 +189,7 @@ def test_a_mistake_is_placed_at_its_key_or_at_the_nearest_above():
     assert str(document.diagnostic((), "m")) == "f:1:1: m"
 
 
-def test_an_error_lists_its_mistakes_in_the_order_of_the_text():
+def test_an_exception_lists_its_errors_in_the_order_of_the_text():
     later = ProtocolDiagnostic("", 9, 1, "b", "cannot b; do", ("b",))
     sooner = ProtocolDiagnostic(
         "",

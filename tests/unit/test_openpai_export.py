@@ -1,4 +1,4 @@
-"""A job written down again is the same job, with all that nobody here knows about."""
+"""A job that is written again is the same job, including all unknown keys."""
 
 import json
 import math
@@ -54,7 +54,7 @@ extras:
 
 
 @pytest.mark.parametrize("path", GOOD, ids=lambda path: path.stem)
-def test_what_is_exported_untouched_is_what_was_imported(path):
+def test_an_unchanged_job_is_exported_as_it_was_imported(path):
     text = path.read_text()
     job = parse(text)
     assert job.document.text == text
@@ -87,14 +87,14 @@ SECRETIVE = {
 
 
 @pytest.mark.parametrize("text", SECRETIVE.values(), ids=SECRETIVE)
-def test_secrets_are_masked_in_any_layout_and_nothing_else_is_lost(text):
+def test_secrets_are_masked_in_any_layout_and_all_other_values_are_kept(text):
     job = parse(text)
     masked = without_secrets(job)
     assert "s3cret" not in masked
     assert read_document(masked).value == {**job.document.value, "secrets": "******"}
 
 
-def test_a_job_without_secrets_is_shown_as_it_is():
+def test_a_job_without_secrets_is_shown_unchanged():
     assert without_secrets(parse(text_of(a_job()))) == text_of(a_job())
 
 
@@ -107,7 +107,7 @@ def test_a_job_without_secrets_is_shown_as_it_is():
         "😀", "true", "---", "...", "? a", "'", '"', "x" * 300, "a " * 100, "C:\\x", "<% $parameters.x %>",
     ],
 )  # fmt: skip
-def test_any_text_is_the_same_text_to_every_reader(text):
+def test_any_text_is_read_back_unchanged_by_every_parser(text):
     for value in ({"k": text}, [text], {text or "k": "v"}):
         assert read_document(dumped(value)).value == value
         # OpenPAI's runtime reads jobs with PyYAML.
@@ -135,7 +135,7 @@ def test_any_text_is_the_same_text_to_every_reader(text):
         {"a": {}},
     ],
 )
-def test_any_value_is_the_same_value_to_every_reader(value):
+def test_any_value_is_read_back_unchanged_by_every_parser(value):
     assert read_document(dumped({"k": value})).value == {"k": value}
     assert yaml.safe_load(dumped({"k": value})) == {"k": value}
 
@@ -198,7 +198,7 @@ jobs = st.fixed_dictionaries(
 
 
 @given(jobs)
-def test_import_undoes_export(values):
+def test_an_exported_job_is_imported_unchanged(values):
     job = of_values(values)
     assert job.document.value == values
     assert parse(job.document.text) == job
@@ -206,7 +206,7 @@ def test_import_undoes_export(values):
 
 
 @given(jobs)
-def test_masked_text_has_no_secret(values):
+def test_a_masked_text_contains_no_secret(values):
     values = {**values, "secrets": {"k": "Zs3cretZ", "l": ["Zs3cretZ", {"m": "Zs3cretZ"}]}}
     for job in (of_values(values), parse(json.dumps(values))):
         assert "Zs3cretZ" not in without_secrets(job)

@@ -1,4 +1,4 @@
-"""The job that an experiment's trials become on OpenPAI: what it says, and that every command survives it."""
+"""The OpenPAI job of a trial: its content, and that every command reaches the keeper unchanged."""
 
 import json
 import os
@@ -59,7 +59,7 @@ def rendered(config, keeper=SETTINGS):
 
 
 def environ_of(script, folder):
-    """The keeper's variables as run.sh sees them when bash runs the script of a task."""
+    """The keeper's variables in run.sh when bash runs the script of a task."""
     run = folder / "run.sh"
     run.write_text('env -0 > "${BASH_SOURCE[0]%/*}/environ"\n')
     done = subprocess.run(
@@ -79,7 +79,7 @@ def environ_of(script, folder):
 # ---- the job
 
 
-def test_the_job_of_a_trial_is_the_one_that_nni_makes():
+def test_the_job_of_a_trial_is_the_one_that_nni_creates():
     job = rendered(pai())
     assert job.name == "nni_exp_EXPT_trial_trial1"
     assert (job.virtual_cluster, job.job_retry_count, job.gang_allocation) == ("default", 0, True)
@@ -100,7 +100,7 @@ def test_the_job_of_a_trial_is_the_one_that_nni_makes():
         ("/data", {"name": "confignfs-data", "mountPath": "/data"}),
     ],
 )
-def test_the_storage_is_mounted_where_the_experiment_file_says(mount, storage):
+def test_the_storage_is_mounted_at_the_path_of_the_experiment_file(mount, storage):
     assert template_of(pai(mount=mount)).job.extras["storages"] == [storage]
 
 
@@ -110,17 +110,17 @@ def test_jobs_are_named_as_nni_names_them():
     assert job_name("EXPT", "env-12").startswith(job_prefix("EXPT"))
 
 
-def test_the_token_is_a_secret_of_the_job_and_nowhere_else():
+def test_the_token_is_only_in_a_secret_of_the_job():
     text = render_job(template_of(pai()), "name", SETTINGS)
     assert text.count("c0ffee") == 1
-    # OpenPAI masks by lines: from this one up to the next that begins with a word.
+    # OpenPAI masks lines: from this one to the next line that starts with a word.
     (line,) = [line for line in text.splitlines() if line.startswith("secrets:")]
     assert line == "secrets:"
     assert "c0ffee" not in without_secrets(parse(text))
     assert MASK in without_secrets(parse(text))
 
 
-def test_the_same_input_gives_the_same_text():
+def test_rendering_is_deterministic():
     assert render_job(template_of(pai()), "n", SETTINGS) == render_job(template_of(pai()), "n", SETTINGS)
 
 
@@ -152,14 +152,14 @@ TEAM = a_job(
     ],
     ids=lambda value: value if isinstance(value, str) and value.endswith(".yaml") else "",
 )
-def test_what_is_made_is_what_was_looked_at(file, config, name, keeper):
+def test_a_rendered_job_matches_its_golden_file(file, config, name, keeper):
     assert render_job(template_of(config), name, keeper) == (MADE / file).read_text()
 
 
 # ---- job files
 
 
-def test_a_job_file_keeps_all_that_nobody_here_knows_and_gets_a_new_name():
+def test_a_job_file_keeps_unknown_keys_and_gets_a_new_name():
     job = a_job(
         name="mine",
         version=1.5,
@@ -187,16 +187,16 @@ def test_every_role_of_a_job_file_has_a_keeper_with_its_own_command(tmp_path):
     config = with_job_file(job, mount=str(tmp_path))
     keeper = KeeperSettings("EXPT", "trial1", str(tmp_path), "c0ffee", trial_id="trial1", mount=str(tmp_path))
     roles = {each.role.name: each for each in render(rendered(config, keeper)).roles}
-    told = {name: environ_of(role.scripts.user, tmp_path) for name, role in roles.items()}
-    assert {name: environ["TRIAL_KEEPER_COMMAND"] for name, environ in told.items()} == {
+    expected = {name: environ_of(role.scripts.user, tmp_path) for name, role in roles.items()}
+    assert {name: environ["TRIAL_KEEPER_COMMAND"] for name, environ in expected.items()} == {
         "worker": "echo hello",
         "ps": "serve\nit's",
     }
-    assert all(environ["TRIAL_KEEPER_TOKEN"] == "c0ffee" for environ in told.values())
+    assert all(environ["TRIAL_KEEPER_TOKEN"] == "c0ffee" for environ in expected.values())
     assert template_of(config).completion.roles == (TaskRole("worker", 2, -1, 2), TaskRole("ps", 1, 1, 1))
 
 
-def test_templates_of_openpai_work_in_the_commands_of_a_job_file(tmp_path):
+def test_templates_of_openpai_are_expanded_in_the_commands_of_a_job_file(tmp_path):
     awkward = "a'b\"c $HOME `x` \\ <&>\nEOF"
     job = a_job(
         (
@@ -213,25 +213,27 @@ def test_templates_of_openpai_work_in_the_commands_of_a_job_file(tmp_path):
     assert command == f"train 0.0001 '{awkward}' w'o"
 
 
-def test_a_job_file_that_cannot_run_is_refused_with_its_line():
+def test_an_invalid_job_file_is_rejected_with_its_line():
     with pytest.raises(ProtocolInvalid, match=r"job\.yml:\d+:\d+: cannot use taskRoles\.worker\.dockerImage"):
         template_of(with_job_file(a_job((("taskRoles", "worker", "dockerImage"), "none"), extras=STORAGE)))
 
 
 @pytest.mark.parametrize(
-    ("extras", "told"),
+    ("extras", "expected"),
     [
         (REMOVED, "it mounts no storage"),
         ({"storages": [{"name": "other"}]}, "it mounts other at /mnt/other, not /mnt/confignfs-data"),
     ],
 )
-def test_a_job_file_that_does_not_mount_the_workspace_is_refused(extras, told):
+def test_a_job_file_that_does_not_mount_the_workspace_is_rejected(extras, expected):
     job = a_job() if extras is REMOVED else a_job(extras=extras)
-    with pytest.raises(ProtocolInvalid, match=f"cannot use extras.storages: {told}.*; write e.g. storages:"):
+    with pytest.raises(
+        ProtocolInvalid, match=f"cannot use extras.storages: {expected}.*; write e.g. storages:"
+    ):
         template_of(with_job_file(job))
 
 
-def test_the_experiment_file_fills_in_what_a_job_file_leaves_open_and_says_what_it_does_not():
+def test_the_experiment_file_fills_gaps_of_a_job_file_and_unused_keys_cause_warnings():
     template = template_of(
         with_job_file(a_job(), storage_name="confignfs-data", virtual_cluster="vc1", image="idle", cpu=3)
     )
@@ -247,7 +249,7 @@ def test_the_experiment_file_fills_in_what_a_job_file_leaves_open_and_says_what_
     assert template_of(with_job_file(own, virtual_cluster="vc1")).job.virtual_cluster == "own"
 
 
-def test_a_job_that_openpai_would_not_take_for_its_size_is_refused_at_once():
+def test_a_job_that_exceeds_openpais_size_limit_is_rejected_at_once():
     job = a_job((("taskRoles", "worker", "commands"), ["x" * 100_000]), extras=STORAGE)
     with pytest.raises(UserError, match="exceeds 96 kB"):
         template_of(with_job_file(job))
@@ -264,14 +266,14 @@ COMMANDS = st.text(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(COMMANDS)
-def test_every_command_reaches_the_keeper_as_it_was_written(tmp_path, command):
+def test_every_command_reaches_the_keeper_unchanged(tmp_path, command):
     keeper = KeeperSettings("EXPT", "t", str(tmp_path), "c0ffee", mount=str(tmp_path))
     assert environ_of(render_command(keeper, command), tmp_path)["TRIAL_KEEPER_COMMAND"] == command
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(COMMANDS.filter(lambda text: "<%" not in text and text.strip()))
-def test_every_command_survives_the_job_and_openpais_reading_of_it(tmp_path, command):
+def test_every_command_survives_the_job_and_openpais_template_expansion(tmp_path, command):
     job = a_job(
         (("taskRoles", "worker", "commands"), [command]),
         extras={"storages": [{"name": "s", "mountPath": str(tmp_path)}]},
@@ -283,7 +285,7 @@ def test_every_command_survives_the_job_and_openpais_reading_of_it(tmp_path, com
 
 
 @pytest.mark.parametrize("mount", ["/mnt/a b", "/mnt/it's", "/mnt/$HOME", '/mnt/"q"'])
-def test_the_path_of_the_workspace_may_hold_anything(tmp_path, mount):
+def test_the_path_of_the_workspace_may_contain_any_character(tmp_path, mount):
     folder = tmp_path / mount[1:]
     folder.mkdir(parents=True)
     keeper = KeeperSettings("EXPT", "t", str(folder), "c0ffee", trial_id="t", mount=str(folder))
@@ -294,7 +296,7 @@ def test_the_path_of_the_workspace_may_hold_anything(tmp_path, mount):
 
 
 def run_script(folder, keeper, **environ):
-    """Run run.sh where the keeper is this script; None: there is none."""
+    """Run run.sh with this script as the keeper; None: there is no keeper."""
     (folder / "run.sh").write_text(render_run_script())
     tools = folder / "bin"
     tools.mkdir()
@@ -317,13 +319,13 @@ def test_the_keeper_runs_in_the_workspace(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "told"), [(0, 0), (3, 3), (115, 115), (128, 128), (137, 1), (143, 1), (255, 1)]
+    ("code", "expected"), [(0, 0), (3, 3), (115, 115), (128, 128), (137, 1), (143, 1), (255, 1)]
 )
-def test_a_code_that_openpai_would_start_the_job_again_for_does_not_leave_the_container(tmp_path, code, told):
-    assert run_script(tmp_path, f"exit {code}").returncode == told
+def test_exit_codes_that_openpai_retries_are_replaced_by_1(tmp_path, code, expected):
+    assert run_script(tmp_path, f"exit {code}").returncode == expected
 
 
-def test_a_signal_to_all_of_a_task_is_the_keepers_business_alone(tmp_path):
+def test_a_signal_to_the_process_group_of_a_task_is_handled_by_the_keeper_alone(tmp_path):
     tools = tmp_path / "bin"
     tools.mkdir()
     (tools / "trial-keeper").write_text(
@@ -347,7 +349,7 @@ def test_a_signal_to_all_of_a_task_is_the_keepers_business_alone(tmp_path):
     assert task.returncode == 7
 
 
-def test_a_container_without_a_keeper_says_so_with_the_way_out(tmp_path):
+def test_a_container_without_a_keeper_reports_an_error_with_a_remedy(tmp_path):
     done = run_script(tmp_path, None)
     assert done.returncode == 115
     assert (
@@ -357,7 +359,7 @@ def test_a_container_without_a_keeper_says_so_with_the_way_out(tmp_path):
 
 
 @pytest.mark.parametrize(("has_mount", "code"), [(False, 105), (True, 101)])
-def test_a_container_without_the_storage_ends_with_the_code_that_says_so(tmp_path, has_mount, code):
+def test_a_container_without_the_storage_exits_with_the_code_for_it(tmp_path, has_mount, code):
     mount = tmp_path / "mount"
     if has_mount:
         mount.mkdir()

@@ -1,4 +1,4 @@
-"""Which jobs a list of OpenPAI shows, in which order, on which page."""
+"""OpenPAI's job list: filters, order and pages."""
 
 import pytest
 from hypothesis import given
@@ -39,7 +39,7 @@ def names(**query):
         ({"state": "NONSENSE"}, ""),
         ({"jobPriority": "prod"}, "b"),
         ({"jobPriority": "default"}, "ca"),
-        ({"keyword": "b"}, "ba"),  # bob's, and in the virtual cluster big
+        ({"keyword": "b"}, "ba"),  # user bob, and virtual cluster big
         ({"keyword": "B"}, ""),
         ({"tagsContain": "x,z"}, "c"),
         ({"tagsContain": "y"}, "ca"),
@@ -57,17 +57,17 @@ def names(**query):
         ({"order": "vc,ASC"}, "acb"),
         ({"order": "totalGpuNumber,DESC"}, "cba"),
         ({"order": "state,ASC"}, "bca"),
-        # What is not over yet comes after all that is, going up.
+        # In ascending order, unfinished jobs come last.
         ({"order": "completionTime,ASC"}, "acb"),
         ({"order": "completionTime,DESC"}, "bca"),
         ({"unknown": "1"}, "cba"),
     ],
 )
-def test_a_query_chooses_and_orders(query, found):
+def test_a_query_filters_and_orders(query, found):
     assert names(**query) == found
 
 
-def test_the_count_is_of_all_pages():
+def test_the_total_count_includes_all_pages():
     answer = listed({"withTotalCount": "true", "limit": "1", "username": "ada"}, JOBS)
     assert (answer["totalCount"], [item["name"] for item in answer["data"]]) == (2, ["c"])
 
@@ -86,7 +86,7 @@ def test_the_count_is_of_all_pages():
         ({"order": "jobName,asc"}, "use jobName,ASC or jobName,DESC"),
     ],
 )
-def test_a_query_that_says_nothing_is_refused_with_a_way_out(query, words):
+def test_an_invalid_query_is_rejected_with_a_remedy(query, words):
     with pytest.raises(ApiError) as caught:
         listed(query, [])
     assert (caught.value.code, caught.value.status) == ("InvalidParametersError", 400)
@@ -122,7 +122,7 @@ ORDERS = st.sampled_from(
 
 
 @given(ITEMS, ORDERS, st.integers(1, 5))
-def test_pages_put_together_are_the_whole_list_and_nothing_is_on_two(items, order, size):
+def test_all_pages_together_are_the_whole_list_without_duplicates(items, order, size):
     whole = listed({"order": order}, items)
     pages = [
         listed({"order": order, "offset": str(start), "limit": str(size)}, items)
@@ -133,7 +133,7 @@ def test_pages_put_together_are_the_whole_list_and_nothing_is_on_two(items, orde
 
 
 @given(ITEMS, st.sets(st.sampled_from("xyz"), min_size=1))
-def test_every_job_has_one_of_the_tags_or_none_of_them(items, tags):
+def test_the_two_tag_filters_divide_the_list(items, tags):
     words = ",".join(sorted(tags))
     has = listed({"tagsContain": words}, items)
     has_not = listed({"tagsNotContain": words}, items)

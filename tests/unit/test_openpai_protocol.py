@@ -1,4 +1,4 @@
-"""What OpenPAI's server takes and what it refuses, all that is wrong at once, and what a job then is."""
+"""OpenPAI jobs that the server accepts and rejects, the report of all errors, and the parsed job."""
 
 import json
 import time
@@ -27,25 +27,25 @@ def diagnostics(job):
     return str(caught.value).splitlines()
 
 
-def is_well_said(mistake):
-    place, said = (mistake.line, mistake.column), mistake.message
-    return min(place) >= 1 and said.startswith("cannot ") and "; " in said and "None" not in said
+def is_well_formed(each):
+    place, message = (each.line, each.column), each.message
+    return min(place) >= 1 and message.startswith("cannot ") and "; " in message and "None" not in message
 
 
 @pytest.mark.parametrize("job", ACCEPTED.values(), ids=ACCEPTED)
-def test_what_the_server_takes_is_taken(job):
+def test_a_job_that_the_server_accepts_is_accepted(job):
     assert parse(text_of(job)).name.startswith(("job", "n"))
 
 
 @pytest.mark.parametrize(("job", "key"), REJECTED.values(), ids=REJECTED)
-def test_what_the_server_refuses_is_refused_with_its_place_and_a_way_out(job, key):
+def test_a_job_that_the_server_rejects_is_rejected_with_a_position_and_a_remedy(job, key):
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text_of(job), "job.yml")
     assert caught.value.diagnostics[0].key == key
-    assert all(is_well_said(mistake) for mistake in caught.value.diagnostics)
+    assert all(is_well_formed(each) for each in caught.value.diagnostics)
 
 
-def test_every_mistake_is_told_at_once_in_the_order_of_lines():
+def test_every_error_is_reported_in_the_order_of_lines():
     text = """\
 protocolVersion: 2
 name: a~b
@@ -84,7 +84,7 @@ extra: {}
         "line 14, column 5: cannot use taskRoles.worker_.comands: there is no such key here; did you mean commands? "
         "(known: protocolVersion, instances, completion, taskRetryCount, prerequisites, dockerImage, data, output, script, "
         "extraContainerOptions, resourcePerInstance, commands)",
-        # Never the secret.
+        # never contains the secret
         "line 16, column 1: cannot use secrets: its value is not a mapping; write e.g. secrets: {key: value}",
         "line 17, column 1: cannot use extra: there is no such key here; did you mean extras? (known: protocolVersion, name, "
         "version, contributor, description, type, prerequisites, parameters, secrets, jobRetryCount, taskRoles, deployments, "
@@ -92,7 +92,7 @@ extra: {}
     ]
 
 
-def test_the_answer_of_the_server_is_a_list_of_errors_where_the_form_is_wrong():
+def test_the_servers_response_to_a_schema_violation_is_a_list_of_errors():
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text_of(a_job(((*WORKER, "instances"), 0), name=1)))
     errors = json.loads(caught.value.response_message())
@@ -116,14 +116,14 @@ def test_the_answer_of_the_server_is_a_list_of_errors_where_the_form_is_wrong():
     ]
 
 
-def test_the_answer_of_the_server_is_plain_text_where_the_form_is_right():
+def test_the_servers_response_to_a_semantic_error_is_plain_text():
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text_of(a_job(defaults={"deployment": "nope"})))
     assert caught.value.response_message() == str(caught.value)
     assert "there is no deployment named" in str(caught.value)
 
 
-def test_a_ring_of_requirements_is_named():
+def test_a_cycle_of_requirements_is_named():
     job = a_job(
         (("prerequisites", 1, "require"), ["s"]),
         (("prerequisites", 2, "require"), ["o"]),
@@ -145,7 +145,7 @@ def test_a_ring_of_requirements_is_named():
     ],
     ids=["unknown names", "a long chain", "wrong roles", "one key"],
 )
-def test_a_job_of_thousands_of_mistakes_is_refused_soon_and_in_bounds(text):
+def test_a_job_with_thousands_of_errors_is_rejected_soon_with_a_bounded_message(text):
     started = time.monotonic()
     with pytest.raises(ProtocolInvalid) as caught:
         parse(text)
@@ -153,7 +153,7 @@ def test_a_job_of_thousands_of_mistakes_is_refused_soon_and_in_bounds(text):
     assert len(str(caught.value)) < 2_000_000
 
 
-def test_a_job_with_nothing_but_the_needed_has_the_defaults():
+def test_a_job_with_only_the_required_keys_has_the_defaults():
     job = parse(text_of(a_job(((*WORKER, "instances"), REMOVED))))
     (role,) = job.task_roles
     assert (job.name, job.job_retry_count, job.virtual_cluster) == ("job", 0, "default")
@@ -165,7 +165,7 @@ def test_a_job_with_nothing_but_the_needed_has_the_defaults():
     assert role.mangled_name == "worker"
 
 
-def test_every_key_that_means_something_is_read():
+def test_every_supported_key_is_read():
     job = parse(
         text_of(
             a_job(
@@ -218,7 +218,7 @@ def test_every_key_that_means_something_is_read():
         ({"minFailedInstances": 3, "minSucceededInstances": 2}, JobCompletion(3, 2)),
     ],
 )
-def test_nothing_and_zero_are_the_default_of_completion(completion, effective):
+def test_missing_null_and_zero_counts_mean_the_default_completion_policy(completion, effective):
     job = parse(text_of(a_job(((*WORKER, "completion"), completion), ((*WORKER, "instances"), 4))))
     assert job.task_roles[0].completion == effective
 
@@ -242,11 +242,11 @@ def test_nothing_and_zero_are_the_default_of_completion(completion, effective):
         ),
     ],
 )
-def test_storages_come_from_their_key_or_from_the_plugin_of_old(extras, storages):
+def test_storages_come_from_their_key_or_from_the_old_plugin(extras, storages):
     assert parse(text_of(a_job(extras=extras))).storages == storages
 
 
-def test_the_last_of_several_prerequisites_of_one_name_counts_unless_a_type_is_asked_for():
+def test_the_last_prerequisite_of_a_name_counts_unless_a_type_is_requested():
     job = parse(text_of(a_job((("prerequisites", 4), {"name": "i", "type": "script", "uri": "u"}))))
     assert job.prerequisite("i").values["uri"] == "u"
     assert job.prerequisite("i", "dockerimage").values["uri"] == "ubuntu:22.04"
@@ -255,11 +255,11 @@ def test_the_last_of_several_prerequisites_of_one_name_counts_unless_a_type_is_a
 @pytest.mark.parametrize(
     ("written", "gang"), [(False, False), (True, True), ("false", True), (0, True), (None, True)]
 )
-def test_only_the_word_false_lets_tasks_start_without_each_other(written, gang):
+def test_only_the_boolean_false_disables_gang_allocation(written, gang):
     assert parse(text_of(a_job(extras={"gangAllocation": written}))).gang_allocation is gang
 
 
-def test_what_has_no_effect_is_warned_of():
+def test_a_key_without_effect_causes_a_warning():
     job = a_job(
         ((*WORKER, "taskRetryCount"), 2),
         (("prerequisites", 2, "plugin"), f"{PLUGINS}.cmd"),
@@ -341,27 +341,27 @@ RICH = a_job(
 
 
 @given(st.sampled_from([path for path in places(RICH) if path]), anything)
-def test_a_job_with_anything_anywhere_is_read_or_refused(path, value):
+def test_a_job_with_any_value_anywhere_is_read_or_rejected(path, value):
     job = json.loads(json.dumps(RICH))
     place = job
     for step in path[:-1]:
         place = place[step]
     place[path[-1]] = value
-    assert read_or_refused_well(json.dumps(job).replace("NaN", ".nan").replace("Infinity", ".inf"))
+    assert is_read_or_rejected(json.dumps(job).replace("NaN", ".nan").replace("Infinity", ".inf"))
 
 
-def read_or_refused_well(text):
+def is_read_or_rejected(text):
     try:
         render(parse(text))
     except ProtocolInvalid as error:
-        return error.response_message() and all(is_well_said(mistake) for mistake in error.diagnostics)
+        return error.response_message() and all(is_well_formed(each) for each in error.diagnostics)
     return True
 
 
 @given(st.data(), st.sampled_from(sorted((Path(__file__).parents[1] / "golden/openpai/jobs").glob("*.yaml"))))
-def test_a_text_with_something_cut_out_or_put_in_is_read_or_refused(data, path):
+def test_a_job_text_with_random_edits_is_read_or_rejected(data, path):
     text = path.read_text()
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 30)))
     put_in = data.draw(st.text(alphabet="\t\n :-#'\"{}[]&*!|>%<$a1", max_size=5))
-    assert read_or_refused_well(text[:start] + put_in + text[end:])
+    assert is_read_or_rejected(text[:start] + put_in + text[end:])

@@ -1,4 +1,4 @@
-"""From a job to the scripts of its tasks: deployments, both stages of templates, prerequisites and plugins in order."""
+"""The scripts of a job's tasks: deployments, both stages of templates, prerequisites and plugins in order."""
 
 import os
 import subprocess
@@ -28,15 +28,15 @@ def scripts(*changes, environment=None, **top):
 
 
 def messages(error):
-    return [mistake.message for mistake in error.value.diagnostics]
+    return [each.message for each in error.value.diagnostics]
 
 
 def with_plugins(*calls, **extras):
     return {"extras": {PLUGINS: list(calls), **extras}}
 
 
-def as_told(path):
-    """Everything that rendering makes of a job, or the reason why it makes nothing."""
+def rendered_text(path):
+    """Everything that a job renders to, or the error."""
     try:
         job = render(parse(path.read_text(), path.name))
     except ProtocolInvalid as error:
@@ -64,12 +64,12 @@ def as_told(path):
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.yaml")), ids=lambda path: path.stem)
-def test_the_jobs_of_the_documentation_become_what_they_should(path):
-    assert as_told(path) == path.with_suffix(".txt").read_text()
+def test_the_jobs_of_the_documentation_render_to_their_golden_files(path):
+    assert rendered_text(path) == path.with_suffix(".txt").read_text()
 
 
 @pytest.mark.parametrize("path", sorted(GOLDEN.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_script_is_bash(path):
+def test_every_script_is_valid_bash(path):
     if path.stem == "infiniband":
         return
     for role in render(parse(path.read_text())).roles:
@@ -80,7 +80,7 @@ def test_every_script_is_bash(path):
             assert (checked.returncode, checked.stderr) == (0, "")
 
 
-def test_commands_are_one_script_that_ends_with_the_first_failure():
+def test_commands_are_one_script_that_stops_at_the_first_failure():
     script = scripts(
         ((*WORKER, "commands"), ["  a=1  # comment", "echo $a", "cat <<END\n$a\nEND", "false", "echo never"])
     ).user
@@ -104,7 +104,7 @@ def test_commands_are_one_script_that_ends_with_the_first_failure():
     assert (piped.stdout, piped.returncode) == ("", 1)
 
 
-def test_a_deployment_puts_its_commands_around_those_of_its_roles():
+def test_a_deployment_wraps_the_commands_of_its_roles():
     deployments = [
         {"name": "a", "taskRoles": {"worker": {"preCommands": ["never"]}}},
         {"name": "b", "taskRoles": {"worker": {"preCommands": [" before "], "postCommands": ["after"]}}},
@@ -114,19 +114,19 @@ def test_a_deployment_puts_its_commands_around_those_of_its_roles():
     assert scripts(deployments=deployments).user.endswith("\n\necho hello\n")
 
 
-def test_secrets_are_in_the_script():
+def test_secrets_are_inserted_into_the_script():
     job = rendered(((*WORKER, "commands"), ["echo '<% $secrets.t %>'"]), secrets={"t": 'a&"b'})
     assert job.roles[0].scripts.user.endswith("echo 'a&\"b'\n")
 
 
-def test_the_login_of_an_image_is_filled_in_from_secrets_alone():
+def test_the_login_of_an_image_is_filled_in_from_secrets_only():
     auth = {"username": "<% $parameters.u %>", "password": "<% $secrets.p %>", "other": 5}
     job = rendered((("prerequisites", 0, "auth"), auth), secrets={"p": 1.0}, parameters={"u": "x"})
     assert job.roles[0].image_auth == {"username": "<% $parameters.u %>", "password": "1", "other": "5"}
     assert [warning.key for warning in job.warnings] == ["prerequisites[0].auth.username"]
 
 
-def test_a_reference_to_nothing_stays_and_is_warned_of_once_with_its_place():
+def test_an_undefined_reference_stays_as_text_and_causes_one_warning_per_place():
     text = text_of(
         a_job(((*WORKER, "commands"), ["echo <% $parameters.x %> <%$parameters.x%>", "<% $secrets.y %>"]))
     )
@@ -149,23 +149,23 @@ def test_a_reference_to_nothing_stays_and_is_warned_of_once_with_its_place():
         (["<%= | | =%>"], "taskRoles.worker.commands[0]: <%= would change the tag delimiters; remove it"),
     ],
 )
-def test_a_template_that_is_none_is_refused_with_its_command(commands, message):
+def test_an_invalid_template_is_rejected_with_its_command(commands, message):
     with pytest.raises(ProtocolInvalid) as caught:
         rendered(((*WORKER, "commands"), commands))
     assert messages(caught) == [f"cannot use {message}"]
     assert caught.value.diagnostics[0].line > 1
 
 
-def test_a_template_broken_by_a_deployment_is_placed_there():
+def test_an_invalid_template_in_a_deployment_is_reported_there():
     deployments = [{"name": "a", "taskRoles": {"worker": {"postCommands": ["x", "<% y"]}}}]
     with pytest.raises(ProtocolInvalid) as caught:
         rendered(deployments=deployments, defaults={"deployment": "a"})
-    assert [mistake.key for mistake in caught.value.diagnostics] == [
+    assert [each.key for each in caught.value.diagnostics] == [
         "deployments[0].taskRoles.worker.postCommands[1]"
     ]
 
 
-def test_mistakes_of_all_roles_and_plugins_are_told_at_once():
+def test_errors_of_all_roles_and_plugins_are_reported_together():
     broken = {
         "dockerImage": "i",
         "resourcePerInstance": {"cpu": 1, "memoryMB": 1, "gpu": 0},
@@ -174,14 +174,14 @@ def test_mistakes_of_all_roles_and_plugins_are_told_at_once():
     call = {"plugin": "cmd", "parameters": {"preCommands": ["<% $secrets.a %>", "<% $output.uri %>"]}}
     with pytest.raises(ProtocolInvalid) as caught:
         rendered((("taskRoles", "other"), broken), **with_plugins(call))
-    assert {mistake.key for mistake in caught.value.diagnostics} == {
+    assert {each.key for each in caught.value.diagnostics} == {
         "taskRoles.other.commands[0]",
         f"extras.{PLUGINS}[0].parameters.preCommands[0]",
         f"extras.{PLUGINS}[0].parameters.preCommands[1]",
     }
 
 
-def test_plugins_of_prerequisites_come_before_those_of_extras_and_posts_run_backwards():
+def test_plugins_of_prerequisites_precede_those_of_extras_and_post_scripts_run_in_reverse():
     def cmd(word):
         return {"preCommands": [f"echo {word} pre"], "postCommands": [f"echo {word} post"]}
 
@@ -201,7 +201,7 @@ def test_plugins_of_prerequisites_come_before_those_of_extras_and_posts_run_back
     assert [script.splitlines()[-1] for script in made.post] == ["echo x post", "echo s post", "echo d post"]
 
 
-def test_the_name_of_a_prerequisite_is_a_parameter_and_a_foreign_plugin_is_none():
+def test_the_name_of_a_prerequisite_is_a_parameter_and_an_unknown_plugin_is_ignored():
     item = {"name": "s", "type": "script", "plugin": f"{PLUGINS}.cmd", "failurePolicy": "IGNORE", "a": 1}
     job = parse(text_of(a_job((("prerequisites", 2), item), ((*WORKER, "prerequisites"), ["s"]))))
     (call,) = calls_of(job, job.task_roles[0])
@@ -236,7 +236,7 @@ def test_a_failing_line_of_a_plugin_ends_it_unless_failures_are_ignored(policy, 
     assert (ran.stdout, ran.returncode) == (output, code)
 
 
-def test_callbacks_are_pre_and_post_commands_and_an_event_that_never_comes_is_warned_of():
+def test_callbacks_become_pre_and_post_commands_and_an_unsupported_event_causes_a_warning():
     call = {
         "plugin": "cmd",
         "parameters": {
@@ -255,7 +255,7 @@ def test_callbacks_are_pre_and_post_commands_and_an_event_that_never_comes_is_wa
     assert warning.message.endswith('does nothing on event "containerStarts"; use taskStarts or taskSucceeds')
 
 
-def test_git_clones_before_the_task_starts_and_copies_when_it_does(tmp_path):
+def test_git_clones_before_the_task_starts_and_copies_when_it_starts(tmp_path):
     source = tmp_path / "source dir"
     source.mkdir()
     (source / "train.py").write_text("print(1)")
@@ -274,7 +274,7 @@ def test_git_clones_before_the_task_starts_and_copies_when_it_does(tmp_path):
     assert (tmp_path / "pai/code/.git").is_dir()
 
 
-def test_an_option_of_git_with_an_open_quote_is_refused():
+def test_a_git_option_with_an_open_quote_is_rejected():
     with pytest.raises(
         ProtocolInvalid, match=r"parameters\.options\[1\]: .* has a quote that is not closed; close it"
     ):
@@ -284,7 +284,9 @@ def test_an_option_of_git_with_an_open_quote_is_refused():
 
 
 @pytest.mark.parametrize(("policy", "code"), [("ignore", 0), ("fail", 1)])
-def test_a_repository_that_cannot_be_cloned_fails_the_task_unless_that_is_ignored(tmp_path, policy, code):
+def test_a_repository_that_cannot_be_cloned_fails_the_task_unless_failures_are_ignored(
+    tmp_path, policy, code
+):
     fakes = tmp_path / "bin"
     fakes.mkdir()
     for name, line in (
@@ -335,7 +337,7 @@ def ssh(**parameters):
     return with_plugins({"plugin": "ssh", "parameters": parameters})
 
 
-def test_ssh_does_nothing_unless_asked():
+def test_ssh_has_no_effect_by_default():
     assert scripts(**ssh()).pre == []
     assert scripts(**ssh(jobssh="no", sshbarrier=True)).pre == []
     assert scripts(**ssh(userssh={"type": "custom", "value": ""})).pre == []
@@ -346,7 +348,7 @@ def test_ssh_does_nothing_unless_asked():
     )
 
 
-def test_ssh_lets_the_owner_in_with_the_keys_of_the_job_and_of_the_profile():
+def test_ssh_authorizes_the_keys_of_the_job_and_of_the_profile():
     environment = TaskEnvironment(ssh_public_keys=("profile's key",))
     (script,) = scripts(environment=environment, **ssh(userssh={"type": "custom", "value": "job key"})).pre
     assert "printf '%s\\n' 'profile'\"'\"'s key' >> \"$ssh_dir/authorized_keys\"" in script
@@ -354,7 +356,7 @@ def test_ssh_lets_the_owner_in_with_the_keys_of_the_job_and_of_the_profile():
     assert "job_key" not in script
 
 
-def test_ssh_between_tasks_waits_as_long_as_it_is_told():
+def test_ssh_between_tasks_waits_for_the_configured_time():
     (plain,) = scripts(**ssh(jobssh=True)).pre
     (waiting,) = scripts(**ssh(jobssh="true", sshbarrier=True)).pre
     (shorter,) = scripts(
@@ -367,15 +369,15 @@ def test_ssh_between_tasks_waits_as_long_as_it_is_told():
         scripts(**ssh(jobssh=True, sshbarrier=True, sshbarrierTimeout="soon"))
 
 
-def test_ssh_between_tasks_needs_the_gang():
+def test_ssh_between_tasks_requires_the_gang():
     call = {"plugin": "ssh", "parameters": {"jobssh": True}}
     job = rendered(**with_plugins(call, gangAllocation=False))
     assert job.roles[0].scripts.pre == []
     assert "ignores jobssh: without gangAllocation" in job.warnings[-1].message
 
 
-def test_hosts_of_ssh_are_the_tasks_of_the_job(tmp_path):
-    """The part of the script that needs neither root nor sshd."""
+def test_ssh_hosts_are_the_tasks_of_the_job(tmp_path):
+    """Runs the part of the script that requires neither root nor sshd."""
     (script,) = scripts(environment=TaskEnvironment(str(tmp_path)), **ssh(jobssh=True)).pre
     loop = script[script.index("for task in") : script.index("chmod 600 ~/.ssh/config")]
     (tmp_path / ".ssh").mkdir()
@@ -396,7 +398,7 @@ def test_hosts_of_ssh_are_the_tasks_of_the_job(tmp_path):
     ]
 
 
-def test_requirements_come_first_and_once():
+def test_each_requirement_comes_once_and_before_its_dependants():
     requires = {"a": ["b", "c"], "b": ["d"], "c": ["d"]}
     assert in_order(["e", "a", "c", "e"], requires) == ("e", "d", "b", "c", "a")
     chain = {str(n): [str(n + 1)] for n in range(50_000)}
@@ -413,5 +415,5 @@ def test_requirements_come_first_and_once():
         ({str(n): [str(n + 1), str(n + 2)] for n in range(300)}, []),
     ],
 )
-def test_a_ring_is_found(requires, cycle):
+def test_a_cycle_is_found(requires, cycle):
     assert cycle_in(requires) == cycle

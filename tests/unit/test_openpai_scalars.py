@@ -1,4 +1,4 @@
-"""Plain scalars are what OpenPAI's server takes them for, and templates write them as it does."""
+"""Plain scalars have the value that OpenPAI's server gives them, and templates format them as it does."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from nni_manager.training_services.openpai.scalars import (
     resolved,
 )
 
-# [text, JavaScript's typeof ("null" and "date" apart), String(value)], as js-yaml 3.14.1 on Node 20 gave them.
+# [text, JavaScript's typeof ("null" and "date" apart), String(value)], recorded from js-yaml 3.14.1 on Node 20.
 JS_YAML = json.loads((Path(__file__).parents[1] / "golden/openpai/js_yaml_scalars.json").read_text())
 
 
@@ -36,7 +36,7 @@ def kind_of(value):
 
 
 @pytest.mark.parametrize(("text", "kind", "written"), JS_YAML, ids=[row[0] for row in JS_YAML])
-def test_a_plain_scalar_is_what_js_yaml_makes_of_it(text, kind, written):
+def test_a_plain_scalar_has_the_value_of_js_yaml(text, kind, written):
     value = resolved(text)
     assert (kind_of(value), javascript_text(value)) == (kind, written)
 
@@ -54,16 +54,16 @@ def test_a_plain_scalar_is_what_js_yaml_makes_of_it(text, kind, written):
         ("", None),
     ],
 )
-def test_what_pyyaml_reads_otherwise(text, value):
+def test_scalars_that_pyyaml_reads_differently(text, value):
     assert resolved(text) == value
     assert type(resolved(text)) is type(value)
 
 
-def test_a_date_is_neither_text_nor_number():
+def test_a_date_is_neither_text_nor_a_number():
     assert resolved("2020-01-01") == Date(datetime(2020, 1, 1, tzinfo=timezone.utc))
 
 
-def test_a_date_beyond_the_calendar_is_refused():
+def test_a_date_out_of_range_is_rejected():
     with pytest.raises(OverflowError):
         resolved("9999-99-99")
 
@@ -77,7 +77,7 @@ def test_a_huge_number_is_infinite(digits):
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_some_value_and_has_a_text(text):
+def test_any_text_has_a_value_and_a_text_form(text):
     try:
         value = resolved(text)
     except OverflowError:
@@ -88,7 +88,7 @@ def test_any_text_is_some_value_and_has_a_text(text):
 
 
 @given(st.text(alphabet="0123456789+-._:eExXbBoOinfaZT", min_size=1, max_size=20))
-def test_what_looks_like_a_number_is_read_or_left(text):
+def test_a_text_like_a_number_is_read_as_a_number_or_kept(text):
     try:
         value = resolved(text)
     except OverflowError:
@@ -103,7 +103,7 @@ def test_a_whole_number_is_written_in_full(number):
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_number_survives_being_written_and_read(number):
+def test_a_number_survives_a_round_trip(number):
     assert resolved(javascript_text(as_number(number))) == as_number(number)
 
 
@@ -120,11 +120,11 @@ def test_a_number_survives_being_written_and_read(number):
         (-0.0, "0"),
     ],
 )
-def test_a_value_is_written_as_javascript_does(value, text):
+def test_a_value_is_formatted_as_in_javascript(value, text):
     assert javascript_text(value) == text
 
 
-def test_a_tag_says_what_a_scalar_is():
+def test_a_tag_determines_the_type_of_a_scalar():
     assert explicitly("str", "1") == "1"
     assert explicitly("int", "1") == 1
     assert explicitly("float", "1") == 1

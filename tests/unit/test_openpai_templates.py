@@ -1,4 +1,4 @@
-"""Templates say what OpenPAI's say, in both stages, but for what is broken there."""
+"""Templates in both stages: filled in as by OpenPAI, except for its bugs."""
 
 import contextlib
 import json
@@ -17,12 +17,12 @@ from nni_manager.training_services.openpai.templates import (
     fill_secrets,
 )
 
-# What mustache.js 2.3.2 with the server's loop over its tokens made of these; None: an error.
+# The output of mustache.js 2.3.2 with the server's loop over its tokens; None: an error.
 MUSTACHE = json.loads((Path(__file__).parents[1] / "golden/openpai/mustache.json").read_text())
 
 
 @pytest.mark.parametrize(("template", "text"), MUSTACHE["rows"], ids=[row[0] for row in MUSTACHE["rows"]])
-def test_the_first_stage_is_that_of_mustache(template, text):
+def test_the_first_stage_equals_mustache(template, text):
     if text is None:
         with pytest.raises(TemplateInvalid, match=r"; \w+"):
             fill_at_submission(template, MUSTACHE["variables"])
@@ -30,7 +30,7 @@ def test_the_first_stage_is_that_of_mustache(template, text):
         assert fill_at_submission(template, MUSTACHE["variables"]).text == text
 
 
-def test_what_nothing_answers_to_is_told_but_for_secrets():
+def test_undefined_names_except_secrets_are_reported():
     filled = fill_at_submission(
         "<%$parameters.x[1]%> <% $secrets.t %> <% $deployment %>", {"$parameters": {"x": [0]}}
     )
@@ -38,7 +38,7 @@ def test_what_nothing_answers_to_is_told_but_for_secrets():
     assert filled.unknown == ("$parameters.x.1", "$deployment")
 
 
-def test_a_mistake_says_where_the_tag_begins():
+def test_an_error_has_the_position_of_its_tag():
     with pytest.raises(TemplateInvalid) as caught:
         fill_at_submission("echo 1\necho <% $parameters.x", {})
     assert caught.value.index == 12
@@ -46,33 +46,33 @@ def test_a_mistake_says_where_the_tag_begins():
 
 
 @pytest.mark.parametrize("name", ["toString", "constructor", "length", "__class__", "0"])
-def test_what_only_the_language_has_is_no_value(name):
+def test_a_property_of_the_language_is_not_a_value(name):
     variables = {"$parameters": {"a": "text", "l": [1]}}
     for template in (f"<% $parameters.{name} %>", f"<% $parameters.a.{name} %>"):
         assert fill_at_submission(template, variables).text == template
 
 
-def test_secrets_are_written_as_they_are():
+def test_secrets_are_inserted_unescaped():
     secrets = {"p": "a&b\"c'd<e>", "n": None, "f": False, "i": 1, "x": 1e-7, "l": ["a", "b"]}
     names = ("p", "n", "f", "i", "x", "l.1", "l[0]")
     text = " ".join(f"<% $secrets.{name} %>" for name in names)
     assert fill_secrets(text, secrets).text == "a&b\"c'd<e> None False 1 1e-07 b a"
 
 
-def test_a_secret_that_is_not_there_stays_and_is_told():
+def test_an_undefined_secret_stays_as_text_and_is_reported():
     filled = fill_secrets("<% $secrets.a %> <% $secrets.b %> <% $parameters.x %> <% #s %>", {"a": 1})
     assert filled.text == "1 <% $secrets.b %> <% $parameters.x %> <% #s %>"
     assert filled.unknown == ("$secrets.b",)
 
 
-def test_a_parameter_that_holds_a_reference_to_a_secret_gets_it_in_the_second_stage():
+def test_a_secret_reference_inside_a_parameter_is_filled_in_the_second_stage():
     first = fill_at_submission(
         "curl <% $parameters.url %>", {"$parameters": {"url": "http://<% $secrets.t %>@host"}}
     )
     assert fill_secrets(first.text, {"t": "tok"}).text == "curl http://tok@host"
 
 
-def test_parameters_of_plugins_know_all_variables_and_take_numbers():
+def test_plugin_parameters_may_refer_to_all_variables_and_to_numbers():
     variables = {
         "$parameters": {"n": 1, "f": False, "l": [{"x": 5}], "o": {}, "z": None},
         "$secrets": {"t": "&"},
@@ -84,7 +84,7 @@ def test_parameters_of_plugins_know_all_variables_and_take_numbers():
 
 
 @given(st.text(alphabet="<%> \n\t#/^!&{}=>$sx.a[0]", max_size=40))
-def test_any_text_is_filled_in_or_refused(text):
+def test_any_text_is_filled_in_or_rejected(text):
     assert filled_or_refused(text)
 
 
@@ -97,13 +97,13 @@ def filled_or_refused(text):
 
 
 @given(st.text(max_size=30).filter(lambda text: "<%" not in text))
-def test_a_text_without_tags_is_left_alone_but_for_the_space_around_it(text):
+def test_a_text_without_tags_is_only_trimmed(text):
     assert fill_at_submission(text, {}).text == text.strip()
     assert fill_secrets(text, {"a": 1}).text == text
 
 
 BLANKS = 100_000
-FAST_S = 5  # what is quadratic takes minutes
+FAST_S = 5  # quadratic time would be minutes
 
 
 @pytest.mark.parametrize(
@@ -127,17 +127,17 @@ FAST_S = 5  # what is quadratic takes minutes
     ],
     ids=lambda text: repr(text[:14]),
 )
-def test_the_time_a_text_takes_grows_as_it_does(text):
-    began_s = time.process_time()
+def test_the_time_grows_linearly_with_the_length_of_the_text(text):
+    started_s = time.process_time()
     for fill in (fill_at_submission, fill_secrets, fill_parameter):
         with contextlib.suppress(TemplateInvalid):
             fill(text, {"$a": ["x"], "$secrets": {"a": "x"}})
-    assert time.process_time() - began_s < FAST_S
+    assert time.process_time() - started_s < FAST_S
 
 
 @given(st.text(alphabet="<%> \n$ax.0[]s", max_size=30) | st.text(alphabet="<%> $a", max_size=60))
 def test_references_are_found_where_a_plain_pattern_finds_them(text):
-    # Right, and slow: what the search is to be equal to.
+    # Correct but slow: the reference implementation.
     pattern = re.compile(r"<%\s*(?P<name>\$[\s\S]*?)\s*%>")
     values = {"$a": "1", "$ax": "2"}
     by_pattern = pattern.sub(lambda match: values.get(match["name"], match[0]), text)

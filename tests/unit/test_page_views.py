@@ -1,4 +1,4 @@
-"""What the page is told of an experiment's configuration, its jobs and its storage."""
+"""The page's views of an experiment: its configuration, its jobs and its storage."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def played(tmp_path):
 
 
 @contextlib.asynccontextmanager
-async def asked(served):
+async def client_of(served):
     session_auth = SessionAuth(b"secret", "TESTEXPT", served.folder.ended_sessions)
     app = ManagerApi(served, "127.0.0.1", 1, session_auth, lambda: None).app()
     async with httpx.AsyncClient(
@@ -46,7 +46,7 @@ async def asked(served):
         yield client
 
 
-def test_the_configuration_is_readable_and_holds_no_login(played):
+def test_the_configuration_is_readable_and_contains_no_login(played):
     config = dataclasses.replace(
         played.snapshot().config,
         pai=PaiConfig("pai.example", "ada", "the-token", "the-password", Path("/mnt"), "/mnt", None, None, None, None, None,
@@ -64,7 +64,7 @@ def test_the_configuration_is_readable_and_holds_no_login(played):
     assert shown["searchSpace"] == {"x": {"_type": "uniform", "_value": [0, 1]}}
 
 
-def test_a_job_is_told_with_its_keepers_its_link_and_its_last_trials(played):
+def test_a_job_is_shown_with_its_keepers_its_link_and_its_times(played):
     snapshot = dataclasses.replace(
         played.snapshot(),
         keepers_of=lambda job_id: [KeeperSeen("main-0", "0.6.0")] if job_id == "env-1" else [],
@@ -78,14 +78,14 @@ def test_a_job_is_told_with_its_keepers_its_link_and_its_last_trials(played):
     assert of_a_view[0]["state"] == "unknown"
 
 
-def test_a_storage_that_does_not_answer_holds_up_nobody(played, monkeypatch):
+def test_a_storage_that_does_not_answer_delays_no_other_request(played, monkeypatch):
     monkeypatch.setattr(experiment_routes, "STORAGE_TIMEOUT_S", 0.2)
     there = threading.Event()
     monkeypatch.setattr(experiment_routes.trial_logs, "attempts_of", lambda *_: there.wait(DEADLINE_S) and [])
     played.apply(ParametersSuggested("t0", 0, {"x": 1}, {}, 1.0))
 
     async def ask():
-        async with asked(played) as client:
+        async with client_of(played) as client:
             hanging = await client.get("/trial-jobs/t0/attempts")
             assert hanging.status_code == 503
             assert hanging.json()["error"] == (
@@ -98,7 +98,7 @@ def test_a_storage_that_does_not_answer_holds_up_nobody(played, monkeypatch):
     asyncio.run(ask())
 
 
-def test_importance_is_evaluated_once_for_the_same_results(played, monkeypatch):
+def test_importance_is_computed_once_for_the_same_results(played, monkeypatch):
     evaluated = []
     importance_of = experiment_routes.importance_of
     monkeypatch.setattr(
@@ -108,7 +108,7 @@ def test_importance_is_evaluated_once_for_the_same_results(played, monkeypatch):
     )
 
     async def ask():
-        async with asked(played) as client:
+        async with client_of(played) as client:
             answers = await asyncio.gather(*(client.get("/importance") for _ in range(3)))
             assert all(answer.json()["why"].startswith("0 trials have") for answer in answers)
             await client.get("/importance?metric=loss")
@@ -126,5 +126,5 @@ def test_importance_is_evaluated_once_for_the_same_results(played, monkeypatch):
         ("signal", " \n ", ""),
     ],
 )
-def test_of_a_message_the_line_that_says_most_is_shown(reason, message, line):
+def test_the_summary_of_a_message_is_its_most_informative_line(reason, message, line):
     assert message_summary(reason, message) == line

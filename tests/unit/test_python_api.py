@@ -1,4 +1,4 @@
-"""The Python Experiment API without an experiment: names, notebooks, frames, and its examples."""
+"""The Python Experiment API without an experiment: names, notebooks, data frames, and its examples."""
 
 import doctest
 import importlib
@@ -27,7 +27,7 @@ from nni_manager.store.folders import ExperimentFolder, Registry
 from nni_manager.store.writer import Store
 
 ROOT = Path(__file__).parents[2]
-# NNI v2.10's own.
+# those of NNI v2.10
 NAMES = """
     Experiment RunMode ExperimentConfig AlgorithmConfig CustomAlgorithmConfig TrainingServiceConfig LocalConfig OpenpaiConfig
     FrameworkControllerConfig FrameworkControllerRoleConfig FrameworkAttemptCompletionPolicy KubeflowConfig KubeflowRoleConfig
@@ -42,17 +42,17 @@ METHODS = """
 
 
 @pytest.mark.parametrize("name", ["config", "data", "experiment", "aliases"])
-def test_the_examples_of_the_modules_are_true(name):
+def test_the_examples_in_the_modules_are_correct(name):
     module = importlib.import_module(f"nni_manager.experiment.{name}")
     assert doctest.testmod(module).failed == 0
 
 
-def test_the_examples_of_the_page_are_true():
+def test_the_examples_in_the_page_are_correct():
     page = ROOT / "docs/python-api.md"
     assert doctest.testfile(str(page), module_relative=False) == (0, 13)
 
 
-def test_every_name_of_nnis_is_there_and_documented():
+def test_every_name_of_nni_exists_and_is_documented():
     module, page = (
         importlib.import_module("nni_manager.experiment"),
         (ROOT / "docs/python-api.md").read_text(),
@@ -64,7 +64,7 @@ def test_every_name_of_nnis_is_there_and_documented():
         assert name in page or name == "load_checkpoint"
 
 
-def test_names_that_have_nothing_behind_them_are_answered():
+def test_unsupported_and_misspelled_names_have_a_clear_error_or_a_warning():
     with pytest.raises(
         UnsupportedName,
         match="cannot import RemoteConfig: this platform is not supported; use local, openpai",
@@ -80,7 +80,7 @@ def test_names_that_have_nothing_behind_them_are_answered():
 
 
 @pytest.mark.parametrize(
-    ("ask", "said"),
+    ("call", "expected"),
     [
         (
             lambda: Experiment("local").get_status(),
@@ -114,11 +114,11 @@ def test_names_that_have_nothing_behind_them_are_answered():
         (lambda: Experiment.connect(1), "cannot connect to port 1: none of your experiments uses it"),
     ],
 )
-def test_what_cannot_be_asked_is_told_with_the_way_out(ask, said, tmp_path, monkeypatch):
+def test_an_invalid_call_raises_an_error_with_a_remedy(call, expected, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     with pytest.raises(UserError) as caught:
-        ask()
-    assert said in str(caught.value)
+        call()
+    assert expected in str(caught.value)
 
 
 def a_stored_experiment(folder, experiment_id):
@@ -129,20 +129,20 @@ def a_stored_experiment(folder, experiment_id):
     return found
 
 
-def test_an_experiment_is_meant_by_the_whole_of_its_id(tmp_path, monkeypatch):
+def test_an_experiment_is_selected_by_its_full_id(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     a_stored_experiment(tmp_path, "digits10")
-    for ask in (
+    for call in (
         lambda: Experiment.resume("digits1"),
         lambda: Experiment.view("digits1"),
         lambda: Experiment("local", id="digits1").get_status(),
     ):
         with pytest.raises(UserError, match="cannot find experiment 'digits1'; did you mean digits10"):
-            ask()
+            call()
     assert Experiment(id="digits10").get_status() == "INITIALIZED"
 
 
-def test_an_id_that_an_experiment_has_is_not_given_to_another_in_another_folder(tmp_path, monkeypatch):
+def test_an_id_in_use_is_rejected_even_in_another_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     first = a_stored_experiment(tmp_path / "first", "digits1")
@@ -160,7 +160,7 @@ def test_an_id_that_an_experiment_has_is_not_given_to_another_in_another_folder(
     assert not (tmp_path / "second").exists()
 
 
-def test_what_is_wrong_with_the_command_or_the_port_is_told_in_words_of_python(tmp_path, monkeypatch):
+def test_errors_of_the_command_and_the_port_use_the_names_of_python(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -185,7 +185,7 @@ def test_what_is_wrong_with_the_command_or_the_port_is_told_in_words_of_python(t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_code_that_was_written_for_nni_finds_its_names_in_an_interpreter_of_ours():
+def test_nnis_import_paths_work_in_an_interpreter_with_our_aliases():
     code = (
         "from nni_manager.nni_compat import install_import_aliases as answer; answer(); answer()\n"
         "import sys; import nni; assert 'nni_manager.experiment' not in sys.modules\n"
@@ -204,7 +204,7 @@ def test_code_that_was_written_for_nni_finds_its_names_in_an_interpreter_of_ours
 
 @pytest.fixture
 def notebook(monkeypatch):
-    """The two functions of IPython's that are asked, as they are in a kernel; what was shown, and how it changed."""
+    """The two functions of IPython that are called, as in a kernel; returns the shown outputs and their updates."""
     shown = []
 
     def display(picture, display_id):
@@ -226,7 +226,7 @@ def a_summary(**fields):
     return {"id": "aB3dE", "name": "digits", "status": "RUNNING", "counts": counts} | empty | limits | fields
 
 
-def test_a_notebook_shows_one_output_that_changes(notebook):
+def test_a_notebook_shows_one_output_that_is_updated(notebook):
     assert is_in_notebook()
     view = NotebookView()
     view.show(a_summary())
@@ -239,7 +239,7 @@ def test_a_notebook_shows_one_output_that_changes(notebook):
     assert "DONE" in second._repr_html_()
 
 
-def test_no_kernel_no_notebook(monkeypatch):
+def test_without_a_kernel_there_is_no_notebook(monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert not is_in_notebook()
     terminal = types.ModuleType("IPython")
@@ -254,7 +254,7 @@ RESULTS = [
 ]
 
 
-def test_results_as_a_frame_have_a_column_for_each_parameter():
+def test_a_data_frame_of_results_has_a_column_for_each_parameter():
     pytest.importorskip("pandas")
     frame = frame_of(RESULTS)
     assert list(frame.columns) == [
@@ -271,13 +271,13 @@ def test_results_as_a_frame_have_a_column_for_each_parameter():
     assert list(frame_of([]).columns) == ["trialJobId", "value"]
 
 
-def test_without_pandas_a_frame_is_refused_with_the_way_out(monkeypatch):
+def test_without_pandas_a_data_frame_is_an_error_with_a_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(PandasMissing, match="run `pip install pandas`, or omit as_frame to get records"):
         frame_of(RESULTS)
 
 
-def test_what_is_no_json_stays_text():
+def test_a_value_that_is_not_json_stays_text():
     document = {
         "trialJobId": "a",
         "parameterId": "0",
@@ -288,7 +288,7 @@ def test_what_is_no_json_stays_text():
     assert TrialMetricData.of(document).data == 'it\'s "fine"'
 
 
-def test_the_log_is_repeated_from_where_it_was_line_by_line(tmp_path, capsys):
+def test_the_log_is_printed_from_its_current_end_line_by_line(tmp_path, capsys):
     log = tmp_path / "manager.log"
     log.write_text("before\n")
     tail = progress_module.LogTail(log)

@@ -1,4 +1,4 @@
-"""The configuration of an experiment in Python: the same experiment as the file's, and mistakes told in its words."""
+"""The configuration of an experiment in Python: equal to that of a file, with errors that use Python's names."""
 
 import copy
 import dataclasses
@@ -95,7 +95,7 @@ def kubeflow():
 
 
 @pytest.mark.parametrize("make", [local, framework, openpai, kubeflow])
-def test_it_is_the_experiment_of_the_file_that_says_the_same(place, make):
+def test_a_configuration_in_python_equals_that_of_the_same_file(place, make):
     config = make()
     (place / "digits.yml").write_text(as_yaml(config.document()))
     from_file = dataclasses.replace(
@@ -123,12 +123,12 @@ SERVICES = {
     "frameworkcontroller": FrameworkControllerConfig,
     "kubeflow": KubeflowConfig,
 }
-# What the reader answers without a place in its tables.
+# keys that the reader handles outside its tables
 ANSWERED = {"searchSpace", "sharedStorage", "experimentType", "openpaiConfig"}
 
 
 @pytest.mark.parametrize("platform", SERVICES)
-def test_its_fields_are_the_keys_of_the_second_schema(platform):
+def test_the_fields_are_the_keys_of_the_second_schema(platform):
     places = {key.path for key in keys_of_v2(platform)}
     places |= {place for place in ALIASES if any(place[:-1] == each[:-1] for each in places)}
     if platform == "local":
@@ -159,10 +159,10 @@ def _snake(key):
 def diagnostics_of(config):
     with pytest.raises(ConfigInvalid) as caught:
         config.validate()
-    return {mistake.key: mistake.message for mistake in caught.value.diagnostics}
+    return {error.key: error.message for error in caught.value.diagnostics}
 
 
-def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
+def test_all_missing_fields_are_reported_together_with_examples_in_python():
     assert diagnostics_of(ExperimentConfig("frameworkcontroller")) == {
         "config.trial_concurrency": "cannot do without config.trial_concurrency: it must be a whole number from 1 to 99999; "
         "write e.g. trial_concurrency = 2",
@@ -181,7 +181,7 @@ def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "expected"),
     [
         ({"trial_concurrency": "2"},
          'config.trial_concurrency: "2" is not a whole number from 1 to 99999; write e.g. trial_concurrency = 2'),
@@ -215,12 +215,12 @@ def test_all_that_is_missing_is_told_at_once_with_how_python_writes_it():
     ],
     ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
 )  # fmt: skip
-def test_a_wrong_value_is_told_with_its_field_and_how_to_write_it(fields, said):
-    assert any(said in message for message in diagnostics_of(local(**fields)).values())
+def test_an_invalid_value_is_an_error_with_its_field_and_an_example(fields, expected):
+    assert any(expected in message for message in diagnostics_of(local(**fields)).values())
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         (lambda service: setattr(service.task_roles[0], "memory_size", "4x"),
          'task_roles[0].memory_size: "4x" is not a whole number of MB, or a size such as 8gb; write e.g. memory_size = 8192'),
@@ -233,26 +233,26 @@ def test_a_wrong_value_is_told_with_its_field_and_how_to_write_it(fields, said):
         (lambda service: setattr(service, "storage", K8sAzureStorageConfig(azure_account="acct")), "azure_share = 'nni'"),
     ],
 )  # fmt: skip
-def test_mistakes_of_jobs_on_kubernetes_name_their_role(change, said):
+def test_errors_of_kubernetes_jobs_name_their_role(change, expected):
     config = framework()
     change(config.training_service)
-    assert any(said in message for message in diagnostics_of(config).values())
+    assert any(expected in message for message in diagnostics_of(config).values())
 
 
-def test_a_secret_is_not_shown():
+def test_neither_an_error_nor_a_representation_contains_a_secret():
     config = openpai()
     config.training_service.token = 12345
     assert "12345" not in str(diagnostics_of(config))
     assert "12345" not in repr(config)
 
 
-def test_what_contains_itself_is_refused():
+def test_a_value_that_contains_itself_is_rejected():
     space = {}
     space["lr"] = space
     assert "contains itself" in diagnostics_of(local(search_space=space))["config"]
 
 
-def test_what_is_like_a_list_or_a_number_is_one():
+def test_tuples_ranges_paths_and_numpy_numbers_are_accepted():
     space = {
         "lr": {"_type": "choice", "_value": (numpy.float64(0.5), Path("a"))},
         "n": {"_type": "choice", "_value": range(2)},
@@ -266,31 +266,31 @@ def test_what_is_like_a_list_or_a_number_is_one():
     json.dumps(checked.search_space_raw)
 
 
-def test_without_a_name_it_is_called_as_the_program_is(monkeypatch):
+def test_the_default_experiment_name_is_that_of_the_program(monkeypatch):
     monkeypatch.setattr("__main__.__file__", "/home/ada/search.py", raising=False)
     assert local(experiment_name=None).checked().experiment_name == "search"
     monkeypatch.delattr("__main__.__file__")
     assert local(experiment_name=None).checked().experiment_name == "experiment"
 
 
-def test_fields_may_be_written_as_in_files_with_a_hint():
+def test_a_field_may_be_written_as_in_files_and_causes_a_hint():
     role = FrameworkControllerRoleConfig()
     with pytest.warns(
         AliasHint, match="gpuNumber of FrameworkControllerRoleConfig is read as gpu_number"
-    ) as told:
+    ) as caught:
         role.gpuNumber = 1
-    assert told[0].filename == __file__
+    assert caught[0].filename == __file__
     with pytest.warns(AliasHint):
         assert role.gpuNumber == role.gpu_number == 1
     with pytest.warns(AliasHint, match="dockerImage"):
         assert KubeflowRoleConfig(dockerImage="me/train:1").docker_image == "me/train:1"
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # other names of NNI's own are no misspelling
+        warnings.simplefilter("error")  # NNI's alternative names are not misspelled
         assert K8sStorageConfig(storage="nfs").storage_type == "nfs"
 
 
 @pytest.mark.parametrize(
-    ("write", "said"),
+    ("write", "expected"),
     [
         (lambda: setattr(ExperimentConfig("local"), "trial_comand", "x"), "does not exist; did you mean trial_command?"),
         (lambda: ExperimentConfig("local", max_trials=3), "cannot set max_trials of ExperimentConfig"),
@@ -303,15 +303,15 @@ def test_fields_may_be_written_as_in_files_with_a_hint():
         (lambda: setattr(ExperimentConfig("local"), "assessor", {"nam": "x"}), "cannot set nam of AlgorithmConfig"),
     ],
 )  # fmt: skip
-def test_what_is_no_field_is_refused_where_it_is_written(write, said):
+def test_an_unknown_field_raises_when_it_is_set(write, expected):
     with pytest.raises(NoSuchField) as caught:
         write()
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
     assert isinstance(caught.value, AttributeError)
 
 
 @pytest.mark.parametrize(
-    ("platform", "said"),
+    ("platform", "expected"),
     [
         (
             "remote",
@@ -322,10 +322,10 @@ def test_what_is_no_field_is_refused_where_it_is_written(write, said):
         (["local", "remote"], "an experiment runs on one platform; use one of local,"),
     ],
 )
-def test_a_platform_that_there_is_not_is_answered_with_those_there_are(platform, said):
+def test_an_unknown_platform_is_an_error_that_lists_the_supported_ones(platform, expected):
     with pytest.raises(PlatformUnknown) as caught:
         ExperimentConfig(platform)
-    assert said in str(caught.value)
+    assert expected in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -338,5 +338,5 @@ def test_a_platform_that_there_is_not_is_answered_with_those_there_are(platform,
         ("localConfig.gpuIndices: reuse it", "config.training_service.gpu_indices: reuse it"),
     ],
 )  # fmt: skip
-def test_messages_about_files_are_put_into_words_of_python(of_files, of_python):
+def test_keys_of_files_in_messages_are_replaced_by_python_names(of_files, of_python):
     assert to_python_names(of_files) == of_python

@@ -1,3 +1,5 @@
+"""The format of metric records: encoding, decoding, and recovery from garbage."""
+
 import json
 import math
 import os
@@ -25,7 +27,7 @@ frames = st.builds(
     st.integers(0, 2**63 - 1),
     json_values,
 )
-# Garbage that resembles frames finds more mistakes than noise does.
+# Garbage that resembles frames finds more bugs than noise does.
 nearly = st.sampled_from(
     [
         b"ME",
@@ -68,7 +70,7 @@ def spans(data: bytes, garbage: list[Garbage]) -> set[int]:
 
 
 def decode_in_pieces(data: bytes, cuts: list[int]) -> tuple[list[Record], int, list[Garbage]]:
-    """Feed it as the manager does: each new piece behind what was left of the one before."""
+    """Decode as the manager does: each new chunk after the remainder of the previous one."""
     records: list[Record] = []
     garbage: list[Garbage] = []
     consumed = 0
@@ -81,20 +83,20 @@ def decode_in_pieces(data: bytes, cuts: list[int]) -> tuple[list[Record], int, l
     return records, consumed, garbage
 
 
-def test_a_frame_looks_exactly_as_nni_writes_it():
+def test_a_frame_is_identical_to_one_of_nni():
     assert encode(3, "aBcDe", "PERIODICAL", 7, 0.25) == (
         b'ME000099{"parameter_id": 3, "trial_job_id": "aBcDe", "type": "PERIODICAL", "sequence": 7, "value": "0.25"}\n'
     )
 
 
-def test_the_declared_length_counts_the_newline():
+def test_the_declared_length_includes_the_newline():
     data = encode(0, "t", "FINAL", 0, {"default": 1})
     assert int(data[2:8]) == len(data) - 8
     assert data.endswith(b"}\n")
 
 
 @given(st.integers(-(2**63), 2**63 - 1) | ids, ids, st.integers(0, 2**63 - 1), json_values)
-def test_what_is_encoded_is_decoded(parameter_id, trial_job_id, sequence, value):
+def test_an_encoded_record_is_decoded_unchanged(parameter_id, trial_job_id, sequence, value):
     data = encode(parameter_id, trial_job_id, "FINAL", sequence, value)
     decoded = decode(data, 1000)
     assert decoded.records == [
@@ -104,13 +106,13 @@ def test_what_is_encoded_is_decoded(parameter_id, trial_job_id, sequence, value)
 
 
 @given(json_values)
-def test_the_payload_is_what_json_would_have_written(value):
+def test_the_payload_is_that_of_json(value):
     expected = json.dumps(metric(value=json.dumps(value)))
     assert encode(1, "aBcDe", "PERIODICAL", 0, value) == frame_of(expected)
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 5e-324, 1e300, 0.1, -0.0, 10**30, True])
-def test_numbers_are_spelled_as_json_spells_them(number):
+def test_numbers_are_formatted_as_in_json(number):
     [record] = decode(encode(1, "t", "FINAL", 0, number), 0).records
     assert record.value == json.dumps(number)
 
@@ -128,7 +130,7 @@ plain_frames = st.builds(
 @given(st.lists(plain_frames | frames | torn | corrupt_bytes).map(b"".join), st.data())
 def test_plain_frames_are_read_as_by_the_json_parser(content, data):
     if content:
-        # One byte of any frame may be another: a length, a digit, a quote.
+        # Changes one byte of any frame: a length, a digit, a quote.
         place = data.draw(st.integers(0, len(content) - 1))
         content = (
             content[:place]
@@ -144,8 +146,8 @@ def test_plain_frames_are_read_as_by_the_json_parser(content, data):
 
 
 @given(st.lists(plain_frames, min_size=1, max_size=5).map(b"".join), st.data())
-def test_many_plain_frames_are_read_at_once_as_one_by_one(content, data):
-    """The same, of pieces as they nearly always are, with no more than a digit of a length changed."""
+def test_many_plain_frames_are_read_together_as_one_by_one(content, data):
+    """The same for typical chunks, with at most one digit of a length changed."""
     place = content.index(b"ME", data.draw(st.integers(0, content.rindex(b"ME")))) + data.draw(
         st.integers(2, 7)
     )
@@ -162,7 +164,7 @@ def test_many_plain_frames_are_read_at_once_as_one_by_one(content, data):
         assert decode(content, 1000) == decoded
 
 
-def test_two_plain_frames_with_each_others_length_are_no_records():
+def test_two_plain_frames_with_swapped_lengths_are_not_records():
     short, long, whole = (encode(3, "aBcDe", "PERIODICAL", 7, value) for value in (0.5, 0.25, 1))
     assert len(short) != len(long)
     exchanged = long[:8] + short[8:] + short[:8] + long[8:]
@@ -172,7 +174,7 @@ def test_two_plain_frames_with_each_others_length_are_no_records():
 
 
 @pytest.mark.parametrize("length", [b"000000", b"000098", b"000100", b"999999"])
-def test_a_whole_line_of_another_length_than_it_says_is_no_record(length):
+def test_a_whole_line_with_a_wrong_length_is_not_a_record(length):
     frame = encode(3, "aBcDe", "PERIODICAL", 7, 0.25)
     assert frame.startswith(b"ME000099{")
     decoded = decode(b"ME" + length + frame[8:], 0)
@@ -180,14 +182,14 @@ def test_a_whole_line_of_another_length_than_it_says_is_no_record(length):
     assert decoded.garbage == [Garbage(0, len(frame), "no frame ends here")]
 
 
-def test_offsets_and_sizes_are_places_in_the_file():
+def test_offsets_and_sizes_are_positions_in_the_file():
     data = b"".join(encode(1, "t", "PERIODICAL", i, 10**i) for i in range(20))
     for record in decode(data, 0).records:
         again = decode(data[record.offset : record.offset + record.size], record.offset)
         assert again.records == [record]
 
 
-def test_a_torn_last_frame_is_left_until_it_is_whole():
+def test_an_incomplete_last_frame_is_left_for_later():
     first, second = encode(1, "t", "PERIODICAL", 0, 0.5), encode(1, "t", "PERIODICAL", 1, 0.6)
     for cut in range(len(second)):
         decoded = decode(first + second[:cut], 0)
@@ -196,7 +198,7 @@ def test_a_torn_last_frame_is_left_until_it_is_whole():
     assert [r.sequence for r in decode(first + second, 0).records] == [0, 1]
 
 
-def test_nothing_at_all_is_no_record_and_no_garbage():
+def test_empty_input_has_no_record_and_no_garbage():
     assert decode(b"", 7) == decode(b"ME", 7)
     assert decode(b"", 7).records == []
 
@@ -205,7 +207,7 @@ def test_nothing_at_all_is_no_record_and_no_garbage():
     st.lists(frames | corrupt_bytes | torn, max_size=8).map(b"".join),
     st.lists(st.integers(0, 600), max_size=6),
 )
-def test_how_the_bytes_are_cut_makes_no_difference(data, cuts):
+def test_the_chunking_of_the_bytes_does_not_matter(data, cuts):
     whole = decode(data, 0)
     records, consumed, garbage = decode_in_pieces(data, [min(cut, len(data)) for cut in cuts])
     assert records == whole.records
@@ -214,7 +216,7 @@ def test_how_the_bytes_are_cut_makes_no_difference(data, cuts):
 
 
 @given(st.lists(st.tuples(corrupt_bytes | torn, frames), max_size=6), corrupt_bytes)
-def test_garbage_and_torn_frames_never_hide_a_whole_frame(pairs, last):
+def test_garbage_and_incomplete_frames_never_hide_a_whole_frame(pairs, last):
     data, expected = b"", []
     for before, good in pairs:
         data += before
@@ -239,7 +241,7 @@ def test_every_consumed_byte_is_either_record_or_garbage(data, offset):
 
 
 @given(st.binary(max_size=2000) | st.lists(nearly, max_size=40).map(b"".join))
-def test_no_bytes_make_the_reader_raise(data):
+def test_no_bytes_make_the_decoder_raise(data):
     assert 0 <= decode(data, 0).consumed <= len(data)
 
 
@@ -263,7 +265,7 @@ def test_no_bytes_make_the_reader_raise(data):
         ('{"a":' + "9" * 5000 + "}", "JSON is invalid"),
     ],
 )
-def test_a_frame_that_is_no_metric_is_garbage_with_its_reason(payload, reason):
+def test_a_frame_that_is_not_a_metric_is_garbage_with_a_reason(payload, reason):
     data, good = frame_of(payload), encode(1, "t", "FINAL", 0, 1)
     decoded = decode(data + good, 50)
     assert [r.offset for r in decoded.records] == [50 + len(data)]
@@ -279,7 +281,7 @@ def test_bytes_that_are_not_utf8_are_garbage():
     assert "UTF-8" in span.reason
 
 
-def test_a_frame_that_never_got_its_end_costs_only_itself():
+def test_a_frame_without_an_end_hides_no_other_frame():
     broken = b'ME900000{"parameter_id": 1, "trial'
     good = encode(1, "t", "FINAL", 0, 1)
     decoded = decode(broken + good, 0)
@@ -287,32 +289,32 @@ def test_a_frame_that_never_got_its_end_costs_only_itself():
     assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
 
 
-def test_a_torn_frame_whose_length_happens_to_fit_hides_nothing():
+def test_an_incomplete_frame_whose_length_fits_the_line_hides_no_other_frame():
     good = encode(1, "t", "FINAL", 0, 1)
-    broken = b"ME%06d{" % (1 + len(good))  # declares exactly what is left of the line
+    broken = b"ME%06d{" % (1 + len(good))  # declares exactly the remaining length of the line
     decoded = decode(broken + good, 0)
     assert [r.offset for r in decoded.records] == [len(broken)]
     assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
 
 
 def headers_that_fit(count: int, tail: bytes) -> bytes:
-    """Each declares exactly what is left of the line that ends with `tail`."""
+    """Frame headers that each declare exactly the remaining length of the line that ends with `tail`."""
     return b"".join(b"ME%06d{" % (9 * left + 1 + len(tail)) for left in range(count - 1, -1, -1)) + tail
 
 
 @pytest.mark.parametrize("tail", [b"\n", "é\n".encode()], ids=["ascii", "not ascii"])
-def test_a_line_full_of_headers_that_fit_costs_no_more_than_its_length(tail):
+def test_a_line_of_matching_headers_is_decoded_in_linear_time(tail):
     line = headers_that_fit(111_000, tail)
-    began_s = time.process_time()
+    started_s = time.process_time()
     decoded = decode(line, 0)
-    # A tenth of a second; it was 40 when each header's JSON was tried.
-    assert time.process_time() - began_s < 4
+    # 0.1 s; it was 40 s when the JSON after each header was parsed.
+    assert time.process_time() - started_s < 4
     assert (decoded.records, decoded.consumed) == ([], len(line))
     assert spans(line, decoded.garbage) == set(range(len(line)))
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 1000])
-def test_no_number_of_headers_that_fit_hides_the_frame_behind_them(count):
+def test_any_number_of_matching_headers_hides_no_frame_after_them(count):
     good = encode(1, "t", "FINAL", 0, 1)
     broken = headers_that_fit(count, good)[: -len(good)]
     decoded = decode(broken + good, 0)
@@ -320,12 +322,12 @@ def test_no_number_of_headers_that_fit_hides_the_frame_behind_them(count):
     assert [(g.offset, g.length) for g in decoded.garbage] == [(0, len(broken))]
 
 
-def test_touching_garbage_of_one_kind_is_one_span():
+def test_adjacent_garbage_of_one_kind_is_one_span():
     [span] = decode(b"\n" * 10_000, 5).garbage
     assert span[:2] == (5, 10_000)
 
 
-def test_a_line_longer_than_any_frame_does_not_pile_up_in_memory():
+def test_an_endless_line_does_not_accumulate_in_memory():
     kept = consumed = 0
     for _ in range(5):
         decoded = decode(b"x" * (kept + 700_000), consumed)
@@ -334,7 +336,7 @@ def test_a_line_longer_than_any_frame_does_not_pile_up_in_memory():
         assert kept < MAX_FRAME_BYTES
 
 
-def test_the_longest_frame_is_read_however_late_its_newline_comes():
+def test_the_longest_frame_is_read_however_late_its_newline_arrives():
     overhead = len(encode(1, "t", "FINAL", 0, "")) - 8
     data = encode(1, "t", "FINAL", 0, "x" * (MAX_PAYLOAD_BYTES - overhead))
     assert len(data) == MAX_FRAME_BYTES
@@ -343,7 +345,7 @@ def test_the_longest_frame_is_read_however_late_its_newline_comes():
     assert spans(data, garbage) == set(range(5))
 
 
-def test_a_longer_value_is_refused_with_its_size():
+def test_a_longer_value_is_rejected_with_its_size():
     with pytest.raises(
         MetricTooLong, match=r"^cannot report a metric of 1,\d+,\d+ bytes.*999,999.*NNI_OUTPUT_DIR"
     ):
@@ -351,8 +353,8 @@ def test_a_longer_value_is_refused_with_its_size():
     assert len(encode(1, "t", "FINAL", 0, '"' * 200_000)) > 800_000  # escaped twice: \\\"
 
 
-def test_records_of_the_real_nni_sdk_are_read():
-    # nni 2.x: ids of customized trials are text, keys in another order, json_tricks spells an array as a dict.
+def test_records_of_the_nni_sdk_are_read():
+    # nni 2.x: ids of custom trials are text, keys have another order, json_tricks writes an array as a dict.
     asked = frame_of(
         '{"trial_job_id": "aBcDe", "type": "REQUEST_PARAMETER", "sequence": 0, "parameter_index": 0}'
     )

@@ -1,4 +1,4 @@
-"""The user's own algorithms by name: what is registered is found again, and what is wrong is said."""
+"""Custom algorithms that are registered by name, and the errors of invalid ones."""
 
 import pytest
 
@@ -25,12 +25,12 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_nobody_has_registered_anything_at_first():
+def test_no_algorithm_is_registered_at_first():
     assert registered_algorithms() == []
     assert registered("tuner", "demo") is None
 
 
-def test_what_is_registered_is_found_by_kind_and_name_and_forgotten_again(home):
+def test_an_algorithm_is_found_by_kind_and_name_until_it_is_unregistered(home):
     other = RegisteredAlgorithm("assessor", "demo", "a.b.C", "a.b.V", home)
     register(DEMO, set())
     register(other, set())
@@ -42,7 +42,7 @@ def test_what_is_registered_is_found_by_kind_and_name_and_forgotten_again(home):
         unregister("demo")
 
 
-def test_a_name_is_taken_once():
+def test_a_name_can_be_registered_once():
     register(DEMO, {"TPE"})
     with pytest.raises(
         AlgorithmTaken, match="registered already; choose another name, or `nnictl algo unreg"
@@ -52,7 +52,7 @@ def test_a_name_is_taken_once():
         register(DEMO, {"demo"})
 
 
-def test_a_meta_file_of_nnis_is_read(home):
+def test_a_meta_file_of_nni_is_read(home):
     meta = home / "meta.yml"
     meta.write_text(
         "algoType: tuner\nbuiltinName: demo\nclassName: demo_tuner.DemoTuner\n"
@@ -65,7 +65,7 @@ def test_a_meta_file_of_nnis_is_read(home):
     assert read_meta(meta).code_dir == home
 
 
-def test_all_mistakes_of_a_meta_file_are_told_at_once(home):
+def test_all_errors_of_a_meta_file_are_reported_together(home):
     meta = home / "meta.yml"
     meta.write_text("algoType: advisor\nbuiltinName: a b\nclassname: X\ncodeDirectory: none\n")
     with pytest.raises(ConfigInvalid) as raised:
@@ -80,7 +80,7 @@ def test_all_mistakes_of_a_meta_file_are_told_at_once(home):
         read_meta(meta)
 
 
-def test_a_file_of_nnis_own_is_read_without_nnis_own_algorithms():
+def test_a_registry_file_of_nni_is_read_without_nnis_built_in_algorithms():
     registry_file().parent.mkdir(parents=True)
     registry_file().write_text(
         "advisors: []\nassessors: null\ntuners:\n"
@@ -91,7 +91,7 @@ def test_a_file_of_nnis_own_is_read_without_nnis_own_algorithms():
 
 
 @pytest.mark.parametrize("text", ["[]", "tuners: 1", "tuners: [1]", "tuners: [{builtinName: x}]", "{", ""])
-def test_a_spoilt_file_is_named_in_one_error(text):
+def test_an_invalid_registry_file_is_one_error_with_its_path(text):
     registry_file().parent.mkdir(parents=True)
     registry_file().write_text(text)
     with pytest.raises(AlgorithmFileInvalid, match=r"fix or remove .*registered_algorithms\.yml"):

@@ -1,6 +1,6 @@
-"""What manager and keepers of reused jobs decide, played against each other over streams that are late and break.
+"""The manager and the keepers of reused jobs, connected by simulated streams that are late and break.
 
-Both sides are the real ones that decide; what lies between them is done here as engine and host do it.
+Both sides make their real decisions; the test replaces the engine and the host between them.
 """
 
 from collections import Counter, deque
@@ -41,12 +41,12 @@ from trial_keeper.wire.messages import (
 from trial_keeper.wire.reasons import ExitReason
 
 TASK = "main-0"
-FOR_EVER_S = 1e9
+ENDLESS_S = 1e9
 
 
 @dataclass(eq=False)
 class Stream:
-    """One stream, as long as a side believes in it."""
+    """One stream, until both sides have closed it."""
 
     job_id: str
     to_manager: deque[KeeperMessage] = field(default_factory=deque)
@@ -54,13 +54,13 @@ class Stream:
 
 
 class Container:
-    """A keeper, and the host around it. A trial's command ends when the test says so."""
+    """A keeper with a simulated host. The test ends a trial's command."""
 
     def __init__(self, world: "World", job_id: str) -> None:
         self.world = world
         self.job_id = job_id
         settings = KeeperSettings(
-            "exp", job_id, "/mnt/exp", "token", idle_timeout_s=FOR_EVER_S, linger_s=FOR_EVER_S
+            "exp", job_id, "/mnt/exp", "token", idle_timeout_s=ENDLESS_S, linger_s=ENDLESS_S
         )
         self.keeper = Keeper(settings)
         self.now_s = 0.0
@@ -101,17 +101,17 @@ class Container:
         assert attempt is not None
         self.handle(keeper.TrialExited(attempt.key, lasted_s, 0, None, {}, ""))
 
-    def hear(self) -> None:
+    def receive(self) -> None:
         assert self.stream is not None
         message = self.stream.to_keeper.popleft()
         self.handle(message)
 
 
-Word = manager.DispatchTrial | manager.RevokePrefetched
+Outgoing = manager.DispatchTrial | manager.RevokePrefetched
 
 
 class World:
-    """A manager's domain, as the engine drives it, and the containers of its jobs."""
+    """A manager's domain with a simulated engine, and the containers of its jobs."""
 
     def __init__(self, concurrency: int = 3, max_trials: int = 12, max_trials_of_job: int = 0) -> None:
         self.experiment = Experiment(
@@ -121,8 +121,8 @@ class World:
         self.containers: dict[str, Container] = {}
         self.sessions: dict[str, Stream] = {}
         self.streams: list[Stream] = []
-        self.words: dict[str, deque[Word]] = {}
-        self.questions: list[int] = []
+        self.outbox: dict[str, deque[Outgoing]] = {}
+        self.requests: list[int] = []
         self.undelivered: list[AttemptKey] = []
         self.spawned: Counter[str] = Counter()
         self.exits: dict[AttemptKey, TrialEnded] = {}
@@ -145,49 +145,49 @@ class World:
     def perform(self, effect: manager.Effect) -> None:
         match effect:
             case manager.AskTuner(sequence_id=number):
-                self.questions.append(number)
+                self.requests.append(number)
             case manager.SubmitJob(job=job):
                 self.containers[job.job_id] = Container(self, job.job_id)
             case manager.DispatchTrial(job=job) | manager.RevokePrefetched(job=job):
-                words = self.words.setdefault(job.job_id, deque())
-                if effect in words and isinstance(effect, manager.RevokePrefetched):
-                    words.remove(effect)
-                if effect not in words:
-                    words.append(effect)
+                outbox = self.outbox.setdefault(job.job_id, deque())
+                if effect in outbox and isinstance(effect, manager.RevokePrefetched):
+                    outbox.remove(effect)
+                if effect not in outbox:
+                    outbox.append(effect)
             case (
                 manager.CancelTrial(trial=trial, reason=reason)
                 | manager.CancelQueuedTrial(trial=trial, reason=reason)
             ):
-                self.tell(trial.job_id, StopTrial(trial.trial_id, reason))
+                self.send(trial.job_id, StopTrial(trial.trial_id, reason))
             case manager.CloseAttempt(key=key):
                 closed = Ack(AttemptOffsets(key, {}, closed=True))
-                self.tell(self.experiment.trials[key.trial_id].job_id, closed)
+                self.send(self.experiment.trials[key.trial_id].job_id, closed)
             case manager.DrainJob(job=job):
-                is_heard = self.tell(job.job_id, Shutdown("no more trials"))
+                is_heard = self.send(job.job_id, Shutdown("no more trials"))
                 if not is_heard and job.job_id in self.containers:
                     self.containers[job.job_id].exit_code = 0
             case _:
                 pass
 
-    def tell(self, job_id: str, message: ManagerMessage) -> bool:
+    def send(self, job_id: str, message: ManagerMessage) -> bool:
         session = self.sessions.get(job_id)
         if session is not None:
             session.to_keeper.append(message)
         return session is not None
 
-    def say(self, job_id: str) -> None:
-        """The first of the words that are to be said to a job's keeper."""
-        word = self.words[job_id].popleft()
-        if not self.words[job_id]:
-            del self.words[job_id]
-        job, trial = word.job, word.trial
-        if isinstance(word, manager.RevokePrefetched):
+    def send_next(self, job_id: str) -> None:
+        """Send the first queued message to the keeper of a job."""
+        outgoing = self.outbox[job_id].popleft()
+        if not self.outbox[job_id]:
+            del self.outbox[job_id]
+        job, trial = outgoing.job, outgoing.trial
+        if isinstance(outgoing, manager.RevokePrefetched):
             if trial.trial_id in job.revoking_ids:
-                self.tell(job_id, RevokeTrial(trial.trial_id))
+                self.send(job_id, RevokeTrial(trial.trial_id))
         elif trial.trial_id in job.trial_ids and trial.job_id == job_id and not trial.state.is_terminal:
-            self.tell(job_id, RunTrial(trial.trial_id, attempt_id(0)))
+            self.send(job_id, RunTrial(trial.trial_id, attempt_id(0)))
             if trial.stop_reason is not None:
-                self.tell(job_id, StopTrial(trial.trial_id, trial.stop_reason))
+                self.send(job_id, StopTrial(trial.trial_id, trial.stop_reason))
 
     def admit(self, job_id: str, attempts: Iterable[AttemptKey]) -> Stream:
         stream = Stream(job_id)
@@ -199,7 +199,7 @@ class World:
         self.post(manager.KeeperConnected(job_id, supports_revoke=True))
         return stream
 
-    def hear(self, stream: Stream) -> None:
+    def receive(self, stream: Stream) -> None:
         message, job_id = stream.to_manager.popleft(), stream.job_id
         match message:
             case Idle():
@@ -208,53 +208,57 @@ class World:
                 if self.sessions.get(job_id) is stream:
                     self.post(manager.TrialReclaimed(job_id, trial_id, 20.0))
             case TrialStarted(key=key):
-                assert self.experiment.trials[key.trial_id].job_id == job_id, "another job has it"
+                assert self.experiment.trials[key.trial_id].job_id == job_id, (
+                    "the trial belongs to another job"
+                )
                 self.post(manager.AttemptStarted(key, 10.0))
             case TrialEnded(key=key):
-                assert self.experiment.trials[key.trial_id].job_id == job_id, "another job has it"
+                assert self.experiment.trials[key.trial_id].job_id == job_id, (
+                    "the trial belongs to another job"
+                )
                 self.post(manager.AttemptEnded(message))
                 self.undelivered.append(key)
             case _:
                 raise AssertionError(message)
 
-    def cut_off(self, stream: Stream) -> None:
-        """The manager notices that a stream has ended."""
+    def close_stream(self, stream: Stream) -> None:
+        """The manager detects that a stream has ended."""
         self.streams.remove(stream)
         if self.sessions.get(stream.job_id) is stream:
             del self.sessions[stream.job_id]
             self.post(manager.KeeperDisconnected(stream.job_id))
 
-    def bury(self, job_id: str, *, is_clean: bool) -> None:
-        """A job is gone: the workspace tells what it had begun."""
+    def end_job(self, job_id: str, *, is_clean: bool) -> None:
+        """The manager observes the end of a job, with the trials that the workspace shows as started."""
         del self.containers[job_id]
-        self.words.pop(job_id, None)
+        self.outbox.pop(job_id, None)
         self.post(manager.KeeperDisconnected(job_id))
         job = self.experiment.jobs.live[job_id]
-        untouched = set()
+        unstarted = set()
         for trial_id in job.trial_ids:
             key = AttemptKey(trial_id, attempt_id(0), TASK)
             if not self.spawned[trial_id]:
-                untouched.add(trial_id)
+                unstarted.add(trial_id)
             else:
                 self.post(manager.AttemptStarted(key, 10.0))
             if key in self.exits:
                 self.post(manager.AttemptEnded(self.exits[key]))
                 self.post(manager.AttemptDelivered(key))
         for stream in [stream for stream in self.streams if stream.job_id == job_id]:
-            self.cut_off(stream)
-        reason, said = ExitReason.KEEPER_LOST, "gone"
-        self.post(manager.JobTerminated(job_id, reason, said, 30.0, is_clean, frozenset(untouched)))
+            self.close_stream(stream)
+        reason, message = ExitReason.KEEPER_LOST, "gone"
+        self.post(manager.JobTerminated(job_id, reason, message, 30.0, is_clean, frozenset(unstarted)))
 
     def restart(self) -> None:
-        """Another manager resumes from what was stored."""
+        """The next manager resumes from the stored state."""
         before = self.experiment
         for container in self.containers.values():
             if container.stream is not None:
                 container.lose_link()
         self.sessions.clear()
         self.streams.clear()
-        self.words.clear()
-        self.questions.clear()
+        self.outbox.clear()
+        self.requests.clear()
         self.undelivered.clear()
         after = self.experiment = Experiment(
             "exp", before.budget.limits, True, reuses_jobs=True, may_prefetch=True, state=before.state
@@ -281,10 +285,10 @@ class World:
         assert not self.spawned[trial_id], f"{trial_id} runs twice"
         return AttemptKey(trial_id, attempt_id(0), TASK)
 
-    # ---- all of it
+    # ---- the whole exchange
 
     def answer(self, at: int = 0) -> None:
-        number = self.questions.pop(at)
+        number = self.requests.pop(at)
         self.post(manager.ParametersSuggested(f"t{number}", number, {}, {}, 1.0))
 
     def deliver(self, at: int = 0) -> None:
@@ -292,29 +296,29 @@ class World:
         self.post(manager.AttemptDelivered(key))
 
     def settle(self) -> None:
-        """Everybody is heard, until nothing is left to say."""
+        """Deliver all messages until none is left."""
         for _ in range(10_000):
             for job_id, container in list(self.containers.items()):
                 if container.exit_code is not None:
-                    self.bury(job_id, is_clean=container.exit_code == 0)
+                    self.end_job(job_id, is_clean=container.exit_code == 0)
                 elif container.stream is None:
                     container.connect()
             stale = [each for each in self.streams if self.containers[each.job_id].stream is not each]
-            if self.questions:
+            if self.requests:
                 self.answer()
-            elif self.words:
-                self.say(next(iter(self.words)))
+            elif self.outbox:
+                self.send_next(next(iter(self.outbox)))
             elif stream := next((each for each in self.streams if each.to_manager), None):
-                self.hear(stream)
+                self.receive(stream)
             elif stale:
-                self.cut_off(stale[0])
+                self.close_stream(stale[0])
             elif stream := next((each for each in self.streams if each.to_keeper), None):
-                self.containers[stream.job_id].hear()
+                self.containers[stream.job_id].receive()
             elif self.undelivered:
                 self.deliver()
             elif all(each.exit_code is None for each in self.containers.values()):
                 return
-        raise AssertionError("they talk without an end")
+        raise AssertionError("the messages never end")
 
     def running(self) -> list[Container]:
         return [each for each in self.containers.values() if each.keeper.current is not None]
@@ -324,7 +328,7 @@ class World:
         return [job.job_id for job in jobs if job.state is JobState.IDLE]
 
     def waiting_behind_others(self) -> list[str]:
-        """As the containers know it: what the manager takes for begun may not have."""
+        """Prefetched trials as the containers know them; the manager may take some of them for started."""
         return [
             trial_id
             for job in self.experiment.jobs.live.values()
@@ -337,7 +341,7 @@ def final_states() -> list[TrialState]:
     return [state for state in TrialState if state.is_terminal]
 
 
-def test_what_turns_out_long_is_shared_with_jobs_that_have_nothing_to_do() -> None:
+def test_prefetched_trials_behind_a_long_one_are_moved_to_idle_jobs() -> None:
     world = World(concurrency=4, max_trials=56)
     world.settle()
     for container in world.running():
@@ -347,7 +351,7 @@ def test_what_turns_out_long_is_shared_with_jobs_that_have_nothing_to_do() -> No
     assert [len(job.prefetched_ids) for job in jobs] == [MAX_PREFETCH] * 4
     long, *others = world.running()
     while any(other.keeper.current is not None for other in others):
-        for other in others:  # all that they have in a moment, and nothing is heard meanwhile
+        for other in others:  # they run their whole queue before any message is delivered
             while other.keeper.current is not None:
                 other.end_trial(0.01)
         world.settle()
@@ -356,42 +360,42 @@ def test_what_turns_out_long_is_shared_with_jobs_that_have_nothing_to_do() -> No
     assert (len(world.spawned), set(world.spawned.values())) == (56, {1})
 
 
-def test_a_trial_that_its_keeper_never_heard_of_does_not_wait_behind_what_it_runs() -> None:
+def test_a_trial_that_its_keeper_never_received_is_revoked_and_run_by_an_idle_job() -> None:
     world = World(concurrency=2, max_trials=40)
     world.settle()
     unlucky, other = world.running()
     for container in (unlucky, other):
         container.end_trial(0.5)
         world.settle()
-    # What it is given next goes to a stream that it has lost.
+    # Its next dispatch goes to a stream that it has lost.
     unlucky.end_trial(0.5)
-    while not world.words.get(unlucky.job_id):
-        if world.questions:
+    while not world.outbox.get(unlucky.job_id):
+        if world.requests:
             world.answer()
         elif unlucky.stream is not None and unlucky.stream.to_manager:
-            world.hear(unlucky.stream)
+            world.receive(unlucky.stream)
         else:
             world.deliver()
-    world.say(unlucky.job_id)
+    world.send_next(unlucky.job_id)
     unlucky.lose_link()
     world.settle()
     job = world.experiment.jobs.live[unlucky.job_id]
     current = unlucky.keeper.current
     assert current is not None
-    (unheard,) = set(job.trial_ids) - {current.key.trial_id, *unlucky.keeper._queue}
-    # Those behind it are begun; and the first of them that is begun lasts.
-    while job.trial_id != unheard:
+    (undelivered_id,) = set(job.trial_ids) - {current.key.trial_id, *unlucky.keeper._queue}
+    # The trials behind it start, and the first of them is long.
+    while job.trial_id != undelivered_id:
         unlucky.end_trial(0.5)
         world.settle()
     while other.keeper.current is not None:
         other.end_trial(0.5)
         world.settle()
-    assert world.spawned[unheard] == 1
+    assert world.spawned[undelivered_id] == 1
     assert (world.running(), world.waiting_behind_others()) == ([unlucky], [])
 
 
-def test_what_waits_behind_a_trial_that_was_proposed_later_is_asked_back_by_the_next_manager_too() -> None:
-    """It may have been given back, and then been given behind that one; the order in which trials were given is not stored."""
+def test_a_trial_prefetched_behind_one_proposed_later_is_revoked_by_the_next_manager_too() -> None:
+    """The order of dispatch is not stored: a reclaimed trial may have been dispatched behind a later one."""
     earlier, later = Trial("t3", 3, {}, {}, 0.0, "env-0"), Trial("t9", 9, {}, {}, 0.0, "env-0")
     later.state, later.attempt, later.started_at_s = TrialState.RUNNING, 0, 1.0
     limits, state = Limits(2, 10, None), ExperimentState.NO_MORE_TRIAL
@@ -410,7 +414,7 @@ def test_what_waits_behind_a_trial_that_was_proposed_later_is_asked_back_by_the_
 
 
 class AnyExchange(RuleBasedStateMachine):
-    """Whatever is late, lost, stopped or dead: no trial is run twice or forgotten, and none waits while a job is idle."""
+    """No trial runs twice or is lost, and none waits while a job is idle, in any order of delays and failures."""
 
     @initialize(
         max_trials=st.integers(7, 20),
@@ -418,9 +422,9 @@ class AnyExchange(RuleBasedStateMachine):
         lasted_s=st.sampled_from([0.01, 0.5]),
     )
     def begin(self, max_trials: int, max_trials_of_job: int, lasted_s: float) -> None:
-        """All jobs run a trial and are given some ahead, and then one of them has run all of its own."""
+        """All jobs run a trial and have prefetched others; then one job has run all of its own."""
         self.world = World(max_trials=max_trials, max_trials_of_job=max_trials_of_job)
-        self.misfortunes: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
         self.world.settle()
         quick = self.world.running()[0]
         quick.end_trial(lasted_s)
@@ -428,38 +432,38 @@ class AnyExchange(RuleBasedStateMachine):
         while quick.keeper.current is not None:
             quick.end_trial(0.5)
         while quick.stream is not None and quick.stream.to_manager:
-            self.world.hear(quick.stream)
+            self.world.receive(quick.stream)
 
-    def befalls(self, what: str) -> None:
-        self.misfortunes[what] += 1
+    def count_fault(self, what: str) -> None:
+        self.faults[what] += 1
 
     def pick(self, things: Iterable[object], number: int) -> object:
         known = list(things)
         return known[number % len(known)]
 
-    @precondition(lambda self: self.world.questions)
+    @precondition(lambda self: self.world.requests)
     @rule(number=st.integers(0, 20))
-    def the_tuner_answers(self, number: int) -> None:
-        self.world.answer(number % len(self.world.questions))
+    def the_tuner_suggests(self, number: int) -> None:
+        self.world.answer(number % len(self.world.requests))
 
-    @precondition(lambda self: self.world.words)
+    @precondition(lambda self: self.world.outbox)
     @rule(number=st.integers(0, 20))
-    def a_word_is_sent(self, number: int) -> None:
-        self.world.say(self.pick(self.world.words, number))
+    def a_message_is_sent(self, number: int) -> None:
+        self.world.send_next(self.pick(self.world.outbox, number))
 
     @precondition(lambda self: any(each.to_manager for each in self.world.streams))
     @rule(number=st.integers(0, 20))
-    def the_manager_hears(self, number: int) -> None:
-        self.world.hear(self.pick((each for each in self.world.streams if each.to_manager), number))
+    def the_manager_receives(self, number: int) -> None:
+        self.world.receive(self.pick((each for each in self.world.streams if each.to_manager), number))
 
-    def hearers(self) -> list[Container]:
+    def receiving(self) -> list[Container]:
         linked = [each for each in self.world.containers.values() if each.stream is not None]
         return [each for each in linked if each.exit_code is None and each.stream.to_keeper]
 
-    @precondition(lambda self: self.hearers())
+    @precondition(lambda self: self.receiving())
     @rule(number=st.integers(0, 20))
-    def a_keeper_hears(self, number: int) -> None:
-        self.pick(self.hearers(), number).hear()
+    def a_keeper_receives(self, number: int) -> None:
+        self.pick(self.receiving(), number).receive()
 
     @precondition(lambda self: self.world.undelivered)
     @rule(number=st.integers(0, 20))
@@ -482,8 +486,8 @@ class AnyExchange(RuleBasedStateMachine):
     @precondition(lambda self: len(self.linked()) < len(self.world.containers))
     @rule(number=st.integers(0, 20))
     def a_keeper_connects(self, number: int) -> None:
-        cut_off = [each for each in self.world.containers.values() if each.stream is None]
-        self.pick(cut_off, number).connect()
+        close_stream = [each for each in self.world.containers.values() if each.stream is None]
+        self.pick(close_stream, number).connect()
 
     def stale(self) -> list[Stream]:
         known = self.world.containers
@@ -491,45 +495,45 @@ class AnyExchange(RuleBasedStateMachine):
 
     @precondition(lambda self: self.stale())
     @rule(number=st.integers(0, 20))
-    def the_manager_notices_a_lost_link(self, number: int) -> None:
-        self.world.cut_off(self.pick(self.stale(), number))
+    def the_manager_detects_a_lost_link(self, number: int) -> None:
+        self.world.close_stream(self.pick(self.stale(), number))
 
-    @precondition(lambda self: self.misfortunes["stop"] < 3)
+    @precondition(lambda self: self.faults["stop"] < 3)
     @rule(number=st.integers(0, 20))
     def a_trial_is_stopped(self, number: int) -> None:
-        self.befalls("stop")
+        self.count_fault("stop")
         trial_id = self.pick(self.world.experiment.trials, number)
         self.world.post(manager.TrialStopAsked(trial_id, ExitReason.STOPPED_BY_USER, 20.0))
 
-    @precondition(lambda self: self.world.containers and self.misfortunes["death"] < 2)
+    @precondition(lambda self: self.world.containers and self.faults["death"] < 2)
     @rule(number=st.integers(0, 20))
     def a_job_dies(self, number: int) -> None:
-        self.befalls("death")
-        self.world.bury(self.pick(self.world.containers, number), is_clean=False)
+        self.count_fault("death")
+        self.world.end_job(self.pick(self.world.containers, number), is_clean=False)
 
     @precondition(lambda self: any(each.exit_code is not None for each in self.world.containers.values()))
     @rule()
-    def a_job_that_has_left_is_seen(self) -> None:
+    def the_end_of_a_job_is_observed(self) -> None:
         gone = next(each for each in self.world.containers.values() if each.exit_code is not None)
-        self.world.bury(gone.job_id, is_clean=gone.exit_code == 0)
+        self.world.end_job(gone.job_id, is_clean=gone.exit_code == 0)
 
-    @precondition(lambda self: self.misfortunes["restart"] < 1)
+    @precondition(lambda self: self.faults["restart"] < 1)
     @rule()
     def another_manager_takes_over(self) -> None:
-        self.befalls("restart")
+        self.count_fault("restart")
         self.world.restart()
 
     @rule()
     def time_passes(self) -> None:
         self.world.post(manager.TimePassed())
 
-    @precondition(lambda self: self.misfortunes["silence"] < 2)
+    @precondition(lambda self: self.faults["silence"] < 2)
     @rule()
-    def all_is_said(self) -> None:
-        self.befalls("silence")
-        self.see_that_nobody_waits_beside_an_idle_job()
+    def all_messages_arrive(self) -> None:
+        self.count_fault("silence")
+        self.check_that_no_trial_waits_beside_an_idle_job()
 
-    def see_that_nobody_waits_beside_an_idle_job(self) -> None:
+    def check_that_no_trial_waits_beside_an_idle_job(self) -> None:
         self.world.settle()
         assert not (self.world.idle() and self.world.waiting_behind_others())
 
@@ -545,7 +549,7 @@ class AnyExchange(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         for _ in range(100):
-            self.see_that_nobody_waits_beside_an_idle_job()
+            self.check_that_no_trial_waits_beside_an_idle_job()
             for container in self.world.running():
                 container.end_trial(5.0)
             if self.world.experiment.state.is_over:

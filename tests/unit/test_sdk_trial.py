@@ -1,3 +1,5 @@
+"""The SDK in a trial: parameters, reports, storage errors, and use outside an experiment."""
+
 import argparse
 import enum
 import errno
@@ -88,7 +90,7 @@ def run_python(code: str, environ: dict[str, str]) -> subprocess.CompletedProces
 
 
 class Scalar:
-    """Answers as a one-element tensor of a framework does that knows no tolist."""
+    """Behaves like a one-element tensor of a framework without tolist."""
 
     def __init__(self, number: float) -> None:
         self.number = number
@@ -105,13 +107,13 @@ class Meta:
 # Parameters
 
 
-def test_parameters_come_once(trial):
+def test_parameters_are_returned_once(trial):
     assert nni.get_current_parameter() is None
     assert nni.get_next_parameter() == PARAMETERS
     assert nni.get_next_parameter() is None
 
 
-def test_current_parameters_stay_after_the_last_were_taken(trial):
+def test_current_parameters_stay_available_after_the_last_request(trial):
     nni.get_next_parameter()
     nni.get_next_parameter()
     assert nni.get_current_parameter() == PARAMETERS
@@ -129,7 +131,7 @@ def test_ids_come_from_the_environment(trial):
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{", b"\xff", b"[]", b'{"parameters": {}}', b"[" * 100_000])
-def test_a_missing_or_damaged_parameter_file_is_named(trial_of, environ, tmp_path, content):
+def test_a_missing_or_damaged_parameter_file_is_an_error_with_its_path(trial_of, environ, tmp_path, content):
     path = tmp_path / "parameter.cfg"
     path.unlink()
     if content is not None:
@@ -143,14 +145,14 @@ def test_a_missing_or_damaged_parameter_file_is_named(trial_of, environ, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["NNI_SYS_DIR", "NNI_TRIAL_JOB_ID"])
-def test_a_missing_variable_is_named(trial_of, environ, name):
+def test_a_missing_variable_is_an_error_with_its_name(trial_of, environ, name):
     del environ[name]
     trial_of(environ)
     with pytest.raises(EnvironmentIncomplete, match=f"^cannot .*{name} is not; .*unset NNI_PLATFORM"):
         nni.report_final_result(1)
 
 
-def test_a_sequence_id_that_is_no_number_is_named(trial_of, environ):
+def test_a_sequence_id_that_is_no_number_is_an_error(trial_of, environ):
     trial_of(environ | {"NNI_TRIAL_SEQ_ID": "first"})
     with pytest.raises(EnvironmentIncomplete, match=r"^cannot use NNI_TRIAL_SEQ_ID='first'"):
         nni.get_sequence_id()
@@ -173,7 +175,7 @@ def test_reports_become_records_in_order(trial):
     ]
 
 
-def test_a_report_needs_no_call_of_get_next_parameter(trial):
+def test_a_report_works_without_a_call_of_get_next_parameter(trial):
     nni.report_final_result(0.5)
     assert records(trial)[0].parameter_id == 5
     assert nni.get_next_parameter() == PARAMETERS
@@ -185,14 +187,14 @@ def test_each_record_is_in_the_file_when_the_call_returns(trial):
         assert len(records(trial)) == count
 
 
-def test_what_is_in_the_file_already_stays(trial_of, environ):
+def test_reports_are_appended_to_an_existing_file(trial_of, environ):
     for value in (1, 2):
         trial_of(environ)
         nni.report_intermediate_result(value)
     assert [r.value for r in records(TrialContext(environ))] == ["1", "2"]
 
 
-def test_nothing_is_made_before_the_first_report(trial, tmp_path):
+def test_no_file_is_created_before_the_first_report(trial, tmp_path):
     nni.get_next_parameter()
     assert os.listdir(tmp_path) == ["parameter.cfg"]
 
@@ -210,7 +212,7 @@ def test_threads_share_one_sequence(trial):
     assert sorted(r.sequence for r in records(trial)) == list(range(800))
 
 
-def test_the_descriptor_is_not_left_to_programs_the_trial_starts(trial):
+def test_the_metrics_descriptor_is_not_inherited_by_child_programs(trial):
     nni.report_intermediate_result(1)
     held = [fd for fd in os.listdir("/proc/self/fd") if _path_of(fd) == trial.metrics_path]
     assert len(held) == 1
@@ -236,7 +238,7 @@ def test_a_descriptor_closed_by_the_training_code_is_opened_again(environ):
     assert [r.value for r in records(TrialContext(environ))] == ["1", "2"]
 
 
-def test_a_second_final_result_is_written_and_warned_about(environ):
+def test_a_second_final_result_is_written_with_a_warning(environ):
     result = run_python(
         "import nni_sdk as nni; nni.report_final_result(1); nni.report_final_result(2)", environ
     )
@@ -245,7 +247,7 @@ def test_a_second_final_result_is_written_and_warned_about(environ):
     assert [(r.type, r.value) for r in records(TrialContext(environ))] == [("FINAL", "1"), ("FINAL", "2")]
 
 
-def test_a_refused_metric_writes_nothing_and_takes_no_number(trial):
+def test_an_invalid_metric_writes_nothing_and_uses_no_sequence_number(trial):
     for bad in ({1, 2}, {"a": object()}, b"bytes"):
         with pytest.raises(MetricInvalid):
             nni.report_intermediate_result(bad)
@@ -260,10 +262,10 @@ def test_a_metric_that_is_too_long_writes_nothing(trial):
     assert len(records(trial)) == 1
 
 
-# Storage that refuses
+# Storage errors
 
 
-def test_a_metrics_file_that_cannot_be_opened_is_named_with_its_cause(trial_of, environ, tmp_path):
+def test_a_metrics_file_that_cannot_be_opened_is_an_error_with_its_cause(trial_of, environ, tmp_path):
     (tmp_path / ".nni").write_text("a file where the folder should be")
     trial_of(environ)
     with pytest.raises(
@@ -274,7 +276,7 @@ def test_a_metrics_file_that_cannot_be_opened_is_named_with_its_cause(trial_of, 
     assert isinstance(e.value.__cause__, OSError)
 
 
-def test_full_storage_is_an_error_that_says_so(trial_of, environ, tmp_path):
+def test_a_full_disk_is_an_error_that_says_so(trial_of, environ, tmp_path):
     (tmp_path / ".nni").mkdir()
     (tmp_path / ".nni" / "metrics").symlink_to("/dev/full")
     trial_of(environ)
@@ -285,8 +287,8 @@ def test_full_storage_is_an_error_that_says_so(trial_of, environ, tmp_path):
     assert e.value.errno == errno.ENOSPC
 
 
-def test_storage_that_takes_half_a_record_loses_only_that_one(environ):
-    # A limit on file size makes real short writes: half of the second record still fits.
+def test_storage_that_accepts_half_a_record_loses_only_that_record(environ):
+    # A limit on file size causes real short writes: half of the second record still fits.
     code = (
         "import os, resource, signal, nni_sdk as nni\n"
         "from nni_sdk.errors import MetricNotWritten\n"
@@ -374,7 +376,7 @@ def test_a_number_is_written_as_json_writes_it(number):
         (Meta(), "value is a .*test_sdk_trial.Meta"),
     ],
 )
-def test_what_json_cannot_hold_is_named_with_its_place(value, place):
+def test_a_value_that_json_cannot_represent_is_an_error_with_its_path(value, place):
     with pytest.raises(
         MetricInvalid, match=f"^cannot report this metric: {place}.*; use only numbers"
     ) as error:
@@ -383,14 +385,14 @@ def test_what_json_cannot_hold_is_named_with_its_place(value, place):
     assert isinstance(error.value, SdkError)
 
 
-def test_an_int_python_itself_does_not_print_is_refused():
+def test_an_int_that_python_does_not_print_is_rejected():
     with pytest.raises(MetricInvalid, match=r"value\[0\] is an int with more digits"):
         value_json([10**5000])
     with pytest.raises(MetricInvalid, match="value is an int with more digits"):
         value_json(10**5000)
 
 
-def test_a_value_that_holds_itself_is_refused():
+def test_a_value_that_contains_itself_is_rejected():
     loop: list[object] = []
     loop.append(loop)
     with pytest.raises(MetricInvalid, match="contains itself or is nested too deeply"):
@@ -401,7 +403,7 @@ def test_a_value_that_holds_itself_is_refused():
 
 
 @pytest.mark.parametrize("platform", [{}, {"NNI_PLATFORM": "standalone"}, {"NNI_PLATFORM": "unittest"}])
-def test_outside_an_experiment_results_are_shown_and_nothing_is_written(platform, tmp_path):
+def test_outside_an_experiment_results_are_printed_and_no_file_is_written(platform, tmp_path):
     code = (
         "import nni_sdk as nni\n"
         "print(nni.get_current_parameter(), nni.get_next_parameter(), nni.get_current_parameter(), nni.get_next_parameter())\n"
@@ -423,7 +425,7 @@ def test_outside_an_experiment_results_are_shown_and_nothing_is_written(platform
     assert os.listdir(tmp_path) == []
 
 
-def test_results_are_shown_whatever_the_training_code_does_with_logging():
+def test_results_are_printed_whatever_the_logging_configuration():
     code = (
         "import logging; logging.basicConfig(level=logging.CRITICAL)\n"
         "import nni_sdk as nni; nni.report_final_result(1)\n"
@@ -431,14 +433,14 @@ def test_results_are_shown_whatever_the_training_code_does_with_logging():
     assert run_python(code, {}).stderr.count("Final result: 1") == 1
 
 
-def test_a_metric_json_cannot_hold_is_refused_at_home_already():
+def test_an_invalid_metric_is_also_rejected_outside_an_experiment():
     assert (
         "MetricInvalid: cannot report this metric"
         in run_python("import nni_sdk as nni; nni.report_final_result({1})", {}).stderr
     )
 
 
-# Names NNI scripts use
+# Names that NNI scripts use
 
 
 def test_merge_parameter_overrides_a_namespace_in_place():
@@ -453,7 +455,7 @@ def test_merge_parameter_overrides_a_dict_in_place():
     assert base == {"lr": 0.5}
 
 
-def test_merge_parameter_leaves_the_base_alone_without_parameters():
+def test_merge_parameter_without_parameters_leaves_the_base_unchanged():
     assert nni.utils.merge_parameter({"lr": 0.1}, None) == {"lr": 0.1}
 
 
@@ -465,19 +467,19 @@ def test_merge_parameter_leaves_the_base_alone_without_parameters():
         ({"n": True}, ParameterMistyped, "^cannot override 'n', a int, with True, a bool; "),
     ],
 )
-def test_merge_parameter_changes_nothing_when_one_value_does_not_fit(override, kind, message):
+def test_merge_parameter_changes_nothing_if_one_value_is_invalid(override, kind, message):
     for base in ({"lr": 0.1, "n": 3}, argparse.Namespace(lr=0.1, n=3)):
         with pytest.raises(kind, match=message):
             nni.utils.merge_parameter(base, override)
         assert (base if isinstance(base, dict) else vars(base)) == {"lr": 0.1, "n": 3}
 
 
-def test_errors_of_merge_parameter_are_the_built_in_ones_nni_raises():
+def test_errors_of_merge_parameter_are_the_built_in_ones_of_nni():
     assert issubclass(ParameterUnknown, ValueError)
     assert issubclass(ParameterMistyped, TypeError)
 
 
-def test_a_stock_nni_script_runs_with_only_its_import_changed(environ):
+def test_a_script_for_nni_runs_with_only_its_import_changed(environ):
     script = (
         "import argparse, logging\n"
         "import nni_sdk as nni\n"

@@ -1,4 +1,4 @@
-"""The search space: what each type means, what is refused and how, and which parameters lie in it."""
+"""The search space: its parameter types, the errors of invalid spaces, and the membership of parameters."""
 
 import math
 
@@ -36,7 +36,7 @@ def one(kind, *values):
 def refused(raw):
     with pytest.raises(ConfigInvalid) as caught:
         parse_search_space(raw)
-    return [mistake.message for mistake in caught.value.diagnostics]
+    return [error.message for error in caught.value.diagnostics]
 
 
 @pytest.mark.parametrize(
@@ -147,12 +147,12 @@ def test_choices_nest_to_any_depth():
         ),
     ],
 )
-def test_a_wrong_space_is_one_clear_sentence(raw, message):
+def test_an_invalid_space_is_one_clear_sentence(raw, message):
     (found,) = refused(raw)
     assert message in found
 
 
-def test_all_mistakes_of_a_space_come_at_once():
+def test_all_errors_of_a_space_are_reported_together():
     raw = {"a": 1, "b": one("choice", {"_name": "n", "k": 2})["x"], "c": one("loguniform", -1, -2)["x"]}
     assert len(refused(raw)) == 4
 
@@ -168,7 +168,7 @@ parameter_like = st.fixed_dictionaries(
 
 
 @given(st.dictionaries(st.text(max_size=3), parameter_like | json_values) | json_values)
-def test_any_json_is_either_a_space_or_a_list_of_sentences(raw):
+def test_any_json_is_either_a_space_or_a_list_of_error_sentences(raw):
     space, problems = read_search_space(raw)
     assert (space is None) == bool(problems)
     assert all(message.startswith("cannot use ") and "; " in message for _, message in problems)
@@ -184,13 +184,13 @@ def test_any_json_is_either_a_space_or_a_list_of_sentences(raw):
         (QLogUniform(1, 100, 7), {1, *range(7, 99, 7)}),
     ],
 )
-def test_a_quantised_range_gives_the_documented_values(quantised, values):
+def test_a_quantised_range_has_the_documented_values(quantised, values):
     steps = 10_000
     width = quantised.high - quantised.low
     assert {quantised.quantised(quantised.low + width * step / steps) for step in range(steps + 1)} == values
 
 
-def test_a_multiple_of_q_keeps_the_noise_of_floats_and_loses_the_sign_of_zero():
+def test_a_multiple_of_q_keeps_rounding_noise_and_loses_the_sign_of_zero():
     assert multiple_of(0.31, 0.1) == 0.30000000000000004
     assert math.copysign(1, multiple_of(-0.2, 1)) == 1
     assert [multiple_of(u, 1) for u in (0.5, 1.5, 2.5)] == [0, 2, 2]
@@ -202,7 +202,7 @@ def test_a_multiple_of_q_keeps_the_noise_of_floats_and_loses_the_sign_of_zero():
     q=st.floats(1e-3, 1e6),
     share=st.floats(0, 1),
 )
-def test_a_quantised_value_stays_in_its_range_and_is_its_own_value(low, width, q, share):
+def test_a_quantised_value_stays_in_its_range_and_is_stable(low, width, q, share):
     quantised = QUniform(low, low + width, q)
     value = quantised.quantised(min(low + width * share, low + width))
     assert low <= value <= low + width
@@ -210,7 +210,7 @@ def test_a_quantised_value_stays_in_its_range_and_is_its_own_value(low, width, q
 
 
 @given(low=st.integers(-1000, 1000), steps=st.integers(1, 200), q=st.integers(1, 50), share=st.floats(0, 1))
-def test_a_quantised_value_is_an_end_of_its_range_or_the_multiple_nearest_to_the_draw(low, steps, q, share):
+def test_a_quantised_value_is_an_end_of_its_range_or_the_nearest_multiple(low, steps, q, share):
     high = low + steps
     u = low + steps * share
     value = QUniform(low, high, q).quantised(u)
@@ -254,7 +254,7 @@ def test_parameters_in_the_support_have_no_problems():
         ({"other": 1}, "other is not in the space"),
     ],
 )
-def test_parameters_outside_the_support_are_told_why(change, problem):
+def test_a_parameter_outside_the_support_has_a_reason(change, problem):
     (found,) = contains(SPACE, GOOD | change)
     assert found.startswith(problem)
 
@@ -263,7 +263,7 @@ def test_a_missing_parameter_is_a_problem():
     assert contains(SPACE, {"lr": 0.1, "n": 1}) == ["net is missing"]
 
 
-def test_the_normal_family_has_no_bounds_but_its_multiples():
+def test_normal_distributions_are_unbounded_and_quantised_ones_yield_multiples_of_q():
     space = parse_search_space(
         {
             "a": one("normal", 0, 1)["x"],

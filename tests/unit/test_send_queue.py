@@ -1,4 +1,4 @@
-"""What waits for a keeper that does not listen."""
+"""The queue of messages for a keeper that does not read."""
 
 from attempts import attempt_id
 
@@ -27,7 +27,7 @@ def all_of(outgoing):
     return [outgoing.get_nowait() for _ in range(outgoing.qsize())]
 
 
-def test_of_what_is_durable_only_the_newest_word_about_each_attempt_waits():
+def test_only_the_latest_ack_of_each_attempt_is_queued():
     outgoing = CoalescingQueue()
     outgoing.put_nowait(Welcome("0.6.0"))
     for offset in range(1000):
@@ -39,22 +39,22 @@ def test_of_what_is_durable_only_the_newest_word_about_each_attempt_waits():
     assert all_of(outgoing) == [durable(1000)]
 
 
-def test_that_an_attempt_is_closed_is_not_unsaid():
+def test_an_ack_that_says_closed_is_never_replaced_by_an_open_one():
     outgoing = CoalescingQueue()
     for message in (durable(1), durable(2, closed=True), durable(2)):
         outgoing.put_nowait(message)
     assert all_of(outgoing) == [durable(2, closed=True)]
 
 
-def test_what_is_said_again_before_it_was_heard_is_said_once():
+def test_a_message_that_is_already_queued_is_not_queued_twice():
     outgoing = CoalescingQueue()
-    words = [
+    messages = [
         RunTrial("abcde", attempt_id(0)),
         RevokeTrial("abcde"),
         StopTrial("abcde", ExitReason.STOPPED_BY_USER),
         Shutdown("no more trials"),
     ]
     for _ in range(100):
-        for word in words:
-            outgoing.put_nowait(word)
-    assert all_of(outgoing) == words
+        for message in messages:
+            outgoing.put_nowait(message)
+    assert all_of(outgoing) == messages

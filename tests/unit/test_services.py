@@ -1,4 +1,4 @@
-"""Which cluster an experiment file means, and where its keepers find the manager."""
+"""The training service of an experiment file, and the addresses at which its keepers reach the manager."""
 
 import socket
 import sys
@@ -47,42 +47,42 @@ def config(tmp_path):
     return read
 
 
-def test_keepers_on_this_machine_come_by_loopback(config):
+def test_keepers_on_this_machine_connect_over_loopback(config):
     assert training_service_factory.address_for_keepers(config("local")) == "127.0.0.1"
     assert training_service_factory.address_for_keepers(config("127.0.0.1:9186")) == "127.0.0.1"
     assert training_service_factory.listens_at("127.0.0.1") == "127.0.0.1"
 
 
-def test_keepers_elsewhere_are_told_the_address_that_the_user_writes(config):
+def test_keepers_elsewhere_use_the_address_that_the_user_configured(config):
     experiment = replace(config("127.0.0.1"), nni_manager_ip="192.0.2.7")
     assert training_service_factory.address_for_keepers(experiment) == "192.0.2.7"
     assert training_service_factory.listens_at("192.0.2.7") == "0.0.0.0"
 
 
-def test_keepers_elsewhere_are_told_the_address_of_this_machine_on_the_way_to_the_cluster(config):
+def test_keepers_elsewhere_use_this_machines_address_on_the_route_to_the_cluster(config):
     try:
         address = training_service_factory.address_for_keepers(config("192.0.2.1"))
     except UserError:
         pytest.skip("this machine has no network")
     with socket.create_server((address, 0)):
-        pass  # it is one of ours
+        pass  # the address belongs to this machine
 
 
-def test_a_cluster_that_no_name_leads_to_is_a_mistake(config):
+def test_a_cluster_whose_host_name_cannot_be_resolved_is_an_error(config):
     with pytest.raises(
         UserError, match=r"cannot find a route to OpenPAI at no\.such\.host\.invalid: .*; correct"
     ):
         training_service_factory.address_for_keepers(config("no.such.host.invalid"))
 
 
-def test_an_experiment_logs_in_as_its_file_says_now(config):
+def test_an_experiment_uses_the_login_that_its_file_contains_now(config):
     stored = config()
     assert config(token="second").config_path == stored.config_path
     today = training_service_factory._current_login(stored, stored.pai)
     assert today.token == "second"
     config(token="third", host="192.0.2.99")
     assert training_service_factory._current_login(stored, stored.pai).token == "first", (
-        "it is another cluster's"
+        "this login is for another cluster"
     )
     stored.config_path.unlink()
     assert training_service_factory._current_login(stored, stored.pai).token == "first"
@@ -92,13 +92,13 @@ def test_an_experiment_logs_in_as_its_file_says_now(config):
     ("storage", "mount", "shown"),
     [("/data", "/mnt/s", "/data"), ("/data/a/b", "/mnt/s/a/b", "/data"), ("/b", "/mnt/s/b", "/")],
 )
-def test_the_local_storage_is_what_lies_above_both_paths(config, storage, mount, shown):
+def test_the_local_storage_is_the_common_parent_of_both_paths(config, storage, mount, shown):
     pai = replace(config().pai, storage=Path(storage), mount=mount)
     assert isinstance(pai, PaiConfig)
     assert training_service_factory._shown_at(pai, Storage("s", "/mnt/s")) == Path(shown)
 
 
-def test_paths_that_cannot_be_one_folder_are_a_mistake(config):
+def test_paths_that_cannot_be_the_same_folder_are_an_error(config):
     pai = replace(config().pai, storage=Path("/data"), mount="/mnt/s/a")
     with pytest.raises(UserError, match="both must end with a; write containerNFSMountPath: /mnt/s"):
         training_service_factory._shown_at(pai, Storage("s", "/mnt/s"))
@@ -116,39 +116,39 @@ def on_kubernetes(config, **changed):
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "expected"),
     [
         ({"storage": ClaimStorage(Path("/data"), None)}, "e.g. pvc: {path: /data, name: nni}"),
     ],
 )
-def test_what_is_read_and_runs_nowhere_yet_is_refused_with_the_way_out(config, changed, told):
-    with pytest.raises(UserError, match=told):
+def test_a_kubernetes_claim_without_a_name_is_rejected_with_a_remedy(config, changed, expected):
+    with pytest.raises(UserError, match=expected):
         training_service_factory.refuse_nameless_claim(on_kubernetes(config, **changed))
     training_service_factory.refuse_nameless_claim(on_kubernetes(config))
     training_service_factory.refuse_nameless_claim(config())
 
 
-def test_the_storage_is_where_this_machine_has_it(config, tmp_path):
+def test_the_storage_is_found_at_its_local_mount(config, tmp_path):
     assert training_service_factory.storage_here(config()) == tmp_path
     assert training_service_factory.storage_here(replace(config(), pai=None)) is None
     claim = ClaimStorage(Path("/data"), "nni")
     assert training_service_factory.storage_here(on_kubernetes(config, storage=claim)) == Path("/data")
     assert training_service_factory.storage_here(on_kubernetes(config, storage=AZURE)) is None, (
-        "calls are made to it"
+        "Azure Files is accessed by its API"
     )
     with pytest.raises(UserError, match="cannot find a mount of nas:/nni on this machine"):
         training_service_factory.storage_here(on_kubernetes(config))
 
 
-def test_checkpoints_lie_in_the_workspace_as_trials_see_it(config, tmp_path):
+def test_checkpoints_are_in_the_workspace_under_the_path_that_trials_use(config, tmp_path):
     folder = ExperimentFolder(tmp_path / "experiments" / "EXPT")
     folder.make(tmp_path)
     elsewhere = config()
     population = replace(elsewhere, tuner=replace(elsewhere.tuner, name="PBTTuner"))
     assert training_service_factory.checkpoints_of(elsewhere, folder) == Path("/mnt/s/EXPT/checkpoints")
     here = tmp_path / "EXPT" / "checkpoints"
-    assert not here.exists(), "no tuner speaks of it"
-    for _ in range(2):  # a resume finds it
+    assert not here.exists(), "only PBTTuner creates it"
+    for _ in range(2):  # the second call is a resume
         assert training_service_factory.checkpoints_of(population, folder) == Path("/mnt/s/EXPT/checkpoints")
     assert here.stat().st_mode & 0o7777 == WORLD_WRITABLE_STICKY
     assert training_service_factory.checkpoints_of(replace(population, pai=None), folder) == here
@@ -157,7 +157,7 @@ def test_checkpoints_lie_in_the_workspace_as_trials_see_it(config, tmp_path):
     )
 
 
-def test_without_the_clients_of_azure_it_is_said_how_to_get_them(config, tmp_path, monkeypatch):
+def test_the_error_for_missing_azure_clients_contains_the_install_command(config, tmp_path, monkeypatch):
     module = "nni_manager.training_services.kubernetes.azure_share"
     monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setitem(sys.modules, "azure.storage.fileshare", None)

@@ -1,4 +1,4 @@
-"""The keeper's settings on their way through a job's environment."""
+"""The keeper's settings in the environment of a job."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from trial_keeper.errors import SettingsInvalid
 from trial_keeper.settings import KeeperSettings, without_settings
 from trial_keeper.wire.messages import Stream
 
-# What an environment can hold.
+# valid values of an environment variable
 TEXT = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
 SECONDS = st.floats(0, allow_nan=False, allow_infinity=False)
 SETTINGS = st.builds(
@@ -36,28 +36,30 @@ SOME = KeeperSettings("exp", "job", "/mnt/exp", "token", "trial")
 
 
 @given(SETTINGS, st.dictionaries(TEXT, TEXT))
-def test_what_is_written_is_read(settings: KeeperSettings, others: dict[str, str]) -> None:
+def test_settings_survive_a_round_trip_through_the_environment(
+    settings: KeeperSettings, others: dict[str, str]
+) -> None:
     assert KeeperSettings.from_environ(others | settings.to_environ()) == settings
 
 
 @given(SETTINGS)
-def test_only_texts_that_an_environment_can_hold_are_written(settings: KeeperSettings) -> None:
+def test_settings_are_written_as_prefixed_text_variables(settings: KeeperSettings) -> None:
     for name, value in settings.to_environ().items():
         assert name.startswith("TRIAL_KEEPER_")
         assert isinstance(value, str)
 
 
-def test_whole_seconds_are_seconds() -> None:
+def test_whole_seconds_are_accepted() -> None:
     settings = replace(SOME, grace_s=3, linger_s=0)
     assert KeeperSettings.from_environ(settings.to_environ()) == settings
 
 
-def test_what_has_a_default_may_be_absent() -> None:
+def test_settings_with_a_default_may_be_absent() -> None:
     environ = {name: value for name, value in SOME.to_environ().items() if not name.endswith("_S")}
     assert KeeperSettings.from_environ(environ) == SOME
 
 
-def test_everything_that_is_missing_is_named_at_once() -> None:
+def test_all_missing_settings_are_named_together() -> None:
     with pytest.raises(SettingsInvalid) as caught:
         KeeperSettings.from_environ({"TRIAL_KEEPER_JOB_ID": "job"})
     for name in ("EXPERIMENT_ID", "WORKSPACE", "TOKEN"):
@@ -78,13 +80,13 @@ def test_everything_that_is_missing_is_named_at_once() -> None:
         ("TRIAL_ID", "", "empty"),
     ],
 )
-def test_what_cannot_be_meant_is_named_with_its_value(name: str, text: str, complaint: str) -> None:
+def test_an_invalid_setting_is_an_error_with_its_value(name: str, text: str, complaint: str) -> None:
     with pytest.raises(SettingsInvalid, match=complaint) as caught:
         KeeperSettings.from_environ(SOME.to_environ() | {f"TRIAL_KEEPER_{name}": text})
     assert f"TRIAL_KEEPER_{name} is {text!r}" in str(caught.value)
 
 
-def test_all_mistakes_are_told_together() -> None:
+def test_all_errors_are_reported_together() -> None:
     environ = SOME.to_environ() | {"TRIAL_KEEPER_GRACE_S": "x", "TRIAL_KEEPER_RELAY_OUTPUT": "y"}
     del environ["TRIAL_KEEPER_TOKEN"]
     with pytest.raises(SettingsInvalid, match=r"TOKEN.*RELAY_OUTPUT.*GRACE_S"):
@@ -92,13 +94,13 @@ def test_all_mistakes_are_told_together() -> None:
 
 
 @given(st.dictionaries(TEXT, TEXT), SETTINGS)
-def test_a_trial_gets_none_of_them(others: dict[str, str], settings: KeeperSettings) -> None:
+def test_a_trial_inherits_none_of_the_settings(others: dict[str, str], settings: KeeperSettings) -> None:
     passed_on = without_settings(others | settings.to_environ())
     assert not passed_on.keys() & settings.to_environ().keys()
     assert passed_on == without_settings(others)
 
 
-def test_metrics_are_always_replicated_and_first() -> None:
+def test_metrics_are_always_collected_and_come_first() -> None:
     assert SOME.streams == (Stream.METRICS,)
     assert replace(SOME, collect_logs=True).streams[0] is Stream.METRICS
     assert set(replace(SOME, collect_logs=True).streams) == set(Stream)

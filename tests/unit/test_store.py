@@ -1,3 +1,5 @@
+"""The experiment's store: commits, queries, locks, leases and migrations."""
+
 import contextlib
 import json
 import os
@@ -62,14 +64,14 @@ def a_commit(*values, offset=0, key=KEY):
     )
 
 
-def test_rows_and_their_offset_come_together(store, reader):
+def test_records_and_their_offset_are_stored_together(store, reader):
     commit = a_commit(0.5, 0.25)
     store.commit([trial_row(a_trial()), commit], 3.0)
     assert [json.loads(row.value) for row in metrics_of(reader, KEY.trial_id)] == [0.5, 0.25]
     assert reader.offsets(KEY) == {Stream.METRICS: commit.new_offset}
 
 
-def test_the_peak_of_what_a_trial_used_is_stored_with_it(store, reader):
+def test_the_peak_usage_of_a_trial_is_stored_with_it(store, reader):
     peak = PeakUsage(150.5, 2**40, 2**41, (GpuUsage(0, 99.0, 2**34),))
     store.commit([trial_row(a_trial())], 1.0)
     assert reader.trials()[0].peak_usage is None
@@ -77,7 +79,7 @@ def test_the_peak_of_what_a_trial_used_is_stored_with_it(store, reader):
     assert reader.trials()[0].peak_usage == peak
 
 
-def test_what_a_trial_used_comes_back_sample_by_sample(store, reader):
+def test_usage_samples_of_a_trial_are_stored_in_order(store, reader):
     gpu = GpuUsage(1, 50.0, 2**30)
     samples = [UsageRow(Usage(KEY, 12.5 * n, 1000 * n, 10 * n, (gpu,) * n), 5.0 * n) for n in range(3)]
     store.commit([trial_row(a_trial()), *samples], 1.0)
@@ -86,7 +88,7 @@ def test_what_a_trial_used_comes_back_sample_by_sample(store, reader):
     assert reader.usage_of("other") == []
 
 
-def test_a_sample_taken_after_the_clock_was_set_back_still_comes_last(store, reader):
+def test_a_usage_sample_after_a_clock_step_backwards_still_comes_last(store, reader):
     samples = [
         UsageRow(Usage(KEY, float(n), 0, 0), at_s) for n, at_s in enumerate((86400.0, 86405.0, 5.0, 10.0))
     ]
@@ -97,18 +99,18 @@ def test_a_sample_taken_after_the_clock_was_set_back_still_comes_last(store, rea
     assert [sample.at_s for sample in stored] == pytest.approx([86400, 86405, 86405.001, 86405.002])
 
 
-def test_a_record_that_is_there_already_fails_the_whole_transaction(store, reader):
+def test_a_duplicate_record_fails_the_whole_transaction(store, reader):
     store.commit([trial_row(a_trial()), a_commit(1)], 1.0)
     offset = reader.offsets(KEY)[Stream.METRICS]
     with pytest.raises(InternalError):
         store.commit([a_commit(2, offset=offset), a_commit(1)], 2.0)
     assert len(metrics_of(reader, KEY.trial_id)) == 1
     assert reader.offsets(KEY)[Stream.METRICS] == offset
-    store.commit([a_commit(2, offset=offset)], 3.0)  # and the store is none the worse
+    store.commit([a_commit(2, offset=offset)], 3.0)  # the store still works
     assert len(metrics_of(reader, KEY.trial_id)) == 2
 
 
-def test_commits_of_any_length_are_stored_whole_and_in_order(store, reader):
+def test_commits_of_any_length_are_stored_completely_and_in_order(store, reader):
     lengths = {0, 1, 2, 1000, *(rows + more for rows in writer_module.ROWS_AT_ONCE for more in (-1, 0, 1))}
     trials = [a_trial(trial_id=f"t{length}", sequence_id=length) for length in lengths]
     commits = [
@@ -130,7 +132,7 @@ def test_only_the_records_of_the_newest_attempt_count(store, reader):
     assert [row.value for row in reader.metrics()] == ["7"]
 
 
-def test_records_are_found_by_kind_and_by_range(store, reader):
+def test_records_are_selected_by_kind_and_by_range(store, reader):
     other = AttemptKey("fGhIj", attempt_id(0), "main-0")
     final = encode(0, other.trial_id, "FINAL", 0, {"default": 1})
     store.commit(
@@ -148,7 +150,7 @@ def test_records_are_found_by_kind_and_by_range(store, reader):
     assert [row.value for row in reader.latest_intermediates()] == ["2"]
 
 
-def test_a_trial_comes_back_as_it_went(store, reader):
+def test_a_trial_is_read_back_as_it_was_stored(store, reader):
     trial = a_trial(
         state=TrialState.FAILED,
         started_at_s=2.0,
@@ -164,7 +166,7 @@ def test_a_trial_comes_back_as_it_went(store, reader):
     assert reader.trials() == [trial]
 
 
-def test_a_row_is_a_picture_of_the_trial_when_it_was_made(store, reader):
+def test_a_row_contains_the_trial_as_of_its_creation(store, reader):
     trial = a_trial()
     row = trial_row(trial)
     trial.state = TrialState.RUNNING
@@ -172,14 +174,14 @@ def test_a_row_is_a_picture_of_the_trial_when_it_was_made(store, reader):
     assert reader.trials()[0].state is TrialState.WAITING
 
 
-def test_the_experiments_own_row_comes_back(store, reader):
+def test_the_row_of_the_experiment_is_read_back_as_stored(store, reader):
     store.commit([experiment_row(ExperimentState.ERROR, "why", 4.5, 9.0, any_compatible_keeper=True)], 1.0)
     stored = reader.experiment()
     assert (stored.state, stored.error, stored.active_s) == (ExperimentState.ERROR, "why", 4.5)
     assert (stored.ended_at_s, stored.any_compatible_keeper, stored.secret) == (9.0, True, b"secret")
 
 
-def test_logs_lie_at_their_offsets_however_often_they_are_written(store, tmp_path, reader):
+def test_log_bytes_are_stored_at_their_offsets_however_often_they_are_written(store, tmp_path, reader):
     pieces = [
         StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello"),
         StreamWrite(KEY, Stream.STDOUT, 5, 7, data=b", "),
@@ -190,14 +192,14 @@ def test_logs_lie_at_their_offsets_however_often_they_are_written(store, tmp_pat
     assert reader.offsets(KEY) == {Stream.STDOUT: 7}
 
 
-def test_logs_that_cannot_be_written_leave_the_database_as_it_was(store, tmp_path, reader):
+def test_an_unwritable_log_leaves_the_database_unchanged(store, tmp_path, reader):
     (tmp_path / "logs").write_text("a file in the way")
     with pytest.raises(StoreBusy, match="free some space"):
         store.commit([StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello")], 1.0)
     assert reader.offsets(KEY) == {}
 
 
-def test_a_database_that_another_process_writes_says_try_again(store, database):
+def test_a_database_locked_by_another_process_is_a_retryable_error(store, database):
     other = sqlite3.connect(database, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     store._connection.execute("PRAGMA busy_timeout = 1")
@@ -208,7 +210,7 @@ def test_a_database_that_another_process_writes_says_try_again(store, database):
     store.commit([trial_row(a_trial())], 1.0)
 
 
-def test_who_may_not_write_the_database_is_not_told_to_free_space(store):
+def test_the_error_for_a_read_only_database_suggests_write_permission(store):
     store._connection.execute("PRAGMA query_only = 1")
     with pytest.raises(
         StoreBusy, match=r"^cannot write .*readonly.*give this user write permission"
@@ -217,10 +219,10 @@ def test_who_may_not_write_the_database_is_not_told_to_free_space(store):
     assert "space" not in str(raised.value)
 
 
-def test_who_cannot_read_now_is_told_to_try_again_and_not_to_free_space(store, database):
+def test_the_error_for_a_locked_database_suggests_to_try_again(store, database):
     store.close()
     with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
-        other.execute("PRAGMA journal_mode = DELETE")  # readers and the writer wait for each other then
+        other.execute("PRAGMA journal_mode = DELETE")  # in this mode, readers and the writer block each other
         with StoreReader(database) as reader:
             reader._connection.execute("PRAGMA busy_timeout = 1")
             other.execute("BEGIN EXCLUSIVE")
@@ -229,7 +231,7 @@ def test_who_cannot_read_now_is_told_to_try_again_and_not_to_free_space(store, d
 
 
 @pytest.mark.any_machine
-def test_who_may_not_write_in_the_folder_of_a_database_is_told_so(tmp_path):
+def test_the_error_for_a_reader_without_write_access_to_the_folder_says_so(tmp_path):
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "experiment.sqlite"
         Store.create(path, tmp_path, "EXPERIMT", "{}", b"secret", 1.0).close()
@@ -242,13 +244,13 @@ def test_who_may_not_write_in_the_folder_of_a_database_is_told_so(tmp_path):
             StoreReader(path)
 
 
-def test_a_database_of_another_format_is_refused_with_both_numbers(store, database, tmp_path):
+def test_a_database_of_another_format_is_rejected_with_its_version(store, database, tmp_path):
     store._connection.execute("PRAGMA user_version = 99")
     with pytest.raises(StoreUnusable, match="version is 99"):
         Store(database, tmp_path)
 
 
-def test_a_writer_whose_epoch_is_over_commits_nothing_and_learns_who_has_begun_the_next(
+def test_a_writer_that_lost_the_lease_stores_nothing_and_its_error_names_the_new_holder(
     store, database, reader, tmp_path
 ):
     def log_of(trial):
@@ -282,7 +284,7 @@ def earlier(request, tmp_path):
 
 
 def shape(path):
-    """Every table's columns, as the database itself describes them, whatever their order."""
+    """Every table's columns as the database describes them, in any order."""
     with contextlib.closing(sqlite3.connect(path)) as connection:
         tables = [
             name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
@@ -293,19 +295,19 @@ def shape(path):
         }
 
 
-def test_there_is_a_database_of_each_earlier_format():
+def test_there_is_a_sample_database_of_each_earlier_format():
     assert [path.stem for path in EARLIER_FORMATS] == [f"format-{n}" for n in range(1, SCHEMA_VERSION)]
 
 
-def test_a_database_of_an_earlier_format_becomes_one_of_todays(store, database, earlier, tmp_path):
+def test_a_database_of_an_earlier_format_is_migrated_to_the_current_one(store, database, earlier, tmp_path):
     Store(earlier, tmp_path).close()
     assert shape(earlier) == shape(database)
     Store(earlier, tmp_path).close()
 
 
-def test_nothing_is_lost_from_a_database_of_an_earlier_format(earlier):
+def test_a_reader_sees_all_data_of_an_earlier_format_and_leaves_the_file_unchanged(earlier):
     as_it_was = (earlier.read_bytes(), sorted(earlier.parent.iterdir()))
-    with StoreReader(earlier) as reader:  # `nnictl` may be the first to look
+    with StoreReader(earlier) as reader:  # `nnictl` may be the first to read it
         done, running, waiting = reader.trials()
         live, ended = reader.jobs()
         metrics = [(m.trial_id, m.attempt, m.value) for m in reader.metrics()]
@@ -324,7 +326,7 @@ def test_nothing_is_lost_from_a_database_of_an_earlier_format(earlier):
     assert (earlier.read_bytes(), sorted(earlier.parent.iterdir())) == as_it_was
 
 
-def test_who_looks_beside_a_manager_of_an_earlier_format_sees_its_news_and_leaves_its_format(earlier):
+def test_a_reader_beside_a_manager_of_an_earlier_format_sees_changes_and_does_not_migrate(earlier):
     with contextlib.closing(sqlite3.connect(earlier, isolation_level=None)) as owner:
         owner.execute("PRAGMA journal_mode = WAL")
         with StoreReader(earlier) as reader:
@@ -337,7 +339,7 @@ def test_who_looks_beside_a_manager_of_an_earlier_format_sees_its_news_and_leave
         assert f"format-{version}" in [path.stem for path in EARLIER_FORMATS]
 
 
-def test_a_missing_or_broken_database_is_refused(tmp_path):
+def test_a_missing_or_broken_database_is_rejected(tmp_path):
     with pytest.raises(StoreUnusable, match="nnictl experiment list"):
         Store(tmp_path / "nothing", tmp_path)
     with pytest.raises(StoreUnusable, match="nnictl experiment list"):
@@ -348,7 +350,7 @@ def test_a_missing_or_broken_database_is_refused(tmp_path):
         Store(broken, tmp_path)
 
 
-def test_nothing_of_an_attempt_that_is_not_registered_is_stored(tmp_path):
+def test_data_of_an_unregistered_attempt_is_not_stored(tmp_path):
     with contextlib.closing(Store.create(tmp_path / "db", tmp_path, "EXPERIMT", "{}", b"", 0.0)) as store:
         with pytest.raises(
             InternalError,
@@ -358,7 +360,7 @@ def test_nothing_of_an_attempt_that_is_not_registered_is_stored(tmp_path):
         store.commit([attempt_row(KEY, 3), a_commit(1)], 1.0)
 
 
-def test_an_attempt_keeps_its_number_and_may_be_declared_lost(store, reader):
+def test_an_attempt_keeps_its_number_and_may_be_marked_as_lost(store, reader):
     store.commit([attempt_row(KEY, 0), trial_row(a_trial(state=TrialState.RUNNING))], 1.0)
     store.commit([attempt_row(KEY, 0, is_lost=True)], 2.0)
     (stored,) = reader.attempts(KEY.trial_id)
@@ -379,19 +381,19 @@ def test_attempts_of_a_format_without_ids_keep_their_number_as_id(earlier):
     assert offsets[Stream.METRICS] > 0
 
 
-def test_every_query_is_sql_that_fits_the_schema(store):
+def test_every_query_is_valid_sql_for_the_schema(store):
     for statement in QUERIES.values():
         names = dict.fromkeys(sorted(set(__import__("re").findall(r":(\w+)", statement))))
         values = names or (None,) * statement.count("?")
         assert store._connection.execute("EXPLAIN " + statement, values).fetchall()
 
 
-def test_the_database_is_closed_to_other_users(store, database):
+def test_the_database_is_not_accessible_to_other_users(store, database):
     assert database.stat().st_mode & 0o077 == 0
 
 
 @pytest.mark.parametrize("count", [0, 1, ROWS_OF_A_PAGE, 2 * ROWS_OF_A_PAGE + 1])
-def test_pages_hold_every_record_once_and_in_order(store, reader, count):
+def test_pages_contain_every_record_once_and_in_order(store, reader, count):
     other = AttemptKey("fGhIj", attempt_id(0), "main-0")
     trials = [a_trial(), a_trial(trial_id=other.trial_id, sequence_id=1)]
     commits = [a_commit(*range(n), key=key) for key, n in ((KEY, count), (other, 7)) if n]
@@ -405,7 +407,7 @@ def test_pages_hold_every_record_once_and_in_order(store, reader, count):
     assert metrics_of(reader, "nobody") == []
 
 
-def test_whoever_takes_pages_slowly_keeps_the_log_from_nothing(store, reader, database):
+def test_a_slow_reader_of_pages_does_not_block_the_checkpoint(store, reader, database):
     store.commit([trial_row(a_trial()), a_commit(*range(3 * ROWS_OF_A_PAGE))], 1.0)
     pages = reader.metric_pages(None, 0, 99)
     next(pages)
@@ -413,7 +415,7 @@ def test_whoever_takes_pages_slowly_keeps_the_log_from_nothing(store, reader, da
     assert not is_busy
 
 
-def test_the_write_ahead_log_stays_small_also_when_somebody_always_reads(store, database, monkeypatch):
+def test_the_write_ahead_log_stays_small_despite_constant_readers(store, database, monkeypatch):
     monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 20)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 0.0)
     store.commit([trial_row(a_trial())], 1.0)
@@ -446,7 +448,7 @@ def test_the_write_ahead_log_stays_small_also_when_somebody_always_reads(store, 
     assert largest < 6 << 20
 
 
-def test_a_reader_without_end_is_told_long_before_the_disk_is_full(store, database, monkeypatch):
+def test_a_reader_that_never_ends_is_reported_long_before_the_disk_is_full(store, database, monkeypatch):
     monkeypatch.setattr(writer_module, "MAX_LOG_BYTES", 1 << 16)
     monkeypatch.setattr(writer_module, "_WAL_ALARM_BYTES", 1 << 20)
     monkeypatch.setattr(writer_module, "_WAL_CHECKPOINT_INTERVAL_S", 0.0)
@@ -455,12 +457,12 @@ def test_a_reader_without_end_is_told_long_before_the_disk_is_full(store, databa
     endless = sqlite3.connect(database, isolation_level=None)
     endless.execute("BEGIN")
     endless.execute("SELECT count(*) FROM stream").fetchone()
-    offset, told = 0, ""
-    while not told and offset < 100 << 20:
+    offset, problem = 0, ""
+    while not problem and offset < 100 << 20:
         commit = a_commit(*["x" * 10_000] * 20, offset=offset)
-        told, offset = store.commit([commit], 1.0).problem, commit.new_offset
-    assert f"cannot truncate {database}-wal (1 MB)" in told
-    assert f"`fuser {database}` names" in told
+        problem, offset = store.commit([commit], 1.0).problem, commit.new_offset
+    assert f"cannot truncate {database}-wal (1 MB)" in problem
+    assert f"`fuser {database}` names" in problem
     endless.execute("COMMIT")
     endless.close()
     assert (
@@ -471,7 +473,7 @@ def test_a_reader_without_end_is_told_long_before_the_disk_is_full(store, databa
     )
 
 
-def test_the_end_of_what_is_collected_of_a_log_stands_in_it_once(store, tmp_path, reader):
+def test_the_note_at_the_end_of_a_truncated_log_is_written_once(store, tmp_path, reader):
     piece = StreamWrite(KEY, Stream.STDOUT, 0, 5, data=b"hello", postscript=b" cut")
     for _ in range(2):
         store.commit([piece], 1.0)

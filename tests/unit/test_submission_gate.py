@@ -2,14 +2,12 @@
 
 import asyncio
 
-from deadlines import DEADLINE_S
-
 from nni_manager.engine import submission_gate
 from nni_manager.engine.submission_gate import SubmissionGate
 
 
 class Cluster:
-    """Rejects the login until it `is_valid`. Counts calls, and those under way at the same time."""
+    """Rejects the login until it `is_valid`. Counts calls, and those in progress at the same time."""
 
     def __init__(self):
         self.is_valid = False
@@ -35,21 +33,21 @@ async def submit(gate, cluster):
             await gate.suspend()
 
 
-def play(scenario):
-    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
+def run(scenario):
+    asyncio.run(asyncio.wait_for(scenario(), 30))
 
 
-def test_all_are_admitted_while_the_login_is_valid():
+def test_all_submissions_are_admitted_while_the_login_is_valid():
     async def scenario():
         gate, cluster = SubmissionGate(), Cluster()
         cluster.is_valid = True
         await asyncio.gather(*(submit(gate, cluster) for _ in range(10)))
         assert (cluster.calls, cluster.most_at_once) == (10, 10)
 
-    play(scenario)
+    run(scenario)
 
 
-def test_one_alone_tries_a_rejected_login_and_all_follow_once_it_is_valid(monkeypatch):
+def test_one_submission_at_a_time_retries_a_rejected_login_until_it_is_valid(monkeypatch):
     monkeypatch.setattr(submission_gate, "LOGIN_RETRY_S", 0.01)
 
     async def scenario():
@@ -67,10 +65,10 @@ def test_one_alone_tries_a_rejected_login_and_all_follow_once_it_is_valid(monkey
         await asyncio.gather(first, *others)
         assert cluster.calls <= before + 10
 
-    play(scenario)
+    run(scenario)
 
 
-def test_a_job_that_is_given_up_while_it_tries_leaves_its_turn_to_the_next(monkeypatch):
+def test_a_cancelled_submission_passes_the_retry_to_the_next_one(monkeypatch):
     monkeypatch.setattr(submission_gate, "LOGIN_RETRY_S", 0.01)
 
     async def scenario():
@@ -83,4 +81,4 @@ def test_a_job_that_is_given_up_while_it_tries_leaves_its_turn_to_the_next(monke
         cluster.is_valid = True
         await jobs[2]
 
-    play(scenario)
+    run(scenario)

@@ -1,4 +1,4 @@
-"""The exception in what a Python program wrote to stderr: tracebacks of the interpreter that runs the tests, and made ones."""
+"""The exception line in the stderr of a Python program: recorded tracebacks of this interpreter, and constructed ones."""
 
 import subprocess
 import sys
@@ -122,7 +122,7 @@ def test_the_exception_that_ended_a_program_is_found(tmp_path, name):
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="this Python has no exception groups and no notes")
 @pytest.mark.parametrize("name", GROUPS)
-def test_of_a_group_of_exceptions_it_is_the_group(tmp_path, name):
+def test_the_exception_line_of_a_group_is_that_of_the_group(tmp_path, name):
     program, line = GROUPS[name]
     assert exception_line(stderr_of(program, tmp_path)) == line
 
@@ -136,7 +136,7 @@ def a_traceback(line="ValueError: bad"):
     [
         ("", ""),
         ("loss: 0.3\nValueError: not raised\n", ""),
-        # The end of stderr, cut in the middle of a frame.
+        # The end of stderr, truncated in the middle of a frame.
         (a_traceback().partition("recent")[2], "ValueError: bad"),
         (a_traceback().replace("\n", "\r\n"), "ValueError: bad"),
         (textwrap.indent(a_traceback(), "[rank0]: "), "ValueError: bad"),
@@ -152,7 +152,7 @@ def a_traceback(line="ValueError: bad"):
         (a_traceback().replace("    raise x\n", "    x = (Foo\n        | Bar\n        ^^^^^\n"), "ValueError: bad"),
     ],
 )  # fmt: skip
-def test_an_exception_is_found_where_there_is_one(stderr, line):
+def test_an_exception_is_found_if_there_is_one(stderr, line):
     assert exception_line(stderr) == line
 
 
@@ -164,7 +164,7 @@ def test_an_exception_is_found_where_there_is_one(stderr, line):
         )
     ).map("".join)
 )
-def test_whatever_was_written_gives_no_line_or_one(stderr):
+def test_any_stderr_yields_at_most_one_line(stderr):
     line = exception_line(stderr)
     assert len(line.splitlines()) <= 1
 
@@ -174,7 +174,7 @@ def test_whatever_was_written_gives_no_line_or_one(stderr):
     message=st.from_regex(r"\w[\w .,:]*\w", fullmatch=True),
     after=st.lists(st.from_regex(r"\S[^\n\r]*", fullmatch=True)),
 )
-def test_what_was_written_before_and_after_changes_nothing(before, message, after):
+def test_other_output_before_and_after_does_not_change_the_line(before, message, after):
     stderr = f"{before}\n{a_traceback(f'ValueError: {message}')}" + "".join(f"{each}\n" for each in after)
     has_other = any('  File "' in each or each.startswith("Fatal Python error") for each in after)
     assert has_other or exception_line(stderr) == f"ValueError: {message}"

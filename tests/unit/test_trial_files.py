@@ -1,4 +1,4 @@
-"""What the manager writes into a workspace, and what it sees there of what others wrote."""
+"""The files that the manager writes into a workspace, and its view of the files of keepers and others."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_workspace_has_the_managers_own_sdk_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_workspace_contains_the_managers_sdk_and_no_other_package(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     SharedFiles(workspace).write_experiment(DOCUMENT, "exit\n")
     assert [path.name for path in workspace.sdk.iterdir()] == ["nni_sdk"]
@@ -53,7 +53,7 @@ def test_a_workspace_has_the_managers_own_sdk_and_nothing_beside_it(tmp_path: Pa
     assert {"__init__.py", "trial.py", "records.py"} <= SDK.keys()
 
 
-def test_a_later_manager_touches_only_what_differs_and_swaps_it_whole(tmp_path: Path) -> None:
+def test_a_later_manager_replaces_only_changed_sdk_files_and_each_atomically(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     SharedFiles(workspace).write_experiment(DOCUMENT, "exit\n")
     folder = workspace.sdk / "nni_sdk"
@@ -77,7 +77,7 @@ def test_a_later_manager_touches_only_what_differs_and_swaps_it_whole(tmp_path: 
         (False, True, [0o755, 0o1777]),
     ],
 )
-def test_a_workspace_on_storage_is_open_to_others_only_where_tasks_run_as_others(
+def test_a_shared_workspace_is_accessible_to_others_only_if_tasks_run_as_other_users(
     tmp_path: Path, is_private: bool, reuses_jobs: bool, modes: list[int]
 ) -> None:
     (tmp_path / "storage").mkdir()
@@ -85,14 +85,14 @@ def test_a_workspace_on_storage_is_open_to_others_only_where_tasks_run_as_others
     before = os.umask(0o077)
     try:
         folder.make(tmp_path / "storage")
-        assert mode_of(folder.workspace.root) == 0o700, "it is closed until a manager opens it"
+        assert mode_of(folder.workspace.root) == 0o700, "it is private until a manager sets the access"
         folder.set_access(is_private=is_private, reuses_jobs=reuses_jobs)
     finally:
         os.umask(before)
     assert [mode_of(folder.workspace.root), mode_of(folder.workspace.trials)] == modes
 
 
-def test_the_folder_of_an_experiment_stays_closed_whoever_runs_its_tasks(tmp_path: Path) -> None:
+def test_the_folder_of_an_experiment_stays_private_whichever_user_runs_its_tasks(tmp_path: Path) -> None:
     folder = ExperimentFolder(tmp_path / "expABCDE")
     folder.make()
     folder.set_access(is_private=False, reuses_jobs=True)
@@ -107,7 +107,7 @@ def a_trial() -> Trial:
     return Trial("abcde", 0, {"lr": 0.1}, {}, 1.0, "job")
 
 
-def test_a_trial_is_written_again_over_what_an_earlier_try_has_written(tmp_path: Path) -> None:
+def test_a_trial_is_written_again_over_an_earlier_attempt_to_write_it(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.trials.mkdir()
     for command in ("first", "second"):
@@ -117,12 +117,14 @@ def test_a_trial_is_written_again_over_what_an_earlier_try_has_written(tmp_path:
     assert mode_of(folder.attempts) == 0o1777
     folder.attempts.rmdir()
     SharedFiles(workspace, is_private=True).write_trial(a_trial(), "third", Placement(None, None), None)
-    assert not mode_of(folder.attempts) & 0o022, "no other user makes attempts"
+    assert not mode_of(folder.attempts) & 0o022, "no other user may create attempts"
 
 
 @pytest.mark.any_machine
 @pytest.mark.parametrize("how", ["folder", "attempts", "link"])
-def test_nothing_is_written_into_a_trials_folder_that_another_user_has_made(tmp_path: Path, how: str) -> None:
+def test_no_file_is_written_into_a_trial_folder_that_another_user_has_created(
+    tmp_path: Path, how: str
+) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root, to give a folder to another user")
     workspace = Workspace(tmp_path / "workspace")
@@ -139,12 +141,12 @@ def test_nothing_is_written_into_a_trials_folder_that_another_user_has_made(tmp_
     assert list((tmp_path / "theirs").iterdir()) == []
 
 
-# ---- looks at what keepers leave
+# ---- polls of keepers' files
 
 
 @pytest.fixture
-def left(tmp_path: Path) -> AttemptFolder:
-    """An attempt's folder as a keeper makes it, of a trial that runs."""
+def running_folder(tmp_path: Path) -> AttemptFolder:
+    """The folder of a running attempt, as its keeper creates it."""
     folder = Workspace(tmp_path).attempt(KEY)
     (folder.path / ".nni").mkdir(parents=True)
     folder.output.mkdir()
@@ -161,7 +163,7 @@ def end(folder: AttemptFolder, key: AttemptKey = KEY, **sizes: int) -> TrialEnde
     return ended
 
 
-def look(
+def poll(
     tmp_path: Path, offsets: dict[Stream, int] | None = None, *, is_over: bool = False
 ) -> AttemptReadout:
     return SharedFiles(Workspace(tmp_path)).see_attempt(
@@ -169,63 +171,71 @@ def look(
     )
 
 
-def test_a_look_brings_what_follows_the_offsets(tmp_path: Path, left: AttemptFolder) -> None:
-    seen = look(tmp_path, {Stream.METRICS: 5, Stream.STDOUT: 0, Stream.STDERR: 0})
+def test_a_poll_returns_the_bytes_after_the_given_offsets(
+    tmp_path: Path, running_folder: AttemptFolder
+) -> None:
+    seen = poll(tmp_path, {Stream.METRICS: 5, Stream.STDOUT: 0, Stream.STDERR: 0})
     assert seen == AttemptReadout(
         KEY, True, ((Stream.METRICS, 5, FRAME[5:]), (Stream.STDOUT, 0, b"hello\n")), None
     )
-    assert look(tmp_path, {Stream.METRICS: len(FRAME)}).pieces == ()
+    assert poll(tmp_path, {Stream.METRICS: len(FRAME)}).pieces == ()
 
 
-def test_an_attempt_begins_with_the_first_word_of_its_keeper(tmp_path: Path, left: AttemptFolder) -> None:
-    left.stream(Stream.METRICS).write_bytes(b"")
-    assert look(tmp_path).has_started
-    left.stream(Stream.KEEPER).write_bytes(b"")
-    assert not look(tmp_path).has_started, "its code may still be unpacked"
+def test_an_attempt_has_started_once_its_keeper_has_written_to_its_log(
+    tmp_path: Path, running_folder: AttemptFolder
+) -> None:
+    running_folder.stream(Stream.METRICS).write_bytes(b"")
+    assert poll(tmp_path).has_started
+    running_folder.stream(Stream.KEEPER).write_bytes(b"")
+    assert not poll(tmp_path).has_started, "its code may still be unpacked"
 
 
-def test_a_long_file_is_read_in_pieces(tmp_path: Path, left: AttemptFolder) -> None:
-    left.stream(Stream.STDOUT).write_bytes(b"x" * 600_000)
+def test_a_long_file_is_read_in_chunks(tmp_path: Path, running_folder: AttemptFolder) -> None:
+    running_folder.stream(Stream.STDOUT).write_bytes(b"x" * 600_000)
     offset, sizes = 0, []
-    while pieces := look(tmp_path, {Stream.STDOUT: offset}).pieces:
+    while pieces := poll(tmp_path, {Stream.STDOUT: offset}).pieces:
         sizes.append(len(pieces[0][2]))
         offset += sizes[-1]
     assert sizes == [262_144, 262_144, 75_712]
 
 
-def test_what_was_written_after_the_end_does_not_count(tmp_path: Path, left: AttemptFolder) -> None:
-    ended = end(left, metrics=10, stdout=0)
-    seen = look(tmp_path, {Stream.METRICS: 0, Stream.STDOUT: 0})
+def test_bytes_written_after_the_end_are_not_read(tmp_path: Path, running_folder: AttemptFolder) -> None:
+    ended = end(running_folder, metrics=10, stdout=0)
+    seen = poll(tmp_path, {Stream.METRICS: 0, Stream.STDOUT: 0})
     assert seen == AttemptReadout(KEY, True, ((Stream.METRICS, 0, FRAME[:10]),), ended)
-    assert look(tmp_path, {Stream.METRICS: 12}).pieces == ()
+    assert poll(tmp_path, {Stream.METRICS: 12}).pieces == ()
 
 
-def test_zeros_that_stand_for_what_has_not_come_are_waited_for_until_nothing_more_can_come(
-    tmp_path: Path, left: AttemptFolder
+def test_zeros_in_place_of_delayed_bytes_are_not_read_before_the_attempt_has_ended(
+    tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
-    metrics = left.stream(Stream.METRICS)
+    metrics = running_folder.stream(Stream.METRICS)
     metrics.write_bytes(FRAME + bytes(len(FRAME)) + FRAME)
-    assert look(tmp_path).pieces == ((Stream.METRICS, 0, FRAME),)
-    assert look(tmp_path, {Stream.METRICS: len(FRAME)}).pieces == ()
-    assert len(look(tmp_path, is_over=True).pieces[0][2]) == 3 * len(FRAME)
-    end(left, metrics=3 * len(FRAME))
-    assert len(look(tmp_path).pieces[0][2]) == 3 * len(FRAME)
+    assert poll(tmp_path).pieces == ((Stream.METRICS, 0, FRAME),)
+    assert poll(tmp_path, {Stream.METRICS: len(FRAME)}).pieces == ()
+    assert len(poll(tmp_path, is_over=True).pieces[0][2]) == 3 * len(FRAME)
+    end(running_folder, metrics=3 * len(FRAME))
+    assert len(poll(tmp_path).pieces[0][2]) == 3 * len(FRAME)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"trial_id": "abcde"}', b"x" * 100_000])
-def test_an_end_that_is_not_whole_is_none(tmp_path: Path, left: AttemptFolder, content: bytes) -> None:
-    left.exit_json.write_bytes(content)
-    assert look(tmp_path).ended is None
+def test_an_incomplete_exit_file_is_ignored(
+    tmp_path: Path, running_folder: AttemptFolder, content: bytes
+) -> None:
+    running_folder.exit_json.write_bytes(content)
+    assert poll(tmp_path).ended is None
 
 
-def test_an_end_of_another_attempt_is_none(tmp_path: Path, left: AttemptFolder) -> None:
-    end(left, AttemptKey("another", attempt_id(0), "main-0"), metrics=0)
-    assert look(tmp_path).ended is None
+def test_the_exit_file_of_another_attempt_is_ignored(tmp_path: Path, running_folder: AttemptFolder) -> None:
+    end(running_folder, AttemptKey("another", attempt_id(0), "main-0"), metrics=0)
+    assert poll(tmp_path).ended is None
 
 
 @pytest.mark.parametrize("what", ["pipe", "link", "folder link", "folder", "nothing", "no attempt"])
-def test_a_look_neither_waits_nor_leads_outside(tmp_path: Path, left: AttemptFolder, what: str) -> None:
-    metrics = left.stream(Stream.METRICS)
+def test_a_poll_neither_blocks_nor_leads_outside_the_workspace(
+    tmp_path: Path, running_folder: AttemptFolder, what: str
+) -> None:
+    metrics = running_folder.stream(Stream.METRICS)
     secret = tmp_path / "outside"
     secret.mkdir()
     (secret / "metrics").write_bytes(b"secret")
@@ -241,31 +251,31 @@ def test_a_look_neither_waits_nor_leads_outside(tmp_path: Path, left: AttemptFol
         case "folder":
             metrics.mkdir()
         case "no attempt":
-            shutil.rmtree(left.path)
-    assert look(tmp_path).pieces == ()
+            shutil.rmtree(running_folder.path)
+    assert poll(tmp_path).pieces == ()
 
 
 @pytest.mark.any_machine
-def test_a_folder_that_the_manager_may_not_read_is_an_error_that_names_it(
-    tmp_path: Path, left: AttemptFolder, open_way: None
+def test_a_folder_that_the_manager_may_not_read_is_an_error_with_its_path(
+    tmp_path: Path, running_folder: AttemptFolder, open_way: None
 ) -> None:
-    left.path.chmod(0)
+    running_folder.path.chmod(0)
     user = os.geteuid()
-    if user == 0:  # who may read everything
+    if user == 0:  # root may read everything
         os.seteuid(_NOBODY)
     try:
-        with pytest.raises(PermissionError, match=str(left.path)):
-            look(tmp_path)
+        with pytest.raises(PermissionError, match=str(running_folder.path)):
+            poll(tmp_path)
     finally:
         os.seteuid(user)
-        left.path.chmod(0o700)
+        running_folder.path.chmod(0o700)
 
 
-# ---- whose attempts they are
+# ---- signed attempts
 
 
 def sign(workspace: Workspace, key: AttemptKey, **fields: str) -> Path:
-    """What a keeper of the trial's job writes first, or of another experiment or job."""
+    """Writes what a keeper of the trial's job writes first, or one of another experiment or job."""
     named = {"experiment_id": "expABCDE", "job_id": "job", "token": TOKEN} | fields
     folder = workspace.attempt(key)
     folder.path.mkdir(parents=True, exist_ok=True)
@@ -278,7 +288,7 @@ def key_of(number: int, task: str = "main-0") -> AttemptKey:
     return AttemptKey("abcde", attempt_id(number), task)
 
 
-def test_the_newest_signed_attempt_of_each_task_is_the_one_to_look_at(tmp_path: Path) -> None:
+def test_the_newest_signed_attempt_of_each_task_is_found(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     keys = [key_of(number, task) for number, task in ((0, "a"), (0, "b"), (1, "a"), (10, "a"))]
     for key in keys:
@@ -296,7 +306,7 @@ def test_the_newest_signed_attempt_of_each_task_is_the_one_to_look_at(tmp_path: 
         ({"experiment_id": "another"}, "attempt.json names another attempt"),
     ],
 )
-def test_an_attempt_that_no_keeper_of_the_job_signed_is_ignored_and_named(
+def test_an_attempt_that_no_keeper_of_the_job_signed_is_ignored_and_reported(
     tmp_path: Path, fields: dict[str, str], why: str
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -307,7 +317,7 @@ def test_an_attempt_that_no_keeper_of_the_job_signed_is_ignored_and_named(
     assert found.rejected == (f"ignored {path}: {why}; check who may write to the shared storage",)
 
 
-def test_an_attempt_of_an_earlier_job_of_the_trial_counts_for_nothing_and_is_nothing_to_report(
+def test_an_attempt_of_an_earlier_job_of_the_trial_is_ignored_silently(
     tmp_path: Path,
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -317,7 +327,7 @@ def test_an_attempt_of_an_earlier_job_of_the_trial_counts_for_nothing_and_is_not
     assert (found.keys, found.rejected) == ((key_of(2),), ())
 
 
-def test_a_document_nested_as_deeply_as_can_be_read_is_not_signed(tmp_path: Path) -> None:
+def test_a_deeply_nested_document_counts_as_unsigned(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     folder = workspace.attempt(KEY)
     folder.path.mkdir(parents=True)
@@ -329,7 +339,7 @@ def test_a_document_nested_as_deeply_as_can_be_read_is_not_signed(tmp_path: Path
 
 @pytest.mark.any_machine
 @pytest.mark.parametrize("closed", ["folder", "document"])
-def test_what_another_user_has_closed_keeps_nobody_from_a_keepers_own_attempt(
+def test_an_unreadable_folder_of_another_user_does_not_hide_a_keepers_attempt(
     tmp_path: Path, open_way: None, closed: str
 ) -> None:
     workspace = Workspace(tmp_path)
@@ -337,7 +347,7 @@ def test_what_another_user_has_closed_keeps_nobody_from_a_keepers_own_attempt(
     shut = other.parent if closed == "folder" else workspace.attempt(key_of(2)).attempt_json
     shut.chmod(0)
     user = os.geteuid()
-    if user == 0:  # who may read everything
+    if user == 0:  # root may read everything
         os.seteuid(_NOBODY)
     try:
         found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
@@ -347,7 +357,7 @@ def test_what_another_user_has_closed_keeps_nobody_from_a_keepers_own_attempt(
         shutil.rmtree(own.parent)
         if user == 0:
             os.seteuid(_NOBODY)
-        # It may be a keeper's own.
+        # The unreadable one may be the keeper's own.
         with pytest.raises(PermissionError):
             SharedFiles(workspace).find_attempts("abcde", SIGNER)
     finally:
@@ -355,7 +365,7 @@ def test_what_another_user_has_closed_keeps_nobody_from_a_keepers_own_attempt(
         shut.chmod(0o700)
 
 
-def test_a_signed_attempt_counts_in_its_own_place_only(tmp_path: Path) -> None:
+def test_a_signed_attempt_is_valid_only_in_its_own_folder(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     shutil.copytree(sign(workspace, key_of(1)), workspace.attempt(key_of(2)).path)
     found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
@@ -363,12 +373,12 @@ def test_a_signed_attempt_counts_in_its_own_place_only(tmp_path: Path) -> None:
     assert "attempt.json names another attempt" in found.rejected[0]
 
 
-def test_a_directory_counts_for_nothing_until_it_is_signed(tmp_path: Path, left: AttemptFolder) -> None:
+def test_a_directory_is_ignored_until_it_is_signed(tmp_path: Path, running_folder: AttemptFolder) -> None:
     workspace = Workspace(tmp_path)
-    left.stream(Stream.METRICS).write_bytes(b"")
+    running_folder.stream(Stream.METRICS).write_bytes(b"")
     found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
     assert (found.keys, found.rejected) == ((), ()), "its keeper is about to sign it"
-    left.stream(Stream.METRICS).write_bytes(FRAME)
+    running_folder.stream(Stream.METRICS).write_bytes(FRAME)
     found = SharedFiles(workspace).find_attempts("abcde", SIGNER)
     assert found.keys == ()
     assert "it has no attempt.json" in found.rejected[0]
@@ -376,7 +386,7 @@ def test_a_directory_counts_for_nothing_until_it_is_signed(tmp_path: Path, left:
     assert SharedFiles(workspace).find_attempts("abcde", SIGNER).keys == (KEY,)
 
 
-def test_an_unsigned_attempt_of_version_0_6_counts_if_it_is_on_record(tmp_path: Path) -> None:
+def test_an_unsigned_attempt_of_version_0_6_counts_if_it_is_registered(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     for name in ("0", "7"):
         workspace.attempt(AttemptKey("abcde", name, "main-0")).path.mkdir(parents=True)
@@ -386,23 +396,25 @@ def test_an_unsigned_attempt_of_version_0_6_counts_if_it_is_on_record(tmp_path: 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's files")
-def test_a_stream_of_another_owner_than_its_directory_does_not_count(
-    tmp_path: Path, left: AttemptFolder
+def test_a_stream_with_another_owner_than_its_directory_is_not_read(
+    tmp_path: Path, running_folder: AttemptFolder
 ) -> None:
-    end(left, metrics=len(FRAME))
-    assert look(tmp_path).ended is not None
-    for path in (left.stream(Stream.METRICS), left.exit_json):
+    end(running_folder, metrics=len(FRAME))
+    assert poll(tmp_path).ended is not None
+    for path in (running_folder.stream(Stream.METRICS), running_folder.exit_json):
         os.chown(path, _NOBODY, _NOBODY)
-    assert (look(tmp_path).pieces, look(tmp_path).ended) == ((), None)
+    assert (poll(tmp_path).pieces, poll(tmp_path).ended) == ((), None)
 
 
-def test_an_end_that_was_not_signed_with_the_jobs_token_is_none(tmp_path: Path, left: AttemptFolder) -> None:
-    ended = end(left)
-    left.exit_json.write_bytes(exit_to_bytes(ended, "guessed"))
-    assert look(tmp_path).ended is None
+def test_an_exit_file_that_was_not_signed_with_the_jobs_token_is_ignored(
+    tmp_path: Path, running_folder: AttemptFolder
+) -> None:
+    ended = end(running_folder)
+    running_folder.exit_json.write_bytes(exit_to_bytes(ended, "guessed"))
+    assert poll(tmp_path).ended is None
 
 
-def test_a_keeper_of_any_job_may_have_signed_what_is_only_shown(tmp_path: Path) -> None:
+def test_an_attempt_that_is_only_displayed_may_be_signed_by_a_keeper_of_any_job(tmp_path: Path) -> None:
     workspace, secret = Workspace(tmp_path), b"secret"
     sign(workspace, key_of(1), job_id="j7", token=token_of(secret, "j7"))
     sign(workspace, key_of(2), job_id="j7", token=token_of(secret, "j8"))

@@ -1,4 +1,4 @@
-"""Ranges of what trials wrote: no character is cut, nothing is skipped, and no link is followed."""
+"""Ranges of trial logs: whole characters, no gaps, and no followed links."""
 
 import contextlib
 import os
@@ -52,7 +52,7 @@ TEXT = st.text(st.sampled_from("aé€😀\n\x1b\x00"), max_size=60)
 
 
 @given(text=TEXT, most=st.integers(4, 30))
-def test_ranges_that_follow_one_another_make_the_whole_text(folder, text, most):
+def test_consecutive_ranges_join_to_the_whole_text(folder, text, most):
     write(folder, text.encode())
     read_so_far, at = "", 0
     while at < len(text.encode()):
@@ -64,7 +64,7 @@ def test_ranges_that_follow_one_another_make_the_whole_text(folder, text, most):
 
 
 @given(text=TEXT, first=st.integers(-300, 300), most=st.integers(4, 30))
-def test_a_range_begins_and_ends_with_whole_characters_wherever_it_is_asked_for(folder, text, first, most):
+def test_a_range_starts_and_ends_with_whole_characters_at_any_offset(folder, text, first, most):
     content = text.encode()
     write(folder, content)
     part = read(folder, first, most)
@@ -74,7 +74,7 @@ def test_a_range_begins_and_ends_with_whole_characters_wherever_it_is_asked_for(
 
 
 @given(content=st.binary(max_size=80), most=st.integers(4, 30))
-def test_bytes_that_are_no_text_are_shown_all_the_same_and_end(folder, content, most):
+def test_bytes_that_are_not_text_are_shown_with_replacements(folder, content, most):
     write(folder, content)
     at, seen = 0, ""
     while True:
@@ -87,13 +87,13 @@ def test_bytes_that_are_no_text_are_shown_all_the_same_and_end(folder, content, 
     assert len(seen.encode("utf-8", "replace")) >= len(content) / 4
 
 
-def test_the_half_of_a_character_that_is_still_being_written_waits(folder):
+def test_an_incomplete_character_at_the_end_waits_for_its_remaining_bytes(folder):
     write(folder, "a€".encode()[:-1])
     assert (read(folder).text, read(folder).following) == ("a", 1)
     assert read(folder, is_whole=True).text == "a\ufffd"
 
 
-def test_the_fuller_one_of_collected_and_written_is_shown(folder):
+def test_the_larger_one_of_the_collected_and_the_written_log_is_shown(folder):
     key = AttemptKey("t1", attempt_id(1), "main-0")
     write(folder, b"written, all of it", key)
     write(folder, b"collected", key, collected=True)
@@ -103,7 +103,7 @@ def test_the_fuller_one_of_collected_and_written_is_shown(folder):
     assert sizes_of(folder, RegisteredAttempt(key, 1)) == {Stream.STDOUT: 35}
 
 
-def test_without_an_attempt_the_newest_is_shown_and_each_can_be_named(folder):
+def test_the_newest_attempt_is_shown_by_default_and_each_can_be_selected(folder):
     write(folder, b"first", KEY)
     write(folder, b"second", AttemptKey("t1", attempt_id(2), "main-0"))
     write(folder, b"worker", AttemptKey("t1", attempt_id(2), "worker-0"))
@@ -116,7 +116,7 @@ def test_without_an_attempt_the_newest_is_shown_and_each_can_be_named(folder):
     ]
 
 
-def test_an_attempt_that_no_manager_has_registered_is_shown_if_it_is_signed(folder):
+def test_an_unregistered_attempt_is_shown_if_its_signature_is_valid(folder):
     for number, token in ((3, token_of(SECRET, "job")), (4, "guessed")):
         key = AttemptKey("t2", attempt_id(number), "main-0")
         write(folder, f"attempt {number}".encode(), key)
@@ -135,12 +135,12 @@ def test_an_attempt_that_no_manager_has_registered_is_shown_if_it_is_signed(fold
         {"attempt": 2, "task": ""},
     ],
 )
-def test_what_there_is_not_is_empty(folder, named):
+def test_a_missing_attempt_or_task_is_shown_as_empty(folder, named):
     found = read(folder, **named)
     assert (found.size_bytes, found.text, found.following) == (0, "", 0)
 
 
-def test_a_link_in_the_place_of_a_log_is_not_followed(folder, tmp_path):
+def test_a_link_in_place_of_a_log_is_not_followed(folder, tmp_path):
     path = write(folder, b"x", AttemptKey("t1", attempt_id(7), "main-0"))
     path.unlink()
     (tmp_path / "stdout").write_text("a secret")
@@ -155,14 +155,14 @@ def test_a_link_in_the_place_of_a_log_is_not_followed(folder, tmp_path):
     path.parent.unlink()
 
 
-def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(folder):
+def test_a_pipe_in_place_of_a_log_is_not_waited_for(folder):
     path = write(folder, b"x", AttemptKey("t1", attempt_id(9), "main-0"))
     path.unlink()
     os.mkfifo(path)
     assert read(folder, attempt=9).size_bytes == 0
 
 
-def test_a_log_of_a_hundred_megabytes_costs_what_is_shown_of_it(folder, monkeypatch):
+def test_showing_the_end_of_a_log_of_100_mb_reads_only_the_shown_bytes(folder, monkeypatch):
     path = folder.workspace.attempt(AttemptKey("t1", attempt_id(8), "main-0")).stream(Stream.STDOUT)
     path.parent.mkdir(parents=True)
     with path.open("wb") as file:

@@ -1,4 +1,4 @@
-"""What a tuner hears of the trials of those before it."""
+"""The observations that a tuner gets after a change of the search space or a manager restart."""
 
 from dataclasses import replace
 
@@ -9,15 +9,15 @@ from nni_manager.config.prior_results import PriorResult
 from nni_manager.tuner.base import BaseTuner, Later, Observation, PastTrial, Suggestion
 from nni_manager.tuner.tuner_session import TunerSession
 
-UNBEARABLE = 666.0
+FATAL_VALUE = 666.0
 
 
-class Listener(BaseTuner):
-    """Proposes its own number, and remembers what it hears."""
+class Recorder(BaseTuner):
+    """Proposes its own number, and records its calls."""
 
     def __init__(self, config):
         self.revision = config.search_space_revision
-        self.told, self.known, self.restored = [], [], []
+        self.results, self.known, self.restored = [], [], []
         self.is_closed = False
         self.answers = []
 
@@ -25,10 +25,10 @@ class Listener(BaseTuner):
         return self.answers.pop() if self.answers else Suggestion({"x": trial_key}, {"own": self.revision})
 
     def tell(self, trial_key, value):
-        self.told.append((trial_key, value))
+        self.results.append((trial_key, value))
 
     def import_results(self, results):
-        if any(result.value == UNBEARABLE for result in results):
+        if any(result.value == FATAL_VALUE for result in results):
             raise ValueError("cannot learn from that")
         self.known += [(result.parameters["x"], result.value, result.metric) for result in results]
         return len(results)
@@ -42,16 +42,16 @@ class Listener(BaseTuner):
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    return RealExperiment(tmp_path_factory.mktemp("proposer"), "pass\n").config
+    return RealExperiment(tmp_path_factory.mktemp("session"), "pass\n").config
 
 
 @pytest.fixture
 def tuners(config):
-    """A proposer, and the tuners it has made so far."""
+    """A tuner session, and the tuners that it has created so far."""
     made = []
 
     def make(config):
-        made.append(Listener(config))
+        made.append(Recorder(config))
         return made[-1]
 
     return TunerSession(config, make), made
@@ -63,62 +63,62 @@ def result(value):
     )
 
 
-def test_without_a_change_the_tuner_hears_all_and_its_memos_are_its_own(tuners):
-    proposer, (tuner,) = tuners
-    assert proposer.ask(0) == Suggestion({"x": 0}, {"own": 0})
-    proposer.tell_result(0, result(0.5))
-    assert (tuner.told, tuner.known) == ([(0, 0.5)], [])
+def test_without_a_change_the_tuner_gets_all_results_and_its_own_metadata(tuners):
+    session, (tuner,) = tuners
+    assert session.ask(0) == Suggestion({"x": 0}, {"own": 0})
+    session.tell_result(0, result(0.5))
+    assert (tuner.results, tuner.known) == ([(0, 0.5)], [])
 
 
 @pytest.mark.parametrize("answer", [None, Later.LATER])
 def test_an_answer_without_parameters_is_passed_on(tuners, answer):
-    proposer, (tuner,) = tuners
+    session, (tuner,) = tuners
     tuner.answers = [answer]
-    assert proposer.ask(0) is answer
+    assert session.ask(0) is answer
 
 
-def test_after_a_change_the_next_tuner_learns_of_each_trial_once_whenever_it_ends(tuners, config):
-    proposer, made = tuners
+def test_after_a_change_the_next_tuner_gets_each_result_once_whenever_it_arrives(tuners, config):
+    session, made = tuners
     for key in range(4):
-        proposer.ask(key)
-    proposer.tell_result(0, result(0.0))
-    # Trials 0 and 1 are over; of 1 it has still to hear.
+        session.ask(key)
+    session.tell_result(0, result(0.0))
+    # Trials 0 and 1 have ended; the result of 1 is not reported yet.
     known = [PriorResult({"x": 0}, 0.0, "0.0"), PriorResult({"x": 1}, 0.1, "0.1")]
-    proposer.change_space(replace(config, search_space_revision=1), known, over={0, 1})
+    session.change_space(replace(config, search_space_revision=1), known, over={0, 1})
     first, second = made
     assert first.is_closed
     for key in (1, 2):
-        proposer.tell_result(key, result(key / 10))
-    proposer.tell_result(3, result(None))
+        session.tell_result(key, result(key / 10))
+    session.tell_result(3, result(None))
     assert second.known == [(0, 0.0, "0.0"), (1, 0.1, "0.1"), (2, 0.2, '{"default": 0.2}')]
-    assert second.told == []
-    assert proposer.ask(4).metadata == {"own": 1, "search space revision": 1}
-    proposer.tell_result(4, result(0.4))
-    assert second.told == [(4, 0.4)]
-    proposer.close()
+    assert second.results == []
+    assert session.ask(4).metadata == {"own": 1, "search space revision": 1}
+    session.tell_result(4, result(0.4))
+    assert second.results == [(4, 0.4)]
+    session.close()
     assert second.is_closed
 
 
-def test_the_next_managers_tuner_gets_its_own_trials_back_and_the_rest_as_known(config):
+def test_the_next_managers_tuner_restores_its_own_trials_and_imports_the_others(config):
     now = replace(config, search_space_revision=1)
-    proposer = TunerSession(now, Listener)
-    of_before = PastTrial(0, {"x": 0}, {"own": 0}, 0.5, ended=True)
+    session = TunerSession(now, Recorder)
+    earlier = PastTrial(0, {"x": 0}, {"own": 0}, 0.5, ended=True)
     failed = PastTrial(1, {"x": 1}, {"own": 0}, None, ended=True)
     running = PastTrial(2, {"x": 2}, {"own": 0}, None, ended=False)
     own = PastTrial(3, {"x": 3}, {"own": 1, "search space revision": 1}, 0.3, ended=True)
-    proposer.restore([of_before, failed, running, own], [PriorResult({"x": 9}, 0.9, "0.9")])
-    tuner = proposer._tuner
+    session.restore([earlier, failed, running, own], [PriorResult({"x": 9}, 0.9, "0.9")])
+    tuner = session._tuner
     assert tuner.restored == [replace(own, metadata={"own": 1})]
     assert tuner.known == [(0, 0.5, "0.5"), (9, 0.9, "0.9")]
-    proposer.tell_result(2, result(0.2))
+    session.tell_result(2, result(0.2))
     assert tuner.known[2:] == [(2, 0.2, '{"default": 0.2}')]
 
 
-def test_a_next_tuner_that_fails_over_what_is_known_is_closed_and_the_one_of_now_stays(tuners, config):
-    proposer, made = tuners
+def test_a_new_tuner_that_fails_on_known_results_is_closed_and_the_current_one_stays(tuners, config):
+    session, made = tuners
     with pytest.raises(ValueError, match="cannot learn"):
-        proposer.change_space(
-            replace(config, search_space_revision=1), [PriorResult({"x": 1}, UNBEARABLE, "666")], ()
+        session.change_space(
+            replace(config, search_space_revision=1), [PriorResult({"x": 1}, FATAL_VALUE, "666")], ()
         )
     assert [tuner.is_closed for tuner in made] == [False, True]
-    assert proposer.ask(7).metadata == {"own": 0}
+    assert session.ask(7).metadata == {"own": 0}

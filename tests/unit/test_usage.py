@@ -1,4 +1,4 @@
-"""What is read from /proc and from folders about a trial."""
+"""The resource usage of a trial, read from /proc and from folders."""
 
 import os
 import subprocess
@@ -16,23 +16,23 @@ from trial_keeper.wire.small_files import read_all
 
 KEY = AttemptKey("t0", attempt_id(0), "main-0")
 TICK_S, PAGE_BYTES = 1 / os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
-# As the kernel writes it, with utime 3, stime 5, cutime 7, cstime 11 and 13 resident pages.
+# The kernel's format, with utime 3, stime 5, cutime 7, cstime 11 and 13 resident pages.
 STAT = b"42 (%s) S 7 41 43 0 -1 4194304 1 1 1 1 3 5 7 11 20 0 1 0 99 1000 13 18446744073709551615 1 1\n"
 
 
 @given(st.binary(max_size=16))
-def test_a_process_may_be_called_anything(name):
+def test_any_process_name_is_parsed(name):
     stat = ProcessStat.from_bytes(STAT % name)
     assert stat == ProcessStat("S", 7, 43, pytest.approx(26 * TICK_S), 99, 13 * PAGE_BYTES)
 
 
 @pytest.mark.parametrize("content", [b"", b"42 (sh", b"42 (sh) S 1 2", b"42 (sh) " + b"x " * 40])
-def test_what_is_no_stat_is_an_error(content):
-    with pytest.raises(ValueError):  # noqa: PT011 - whatever its words
+def test_an_invalid_stat_raises(content):
+    with pytest.raises(ValueError):  # noqa: PT011 - any message
         ProcessStat.from_bytes(content)
 
 
-def test_the_tree_has_children_of_children_and_nobody_else():
+def test_the_tree_contains_all_descendants_and_no_other_process():
     with (
         subprocess.Popen(["sh", "-c", "sleep 60 & wait"]) as shell,
         subprocess.Popen(["sleep", "60"]) as other,
@@ -50,7 +50,7 @@ def test_the_tree_has_children_of_children_and_nobody_else():
             end_all(lambda: [shell.pid, other.pid, *descendants((shell.pid,))])
 
 
-def test_a_kernel_without_lists_of_children_is_scanned(monkeypatch):
+def test_without_lists_of_children_all_processes_are_scanned(monkeypatch):
     def no_lists(path):
         if "children" in str(path):
             raise FileNotFoundError(path)
@@ -64,13 +64,13 @@ def test_a_kernel_without_lists_of_children_is_scanned(monkeypatch):
     assert child.pid in found
 
 
-def test_this_process_is_among_all():
+def test_the_stat_of_this_process_is_read():
     own = ProcessStat.of(os.getpid())
     assert own.parent == os.getppid()
     assert own.rss_bytes > 1_000_000
 
 
-def test_the_size_of_a_folder_is_what_its_files_take(tmp_path):
+def test_the_size_of_a_folder_is_the_disk_space_of_its_files(tmp_path):
     assert size_on_disk(tmp_path / "nothing") == 0
     empty = size_on_disk(tmp_path)
     (tmp_path / "a" / "b").mkdir(parents=True)
@@ -79,26 +79,26 @@ def test_the_size_of_a_folder_is_what_its_files_take(tmp_path):
     assert empty + 1_000_000 <= size_on_disk(tmp_path) < empty + 1_100_000
 
 
-def test_a_sparse_file_takes_only_what_it_holds(tmp_path):
+def test_a_sparse_file_counts_only_its_allocated_blocks(tmp_path):
     with (tmp_path / "sparse").open("wb") as file:
         file.truncate(10**9)
     assert size_on_disk(tmp_path) < 10**6
 
 
-def test_a_look_costs_less_than_a_five_hundredth_of_a_core(tmp_path):
+def test_a_sample_takes_less_than_a_five_hundredth_of_a_core(tmp_path):
     sampler = UsageSampler(KEY, tmp_path, None)
-    began_s = time.thread_time()
+    started_s = time.thread_time()
     sampler.sample()
-    took_s = time.thread_time() - began_s
+    took_s = time.thread_time() - started_s
     assert sampler.delay_s >= INTERVAL_S
     assert took_s < 0.002 * sampler.delay_s
 
 
-def test_a_folder_of_many_files_is_walked_more_seldom(tmp_path):
+def test_a_folder_of_many_files_is_measured_less_often(tmp_path):
     for number in range(2000):
         (tmp_path / str(number)).touch()
     sampler = UsageSampler(KEY, tmp_path, None)
     first = sampler.sample().disk_bytes
     (tmp_path / "big").write_bytes(bytes(10**6))
     assert sampler.sample().disk_bytes == first
-    assert sampler.delay_s >= INTERVAL_S, "the processes are looked at as before"
+    assert sampler.delay_s >= INTERVAL_S, "processes are still sampled at the usual interval"

@@ -1,3 +1,5 @@
+"""The commands that can run in a warm interpreter."""
+
 import shlex
 
 import pytest
@@ -20,7 +22,7 @@ from trial_keeper.core.warm_command import WarmCommand, warm_command
         ("python 'my script.py' \"it's\"", WarmCommand("python", "my script.py", ("it's",))),
     ],
 )
-def test_a_start_of_a_script_is_understood(command, wanted):
+def test_a_plain_start_of_a_python_script_is_parsed(command, wanted):
     assert warm_command(command) == wanted
 
 
@@ -69,16 +71,16 @@ def test_a_start_of_a_script_is_understood(command, wanted):
         "python train.py \0",
     ],
 )
-def test_anything_else_is_left_to_a_shell(command):
+def test_any_other_command_is_left_to_the_shell(command):
     assert warm_command(command) is None
 
 
-# A command line is text, and text of the operating system has no NUL.
+# A command line is text of the operating system and contains no NUL.
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))
 
 
 @given(st.lists(words), words, st.booleans())
-def test_quoted_words_come_back_as_they_were(arguments, stem, is_unbuffered):
+def test_quoted_words_are_parsed_unchanged(arguments, stem, is_unbuffered):
     script = f"./{stem}.py"
     flags = ["-u"] if is_unbuffered else []
     command = shlex.join(["python3", *flags, script, *arguments])
@@ -86,6 +88,6 @@ def test_quoted_words_come_back_as_they_were(arguments, stem, is_unbuffered):
 
 
 @given(st.text())
-def test_no_text_makes_it_raise(text):
+def test_any_text_is_parsed_without_an_exception(text):
     warm_command(text)
     warm_command(f"python train.py {text}")

@@ -1,4 +1,4 @@
-"""What the warm interpreter decides without a process of its own."""
+"""The pure decisions of the warm interpreter."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from trial_keeper.host import warm_interpreter
 
 
 @pytest.mark.parametrize("device", ["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"])
-def test_an_open_gpu_is_an_initialised_one(device):
+def test_an_open_gpu_device_counts_as_an_initialised_gpu(device):
     assert "CUDA" in warm_interpreter._impurity_of(["socket:[7]", device])
 
 
@@ -17,7 +17,7 @@ def test_other_devices_keep_no_state():
 @pytest.mark.parametrize(
     "target", ["socket:[7]", "pipe:[7]", "anon_inode:[eventpoll]", "/data/log (deleted)"]
 )
-def test_what_two_trials_would_share_is_told(target):
+def test_an_open_descriptor_that_trials_would_share_is_reported(target):
     assert target in warm_interpreter._impurity_of(["/dev/urandom", target])
 
 
@@ -34,5 +34,5 @@ def test_what_two_trials_would_share_is_told(target):
         (KeyboardInterrupt(), None),
     ],
 )
-def test_an_error_has_the_code_python_ends_with(error, code):
+def test_an_exception_has_the_exit_code_of_python(error, code):
     assert warm_interpreter._code_of(error) == code

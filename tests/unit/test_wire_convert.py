@@ -1,4 +1,4 @@
-"""Messages to protobuf and back."""
+"""Conversion of messages to protobuf and back."""
 
 import contextlib
 import dataclasses
@@ -85,10 +85,10 @@ def manager_message_from_pb(response: pb.ConnectResponse) -> m.ManagerMessage:
 
 
 @pytest.mark.parametrize("text", ["", "..", "../x", "a/b", "a\nb", "a b", "a\0", "x" * 241, "ä"])
-def test_an_id_that_could_lead_elsewhere_or_forge_a_line_of_a_log_is_refused(text: str) -> None:
-    right = {"version": "0.6.0", "experiment_id": "exp", "job_id": "job", "task": "main-0"}
+def test_an_id_that_could_be_a_path_or_forge_a_log_line_is_rejected(text: str) -> None:
+    valid = {"version": "0.6.0", "experiment_id": "exp", "job_id": "job", "task": "main-0"}
     for name in ("experiment_id", "job_id", "task"):
-        request = pb.ConnectRequest(hello=pb.Hello(**right | {name: text}))
+        request = pb.ConnectRequest(hello=pb.Hello(**valid | {name: text}))
         with pytest.raises(MessageInvalid, match="is not a valid id"):
             keeper_message_from_pb(request)
     for key in (
@@ -96,7 +96,7 @@ def test_an_id_that_could_lead_elsewhere_or_forge_a_line_of_a_log_is_refused(tex
         pb.AttemptKey(trial_id="abcde", attempt_id=attempt_id(0), task=text),
     ):
         for request in (
-            pb.ConnectRequest(hello=pb.Hello(**right, attempts=[key])),
+            pb.ConnectRequest(hello=pb.Hello(**valid, attempts=[key])),
             pb.ConnectRequest(chunk=pb.Chunk(key=key, stream=pb.STREAM_METRICS)),
             pb.ConnectRequest(trial_started=pb.TrialStarted(key=key)),
             pb.ConnectRequest(trial_ended=pb.TrialEnded(key=key, reason="succeeded")),
@@ -114,49 +114,49 @@ def test_an_id_that_could_lead_elsewhere_or_forge_a_line_of_a_log_is_refused(tex
 
 
 @pytest.mark.parametrize("text", ["0.6\n2026-01-01 INFO all is well", "x" * 101, "0.6ü"])
-def test_a_version_that_could_forge_a_line_of_a_log_is_refused(text: str) -> None:
+def test_a_version_that_could_forge_a_log_line_is_rejected(text: str) -> None:
     hello = pb.Hello(version=text, experiment_id="exp", job_id="job", task="main-0")
     with pytest.raises(MessageInvalid, match="is not a valid version"):
         keeper_message_from_pb(pb.ConnectRequest(hello=hello))
 
 
 @given(st.one_of(list(KEEPER_MESSAGES.values())))
-def test_what_a_keeper_says_is_what_the_manager_hears(message: m.KeeperMessage) -> None:
+def test_a_keeper_message_survives_a_round_trip(message: m.KeeperMessage) -> None:
     on_the_wire = keeper_messages_to_pb([message]).SerializeToString()
     assert keeper_message_from_pb(pb.ConnectRequest.FromString(on_the_wire)) == message
 
 
 @given(st.one_of(list(MANAGER_MESSAGES.values())))
-def test_what_a_manager_says_is_what_the_keeper_hears(message: m.ManagerMessage) -> None:
+def test_a_manager_message_survives_a_round_trip(message: m.ManagerMessage) -> None:
     on_the_wire = manager_messages_to_bytes([message])
     assert manager_message_from_pb(pb.ConnectResponse.FromString(on_the_wire)) == message
 
 
 @given(st.lists(st.one_of(list(KEEPER_MESSAGES.values())), min_size=1, max_size=5))
-def test_what_a_keeper_says_in_one_breath_is_heard_in_its_order(messages: list[m.KeeperMessage]) -> None:
+def test_a_batch_of_keeper_messages_keeps_its_order(messages: list[m.KeeperMessage]) -> None:
     on_the_wire = keeper_messages_to_pb(messages).SerializeToString()
     assert keeper_messages_from_bytes(on_the_wire) == messages
 
 
 @given(st.lists(st.one_of(list(MANAGER_MESSAGES.values())), min_size=1, max_size=5))
-def test_what_a_manager_says_in_one_breath_is_heard_in_its_order(messages: list[m.ManagerMessage]) -> None:
+def test_a_batch_of_manager_messages_keeps_its_order(messages: list[m.ManagerMessage]) -> None:
     on_the_wire = manager_messages_to_bytes(messages)
     assert manager_messages_from_pb(pb.ConnectResponse.FromString(on_the_wire)) == messages
 
 
-def test_one_invalid_message_makes_the_whole_breath_invalid() -> None:
-    said = keeper_messages_to_pb([m.Idle(), m.Idle()])
-    said.batch[0].ClearField("idle")
+def test_one_invalid_message_makes_the_whole_batch_invalid() -> None:
+    request = keeper_messages_to_pb([m.Idle(), m.Idle()])
+    request.batch[0].ClearField("idle")
     with pytest.raises(MessageInvalid, match="keeper's message"):
-        keeper_messages_from_bytes(said.SerializeToString())
+        keeper_messages_from_bytes(request.SerializeToString())
     answers = [m.RunTrial("a", attempt_id(0)), m.Shutdown("b")]
-    answered = pb.ConnectResponse.FromString(manager_messages_to_bytes(answers))
-    answered.batch[0].ClearField("shutdown")
+    response = pb.ConnectResponse.FromString(manager_messages_to_bytes(answers))
+    response.batch[0].ClearField("shutdown")
     with pytest.raises(MessageInvalid, match="manager's message"):
-        manager_messages_from_pb(answered)
+        manager_messages_from_pb(response)
 
 
-def test_no_message_of_the_protocol_is_left_out_above() -> None:
+def test_every_message_of_the_protocol_is_tested_above() -> None:
     def cases(message: type) -> int:
         return len(message.DESCRIPTOR.oneofs_by_name["message"].fields)
 
@@ -165,13 +165,13 @@ def test_no_message_of_the_protocol_is_left_out_above() -> None:
     assert (cases(pb.ConnectRequest), cases(pb.ConnectResponse)) == (7, 6)
 
 
-def test_every_stream_has_a_number_and_every_number_a_stream() -> None:
+def test_streams_and_their_numbers_correspond_one_to_one() -> None:
     numbers = set(pb.Stream.values()) - {pb.STREAM_UNSPECIFIED}
-    heard = {
+    received = {
         keeper_message_from_pb(pb.ConnectRequest(chunk=pb.Chunk(key=KEY, stream=number))).stream
         for number in numbers
     }
-    assert heard == set(m.Stream)
+    assert received == set(m.Stream)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xba\x06\x00"], ids=["nothing", "a field of a later version"])
@@ -205,14 +205,14 @@ def test_an_unknown_reason_is_invalid(word: str) -> None:
 
 
 @pytest.mark.parametrize("reason", sorted(set(ExitReason) - STOP_REASONS))
-def test_nobody_can_say_from_outside_how_a_command_ended(reason: ExitReason) -> None:
+def test_a_stop_request_cannot_have_the_reason_of_an_exit(reason: ExitReason) -> None:
     stop = pb.StopTrial(trial_id="a", reason=reason.value)
     with pytest.raises(MessageInvalid, match=f"{reason.value!r} is not a reason to stop a trial"):
         manager_message_from_pb(pb.ConnectResponse(stop_trial=stop))
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "../secret", "a/b", "/etc", "a\0", "a\n", "x" * 300])
-def test_a_key_that_cannot_name_a_folder_is_invalid(name: str) -> None:
+def test_a_key_that_is_no_valid_folder_name_is_invalid(name: str) -> None:
     for key in (
         pb.AttemptKey(trial_id=name, attempt_id=attempt_id(0), task="main"),
         pb.AttemptKey(trial_id="abcde", attempt_id=attempt_id(0), task=name),
@@ -228,19 +228,19 @@ def test_a_key_that_cannot_name_a_folder_is_invalid(name: str) -> None:
 
 
 @given(st.binary())
-def test_no_bytes_make_anything_but_a_message_or_an_invalid_one(content: bytes) -> None:
+def test_any_bytes_are_a_message_or_an_invalid_message(content: bytes) -> None:
     with contextlib.suppress(MessageInvalid):
         keeper_messages_from_bytes(content)
     try:
         parsed = pb.ConnectResponse.FromString(content)
-    except DecodeError:  # gRPC's business on the side of the keeper, which chose its manager
+    except DecodeError:  # gRPC handles this in the keeper, which chose its manager
         return
     with contextlib.suppress(MessageInvalid):
         manager_messages_from_pb(parsed)
 
 
 def filled(message: Message, data: st.DataObject, depth: int = 0) -> Message:
-    """A message with anything at all in its fields, as far as protobuf lets it on the wire."""
+    """A message with arbitrary values in its fields, within the limits of protobuf."""
     kind = FieldDescriptor
     values = {
         kind.TYPE_STRING: st.sampled_from(["", ".", "..", "../..", "/etc/passwd", "a\0b", "a\nb", "x" * 5000])
@@ -273,7 +273,7 @@ def filled(message: Message, data: st.DataObject, depth: int = 0) -> Message:
 
 
 def storable(value: object) -> bool:
-    """Whether a database holds it, a folder can be called so, and a page can show it."""
+    """True if the value fits into a database, a folder name and the web page."""
     match value:
         case bool() | bytes() | None | Enum():
             return True
@@ -297,14 +297,14 @@ def storable(value: object) -> bool:
             return all(storable(getattr(value, each.name)) for each in dataclasses.fields(value))
 
 
-def test_the_end_that_an_earlier_keeper_reports_has_no_size_at_the_stop_and_no_warnings() -> None:
+def test_the_end_report_of_an_earlier_keeper_has_no_size_at_the_stop_and_no_warnings() -> None:
     old = pb.TrialEnded(key=KEY, reason="early stopped", exit_code=143, started_at_s=1.0, ended_at_s=2.0)
     message = keeper_message_from_pb(pb.ConnectRequest(trial_ended=old))
     assert isinstance(message, m.TrialEnded)
     assert (message.metrics_size_at_stop, message.warnings) == (None, ())
 
 
-def test_a_stop_before_the_first_byte_is_told_from_no_stop() -> None:
+def test_a_stop_before_the_first_byte_differs_from_no_stop() -> None:
     end = m.TrialEnded(
         m.AttemptKey("a", attempt_id(0), "b"), ExitReason.EARLY_STOPPED, 0, 1.0, 2.0, metrics_size_at_stop=0
     )
@@ -312,7 +312,7 @@ def test_a_stop_before_the_first_byte_is_told_from_no_stop() -> None:
 
 
 @given(st.data())
-def test_whatever_a_keeper_says_can_be_stored_or_is_invalid(data: st.DataObject) -> None:
+def test_any_keeper_message_can_be_stored_or_is_invalid(data: st.DataObject) -> None:
     content = filled(pb.ConnectRequest(), data).SerializeToString()
     with contextlib.suppress(MessageInvalid):
         messages = keeper_messages_from_bytes(content)
@@ -369,7 +369,9 @@ def test_whatever_a_keeper_says_can_be_stored_or_is_invalid(data: st.DataObject)
     ],
     ids=lambda request: str(request)[:40].replace("\n", " "),
 )
-def test_what_no_keeper_has_is_invalid_in_one_short_sentence(request_: pb.ConnectRequest) -> None:
+def test_a_message_that_no_keeper_sends_is_invalid_with_one_short_sentence(
+    request_: pb.ConnectRequest,
+) -> None:
     with pytest.raises(MessageInvalid) as caught:
         keeper_messages_from_bytes(request_.SerializeToString())
     assert str(caught.value).startswith("cannot read a ")
@@ -379,6 +381,6 @@ def test_what_no_keeper_has_is_invalid_in_one_short_sentence(request_: pb.Connec
 @pytest.mark.parametrize(
     "content", [b"\xff\xff\xff", b"\x0a\x04\x0a\x02\xff\xfe"], ids=["no protobuf", "no UTF-8"]
 )
-def test_bytes_that_are_no_protobuf_are_an_invalid_message(content: bytes) -> None:
+def test_bytes_that_are_not_protobuf_are_an_invalid_message(content: bytes) -> None:
     with pytest.raises(MessageInvalid, match="keeper's message"):
         keeper_messages_from_bytes(content)

@@ -1,4 +1,4 @@
-"""Small files are written whole, and let go of also when they cannot be."""
+"""Small files are written completely, and their descriptors are closed even on errors."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from trial_keeper.wire.small_files import read_all, write_all
 
 @pytest.mark.parametrize("is_durable", [False, True])
 @pytest.mark.parametrize("size", [0, 1, 100_000])
-def test_what_was_written_is_read(tmp_path, size, is_durable):
+def test_a_written_file_is_read_back(tmp_path, size, is_durable):
     path, content = tmp_path / "small", bytes(range(256)) * (size // 256) + b"x" * (size % 256)
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
     write_all(descriptor, content, is_durable=is_durable)
@@ -19,7 +19,7 @@ def test_what_was_written_is_read(tmp_path, size, is_durable):
         os.fstat(descriptor)
 
 
-def test_of_a_full_disk_no_descriptor_is_left():
+def test_a_full_disk_leaves_no_open_descriptor():
     descriptor = os.open("/dev/full", os.O_WRONLY)
     with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
         write_all(descriptor, b"more")

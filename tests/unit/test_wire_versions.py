@@ -1,4 +1,4 @@
-"""Which keeper may serve which manager."""
+"""The compatibility of keeper and manager versions."""
 
 import pytest
 from hypothesis import given
@@ -19,25 +19,25 @@ NUMBERS = st.integers(0, 30)
         ("0.6.1", "0.5.1", False),
         ("0.6.1", "0.7", False),
         ("0.6.1", "1.6.1", False),
-        # numbers, not letters
+        # compared as numbers, not as text
         ("2.1", "2.10", False),
         ("2.10", "2.1", False),
         ("2.10.3", "2.10", True),
         ("2", "2.0.5", True),
         ("1.0", "01.0", True),
-        # a manager from before the check
+        # a manager older than the check
         ("0.5", "0.9", True),
         ("0.5.9", "7.1", True),
         ("0.1", "0.0.1", True),
         ("0.6", "0.5", False),
-        # builds that are no release
+        # builds without a release
         ("0.6.0.dev3", "0.6.2", True),
         ("0.6.1", "0.6.0.dev3+g1a2b3c4", True),
         ("0.6.0rc1", "0.6.0", True),
         ("0.7.0.dev0", "0.6.9", False),
         ("0.6.1.post1", "0.6.1", True),
         ("v0.6.1", "0.6.1", True),
-        # no versions at all
+        # invalid versions
         ("0.6.1", "", False),
         ("0.6.1", "latest", False),
         ("latest", "0.6.1", False),
@@ -46,7 +46,7 @@ NUMBERS = st.integers(0, 30)
         ("0.6.1", "0.6.1\n; rm -rf", False),
     ],
 )
-def test_the_first_two_numbers_have_to_agree(manager: str, keeper: str, agree: bool) -> None:
+def test_the_first_two_numbers_must_agree(manager: str, keeper: str, agree: bool) -> None:
     assert versions_agree(manager, keeper) is agree
 
 
@@ -56,7 +56,7 @@ def test_the_third_number_does_not_matter(major: int, minor: int, patch: int, ot
 
 
 @given(st.tuples(NUMBERS, NUMBERS), st.tuples(NUMBERS, NUMBERS))
-def test_different_first_two_numbers_agree_with_an_old_manager_only(
+def test_different_first_two_numbers_are_compatible_only_with_an_old_manager(
     manager: tuple[int, int], keeper: tuple[int, int]
 ) -> None:
     agree = versions_agree("{}.{}".format(*manager), "{}.{}".format(*keeper))
@@ -64,11 +64,11 @@ def test_different_first_two_numbers_agree_with_an_old_manager_only(
 
 
 @given(st.text(), st.text())
-def test_no_text_makes_it_raise(manager: str, keeper: str) -> None:
+def test_any_text_is_compared_without_an_exception(manager: str, keeper: str) -> None:
     assert versions_agree(manager, keeper) in (True, False)
 
 
-def test_this_release_agrees_with_itself() -> None:
+def test_this_release_is_compatible_with_itself() -> None:
     assert versions_agree(__version__, __version__)
 
 

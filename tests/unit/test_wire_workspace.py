@@ -103,7 +103,7 @@ JSON = st.recursive(
 # ---- paths
 
 
-def test_everything_has_its_place() -> None:
+def test_every_path_of_the_workspace_is_as_documented() -> None:
     trial = WORKSPACE.trial("abcde")
     attempt = WORKSPACE.attempt(AttemptKey("abcde", attempt_id(2), "worker-0"))
     folder = f"/mnt/exp/trials/abcde/attempts/{attempt_id(2)}/worker-0"
@@ -149,7 +149,7 @@ def _all_paths(trial, attempt) -> list[Path]:
     "name",
     ["", ".", "..", "../x", "a/b", "/", "/etc", "a\\b", "a b", "a\n", "a\0", "-rf", ".git", "é", "x" * 241],
 )
-def test_a_name_that_is_not_plainly_one_folder_is_refused(name: str) -> None:
+def test_a_name_that_is_no_plain_folder_name_is_rejected(name: str) -> None:
     assert not is_safe_name(name)
     with pytest.raises(ValueError, match="cannot use"):
         WORKSPACE.trial(name)
@@ -160,7 +160,7 @@ def test_a_name_that_is_not_plainly_one_folder_is_refused(name: str) -> None:
 
 
 @given(st.text())
-def test_no_name_leads_out_of_the_workspace(name: str) -> None:
+def test_no_name_leads_outside_the_workspace(name: str) -> None:
     try:
         path = WORKSPACE.trial(name).path
     except ValueError:
@@ -168,7 +168,7 @@ def test_no_name_leads_out_of_the_workspace(name: str) -> None:
     assert Path(os.path.normpath(path)).parent == WORKSPACE.trials
 
 
-def test_attempts_are_listed_by_start_and_those_of_version_0_6_first(tmp_path: Path) -> None:
+def test_attempts_are_listed_by_start_time_and_those_of_version_0_6_first(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     assert workspace.attempts_of("abcde") == []
     keys = [
@@ -184,7 +184,7 @@ def test_attempts_are_listed_by_start_and_those_of_version_0_6_first(tmp_path: P
     assert workspace.attempts_of("abcde") == [keys[4], keys[3], keys[2], keys[0], keys[1]]
 
 
-def test_what_a_trial_has_put_among_its_attempts_is_no_attempt(tmp_path: Path) -> None:
+def test_other_files_among_the_attempts_are_not_listed(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     own = AttemptKey("abcde", attempt_id(0), "a")
     workspace.attempt(own).path.mkdir(parents=True)
@@ -198,7 +198,7 @@ def test_what_a_trial_has_put_among_its_attempts_is_no_attempt(tmp_path: Path) -
     assert workspace.attempts_of("abcde") == [own]
 
 
-def test_of_more_attempts_than_any_cluster_makes_the_newest_are_listed(tmp_path: Path) -> None:
+def test_only_the_newest_thousand_attempts_are_listed(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     for number in range(1010):
         workspace.attempt(AttemptKey("abcde", attempt_id(number), "a")).path.mkdir(parents=True)
@@ -206,7 +206,7 @@ def test_of_more_attempts_than_any_cluster_makes_the_newest_are_listed(tmp_path:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folders")
-def test_a_strangers_folders_do_not_crowd_out_a_keepers(tmp_path: Path) -> None:
+def test_folders_of_another_user_do_not_hide_a_keepers_attempts(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     own = AttemptKey("abcde", attempt_id(0), "a")
     workspace.attempt(own).path.mkdir(parents=True)
@@ -222,12 +222,12 @@ def test_a_strangers_folders_do_not_crowd_out_a_keepers(tmp_path: Path) -> None:
 
 
 @given(MANAGER_DOCUMENTS)
-def test_manager_json_is_read_as_it_was_written(document: ManagerDocument) -> None:
+def test_manager_json_survives_a_round_trip(document: ManagerDocument) -> None:
     assert ManagerDocument.from_bytes(document.to_bytes()) == document
 
 
 @given(TRIAL_DOCUMENTS)
-def test_trial_json_is_read_as_it_was_written(document: TrialDocument) -> None:
+def test_trial_json_survives_a_round_trip(document: TrialDocument) -> None:
     assert TrialDocument.from_bytes(document.to_bytes()) == document
 
 
@@ -248,26 +248,26 @@ def test_trial_json_is_read_as_it_was_written(document: TrialDocument) -> None:
         {"message": "\ud800"},
     ],
 )
-def test_an_end_that_nobody_could_store_or_show_is_none(change: dict[str, object]) -> None:
+def test_an_exit_json_with_an_out_of_range_value_is_invalid(change: dict[str, object]) -> None:
     document = json.loads(SAMPLES["exit.json"]) | change
     with pytest.raises(DocumentInvalid, match=r"exit\.json"):
         exit_from_bytes(json.dumps(document).encode())
 
 
 @pytest.mark.parametrize("reason", sorted(set(ExitReason) - STOP_REASONS))
-def test_no_stop_json_says_how_a_command_ended(reason: ExitReason) -> None:
+def test_a_stop_json_with_the_reason_of_an_exit_is_invalid(reason: ExitReason) -> None:
     with pytest.raises(DocumentInvalid, match=r"cannot read stop\.json: .*is not a reason to stop a trial"):
         stop_from_bytes(stop_to_bytes(StopTrial("abcde", reason)))
 
 
 @pytest.mark.parametrize("reason", sorted(STOP_REASONS))
-def test_stop_json_is_read_as_it_was_written(reason: ExitReason) -> None:
+def test_stop_json_survives_a_round_trip(reason: ExitReason) -> None:
     stop = StopTrial("abcde", reason)
     assert stop_from_bytes(stop_to_bytes(stop)) == stop
 
 
 @given(ENDS)
-def test_exit_json_is_read_as_it_was_written(ended: TrialEnded) -> None:
+def test_exit_json_survives_a_round_trip(ended: TrialEnded) -> None:
     assert exit_from_bytes(exit_to_bytes(ended, TOKEN), TOKEN) == ended
 
 
@@ -280,14 +280,14 @@ def test_the_exit_json_of_an_earlier_keeper_is_read() -> None:
 
 @pytest.mark.parametrize("name", READERS)
 @given(content=st.binary() | JSON.map(json.dumps).map(str.encode))
-def test_any_bytes_are_a_document_or_an_invalid_one(name: str, content: bytes) -> None:
+def test_any_bytes_are_a_document_or_an_invalid_document(name: str, content: bytes) -> None:
     with pytest.raises(DocumentInvalid, match=f"cannot read {name}"):
         READERS[name](content)
 
 
 @pytest.mark.parametrize("name", READERS)
 @given(data=st.data())
-def test_a_document_with_one_wrong_field_is_read_with_the_right_types_or_not_at_all(
+def test_a_document_with_one_wrong_field_has_the_right_types_or_is_invalid(
     name: str, data: st.DataObject
 ) -> None:
     sample = json.loads(SAMPLES[name])
@@ -305,7 +305,7 @@ def test_a_document_with_one_wrong_field_is_read_with_the_right_types_or_not_at_
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_a_missing_field_is_named(name: str) -> None:
+def test_a_missing_field_is_an_error_with_its_name(name: str) -> None:
     for field in json.loads(SAMPLES[name]):
         if field in ("code_snapshot", "metrics_size_at_stop", "warnings"):
             continue  # fields of later versions
@@ -318,7 +318,7 @@ def test_a_missing_field_is_named(name: str) -> None:
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("content", [b"[" * 100_000, b"\xff\xfe{", b'{"a": 1', b"[]", b"null"])
-def test_what_is_no_json_object_is_invalid(name: str, content: bytes) -> None:
+def test_a_document_that_is_no_json_object_is_invalid(name: str, content: bytes) -> None:
     with pytest.raises(DocumentInvalid):
         READERS[name](content)
 
@@ -340,26 +340,26 @@ def test_what_is_no_json_object_is_invalid(name: str, content: bytes) -> None:
         ("trial_id", "\udfff"),
     ],
 )
-def test_an_end_that_cannot_be_stored_is_invalid(field: str, value: object) -> None:
+def test_an_exit_json_that_cannot_be_stored_is_invalid(field: str, value: object) -> None:
     sample = json.loads(SAMPLES["exit.json"]) | {field: value}
     with pytest.raises(DocumentInvalid, match=r"cannot read exit\.json"):
         exit_from_bytes(json.dumps(sample).encode())
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_every_torn_document_is_invalid(name: str) -> None:
+def test_every_truncated_document_is_invalid(name: str) -> None:
     whole = SAMPLES[name].rstrip()
     for length in range(len(whole)):
         with pytest.raises(DocumentInvalid):
             READERS[name](whole[:length])
 
 
-def test_fields_of_a_later_version_are_passed_over() -> None:
+def test_fields_of_a_later_version_are_ignored() -> None:
     later = json.loads(SAMPLES["manager.json"]) | {"certificate": "..."}
     assert ManagerDocument.from_bytes(json.dumps(later).encode()).addresses == ("10.0.0.1:8081",)
 
 
-def test_a_trial_of_an_earlier_version_has_no_snapshot() -> None:
+def test_a_trial_document_of_an_earlier_version_has_no_snapshot() -> None:
     earlier = json.loads(TrialDocument("abcde", 0, "true", "/code").to_bytes())
     del earlier["code_snapshot"]
     assert TrialDocument.from_bytes(json.dumps(earlier).encode()) == TrialDocument(
@@ -367,7 +367,7 @@ def test_a_trial_of_an_earlier_version_has_no_snapshot() -> None:
     )
 
 
-def test_a_manager_without_an_address_is_no_manager() -> None:
+def test_a_manager_document_without_an_address_is_invalid() -> None:
     content = json.dumps(json.loads(SAMPLES["manager.json"]) | {"addresses": []}).encode()
     with pytest.raises(DocumentInvalid, match="no address"):
         ManagerDocument.from_bytes(content)
@@ -376,7 +376,7 @@ def test_a_manager_without_an_address_is_no_manager() -> None:
 # ---- replace_file
 
 
-def test_a_replaced_file_is_whole_and_alone(tmp_path: Path) -> None:
+def test_a_replaced_file_is_complete_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     path = tmp_path / "manager.json"
     replace_file(path, b"old")
     replace_file(path, b"new")
@@ -384,7 +384,7 @@ def test_a_replaced_file_is_whole_and_alone(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_whoever_has_the_old_file_open_reads_the_old_content(tmp_path: Path) -> None:
+def test_a_reader_of_the_old_file_gets_the_old_content(tmp_path: Path) -> None:
     path = tmp_path / "manager.json"
     replace_file(path, b"old content")
     with path.open("rb") as reader:
@@ -393,10 +393,10 @@ def test_whoever_has_the_old_file_open_reads_the_old_content(tmp_path: Path) -> 
         assert first + reader.read() == b"old content"
 
 
-def test_a_write_that_fails_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file_unchanged(tmp_path: Path) -> None:
     path = tmp_path / "manager.json"
     replace_file(path, b"old")
-    (tmp_path / ".manager.json.new").mkdir()  # nothing can be written there
+    (tmp_path / ".manager.json.new").mkdir()  # the temporary file cannot be created
     with pytest.raises(OSError, match=r"manager\.json"):
         replace_file(path, b"new")
     assert path.read_bytes() == b"old"
@@ -406,7 +406,7 @@ def test_a_write_that_fails_leaves_the_old_file_as_it_was(tmp_path: Path) -> Non
 
 
 @given(ENDS, st.text("0123456789abcdef", min_size=1))
-def test_an_end_is_read_only_with_the_token_that_signed_it(ended: TrialEnded, token: str) -> None:
+def test_an_exit_json_is_read_only_with_the_token_that_signed_it(ended: TrialEnded, token: str) -> None:
     content = exit_to_bytes(ended, TOKEN)
     assert exit_from_bytes(content) == exit_from_bytes(content, TOKEN) == ended
     if token != TOKEN:
@@ -416,7 +416,7 @@ def test_an_end_is_read_only_with_the_token_that_signed_it(ended: TrialEnded, to
 
 @pytest.mark.parametrize("name", ["attempt.json", "exit.json"])
 @given(data=st.data())
-def test_a_signed_document_of_which_a_field_was_changed_is_refused(name: str, data: st.DataObject) -> None:
+def test_a_signed_document_with_a_changed_field_is_rejected(name: str, data: st.DataObject) -> None:
     document = json.loads(SAMPLES[name])
     field = data.draw(st.sampled_from(sorted(document)))
     value = data.draw(TEXT | st.integers() | st.floats(0, 1e9) | st.none())
@@ -427,7 +427,7 @@ def test_a_signed_document_of_which_a_field_was_changed_is_refused(name: str, da
         READERS[name](json.dumps(changed).encode())
 
 
-def test_a_signature_of_one_kind_of_document_is_none_of_another() -> None:
+def test_a_signature_of_one_kind_of_document_is_invalid_for_another() -> None:
     document = json.loads(ATTEMPT.to_bytes(TOKEN))
     check_signature("attempt.json", document, TOKEN)
     with pytest.raises(SignatureInvalid, match=r"exit\.json was not signed with the token of its job"):

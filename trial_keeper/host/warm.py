@@ -215,7 +215,7 @@ class WarmInterpreter:
     def _answer(self) -> dict[str, Any]:
         self._asked = None
         message = self._receive(_MAX_START_S)
-        # Skip a late message about the previous fork: it had replied to this process, and died before it told the interpreter.
+        # Skip a late message about the previous fork, which replied here and died before it reported to the interpreter.
         while "died" in message and message["died"] == self._last_pid:
             message = self._receive(_MAX_START_S)
         self._last_pid = message.get("prepared")

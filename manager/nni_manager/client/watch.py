@@ -133,7 +133,7 @@ class _Lines:
                 output.warning(f"trial {trial['id']} failed: {why(trial)}")
         valueless = summary["latestWithoutResult"]
         if valueless is not None and valueless["message"] not in self._printed:
-            # Once per reason: usually the same mistake in a script affects all of its trials.
+            # Once per reason: usually the same bug in a script affects all of its trials.
             self._printed.add(valueless["message"])
             output.warning(f"trial {valueless['id']} succeeded without a value: {valueless['message']}")
         for problem in [summary["problem"], *summary["errors"]]:

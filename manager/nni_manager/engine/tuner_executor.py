@@ -226,7 +226,7 @@ class TunerExecutor:
         self._took_here_s = 0.0
 
     async def _change(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a function that changes the tuner, and measure its speed anew afterwards."""
+        """Call a function that changes the tuner, and measure its speed again afterwards."""
         try:
             return await self._in_tuner_thread(function, *arguments)
         finally:

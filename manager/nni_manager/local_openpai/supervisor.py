@@ -364,7 +364,7 @@ def _mount(source: str, target: str, flags: int, kind: str | None = None, data: 
 
 
 def fork_supervisors() -> None:
-    """Read null-terminated folders from stdin and answer each: BEGUN, or another byte if its supervisor cannot start."""
+    """Read null-terminated folders from stdin and answer each: `BEGUN`, or another byte if its supervisor cannot start."""
     import ctypes  # noqa: F401 - loaded once for all forks
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children

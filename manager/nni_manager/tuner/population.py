@@ -138,7 +138,7 @@ class PopulationTuner(SeededTuner[tuple[int, int]]):
         self._generations.append(_Generation(plans))
 
     def _changed(self, draws: Draws, random: Random) -> Draws:
-        """Draw each value anew, or move it slightly up or down."""
+        """Draw each value again, or move it slightly up or down."""
         changed: Draws = {}
         for name, distribution in self.sampling.distributions_of(draws).items():
             is_new = random.random() < self._args.resample_probability

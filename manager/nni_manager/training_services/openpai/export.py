@@ -36,7 +36,7 @@ def without_secrets(job: JobProtocol) -> str:
     """Returns the job's text for other readers: `secrets`, however written, is `"******"`.
 
     No other character changes. If that is impossible (the secrets are merged, or shared with other keys), the whole job is
-    serialised anew, without its comments.
+    serialised again, without its comments.
     """
     document = job.document
     if not job.secrets:

@@ -1,4 +1,4 @@
-"""Jobs as OpenPAI's API tells of them."""
+"""Jobs in the responses of OpenPAI's API."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ SPEC = {
 }
 
 
-def test_a_job_in_a_list_has_every_key_and_times_in_milliseconds():
+def test_a_listed_job_has_every_key_and_times_in_milliseconds():
     job = a_summary(retries=RetryCounts(1, 2, 3), launched_at_s=2.5, execution_type=ExecutionType.STOP)
     assert response_bodies.list_item(job) == {
         "debugId": job.debug_id,
@@ -50,7 +50,7 @@ def test_a_job_in_a_list_has_every_key_and_times_in_milliseconds():
     }
 
 
-def test_a_job_that_failed_says_why_at_every_level():
+def test_a_failed_job_has_its_reason_at_every_level():
     picture = a_failed_job()
     document = response_bodies.detail(picture)
     assert (document["name"], document["tags"], document["debugId"]) == ("job", ["a"], picture.job.debug_id)
@@ -98,7 +98,7 @@ def test_a_job_that_failed_says_why_at_every_level():
     }
 
 
-def test_list_and_detail_say_the_same_of_a_job():
+def test_list_and_detail_agree_on_their_shared_keys():
     picture = a_failed_job()
     item, status = response_bodies.list_item(picture.job), response_bodies.detail(picture)["jobStatus"]
     shared = item.keys() & status.keys()
@@ -106,7 +106,7 @@ def test_list_and_detail_say_the_same_of_a_job():
     assert {key: item[key] for key in shared} == {key: status[key] for key in shared}
 
 
-def test_a_job_that_has_just_come_has_nothing_of_an_end():
+def test_a_job_that_was_just_submitted_has_no_exit_fields():
     job = a_summary()
     document = response_bodies.detail(JobDetail(job, JobAttempt(0, 1.0), {}))
     ends = {key: value for key, value in document["jobStatus"].items() if key.startswith("appExit")}
@@ -115,7 +115,7 @@ def test_a_job_that_has_just_come_has_nothing_of_an_end():
     assert (document["taskRoles"], document["jobStatus"]["appProgress"]) == ({}, 0)
 
 
-def test_a_tasks_history_has_each_attempt_with_its_log():
+def test_the_history_of_a_task_has_each_attempt_with_its_log():
     picture = a_failed_job()
     history = response_bodies.task_history(picture.job, 0, "worker1", picture.tasks["worker1"])
     assert (history["taskRoleName"], history["taskIndex"], history["taskState"]) == ("worker1", 0, "FAILED")
@@ -124,7 +124,7 @@ def test_a_tasks_history_has_each_attempt_with_its_log():
     assert attempt["containerExitCode"] == 255
 
 
-def test_an_event_of_a_task_names_it_as_the_cluster_does_and_one_of_the_job_names_none():
+def test_an_event_of_a_task_names_the_task_and_an_event_of_the_job_names_none():
     job = a_summary()
     of_task = JobEvent(EventType.WARNING, "Failed", "ended with 3", 0, "worker1", 4, "pod-0", 1, 2.5)
     document = response_bodies.event(of_task, job)
@@ -138,7 +138,7 @@ def test_an_event_of_a_task_names_it_as_the_cluster_does_and_one_of_the_job_name
     assert (of_job["taskName"], of_job["taskroleName"], of_job["taskIndex"]) == (None, None, None)
 
 
-def test_shares_of_virtual_clusters_are_by_gpus_where_there_are_any():
+def test_shares_of_virtual_clusters_are_computed_by_gpus_or_else_by_cpus():
     half = VirtualCluster("a", ResourceCounts(1, 10, 2), (0, 1), used=ResourceCounts(1, 5, 1))
     for job_id in range(3):
         half.enqueue(Request(job_id, {f"c{job_id}": ResourceCounts(1, 1, 1)}))
@@ -158,7 +158,7 @@ def test_shares_of_virtual_clusters_are_by_gpus_where_there_are_any():
     )
 
 
-def test_a_storage_says_where_it_is():
+def test_a_storage_has_its_path_and_whether_it_is_mounted():
     document = response_bodies.storage_detail(
         StorageSettings("team", Path("/srv/team"), True, True), is_mounted=False
     )

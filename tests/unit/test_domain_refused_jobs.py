@@ -1,4 +1,4 @@
-"""Jobs that the cluster refuses for good: whole searches played without a cluster."""
+"""Jobs that the cluster refuses permanently: whole searches without a cluster."""
 
 import pytest
 from attempts import attempt_id
@@ -30,13 +30,13 @@ from trial_keeper.wire.reasons import ExitReason
 REFUSED = "cannot submit the job: the cluster says no"
 
 
-class Search:
-    """A search whose tuner answers at once, on a cluster that answers to jobs as it is told. Trials are named t0, t1, …"""
+class SearchWithRefusals:
+    """A search whose tuner answers at once, on a cluster whose answers the test decides. Trials are named t0, t1, …"""
 
     def __init__(self, *, reuse=False, concurrency=1, max_trials=20):
         self.experiment = Experiment("exp", Limits(concurrency, max_trials, None), True, reuses_jobs=reuse)
         self.reuse = reuse
-        self.submitted, self.given, self.dismissed = [], [], []
+        self.submitted, self.dispatched, self.drained = [], [], []
         self.is_finished = False
         self.handle(ManagerReady())
 
@@ -48,9 +48,9 @@ class Search:
                 case SubmitJob(job):
                     self.submitted.append(job.job_id)
                 case DispatchTrial(job, trial):
-                    self.given.append((job.job_id, trial.trial_id))
+                    self.dispatched.append((job.job_id, trial.trial_id))
                 case DrainJob(job):
-                    self.dismissed.append(job.job_id)
+                    self.drained.append(job.job_id)
                 case Finish():
                     self.is_finished = True
 
@@ -77,8 +77,8 @@ class Search:
 
 
 @pytest.mark.parametrize("reuse", [False, True])
-def test_each_refusal_ends_one_trial_and_the_third_in_a_row_the_experiment_with_the_clusters_words(reuse):
-    search = Search(reuse=reuse)
+def test_each_refusal_fails_one_trial_and_the_third_in_a_row_fails_the_experiment(reuse):
+    search = SearchWithRefusals(reuse=reuse)
     for number in range(MAX_REFUSALS_IN_A_ROW):
         assert search.experiment.state is ExperimentState.RUNNING
         assert len(search.submitted) == number + 1
@@ -94,14 +94,14 @@ def test_each_refusal_ends_one_trial_and_the_third_in_a_row_the_experiment_with_
 
 
 def test_a_job_that_is_lost_or_fails_to_start_is_no_refusal():
-    search = Search()
+    search = SearchWithRefusals()
     for number in range(2 * MAX_REFUSALS_IN_A_ROW):
         search.handle(JobTerminated(search.submitted[number], ExitReason.COULD_NOT_START, "no bash", 2.0))
     assert search.experiment.state is ExperimentState.RUNNING
 
 
-def test_trials_that_run_go_on_when_the_experiment_ends_by_refusals():
-    search = Search(concurrency=4)
+def test_running_trials_continue_when_refusals_end_the_experiment():
+    search = SearchWithRefusals(concurrency=4)
     search.accept(search.submitted[0])
     search.handle(AttemptStarted(AttemptKey("t0", attempt_id(0), "main-0"), 10.0))
     for job_id in search.submitted[1:4]:
@@ -113,16 +113,16 @@ def test_trials_that_run_go_on_when_the_experiment_ends_by_refusals():
     search.succeed("t0")
     assert search.is_finished
     assert search.states() == [TrialState.SUCCEEDED, *[TrialState.FAILED] * (len(search.submitted) - 1)]
-    assert len(search.submitted) == 6, "none is submitted after the third refusal"
+    assert len(search.submitted) == 6, "no job is submitted after the third refusal"
 
 
-def test_with_reuse_a_refused_job_for_which_no_trial_waits_any_more_counts_and_ends_none():
-    search = Search(reuse=True, concurrency=2, max_trials=2)
+def test_a_refused_job_without_a_queued_trial_counts_as_a_refusal_and_fails_no_trial():
+    search = SearchWithRefusals(reuse=True, concurrency=2, max_trials=2)
     first, second = search.submitted
     search.accept(first)
     search.succeed("t0")
     search.handle(KeeperIdle(first, "main-0"))
-    assert search.given == [(first, "t0"), (first, "t1")]
+    assert search.dispatched == [(first, "t0"), (first, "t1")]
     search.refuse(second)
     assert search.experiment.refusals == 1
     assert search.states() == [TrialState.SUCCEEDED, TrialState.WAITING]
@@ -131,8 +131,8 @@ def test_with_reuse_a_refused_job_for_which_no_trial_waits_any_more_counts_and_e
     assert search.experiment.state is ExperimentState.DONE
 
 
-def test_a_resume_begins_a_new_streak():
-    search = Search()
+def test_a_resume_resets_the_count_of_refusals_in_a_row():
+    search = SearchWithRefusals()
     for number in range(MAX_REFUSALS_IN_A_ROW):
         search.refuse(search.submitted[number])
     search.handle(ManagerReady())
@@ -146,8 +146,10 @@ def test_a_resume_begins_a_new_streak():
     max_trials=st.integers(1, 8),
     data=st.data(),
 )
-def test_whatever_is_refused_every_search_ends_and_says_why(reuse, concurrency, max_trials, data):
-    search = Search(reuse=reuse, concurrency=concurrency, max_trials=max_trials)
+def test_every_search_ends_and_its_error_names_the_refusal_in_any_order_of_refusals(
+    reuse, concurrency, max_trials, data
+):
+    search = SearchWithRefusals(reuse=reuse, concurrency=concurrency, max_trials=max_trials)
     answered, refused, ran = [], 0, []
     in_a_row, longest = 0, 0
     left = []
@@ -155,8 +157,8 @@ def test_whatever_is_refused_every_search_ends_and_says_why(reuse, concurrency, 
         if search.is_finished:
             break
         open_jobs = [job_id for job_id in search.submitted if job_id not in answered]
-        runs = [pair for pair in search.given if pair not in ran] if reuse else []
-        idle = [job_id for job_id in search.dismissed if job_id not in left and job_id in answered]
+        runs = [pair for pair in search.dispatched if pair not in ran] if reuse else []
+        idle = [job_id for job_id in search.drained if job_id not in left and job_id in answered]
         if open_jobs and (not runs or data.draw(st.booleans())):
             job_id = data.draw(st.sampled_from(open_jobs))
             answered.append(job_id)
@@ -176,7 +178,7 @@ def test_whatever_is_refused_every_search_ends_and_says_why(reuse, concurrency, 
             search.succeed(trial_id)
             search.handle(KeeperIdle(job_id, "main-0"))
         else:
-            assert idle, "something can still happen"
+            assert idle, "some event is possible"
             left.append(idle[0])
             search.leave(idle[0])
     assert search.is_finished

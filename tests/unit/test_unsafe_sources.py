@@ -1,4 +1,4 @@
-"""What the sources must not hold: ways to run what a file or a peer says. Beside the linter's rules, which know fewer ways."""
+"""Sources contain no way to execute the content of a file or a message; in addition to the linter's rules."""
 
 import ast
 import inspect
@@ -15,7 +15,7 @@ from nni_manager.engine.tokens import is_token
 
 PACKAGES = [Path(str(package.__file__)).parent for package in (nni_manager, nni_sdk, trial_keeper)]
 SOURCES = [path for package in PACKAGES for path in package.rglob("*.py")]
-# They make whatever object a document names.
+# These loaders instantiate any object that a document names.
 UNSAFE_YAML = {
     "Loader", "UnsafeLoader", "FullLoader", "CLoader", "load", "load_all", "full_load", "full_load_all", "unsafe_load",
     "unsafe_load_all",
@@ -42,7 +42,7 @@ def unsafe_in(source: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-3:]))
-def test_no_source_has_a_way_to_run_what_a_file_says(path: Path) -> None:
+def test_no_source_can_execute_the_content_of_a_file(path: Path) -> None:
     assert list(unsafe_in(path.read_text())) == []
 
 
@@ -58,7 +58,7 @@ GATES = [path for path in SOURCES if path.parent.name in ("engine", "web", "serv
 
 
 @pytest.mark.parametrize("path", GATES, ids=lambda path: "/".join(path.parts[-3:]))
-def test_no_token_is_compared_in_a_time_that_tells_how_much_of_it_is_right(path: Path) -> None:
+def test_no_token_is_compared_in_time_that_depends_on_its_content(path: Path) -> None:
     assert list(timed_comparisons_in(path.read_text())) == []
 
 
@@ -79,5 +79,5 @@ def test_tokens_are_compared_in_constant_time() -> None:
         "import pickle",
     ],
 )
-def test_such_ways_are_noticed(source: str) -> None:
+def test_the_scan_finds_each_unsafe_call(source: str) -> None:
     assert list(unsafe_in(source))

@@ -1,4 +1,4 @@
-"""The names in a folder that is seldom listed."""
+"""The cached listing of a folder that is listed seldom."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ from trial_keeper.host.cached_listing import CachedListing
 LONG_AGO_S = 1_000_000_000
 
 
-def test_what_comes_and_goes_is_seen_at_the_next_look(tmp_path: Path) -> None:
+def test_created_and_deleted_entries_appear_in_the_next_listing(tmp_path: Path) -> None:
     folder = CachedListing(str(tmp_path))
     assert folder.names() == frozenset()
     (tmp_path / "a").touch()
@@ -19,7 +19,7 @@ def test_what_comes_and_goes_is_seen_at_the_next_look(tmp_path: Path) -> None:
     assert folder.names() == {"b"}
 
 
-def test_a_folder_that_changed_a_moment_ago_may_change_unnoticed_so_it_is_listed_again(
+def test_a_recently_changed_folder_is_listed_again_although_its_mtime_is_the_same(
     tmp_path: Path,
 ) -> None:
     folder = CachedListing(str(tmp_path))
@@ -31,7 +31,7 @@ def test_a_folder_that_changed_a_moment_ago_may_change_unnoticed_so_it_is_listed
     assert folder.names() == {"a", "b"}
 
 
-def test_a_folder_that_has_been_as_it_is_for_long_is_not_listed_again(tmp_path: Path) -> None:
+def test_a_folder_that_has_not_changed_for_long_is_not_listed_again(tmp_path: Path) -> None:
     folder = CachedListing(str(tmp_path))
     os.utime(tmp_path, (LONG_AGO_S, LONG_AGO_S))
     assert folder.names() == frozenset()
@@ -42,7 +42,7 @@ def test_a_folder_that_has_been_as_it_is_for_long_is_not_listed_again(tmp_path: 
     assert folder.names() == {"a"}
 
 
-def test_of_a_folder_that_is_not_there_nothing_is_seen_until_it_is(tmp_path: Path) -> None:
+def test_a_missing_folder_has_no_entries_until_it_exists(tmp_path: Path) -> None:
     folder = CachedListing(str(tmp_path / "later"))
     assert folder.names() == frozenset()
     (tmp_path / "later" / "a").mkdir(parents=True)

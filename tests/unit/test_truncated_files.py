@@ -1,4 +1,4 @@
-"""State files of which a power cut or a full disk has left a part: what is told of them, and what becomes of them."""
+"""State files that a crash or a full disk has truncated: their detection, and their error or replacement."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from nni_manager.training_services.local.client import _parse_identity
 # ---- documents
 
 
-def test_a_whole_file_is_read_and_stays_and_none_is_none(tmp_path):
+def test_a_complete_file_is_read_and_kept_and_a_missing_one_is_none(tmp_path):
     path = tmp_path / "state.json"
     assert read_state(path, json.loads) is None
     path.write_text('{"pid": 1}')
@@ -29,7 +29,7 @@ def test_a_whole_file_is_read_and_stays_and_none_is_none(tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["state.json"]
 
 
-def test_torn_files_are_moved_aside_under_names_of_their_own(tmp_path, caplog):
+def test_truncated_files_are_moved_aside_under_unique_names(tmp_path, caplog):
     path = tmp_path / "state.json"
     for content in (b"", b'{"pid"'):
         path.write_bytes(content)
@@ -41,7 +41,7 @@ def test_torn_files_are_moved_aside_under_names_of_their_own(tmp_path, caplog):
     assert f"{path} is torn" in caplog.text
 
 
-def test_a_file_that_cannot_be_read_is_not_taken_for_a_torn_one(tmp_path):
+def test_an_unreadable_file_is_not_treated_as_truncated(tmp_path):
     with pytest.raises(IsADirectoryError):
         read_state(tmp_path, json.loads)
     assert tmp_path.exists()
@@ -55,13 +55,13 @@ json_values = st.recursive(
 
 
 @given(st.binary() | json_values.map(json.dumps).map(str.encode))
-def test_whatever_lies_where_a_job_is_noted_is_a_note_or_torn(content):
+def test_any_content_of_a_job_file_is_parsed_or_treated_as_truncated(content):
     with contextlib.suppress(*NOT_WHOLE):
         _parse_identity(content)
 
 
 @given(st.integers(1, 10**6), st.integers(1, 10**9), st.lists(st.integers(0, 64)), st.integers(0, 200))
-def test_no_part_of_a_jobs_note_is_taken_for_a_note(pid, ticks, gpus, cut):
+def test_no_prefix_of_a_job_file_is_a_valid_job_file(pid, ticks, gpus, cut):
     content = json.dumps({"pid": pid, "start_ticks": ticks, "boot_id": "b", "gpu_indices": gpus}).encode()
     identity, indices = _parse_identity(content)
     assert (identity.pid, identity.start_ticks, indices) == (pid, ticks, tuple(gpus))
@@ -75,7 +75,7 @@ def test_no_part_of_a_jobs_note_is_taken_for_a_note(pid, ticks, gpus, cut):
 
 @pytest.fixture
 def killed(tmp_path):
-    """A database as a killed writer leaves it: some of it in the file, all of it in the log."""
+    """A database as a killed writer leaves it: some pages in the file, all of them in the write-ahead log."""
     whole = tmp_path / "whole" / "experiment.sqlite"
     whole.parent.mkdir()
     Store.create(whole, tmp_path, "EXPERIMT", "{}", b"s", 0.0).close()
@@ -100,13 +100,11 @@ def files_of(database):
 
 @pytest.mark.parametrize("part", [0, 0.001, 0.5, 0.99])
 @pytest.mark.parametrize("opens", [Store, StoreReader])
-def test_a_log_that_lost_transactions_is_named_with_the_remedy_and_stays_as_it_is(
-    killed, tmp_path, part, opens
-):
+def test_a_truncated_write_ahead_log_is_an_error_with_a_remedy_and_is_kept(killed, tmp_path, part, opens):
     log = killed.with_name("experiment.sqlite-wal")
     left, expected = cut(log, part)
     before = files_of(killed)
-    for _ in range(2):  # the first look has not hidden it
+    for _ in range(2):  # the first attempt has not hidden it
         with pytest.raises(StoreUnusable) as refused:
             opens(killed) if opens is StoreReader else opens(killed, tmp_path)
         assert str(refused.value).startswith(
@@ -115,14 +113,14 @@ def test_a_log_that_lost_transactions_is_named_with_the_remedy_and_stays_as_it_i
         )
         assert f"or remove {killed}-shm and resume" in str(refused.value)
     assert files_of(killed) == before
-    # As the message says.
+    # the remedy of the message
     killed.with_name("experiment.sqlite-shm").unlink()
     with StoreReader(killed) as reader:
         assert reader.experiment().experiment_id == "EXPERIMT"
 
 
 @pytest.mark.parametrize("part", [0, 0.001])
-def test_a_database_that_was_emptied_is_named_and_its_log_is_kept(killed, tmp_path, part):
+def test_an_emptied_database_is_an_error_and_its_log_is_kept(killed, tmp_path, part):
     cut(killed, part)
     before = files_of(killed)
     for opens in (lambda: Store(killed, tmp_path), lambda: StoreReader(killed)):
@@ -133,7 +131,7 @@ def test_a_database_that_was_emptied_is_named_and_its_log_is_kept(killed, tmp_pa
     assert files_of(killed) == before
 
 
-def test_a_database_that_was_cut_is_read_when_the_log_has_what_is_missing_and_named_else(killed, tmp_path):
+def test_a_truncated_database_is_readable_only_if_the_log_has_the_missing_pages(killed, tmp_path):
     whole = killed.read_bytes()
     folded = tmp_path / "folded.sqlite"
     shutil.copy(killed, folded)
@@ -146,13 +144,13 @@ def test_a_database_that_was_cut_is_read_when_the_log_has_what_is_missing_and_na
         StoreUnusable, match=rf"folded.sqlite was truncated to {left} of {expected} bytes; restore"
     ):
         Store(folded, tmp_path)
-    # A checkpoint that was interrupted leaves this.
+    # The state after an interrupted checkpoint.
     killed.write_bytes(whole)
     assert find_damage(killed) is None
 
 
 @pytest.mark.parametrize("part", [0, 0.5])
-def test_the_logs_index_is_made_again(killed, part):
+def test_the_index_of_the_log_is_rebuilt(killed, part):
     cut(killed.with_name("experiment.sqlite-shm"), part)
     with StoreReader(killed) as reader:
         assert reader.experiment().error == "299" * 2000
@@ -168,7 +166,7 @@ def test_files_of_a_database_that_this_process_has_open_are_left_alone(killed, t
     assert databases.add(killed) == f"{killed} is empty"
 
 
-def test_looking_beside_a_writer_of_this_process_takes_none_of_its_locks(tmp_path):
+def test_a_reader_in_the_process_of_the_writer_does_not_release_its_locks(tmp_path):
     path = tmp_path / "experiment.sqlite"
     with contextlib.closing(Store.create(path, tmp_path, "EXPERIMT", "{}", b"s", 0.0)) as store:
         store._connection.execute("BEGIN IMMEDIATE")

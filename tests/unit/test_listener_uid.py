@@ -1,4 +1,4 @@
-"""Who listens at a port of loopback, as the kernel tells it: this user's programs are told from another's."""
+"""The uid that owns a loopback listener, read from the kernel, distinguishes this user's programs from another user's."""
 
 import os
 import socket
@@ -26,7 +26,7 @@ def a_listener(address: str, port: int = 0, **options: bool) -> socket.socket:
 
 
 @pytest.mark.parametrize(("listens_at", "host"), AT)
-def test_what_listens_for_this_user_is_spoken_to_and_what_listens_for_another_is_not(listens_at, host):
+def test_a_listener_of_this_user_is_trusted_and_one_of_another_user_is_not(listens_at, host):
     with a_listener(listens_at) as listener:
         port = listener.getsockname()[1]
         verify_listener_uid(host, port)
@@ -38,7 +38,7 @@ def test_what_listens_for_this_user_is_spoken_to_and_what_listens_for_another_is
         verify_listener_uid(host, port, [NOBODY])
 
 
-def test_a_listener_for_ipv4_and_ipv6_is_found_for_both():
+def test_a_dual_stack_listener_is_found_at_both_addresses():
     with a_listener("::", dualstack_ipv6=True) as listener:
         port = listener.getsockname()[1]
         verify_listener_uid("127.0.0.1", port)
@@ -49,7 +49,7 @@ def test_a_listener_for_ipv4_and_ipv6_is_found_for_both():
                 verify_listener_uid(host, port)
 
 
-def test_who_listens_beside_ours_at_another_address_bars_nobodys_way():
+def test_another_users_listener_at_a_different_address_does_not_matter():
     with a_listener("127.0.0.1") as ours:
         port = ours.getsockname()[1]
         with a_listener("127.0.0.3", port), a_listener("::", port):
@@ -60,14 +60,14 @@ def test_who_listens_beside_ours_at_another_address_bars_nobodys_way():
                 verify_listener_uid("127.0.0.3", port)
 
 
-def test_where_nobody_listens_any_more_nobody_is_spoken_to():
+def test_a_port_without_a_listener_refuses_the_connection():
     with a_listener("127.0.0.1") as listener:
         port = listener.getsockname()[1]
     with pytest.raises(ConnectionRefusedError, match=f"no program listens at 127.0.0.1:{port}"):
         verify_listener_uid("127.0.0.1", port)
 
 
-def test_an_address_beyond_loopback_is_not_looked_at():
+def test_addresses_outside_loopback_are_not_verified():
     verify_listener_uid("192.0.2.1", 9)
     verify_listener_uid("2001:db8::1", 9)
     verify_listener_uid("a.name.example", 9)

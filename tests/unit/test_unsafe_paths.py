@@ -1,4 +1,4 @@
-"""What others may have put into a folder of the workspace leads nobody out of it, and holds nobody up."""
+"""Links, pipes and devices that others put into a workspace folder are neither followed nor waited for."""
 
 import io
 import os
@@ -17,6 +17,7 @@ from trial_keeper.wire.safe_open import UnsafePath, open_beneath
 from trial_keeper.wire.workspace import AttemptFolder, Workspace, replace_file
 
 SECRET = b"root:secret"
+pytestmark = pytest.mark.timeout(30)  # opening a pipe would block without end
 
 
 @pytest.fixture
@@ -60,31 +61,31 @@ def a_device(folder: Path) -> None:
     (folder / "output" / "stdout").symlink_to("/dev/zero")
 
 
-TRAPS = [a_link, a_folder_that_is_a_link, a_pipe, a_folder, a_device]
+OBSTACLES = [a_link, a_folder_that_is_a_link, a_pipe, a_folder, a_device]
 
 
-def test_a_file_is_opened_through_any_link_on_the_way_to_the_folder(folder: Path) -> None:
+def test_links_above_the_folder_are_followed(folder: Path) -> None:
     link = folder.parent / "mount"
     link.symlink_to(folder)
     assert content(link, link / "output" / "stdout") == b"mine"
 
 
-@pytest.mark.parametrize("trap", TRAPS)
-def test_what_is_no_file_of_the_folders_own_is_not_opened(folder: Path, trap) -> None:
-    trap(folder)
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_anything_but_a_regular_file_inside_the_folder_is_not_opened(folder: Path, obstacle) -> None:
+    obstacle(folder)
     with pytest.raises(UnsafePath, match="stdout"):
         content(folder, folder / "output" / "stdout")
 
 
 @pytest.mark.parametrize("path", ["../secret", "output/../../secret"])
-def test_no_path_leads_out(folder: Path, path: str) -> None:
+def test_a_path_that_leads_outside_the_folder_is_rejected(folder: Path, path: str) -> None:
     with pytest.raises(ValueError, match=r"cannot open|subpath"):
         open_beneath(folder, folder / path)
 
 
-@pytest.mark.parametrize("trap", TRAPS)
-def test_a_keeper_sends_nothing_of_what_a_trial_put_in_place_of_its_files(folder: Path, trap) -> None:
-    trap(folder)
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_a_keeper_sends_no_bytes_of_anything_that_replaced_a_stream_file(folder: Path, obstacle) -> None:
+    obstacle(folder)
     tail = Tail(AttemptFolder(folder))
     assert tail.sizes((Stream.STDOUT,)) == {Stream.STDOUT: 0}
     assert tail.read(Stream.STDOUT, 0, 100) == b""
@@ -92,31 +93,33 @@ def test_a_keeper_sends_nothing_of_what_a_trial_put_in_place_of_its_files(folder
     tail.close()
 
 
-def a_link_in_the_way(temporary: Path) -> None:
+def a_link_at_the_path(temporary: Path) -> None:
     temporary.symlink_to(temporary.parent / "passwd")
 
 
-def a_pipe_in_the_way(temporary: Path) -> None:
+def a_pipe_at_the_path(temporary: Path) -> None:
     os.mkfifo(temporary)
 
 
-def an_open_file_in_the_way(temporary: Path) -> None:
+def a_readable_file_at_the_path(temporary: Path) -> None:
     temporary.write_bytes(b"left by one that died")
     temporary.chmod(0o644)
 
 
-def another_name_of_a_file_in_the_way(temporary: Path) -> None:
+def a_hard_link_at_the_path(temporary: Path) -> None:
     os.link(temporary.parent / "passwd", temporary)
 
 
 @pytest.mark.parametrize(
-    "put", [a_link_in_the_way, a_pipe_in_the_way, an_open_file_in_the_way, another_name_of_a_file_in_the_way]
+    "put", [a_link_at_the_path, a_pipe_at_the_path, a_readable_file_at_the_path, a_hard_link_at_the_path]
 )
-def test_what_was_put_in_the_way_of_a_file_is_neither_written_to_nor_becomes_it(tmp_path: Path, put) -> None:
+def test_an_obstacle_at_the_temporary_path_is_neither_written_to_nor_renamed(tmp_path: Path, put) -> None:
     (tmp_path / "passwd").write_bytes(SECRET)
     temporary = tmp_path / ".exit.json.new"
     put(temporary)
-    reader = os.open(temporary, os.O_RDONLY | os.O_NONBLOCK)  # a pipe that is read takes what is written
+    reader = os.open(
+        temporary, os.O_RDONLY | os.O_NONBLOCK
+    )  # a writer on a pipe blocks unless the pipe has a reader
     replace_file(tmp_path / "exit.json", b"{}", 0o600)
     os.close(reader)
     made = (tmp_path / "exit.json").lstat()
@@ -127,7 +130,7 @@ def test_what_was_put_in_the_way_of_a_file_is_neither_written_to_nor_becomes_it(
 
 
 @pytest.mark.parametrize("name", ["..", "../x", "a/b", "", ".hidden", "a\0b", "a\nb", "x" * 241])
-def test_no_id_makes_a_path_that_leads_out(name: str) -> None:
+def test_an_id_that_would_lead_outside_its_folder_is_rejected(name: str) -> None:
     workspace = Workspace(Path("/mnt/exp"))
     for make in (
         lambda: workspace.trial(name),
@@ -141,7 +144,7 @@ def test_no_id_makes_a_path_that_leads_out(name: str) -> None:
             make()
 
 
-def test_an_unpacked_file_has_no_rights_that_others_gave_it(tmp_path: Path) -> None:
+def test_an_unpacked_file_loses_special_permissions_and_its_owner(tmp_path: Path) -> None:
     snapshot = tmp_path / "code-0.tar.gz"
     with tarfile.open(snapshot, "w:gz") as archive:
         member = tarfile.TarInfo("tool")

@@ -1,4 +1,4 @@
-"""Which trials have changed since somebody looked."""
+"""The change log: the trials that changed since a revision."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from nni_manager.domain.change_log import ChangeLog
 
 
-def test_what_changed_is_told_once_however_often_it_did():
+def test_a_changed_trial_is_listed_once_however_often_it_changed():
     revisions = ChangeLog()
     for trial_id in ("a", "b", "a", "c"):
         revisions.note(trial_id)
@@ -17,18 +17,18 @@ def test_what_changed_is_told_once_however_often_it_did():
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcdef"), st.booleans())))
-def test_who_asks_again_and_again_misses_nothing_and_hears_nothing_twice(steps):
+def test_repeated_polls_return_every_change_exactly_once(steps):
     revisions, seen, missed = ChangeLog(), 0, set()
     for trial_id, is_asked in steps:
         revisions.note(trial_id)
         missed.add(trial_id)
         if is_asked:
-            told = list(revisions.since(seen))
-            assert sorted(told) == sorted(missed)
+            changes = list(revisions.since(seen))
+            assert sorted(changes) == sorted(missed)
             seen, missed = revisions.latest, set()
 
 
-def test_a_look_costs_what_is_new_and_not_what_there_is():
+def test_a_poll_reads_only_the_new_changes():
     revisions = ChangeLog()
     for number in range(10_000):
         revisions.note(str(number))
@@ -36,12 +36,12 @@ def test_a_look_costs_what_is_new_and_not_what_there_is():
     revisions.note("7")
 
     class Counting(dict):
-        looked = 0
+        reads = 0
 
         def __getitem__(self, name):
-            Counting.looked += 1
+            Counting.reads += 1
             return super().__getitem__(name)
 
     revisions._of = Counting(revisions._of)
     assert list(revisions.since(since)) == ["7"]
-    assert Counting.looked <= 3
+    assert Counting.reads <= 3

@@ -1,4 +1,4 @@
-"""nnictl's commands around experiments: addresses, clusters' storage, algorithms, TensorBoard, a shell's completion."""
+"""nnictl's other commands: webui, platform, algo, tensorboard, and shell completion."""
 
 import contextlib
 import json
@@ -73,7 +73,7 @@ def nnictl(capsys):
 
 @pytest.fixture
 def an_experiment(home):
-    """Makes a stored experiment with two trials; one with a manager has an owner until the test ends."""
+    """Creates a stored experiment with two trials; one with a manager has an owner until the test ends."""
     with contextlib.ExitStack() as stack:
 
         def make(experiment_id, manager=None, state=ExperimentState.DONE, storage=None):
@@ -100,13 +100,13 @@ def a_manager(host="127.0.0.1", port=9000, **more):
     return ManagerProcess(os.getpid(), host, port, __version__, "the-token", **more)
 
 
-# ---- where it prints
+# ---- output
 
 
 @pytest.mark.parametrize(
     ("command", "environ"), [("{} >&-", {}), ("{} 2>&-", {}), ("{}", {"PYTHONIOENCODING": "ascii"})]
 )
-def test_what_stdout_cannot_take_is_no_traceback(an_experiment, command, environ):
+def test_output_that_stdout_cannot_accept_causes_no_traceback(an_experiment, command, environ):
     an_experiment("abc11111")
     nnictl = f"{sys.executable} -c 'from nni_manager.cli.main import main; main()' experiment list --all"
     done = subprocess.run(
@@ -121,7 +121,7 @@ def test_what_stdout_cannot_take_is_no_traceback(an_experiment, command, environ
     assert ("d\\xefgits" in done.stdout) is bool(environ)
 
 
-def test_an_experiment_is_saved_into_a_folder_that_is_there(nnictl, an_experiment, tmp_path):
+def test_saving_an_experiment_requires_an_existing_folder(nnictl, an_experiment, tmp_path):
     an_experiment("abc11111")
     code, _, err = nnictl("experiment", "save", "abc11111", "--path", str(tmp_path / "none" / "a.tar.gz"))
     assert (code, err) == (
@@ -154,7 +154,7 @@ def test_nnictl_alone_prints_the_eight_commands_as_nni_does(nnictl):
 
 
 @pytest.mark.parametrize("command", [command for command, _ in banner._COMMANDS])
-def test_each_of_the_eight_commands_is_one(nnictl, command):
+def test_each_of_the_eight_commands_exists(nnictl, command):
     code, out, _ = nnictl(*command.split()[1:], *([] if "--help" in command else ["--help"]))
     assert (code, out.startswith("Usage: nnictl")) == (0, True)
 
@@ -164,14 +164,14 @@ def test_each_of_the_eight_commands_is_one(nnictl, command):
 
 @pytest.fixture
 def viewed(an_experiment):
-    """An experiment that is served to be looked at."""
+    """An experiment that nnictl view serves."""
     folder = an_experiment("abc11111")
     with folder.viewed(), served_view(folder) as served:
         folder.write_process(served.process, is_view=True)
         yield served
 
 
-def test_a_link_that_opens_the_page_is_printed_and_no_token(nnictl, viewed):
+def test_webui_url_prints_a_login_link_and_no_token(nnictl, viewed):
     code, out, err = nnictl("webui", "url", "abc")
     assert (code, err) == (0, "")
     origin, _, secret = out.rstrip("\n").partition("/enter#")
@@ -180,7 +180,7 @@ def test_a_link_that_opens_the_page_is_printed_and_no_token(nnictl, viewed):
     assert viewed.session_auth.token not in out
 
 
-def test_a_program_is_told_where_the_token_lies_and_how_long_the_link_works(nnictl, viewed):
+def test_webui_url_prints_the_token_file_and_the_lifetime_of_the_link_as_json(nnictl, viewed):
     document = json.loads(nnictl("webui", "url", "abc", "--json")[1])
     assert (document["urls"], document["expiresInS"]) == ([viewed.origin], 600)
     assert viewed.session_auth.begin(document["links"][0].partition("#")[2]) is not None
@@ -188,21 +188,21 @@ def test_a_program_is_told_where_the_token_lies_and_how_long_the_link_works(nnic
     assert viewed.session_auth.token not in str(document)
 
 
-def test_a_manager_that_does_not_answer_gives_no_link(nnictl, an_experiment):
+def test_a_manager_that_does_not_answer_yields_no_link(nnictl, an_experiment):
     an_experiment("abc11111", a_manager(port=1))
     code, out, err = nnictl("webui", "url")
     assert (code, out) == (1, "")
     assert err.startswith("ERROR: cannot reach the manager of experiment abc11111 at http://127.0.0.1:1/")
 
 
-def test_where_a_manager_listens_everywhere_each_address_of_this_machine_is_named():
+def test_a_manager_that_listens_on_all_addresses_has_a_url_for_each_of_them():
     urls = list(links.urls_of(a_manager("0.0.0.0", certificate_sha256="AB:CD")))
     assert "https://127.0.0.1:9000" in urls
     assert not any("0.0.0.0" in url for url in urls)
     assert list(links.urls_of(a_manager("::1"))) == ["http://[::1]:9000"]
 
 
-def test_an_experiment_that_is_not_served_has_no_address(nnictl, an_experiment):
+def test_an_experiment_that_is_not_served_has_no_url(nnictl, an_experiment):
     an_experiment("abc11111")
     code, out, err = nnictl("webui", "url", "abc")
     assert (code, out) == (1, "")
@@ -212,7 +212,7 @@ def test_an_experiment_that_is_not_served_has_no_address(nnictl, an_experiment):
 # ---- platform
 
 
-def left_by_trials(storage, experiment_id):
+def make_trial_files(storage, experiment_id):
     root = storage / experiment_id
     (root / "trials/aB3dE/attempts").mkdir(parents=True, exist_ok=True)
     (root / "trials/aB3dE/attempts/link").symlink_to(storage.parent)
@@ -221,17 +221,15 @@ def left_by_trials(storage, experiment_id):
     return root
 
 
-def test_what_trials_of_experiments_that_are_over_left_is_cleaned_and_nothing_else(
-    nnictl, an_experiment, home
-):
+def test_platform_clean_removes_files_of_ended_experiments_and_nothing_else(nnictl, an_experiment, home):
     storage = home / "storage"
     done = an_experiment("done1111", storage=storage)
     an_experiment("runs1111", a_manager(), storage=storage)
     an_experiment("died1111", state=ExperimentState.RUNNING, storage=storage)
-    # Of the same name, and on another storage.
+    # The same name on another storage.
     an_experiment("else1111", storage=home)
     roots = {
-        name: left_by_trials(storage, name)
+        name: make_trial_files(storage, name)
         for name in ("done1111", "runs1111", "died1111", "else1111", "alien111")
     }
     (storage / "data").mkdir()
@@ -248,9 +246,9 @@ def test_what_trials_of_experiments_that_are_over_left_is_cleaned_and_nothing_el
     assert "There is nothing to clean" in nnictl("platform", "clean", "-c", str(home / "pai.yml"))[1]
 
 
-def test_a_claim_of_kubernetes_is_a_storage_like_any_other(nnictl, an_experiment, home):
+def test_platform_clean_accepts_a_kubernetes_volume_claim(nnictl, an_experiment, home):
     an_experiment("done1111", storage=home / "storage")
-    root = left_by_trials(home / "storage", "done1111")
+    root = make_trial_files(home / "storage", "done1111")
     (home / "fc.yml").write_text(
         CONFIG.replace("local", "frameworkcontroller").partition("trial:")[0]
         + "trial:\n  codeDir: .\n  taskRoles:\n"
@@ -262,14 +260,14 @@ def test_a_claim_of_kubernetes_is_a_storage_like_any_other(nnictl, an_experiment
     assert (code, out, err) == (0, f"INFO: Removed 2 folders and files from {root}\n", "")
 
 
-def test_nothing_is_cleaned_without_a_yes(nnictl, an_experiment, home):
+def test_platform_clean_requires_a_confirmation(nnictl, an_experiment, home):
     an_experiment("done1111", storage=home / "storage")
-    root = left_by_trials(home / "storage", "done1111")
+    root = make_trial_files(home / "storage", "done1111")
     code, _, err = nnictl("platform", "clean", "-c", str(home / "pai.yml"))
     assert (code, "confirm with --yes" in err, (root / "code-1234.tar.gz").exists()) == (1, True, True)
 
 
-def test_on_this_machine_there_is_nothing_to_clean(nnictl, home):
+def test_platform_clean_has_nothing_to_clean_on_the_local_platform(nnictl, home):
     code, out, _ = nnictl("platform", "clean", "-c", str(home / "config.yml"))
     assert (code, "`nnictl experiment delete ID` removes one" in out) == (0, True)
 
@@ -277,7 +275,7 @@ def test_on_this_machine_there_is_nothing_to_clean(nnictl, home):
 # ---- algo
 
 
-def test_an_algorithm_of_the_users_own_is_listed_by_its_name_until_it_is_unregistered(nnictl, home):
+def test_a_custom_algorithm_is_listed_until_it_is_unregistered(nnictl, home):
     (home / "demo.py").write_text("class Demo: ...\n")
     (home / "demo.yml").write_text(
         "algoType: tuner\nbuiltinName: demotuner\nclassName: demo.Demo\ncodeDirectory: .\n"
@@ -312,7 +310,7 @@ def test_the_arguments_of_a_built_in_algorithm_are_shown(nnictl):
 
 # ---- tensorboard
 
-# What `python -m tensorboard.main` does as far as nnictl knows of it.
+# The part of `python -m tensorboard.main` that nnictl depends on.
 PROGRAM = """\
 import code, socket, sys, signal
 code.InteractiveInterpreter
@@ -324,7 +322,7 @@ signal.pause()
 
 @pytest.fixture
 def installed(home, monkeypatch):
-    """Installs a program in TensorBoard's place; whatever still runs of it ends with the test."""
+    """Installs a program in place of TensorBoard; the test ends what still runs of it."""
     folder = home / "packages/tensorboard"
 
     def install(program):
@@ -338,7 +336,7 @@ def installed(home, monkeypatch):
     main.run(["tensorboard", "stop", "abc"])
 
 
-def test_without_tensorboard_it_is_said_how_to_have_it(nnictl, an_experiment, monkeypatch):
+def test_starting_without_tensorboard_prints_the_install_command(nnictl, an_experiment, monkeypatch):
     an_experiment("abc11111")
     monkeypatch.setattr(tensorboard, "find_spec", lambda name: None)
     code, _, err = nnictl("tensorboard", "start", "abc")
@@ -349,14 +347,14 @@ def test_without_tensorboard_it_is_said_how_to_have_it(nnictl, an_experiment, mo
     )
 
 
-# nnictl ends before what it has started in the background; here both are one process.
+# In production nnictl exits before the process that it started; here both are one process.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_tensorboard_shows_the_folders_of_trials_until_it_is_stopped(nnictl, an_experiment, installed):
     installed(PROGRAM)
     folder = an_experiment("abc11111")
     written = folder.workspace.attempt(AttemptKey("aB3dE", attempt_id(0), "main")).output / "tensorboard"
     written.mkdir(parents=True)
-    # What runs annotated code is in the experiment's folder, and may be a stranger's: no module of it is to be run here.
+    # Annotated code in the experiment's folder may be untrusted: no module of it may be imported here.
     folder.generated_code.mkdir(exist_ok=True)
     (folder.generated_code / "__init__.py").touch()
     code, out, err = nnictl("tensorboard", "start", "abc", "-T", "aB3", "--port", "auto")
@@ -371,28 +369,28 @@ def test_tensorboard_shows_the_folders_of_trials_until_it_is_stopped(nnictl, an_
     assert nnictl("tensorboard", "stop", "abc")[1] == "INFO: There is no TensorBoard of experiment abc11111\n"
 
 
-def test_a_trial_that_wrote_nothing_for_tensorboard_is_named(nnictl, an_experiment, installed):
+def test_a_trial_without_tensorboard_files_is_an_error_with_its_id(nnictl, an_experiment, installed):
     installed(PROGRAM)
     an_experiment("abc11111")
     code, _, err = nnictl("tensorboard", "start", "abc", "-T", "xY9zW")
     assert (code, "cannot show trial xY9zW in TensorBoard: it has written nothing to " in err) == (1, True)
 
 
-def test_the_last_words_of_a_tensorboard_that_fails_are_told(nnictl, an_experiment, installed):
+def test_the_error_of_a_failed_tensorboard_contains_its_last_output(nnictl, an_experiment, installed):
     installed("raise SystemExit('no GPU today')")
     folder = an_experiment("abc11111")
     code, _, err = nnictl("tensorboard", "start", "abc", "--port", "auto")
     assert code == 1
     assert err.startswith("ERROR: cannot start TensorBoard: it ended with exit code 1: no GPU today; see ")
-    assert list(folder.path.glob("tensorboard-*.json")) != []  # and `stop` finds that it is nobody's
+    assert list(folder.path.glob("tensorboard-*.json")) != []  # `stop` finds that its process is gone
     assert nnictl("tensorboard", "stop", "abc")[1] == "INFO: There is no TensorBoard of experiment abc11111\n"
 
 
 # ---- completion
 
 
-def completed(words, begun):
-    """What a shell is told, with the program as the shell starts it."""
+def completed(words, prefix):
+    """The suggestions that a shell gets, with the program started as the shell starts it."""
     done = subprocess.run(
         [
             sys.executable,
@@ -402,7 +400,7 @@ def completed(words, begun):
         env=os.environ
         | {
             "_NNICTL_COMPLETE": "bash_complete",
-            "COMP_WORDS": " ".join(["nnictl", *words, begun]),
+            "COMP_WORDS": " ".join(["nnictl", *words, prefix]),
             "COMP_CWORD": str(len(words) + 1),
         },
         capture_output=True,
@@ -419,18 +417,18 @@ def test_a_shell_completes_commands_and_ids_of_experiments_and_trials(an_experim
     assert completed(["experiment"], "sh") == ["show"]
     assert completed(["resume"], "ab") == ["abc11111", "abd22222"]
     assert completed(["trial", "show", "xyz", "--trial-id"], "x") == ["xY9zW"]
-    # What is not clear is nothing to complete, and no error either.
+    # An ambiguous experiment yields no suggestion and no error.
     assert completed(["trial", "show", "ab", "--trial-id"], "x") == []
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_gets_a_script_that_asks_nnictl(nnictl, shell):
+def test_each_shell_gets_a_completion_script(nnictl, shell):
     code, out, err = nnictl("completion", shell)
     assert (code, err) == (0, "")
     assert f"_NNICTL_COMPLETE={shell}_complete" in out
 
 
-def test_a_manager_looks_for_no_modules_in_its_experiments_folder(tmp_path):
+def test_a_manager_does_not_import_modules_from_its_experiments_folder(tmp_path):
     (tmp_path / "code").mkdir()
     (tmp_path / "code/__init__.py").touch()
     program = (

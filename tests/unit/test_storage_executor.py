@@ -1,4 +1,4 @@
-"""Threads in which a storage may hang, and what that costs everybody else: nothing."""
+"""Threads for calls to a storage that may hang without delaying anything else."""
 
 import asyncio
 import os
@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from deadlines import DEADLINE_S
 
 from nni_manager.engine import storage_executor
 from nni_manager.engine.storage_executor import THREADS, StorageExecutor
@@ -25,29 +24,29 @@ print("over")
 """
 
 
-def test_what_is_returned_and_what_is_raised_come_back() -> None:
-    async def play() -> None:
+def test_a_call_returns_the_result_or_raises_the_exception() -> None:
+    async def scenario() -> None:
         threads = StorageExecutor()
         assert await threads.call(sorted, [2, 1], reverse=True) == [2, 1]
         with pytest.raises(FileNotFoundError):
             await threads.call(open, "/there/is/no/such/file")
         threads.close()
 
-    asyncio.run(asyncio.wait_for(play(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(scenario(), 90))
 
 
-def test_a_file_that_hangs_does_not_stop_the_others_and_is_told(
+def test_a_call_that_hangs_does_not_block_others_and_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
-    async def play() -> None:
+    async def scenario() -> None:
         threads = StorageExecutor()
         hanging = [asyncio.ensure_future(threads.call(open, pipe)) for _ in range(THREADS - 1)]
         for number in range(100):
             assert await threads.call(int, str(number)) == number
-        assert threads.stalled_s() == 0, "it may be slow only"
+        assert threads.stalled_s() == 0, "it may only be slow"
         monkeypatch.setattr(storage_executor, "STALL_TIMEOUT_S", 0.0)
         assert threads.stalled_s() > 0
         with open(pipe, "w"):  # the storage answers again
@@ -56,14 +55,14 @@ def test_a_file_that_hangs_does_not_stop_the_others_and_is_told(
         assert await threads.call(int, "7") == 7
         threads.close()
 
-    asyncio.run(asyncio.wait_for(play(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(scenario(), 90))
 
 
-def test_a_call_that_nobody_waits_for_any_more_harms_nobody(tmp_path: Path) -> None:
+def test_a_cancelled_call_frees_its_thread_when_the_storage_answers(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
 
-    async def play() -> None:
+    async def scenario() -> None:
         threads = StorageExecutor()
         hanging = asyncio.ensure_future(threads.call(pipe.read_bytes))
         await threads.call(int, "1")
@@ -74,13 +73,13 @@ def test_a_call_that_nobody_waits_for_any_more_harms_nobody(tmp_path: Path) -> N
         assert [await threads.call(int, "2") for _ in range(THREADS * 2)] == [2] * THREADS * 2
         threads.close()
 
-    asyncio.run(asyncio.wait_for(play(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(scenario(), 90))
 
 
-def test_a_process_ends_while_the_storage_hangs(tmp_path: Path) -> None:
+def test_a_process_can_exit_while_the_storage_hangs(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     done = subprocess.run(
-        [sys.executable, "-c", HANGS_AT_THE_END, pipe], capture_output=True, text=True, timeout=DEADLINE_S
+        [sys.executable, "-c", HANGS_AT_THE_END, pipe], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")

@@ -1,0 +1,136 @@
+"""Intermediate results for the assessor, early stops, and the results of trials that were stopped."""
+
+import json
+
+import pytest
+from simulated_search import SimulatedSearch, new_search
+
+from nni_manager.domain.events import (
+    AskAssessor,
+    EarlyStopRequested,
+    TellAssessor,
+    TellTuner,
+    TrialStopAsked,
+)
+from nni_manager.domain.trial import (
+    TERMINAL_STATE,
+    TrialState,
+)
+from trial_keeper.wire.reasons import ExitReason
+
+
+def test_a_custom_assessor_receives_whole_results() -> None:
+    search = new_search()
+    search.experiment.lifecycle.is_assessed = search.experiment.lifecycle.assessor_sees_all = True
+    trial_id = search.suggest()
+    search.start(trial_id)
+    search.report(trial_id, '{"acc": 1}', "2", final=False)
+    (asked,) = search.assessed
+    assert isinstance(asked, AskAssessor)
+    assert [each.text for each in asked.values] == ['{"acc": 1}', "2"]
+    assert asked.values[1] == 2.0
+
+
+def assessed(search: SimulatedSearch, *, uses_early_stopped: bool = False) -> SimulatedSearch:
+    search.experiment.lifecycle.is_assessed = True
+    search.experiment.lifecycle.learns_from_early_stopped = uses_early_stopped
+    search.start(search.suggest())
+    return search
+
+
+def test_an_assessor_receives_the_numbers_of_intermediate_results_and_the_end() -> None:
+    search = assessed(new_search(concurrency=1))
+    search.report("t0", "0.5", "NaN", '"loss"', '{"default": 2, "other": 1}', final=False)
+    search.report("t0", '"none"', final=False)
+    search.report("t0", "7")
+    search.end("t0")
+    search.deliver("t0")
+    assert search.assessed == [AskAssessor("t0", 0, (0.5, 2.0)), TellAssessor("t0", has_succeeded=True)]
+
+
+def test_without_an_assessor_no_result_is_assessed() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.5", final=False)
+    search.end("t0")
+    search.deliver("t0")
+    assert search.assessed == []
+
+
+@pytest.mark.parametrize(("uses_early_stopped", "reported"), [(False, None), (True, 0.25)])
+def test_a_trial_that_the_assessor_rejects_is_stopped_early_and_its_last_result_reported_if_enabled(
+    uses_early_stopped: bool, reported: float | None
+) -> None:
+    search = assessed(new_search(concurrency=1), uses_early_stopped=uses_early_stopped)
+    search.report("t0", "0.5", "0.25", final=False)
+    search.handle(EarlyStopRequested("t0", 0, 40.0))
+    assert search.canceled == [("t0", ExitReason.EARLY_STOPPED)]
+    search.end("t0", ExitReason.SIGNAL)
+    search.deliver("t0")
+    assert search.trial("t0").state is TrialState.EARLY_STOPPED
+    assert search.tuner_results == [TellTuner(0, reported)]
+    assert search.assessed[-1] == TellAssessor("t0", has_succeeded=False)
+    assert search.experiment.leaderboard.best is None
+    assert search.requests == [1]
+
+
+@pytest.mark.parametrize(
+    "reason", [ExitReason.EARLY_STOPPED, ExitReason.STOPPED_BY_USER, ExitReason.TIME_LIMIT]
+)
+@pytest.mark.parametrize(("size", "succeeds"), [(None, False), (50, False), (51, True)])
+def test_a_final_result_of_a_stopped_trial_counts_for_the_tuner_and_the_leaderboard(
+    reason: ExitReason, size: int | None, succeeds: bool
+) -> None:
+    search = assessed(new_search(concurrency=2))
+    search.run(search.suggest(), "0.1")
+    search.report("t0", "0.25", final=False)
+    search.handle(TrialStopAsked("t0", reason, 40.0))
+    # Its bytes may arrive after its reported end.
+    search.end("t0", reason, metrics_size_at_stop=size)
+    search.report("t0", "0.5", "0.9", offset=50)
+    search.deliver("t0")
+    state = TrialState.SUCCEEDED if succeeds else TERMINAL_STATE[reason]
+    assert search.trial("t0").state is state
+    assert search.tuner_results == [TellTuner(1, 0.1), TellTuner(0, 0.5)]
+    assert search.assessed[-1] == TellAssessor("t0", has_succeeded=succeeds)
+    assert search.experiment.leaderboard.best is search.trial("t0")
+    assert search.experiment.lifecycle.metric_of(search.trial("t0")) == "0.5"
+    assert search.resumed().experiment.leaderboard.best is search.trial("t0")
+    assert search.experiment.lifecycle.counts[state] == 1 + succeeds
+
+
+@pytest.mark.parametrize(("uses_early_stopped", "reported"), [(False, None), (True, 0.25)])
+def test_a_final_result_without_a_number_of_a_stopped_trial_is_not_reported_to_the_tuner(
+    uses_early_stopped: bool, reported: float | None
+) -> None:
+    search = assessed(new_search(concurrency=1), uses_early_stopped=uses_early_stopped)
+    search.report("t0", "0.25", final=False)
+    search.handle(EarlyStopRequested("t0", 0, 40.0))
+    search.report("t0", "NaN")
+    search.end("t0", ExitReason.EARLY_STOPPED)
+    search.deliver("t0")
+    assert search.tuner_results == [TellTuner(0, reported)]
+    assert search.experiment.leaderboard.best is None
+
+
+def test_the_last_result_of_an_early_stopped_trial_is_reported_even_if_its_record_is_long() -> None:
+    search = assessed(new_search(concurrency=1))
+    search.experiment.lifecycle.learns_from_early_stopped = True
+    search.report("t0", json.dumps({"default": 0.5, "note": "x" * 5000}), final=False)
+    assert search.trial("t0").intermediate == "0.5", "the store has the whole record"
+    search.handle(EarlyStopRequested("t0", 0, 40.0))
+    search.end("t0", ExitReason.EARLY_STOPPED)
+    search.deliver("t0")
+    assert search.tuner_results == [TellTuner(0, 0.5)]
+
+
+def test_an_early_stop_request_for_an_old_attempt_or_a_terminal_trial_is_ignored() -> None:
+    search = assessed(new_search(concurrency=1))
+    search.report("t0", "0.5", final=False)
+    search.end("t0", ExitReason.SIGNAL)
+    search.start("t0", attempt=1)
+    assert search.handle(EarlyStopRequested("t0", 0, 40.0)) == []
+    search.end("t0", attempt=1)
+    search.deliver("t0", attempt=1)
+    assert search.handle(EarlyStopRequested("t0", 1, 40.0)) == []
+    assert search.canceled == []

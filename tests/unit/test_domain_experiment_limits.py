@@ -1,0 +1,132 @@
+"""The limits of an experiment: its duration, its number of trials, and changes to both."""
+
+import pytest
+from simulated_search import new_search
+
+from nni_manager.domain.events import (
+    ManagerReady,
+    SaveExperiment,
+    SearchSpaceChanged,
+    TimePassed,
+    TunerExhausted,
+    TunerFailed,
+)
+from nni_manager.domain.experiment import ExperimentState
+
+
+def test_the_time_limit_ends_requests_and_leaves_running_trials_alone() -> None:
+    search = new_search(concurrency=1, max_duration_s=60)
+    search.start(search.suggest())
+    assert search.experiment.time_runs_out_at_s == 60
+    search.now_s = 59.9
+    search.handle(TimePassed())
+    assert search.state is ExperimentState.RUNNING
+    search.now_s = 60
+    search.handle(TimePassed())
+    assert search.state is ExperimentState.NO_MORE_TRIAL
+    search.now_s = 100
+    search.run("t0")
+    assert search.state is ExperimentState.DONE
+    assert search.requests == []
+    assert search.experiment.budget.duration_s(500) == 100
+
+
+def test_no_time_limit_is_pending_once_it_has_expired_or_when_there_is_none() -> None:
+    search = new_search(concurrency=1, max_duration_s=60)
+    search.suggest()
+    search.now_s = 60
+    search.handle(TimePassed())
+    assert search.experiment.time_runs_out_at_s is None
+    assert new_search().experiment.time_runs_out_at_s is None
+    assert new_search(max_duration_s=9, is_ready=False).experiment.time_runs_out_at_s is None
+
+
+def test_a_request_that_is_open_at_the_time_limit_still_becomes_a_trial() -> None:
+    search = new_search(concurrency=1, max_duration_s=60)
+    search.now_s = 61
+    search.handle(TimePassed())
+    assert (search.state, search.finishes) == (ExperimentState.NO_MORE_TRIAL, 0)
+    search.run(search.suggest())
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
+
+
+def test_time_between_a_stop_and_a_resume_does_not_count() -> None:
+    search = new_search(max_duration_s=100)
+    search.now_s = 30
+    search.handle(TunerFailed("boom", was_asked=True))
+    search.handle(TunerExhausted())
+    search.now_s = 1000
+    assert search.experiment.budget.duration_s(1000) == 30
+    search.handle(ManagerReady())
+    assert search.experiment.time_runs_out_at_s == 1070
+    search.now_s = 1010
+    assert search.experiment.budget.duration_s(1010) == 40
+
+
+@pytest.mark.parametrize("raised", [{"max_trials": 4}, {"max_trials": None}])
+def test_a_higher_trial_limit_makes_an_experiment_that_is_done_run_again(raised) -> None:
+    search = new_search(concurrency=1, max_trials=2)
+    for trial_id in ("t0", "t1"):
+        search.suggest()
+        search.run(trial_id)
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
+    assert SaveExperiment() in search.limit(**raised)
+    assert (search.state, search.requests) == (ExperimentState.RUNNING, [2])
+    search.run(search.suggest())
+    search.limit(max_trials=3)
+    assert search.requests == [3], "an open request still becomes a trial"
+    search.run(search.suggest())
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 2)
+
+
+def test_time_added_after_the_end_counts_from_the_change_on() -> None:
+    search = new_search(concurrency=1, max_trials=None, max_duration_s=60)
+    search.start(search.suggest())
+    search.now_s = 70
+    search.run("t0")
+    assert search.state is ExperimentState.DONE
+    search.now_s = 1000
+    search.limit(max_duration_s=80)
+    assert (search.state, search.requests) == (ExperimentState.RUNNING, [1])
+    assert search.experiment.budget.duration_s(1000) == 70
+    assert search.experiment.time_runs_out_at_s == 1010
+
+
+@pytest.mark.parametrize("change", [{"concurrency": 3}, {"max_trial_duration_s": 5.0}, {"max_trials": 1}])
+def test_a_limit_change_without_room_for_a_trial_starts_none(change) -> None:
+    search = new_search(concurrency=1, max_trials=1)
+    search.run(search.suggest())
+    search.limit(**change)
+    assert (search.state, search.requests, search.finishes) == (ExperimentState.DONE, [], 1)
+
+
+@pytest.mark.parametrize("state", [ExperimentState.ERROR, ExperimentState.STOPPED, ExperimentState.STOPPING])
+def test_a_limit_change_does_not_restart_a_failed_or_stopped_experiment(state) -> None:
+    search = new_search(concurrency=1, max_trials=1)
+    search.suggest()
+    search.experiment.state = state
+    search.limit(max_trials=5)
+    search.handle(SearchSpaceChanged())
+    assert (search.state, search.requests) == (state, [])
+    assert not search.experiment.accepts_trials
+    search.handle(ManagerReady())
+    assert search.experiment.budget.limits.max_trials == 5
+
+
+def test_a_lower_trial_limit_ends_requests_and_leaves_running_trials_alone() -> None:
+    search = new_search(concurrency=2, max_trials=10)
+    search.start(search.suggest())
+    search.start(search.suggest())
+    search.limit(max_trials=1)
+    assert search.state is ExperimentState.NO_MORE_TRIAL
+    assert search.canceled == []
+
+
+def test_a_new_search_space_makes_an_exhausted_experiment_run_again() -> None:
+    search = new_search(concurrency=1, max_trials=None)
+    search.run(search.suggest())
+    search.requests.clear()
+    search.handle(TunerExhausted())
+    assert search.state is ExperimentState.DONE
+    search.handle(SearchSpaceChanged())
+    assert (search.state, search.requests) == (ExperimentState.RUNNING, [2])

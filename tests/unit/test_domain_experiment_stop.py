@@ -1,0 +1,209 @@
+"""Stops: of the experiment, of one trial by a user, and of a trial at its time limit."""
+
+import pytest
+from simulated_search import new_search
+
+from nni_manager.domain.events import (
+    ExperimentStopAsked,
+    JobTerminated,
+    ManagerReady,
+    TellTuner,
+    TimePassed,
+    TrialStopAsked,
+    TunerFailed,
+)
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.trial import (
+    TrialState,
+)
+from trial_keeper.wire.reasons import ExitReason
+
+
+def test_a_stop_cancels_all_trials_and_ends_as_stopped_after_the_last_one() -> None:
+    search = new_search(concurrency=3, max_trials=None)
+    waiting, running, closing = search.suggest(), search.suggest(), search.suggest()
+    search.start(running)
+    search.start(closing)
+    search.end(closing)
+    search.handle(ExperimentStopAsked(40.0))
+    assert search.state is ExperimentState.STOPPING
+    assert search.canceled == [
+        (waiting, ExitReason.STOPPED_BY_USER),
+        (running, ExitReason.STOPPED_BY_USER),
+    ]
+    search.deliver(closing)
+    search.end(running, ExitReason.SIGNAL)
+    search.deliver(running)
+    assert search.finishes == 0
+    search.handle(JobTerminated(waiting, ExitReason.JOB_LOST, "never began", 40.0))
+    assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
+    assert [search.trial(trial).state for trial in (waiting, running, closing)] == [
+        TrialState.USER_CANCELED,
+        TrialState.USER_CANCELED,
+        TrialState.SUCCEEDED,
+    ]
+    assert search.requests == []
+
+
+def test_a_second_stop_has_no_effect() -> None:
+    search = new_search(concurrency=1)
+    search.suggest()
+    search.handle(ExperimentStopAsked(40.0))
+    assert search.handle(ExperimentStopAsked(40.0)) == []
+    assert len(search.canceled) == 1
+
+
+def test_an_experiment_without_trials_stops_at_once() -> None:
+    search = new_search(is_ready=False)
+    search.handle(ExperimentStopAsked(40.0))
+    assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
+
+
+def test_parameters_that_arrive_after_a_stop_become_a_canceled_trial_without_a_job() -> None:
+    search = new_search(concurrency=1)
+    search.handle(ExperimentStopAsked(40.0))
+    assert search.state is ExperimentState.STOPPING
+    search.suggest()
+    assert search.trial("t0").state is TrialState.USER_CANCELED
+    assert (search.submitted, search.tuner_results) == ([], [TellTuner(0, None)])
+    assert (search.state, search.finishes) == (ExperimentState.STOPPED, 1)
+
+
+def test_parameters_that_arrive_after_an_error_become_a_failed_trial_with_the_error_message() -> None:
+    search = new_search(concurrency=2)
+    search.suggest()
+    search.handle(TunerFailed("cannot use the tuner: no", was_asked=False))
+    assert search.state is ExperimentState.ERROR
+    search.suggest()
+    trial = search.trial("t1")
+    assert (trial.state, trial.message) == (TrialState.FAILED, "cannot use the tuner: no")
+    assert search.submitted == ["t0"]
+
+
+def test_parameters_that_arrive_after_a_stop_and_a_tuner_failure_become_a_canceled_trial() -> None:
+    search = new_search(concurrency=2)
+    search.start(search.suggest())
+    search.handle(ExperimentStopAsked(40.0))
+    search.handle(TunerFailed("cannot use the tuner: no", was_asked=False))
+    assert search.state is ExperimentState.STOPPING
+    search.suggest()
+    trial = search.trial("t1")
+    assert (trial.state, trial.message) == (TrialState.USER_CANCELED, "the experiment was stopped")
+
+
+def test_a_stopped_trial_frees_its_slot_for_another_one() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 40.0))
+    search.handle(TrialStopAsked("t0", ExitReason.EARLY_STOPPED, 40.0))
+    assert search.canceled == [("t0", ExitReason.STOPPED_BY_USER)]
+    search.end("t0", ExitReason.SIGNAL)
+    search.deliver("t0")
+    assert search.trial("t0").state is TrialState.USER_CANCELED
+    assert search.requests == [1]
+
+
+def test_a_stop_of_a_terminal_trial_has_no_effect() -> None:
+    search = new_search()
+    search.run(search.suggest())
+    assert search.handle(TrialStopAsked("t0", ExitReason.STOPPED_BY_USER, 40.0)) == []
+
+
+def test_a_new_attempt_of_a_stopping_trial_is_stopped_too() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.handle(TrialStopAsked("t0", ExitReason.EARLY_STOPPED, 40.0))
+    search.end("t0", ExitReason.SIGNAL)
+    search.start("t0", attempt=1)
+    assert search.canceled == [("t0", ExitReason.EARLY_STOPPED)] * 2
+    assert search.trial("t0").state is TrialState.STOPPING
+
+
+def test_a_new_attempt_during_the_stop_of_the_experiment_is_stopped_too() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.end("t0", ExitReason.SIGNAL)
+    search.handle(ExperimentStopAsked(40.0))
+    assert search.canceled == []
+    search.start("t0", attempt=1)
+    assert search.canceled == [("t0", ExitReason.STOPPED_BY_USER)]
+
+
+def test_a_trial_over_its_time_limit_is_stopped_and_another_one_takes_its_slot() -> None:
+    search = new_search(concurrency=2, max_trials=3, max_trial_duration_s=30.0)
+    search.start(search.suggest())
+    search.now_s = 10
+    search.start(search.suggest())
+    assert search.experiment.time_runs_out_at_s == 30
+    search.now_s = 29.9
+    search.handle(TimePassed())
+    assert search.canceled == []
+    search.now_s = 30
+    search.handle(TimePassed())
+    assert search.canceled == [("t0", ExitReason.TIME_LIMIT)]
+    assert search.experiment.time_runs_out_at_s == 40
+    search.end("t0", ExitReason.SIGNAL)
+    search.deliver("t0")
+    assert (search.trial("t0").state, search.trial("t0").reason) == (
+        TrialState.SYS_CANCELED,
+        ExitReason.TIME_LIMIT,
+    )
+    assert search.tuner_results == [TellTuner(0, None)]
+    assert search.requests == [2]
+
+
+def test_a_trial_that_succeeds_after_its_time_limit_counts_as_succeeded() -> None:
+    search = new_search(max_trial_duration_s=30.0)
+    search.start(search.suggest())
+    search.report("t0", "0.5")
+    search.now_s = 31
+    search.handle(TimePassed())
+    search.end("t0")
+    search.deliver("t0")
+    assert search.tuner_results == [TellTuner(0, 0.5)]
+
+
+def test_the_time_limit_counts_from_the_start_of_the_current_attempt() -> None:
+    search = new_search(concurrency=1, max_trial_duration_s=30.0)
+    search.suggest()
+    search.now_s = 100
+    search.start("t0")
+    search.now_s = 125
+    search.start("t0", attempt=1)
+    search.now_s = 140
+    search.handle(TimePassed())
+    assert search.canceled == []
+    search.now_s = 155
+    search.handle(TimePassed())
+    assert search.canceled == [("t0", ExitReason.TIME_LIMIT)]
+
+
+def test_a_time_limit_set_later_applies_to_running_trials_and_after_a_resume() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.now_s = 50
+    search.limit(max_trial_duration_s=60.0)
+    after = search.resumed()
+    search.trial(
+        "t0"
+    ).start_received_at_s = -50.0  # the next manager computes that it has run for 50 s already
+    after.handle(ManagerReady())
+    assert after.experiment.time_runs_out_at_s == 10
+    after.now_s = 10
+    after.handle(TimePassed())
+    assert after.canceled == [("t0", ExitReason.TIME_LIMIT)]
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_the_tuner_gets_the_last_result_of_a_trial_over_its_time_limit_if_it_learns_from_early_stops(
+    learns: bool,
+) -> None:
+    search = new_search(max_trial_duration_s=30.0)
+    search.experiment.lifecycle.learns_from_early_stopped = learns
+    search.start(search.suggest())
+    search.report("t0", "0.5", "0.25", final=False)
+    search.now_s = 30
+    search.handle(TimePassed())
+    search.end("t0", ExitReason.SIGNAL)
+    search.deliver("t0")
+    assert search.tuner_results == [TellTuner(0, 0.25 if learns else None)]

@@ -1,0 +1,153 @@
+"""The answers of the tuner: parameters, not ready, exhausted, an exception."""
+
+import pytest
+from simulated_search import new_search
+
+from nni_manager.domain.events import (
+    Event,
+    ExperimentStopAsked,
+    ParametersSuggested,
+    TellTuner,
+    TimePassed,
+    TunerExhausted,
+    TunerFailed,
+)
+from nni_manager.domain.experiment import ExperimentState
+
+
+def test_an_exhausted_tuner_ends_requests_and_leaves_running_trials_alone() -> None:
+    search = new_search(concurrency=2, max_trials=None)
+    search.start(search.suggest())
+    search.requests.clear()
+    search.handle(TunerExhausted())
+    assert search.state is ExperimentState.TUNER_NO_MORE_TRIAL
+    search.run("t0")
+    assert search.requests == []
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
+
+
+def test_a_tuner_that_is_not_ready_is_asked_again_when_a_trial_ends() -> None:
+    search = new_search(concurrency=3)
+    search.suggest()
+    search.suggest()
+    search.decline()
+    assert (search.requests, search.state) == ([], ExperimentState.RUNNING)
+    search.start("t0")
+    search.handle(TimePassed())
+    assert search.requests == []
+    search.run("t1")
+    assert search.requests == [2, 3]
+    search.decline(1)
+    assert search.suggest() == "t2"
+    assert search.requests == [3], "the tuner answered, so another request may be answered too"
+
+
+def test_a_trial_end_during_a_request_causes_a_new_request() -> None:
+    search = new_search(concurrency=2, max_trials=None)
+    search.suggest()
+    search.run("t0")
+    assert search.requests == [1, 2]
+    search.decline()
+    search.decline()
+    assert search.state is ExperimentState.DONE, (
+        "no trial runs, and nothing has changed since the last answer"
+    )
+    other = new_search(concurrency=2)
+    other.suggest()
+    other.decline()
+    assert other.requests == []
+    other.run("t0")
+    assert other.requests == [1, 2]
+
+
+def test_a_not_ready_answer_that_predates_a_trial_end_does_not_block_the_next_request() -> None:
+    search = new_search(concurrency=2, max_trials=2)
+    search.suggest()
+    assert search.requests == [1]
+    search.run("t0")  # the open request predates this
+    search.decline()
+    assert search.requests == [1]
+
+
+def test_a_tuner_that_is_not_ready_while_no_trial_runs_ends_the_experiment() -> None:
+    search = new_search(concurrency=1)
+    search.suggest()
+    search.run("t0")
+    search.decline()
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
+
+
+def test_exhaustion_may_be_the_answer_to_every_open_request() -> None:
+    search = new_search(concurrency=3, max_trials=None)
+    for _ in range(3):
+        search.handle(TunerExhausted())
+    assert (search.state, search.finishes) == (ExperimentState.DONE, 1)
+
+
+def test_exhaustion_at_the_last_request_ends_the_experiment() -> None:
+    search = new_search(concurrency=1, max_trials=1)
+    search.handle(TunerExhausted())
+    assert search.state is ExperimentState.DONE
+
+
+def test_a_tuner_exception_ends_requests_and_running_trials_are_still_recorded() -> None:
+    search = new_search(concurrency=2, max_trials=None)
+    search.start(search.suggest())
+    search.start(search.suggest())
+    search.run("t0")
+    search.handle(TunerFailed("Traceback: boom", was_asked=True))
+    assert (search.state, search.experiment.error) == (ExperimentState.ERROR, "Traceback: boom")
+    assert search.finishes == 0
+    search.run("t1", "0.9")
+    assert search.trial("t1").value == 0.9
+    assert search.tuner_results[-1] == TellTuner(1, 0.9)
+    assert search.finishes == 1
+    assert search.canceled == []
+
+
+def test_only_the_first_error_is_shown() -> None:
+    search = new_search(concurrency=2)
+    search.handle(TunerFailed("first", was_asked=True))
+    search.handle(TunerFailed("second", was_asked=True))
+    assert (search.experiment.error, search.finishes) == ("first", 1)
+
+
+def test_a_tuner_exception_for_a_result_also_ends_requests() -> None:
+    search = new_search(concurrency=2, max_trials=None)
+    search.suggest()
+    search.suggest()
+    search.run("t0")
+    search.handle(TunerFailed("cannot take it", was_asked=False))
+    assert search.state is ExperimentState.ERROR
+    search.suggest()  # an answer to the request before the failure
+    search.run("t1")
+    assert search.finishes == 1
+
+
+@pytest.mark.parametrize("state", [ExperimentState.DONE, ExperimentState.STOPPED])
+def test_a_tuner_exception_for_the_last_result_leaves_the_final_state_unchanged(state) -> None:
+    search = new_search(concurrency=1, max_trials=1)
+    search.suggest()
+    if state is ExperimentState.STOPPED:
+        search.handle(ExperimentStopAsked(40.0))
+    search.run("t0")
+    assert search.state is state
+    search.handle(TunerFailed("cannot take it", was_asked=False))
+    assert (search.state, search.finishes) == (state, 1)
+    assert search.experiment.error == "cannot take it"
+
+
+@pytest.mark.parametrize("trouble", [ExperimentStopAsked(40.0), TunerFailed("boom", was_asked=False)])
+@pytest.mark.parametrize(
+    "answer",
+    [TunerExhausted(), TunerFailed("late", was_asked=True), ParametersSuggested("t0", 0, {}, {}, 1.0)],
+    ids=lambda answer: type(answer).__name__,
+)
+def test_any_answer_to_an_open_request_is_accepted_after_a_stop_or_an_error(
+    trouble: Event, answer: Event
+) -> None:
+    search = new_search(concurrency=1)
+    search.handle(trouble)
+    assert search.finishes == 0
+    search.handle(answer)
+    assert (search.finishes, search.submitted) == (1, [])

@@ -1,0 +1,292 @@
+"""Prefetched trials: how many a job gets, in which order it runs them, and what happens when it is lost."""
+
+import pytest
+from attempts import attempt_id
+from simulated_search import SimulatedReuse
+
+from nni_manager.domain.events import (
+    AttemptStarted,
+    CancelQueuedTrial,
+    CancelTrial,
+    CloseAttempt,
+    ExperimentStopAsked,
+    KeeperConnected,
+    TrialStopAsked,
+)
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.trial import TrialState
+from trial_keeper.wire.messages import AttemptKey
+from trial_keeper.wire.reasons import ExitReason
+
+
+@pytest.fixture
+def prefetched() -> SimulatedReuse:
+    """One job runs t1 and has prefetched t2."""
+    search = SimulatedReuse(max_trials=6, may_prefetch=True)
+    search.idle()
+    search.run("t0")
+    search.idle()
+    search.start("t1")
+    assert search.dispatched[1:] == [("env-0", "t1", None), ("env-0", "t2", None)]
+    return search
+
+
+def test_nothing_is_prefetched_if_the_tuner_learns_or_trials_may_be_long() -> None:
+    for search in (SimulatedReuse(may_prefetch=True), SimulatedReuse()):
+        search.idle()
+        search.start("t0")
+        assert list(search.experiment.trials) == ["t0"]
+    search.run("t0")
+    search.idle()
+    assert list(search.experiment.trials) == ["t0", "t1"]
+    long = SimulatedReuse(may_prefetch=True)
+    long.idle()
+    long.start("t0")
+    long.end("t0", at_s=100.0)
+    long.deliver("t0")
+    long.idle()
+    assert list(long.experiment.trials) == ["t0", "t1"]
+
+
+def test_a_prefetched_trial_starts_while_the_previous_one_is_still_closing(
+    prefetched: SimulatedReuse,
+) -> None:
+    prefetched.end("t1")
+    prefetched.start("t2")
+    assert [prefetched.trial(name).state.value for name in ("t1", "t2")] == ["CLOSING", "RUNNING"]
+    prefetched.deliver("t1")
+    assert prefetched.dispatched[-1] == ("env-0", "t3", None)
+    prefetched.end("t2")
+    prefetched.deliver("t2")
+    assert prefetched.submitted == ["env-0"]
+
+
+def test_one_job_gets_all_trials_and_is_drained_after_the_last(prefetched: SimulatedReuse) -> None:
+    for name in ("t1", "t2", "t3", "t4", "t5"):
+        prefetched.run(name)
+    assert [each[1] for each in prefetched.dispatched] == [f"t{number}" for number in range(6)]
+    assert (prefetched.experiment.state, prefetched.drained) == (ExperimentState.DONE, ["env-0"])
+
+
+def test_a_prefetched_trial_may_end_before_the_previous_one_is_delivered(
+    prefetched: SimulatedReuse,
+) -> None:
+    prefetched.end("t1")
+    prefetched.run("t2")
+    assert prefetched.trial("t2").state is TrialState.SUCCEEDED
+    prefetched.deliver("t1")
+    assert prefetched.trial("t1").state is TrialState.SUCCEEDED
+    assert prefetched.dispatched[3:] == [("env-0", "t3", None), ("env-0", "t4", None)]
+
+
+def test_a_prefetched_trial_is_dispatched_again_if_the_idle_keeper_lacks_it(
+    prefetched: SimulatedReuse,
+) -> None:
+    prefetched.end("t1")
+    prefetched.idle()
+    assert prefetched.dispatched[-1] == ("env-0", "t2", "main-0")
+    prefetched.start("t2")
+    prefetched.deliver("t1")
+    prefetched.run("t2")
+    assert prefetched.dispatched[4:] == [("env-0", "t3", None), ("env-0", "t4", None)]
+
+
+def test_a_stopped_prefetched_trial_ends_at_once_and_its_keeper_drops_it(
+    prefetched: SimulatedReuse,
+) -> None:
+    prefetched.handle(TrialStopAsked("t2", ExitReason.STOPPED_BY_USER, 15.0))
+    assert (prefetched.trial("t2").state, prefetched.trial("t1").state) == (
+        TrialState.USER_CANCELED,
+        TrialState.RUNNING,
+    )
+    assert [effect.trial.trial_id for effect in prefetched.all_of(CancelQueuedTrial)] == ["t2"]
+    assert prefetched.all_of(CancelTrial) == []
+    late = AttemptKey("t2", attempt_id(0), "main-0")
+    assert prefetched.handle(AttemptStarted(late, 16.0)) == [CloseAttempt(late)], (
+        "its start may arrive after the stop"
+    )
+    assert prefetched.dispatched[-1] == ("env-0", "t3", None)
+
+
+def test_a_prefetched_trial_goes_to_another_job_when_its_own_is_lost(prefetched: SimulatedReuse) -> None:
+    prefetched.lose("env-0", "t2")
+    assert [prefetched.trial(name).state.value for name in ("t1", "t2")] == ["FAILED", "WAITING"]
+    assert prefetched.submitted == ["env-0", "env-1"]
+    prefetched.idle("env-1")
+    assert prefetched.dispatched[3:] == [("env-1", "t2", None), ("env-1", "t3", None)]
+
+
+def test_both_trials_of_a_job_that_left_return_to_the_queue_in_order() -> None:
+    search = SimulatedReuse(max_trials=6, may_prefetch=True)
+    search.idle()
+    search.run("t0")
+    search.idle()
+    search.lose("env-0", is_clean=True)
+    assert list(search.experiment.jobs.queue) == ["t1", "t2"]
+
+
+def test_a_stop_of_the_experiment_cancels_prefetched_trials(prefetched: SimulatedReuse) -> None:
+    prefetched.handle(ExperimentStopAsked(16.0))
+    prefetched.end("t1", succeeds=False)
+    prefetched.deliver("t1")
+    assert prefetched.experiment.state is ExperimentState.STOPPED
+    assert prefetched.trial("t2").state is TrialState.USER_CANCELED
+
+
+def test_no_job_is_submitted_for_prefetched_trials() -> None:
+    search = SimulatedReuse(concurrency=2, max_trials=9, may_prefetch=True)
+    for job_id in ("env-0", "env-1"):
+        search.idle(job_id)
+    search.run("t0")
+    search.idle("env-0")
+    assert search.submitted == ["env-0", "env-1"]
+    assert [len(job.prefetched_ids) for job in search.experiment.jobs.live.values()] == [1, 1]
+
+
+def test_a_job_prefetches_several_very_short_trials_and_runs_them_in_order() -> None:
+    search = SimulatedReuse(max_trials=9, may_prefetch=True)
+    search.idle()
+    search.start("t0")
+    search.end("t0", at_s=10.5)
+    search.deliver("t0")
+    search.idle()
+    assert search.dispatched == [("env-0", f"t{number}", None) for number in range(5)]
+    for number in range(1, 5):
+        search.start(f"t{number}")
+        search.end(f"t{number}", at_s=10.5)
+        search.deliver(f"t{number}")
+    assert search.dispatched == [("env-0", f"t{number}", None) for number in range(9)]
+    assert search.submitted == ["env-0"]
+
+
+def test_failed_trials_do_not_count_for_the_duration_that_sets_the_prefetch() -> None:
+    search = SimulatedReuse(max_trials=30, may_prefetch=True)
+    search.idle()
+    for number in range(2):
+        search.start(f"t{number}")
+        search.end(f"t{number}", at_s=10.02, succeeds=False)
+        search.deliver(f"t{number}")
+        search.idle()
+    assert [each[1] for each in search.dispatched] == ["t0", "t1", "t2"]
+    search.start("t2")
+    search.end("t2", at_s=10.02)
+    search.deliver("t2")
+    search.idle()
+    assert [each[1] for each in search.dispatched] == [f"t{number}" for number in range(3 + 1 + 12)]
+
+
+@pytest.mark.parametrize(("lasted_s", "follow"), [(0.05, 12), (0.5, 3), (5.0, 1), (90.0, 0)])
+def test_shorter_trials_are_prefetched_in_larger_numbers(lasted_s: float, follow: int) -> None:
+    search = SimulatedReuse(max_trials=30, may_prefetch=True)
+    search.idle()
+    search.start("t0")
+    search.end("t0", at_s=10.0 + lasted_s)
+    search.deliver("t0")
+    search.idle()
+    assert [each[1] for each in search.dispatched] == [f"t{number}" for number in range(1 + 1 + follow)]
+
+
+def test_prefetched_trials_of_a_lost_job_go_to_an_idle_job_in_order() -> None:
+    search = SimulatedReuse(max_trials=9, may_prefetch=True)
+    search.idle()
+    search.start("t0")
+    search.end("t0", at_s=10.5)
+    search.deliver("t0")
+    search.idle()
+    search.start("t1")
+    search.lose("env-0", "t2", "t3", "t4")
+    assert list(search.experiment.jobs.queue)[:3] == ["t2", "t3", "t4"]
+    search.idle("env-1")
+    assert [each[:2] for each in search.dispatched[5:8]] == [("env-1", f"t{number}") for number in (2, 3, 4)]
+
+
+@pytest.fixture
+def four_prefetched() -> SimulatedReuse:
+    """One job has four trials and has started none."""
+    search = SimulatedReuse(max_trials=9, may_prefetch=True)
+    search.idle()
+    search.start("t0")
+    search.end("t0", at_s=10.5)
+    search.deliver("t0")
+    search.idle()
+    assert [each[1] for each in search.dispatched[1:]] == ["t1", "t2", "t3", "t4"]
+    return search
+
+
+def test_only_the_next_trial_of_a_crashed_job_is_suspected(four_prefetched: SimulatedReuse) -> None:
+    four_prefetched.lose("env-0", "t1", "t2", "t3", "t4")
+    assert [
+        name for name in four_prefetched.experiment.trials if four_prefetched.trial(name).was_returned
+    ] == ["t1"]
+    four_prefetched.idle("env-1")
+    assert [each[:2] for each in four_prefetched.dispatched[5:9]] == [
+        ("env-1", f"t{number}") for number in (1, 2, 3, 4)
+    ]
+    four_prefetched.lose("env-1", "t1", "t2", "t3", "t4")
+    assert [four_prefetched.trial(f"t{number}").state.value for number in (1, 2, 3, 4)] == ["FAILED"] + [
+        "WAITING"
+    ] * 3
+    four_prefetched.idle("env-2")
+    assert ("env-2", "t2", None) in four_prefetched.dispatched
+    assert not four_prefetched.trial("t2").was_returned
+
+
+def test_a_job_that_crashes_during_a_trial_makes_no_other_trial_suspect(
+    four_prefetched: SimulatedReuse,
+) -> None:
+    four_prefetched.start("t1")
+    four_prefetched.lose("env-0", "t2", "t3", "t4")
+    assert four_prefetched.trial("t1").state is TrialState.FAILED
+    assert not any(trial.was_returned for trial in four_prefetched.experiment.trials.values())
+
+
+def test_a_job_that_leaves_cleanly_neither_adds_nor_clears_a_suspicion(
+    four_prefetched: SimulatedReuse,
+) -> None:
+    four_prefetched.lose("env-0", "t1", "t2", "t3", "t4")
+    four_prefetched.idle("env-1")
+    four_prefetched.lose("env-1", "t1", "t2", "t3", "t4", is_clean=True)
+    assert [
+        name for name in four_prefetched.experiment.trials if four_prefetched.trial(name).was_returned
+    ] == ["t1"]
+    four_prefetched.idle("env-2")
+    four_prefetched.lose("env-2", "t1", "t2", "t3", "t4")
+    assert four_prefetched.trial("t1").state is TrialState.FAILED, (
+        "two jobs crashed with this trial as the next"
+    )
+
+
+def test_a_job_keeps_its_running_and_its_prefetched_trial_after_a_restart(prefetched: SimulatedReuse) -> None:
+    after = prefetched.resumed()
+    after.handle(KeeperConnected("env-0"))
+    after.start("t1")
+    after.end("t1")
+    after.start("t2")
+    after.deliver("t1")
+    after.end("t2")
+    after.deliver("t2")
+    assert [after.trial(name).state for name in ("t1", "t2")] == [TrialState.SUCCEEDED] * 2
+    assert after.submitted == []
+
+
+def test_prefetch_respects_the_limit_of_trials_per_job_also_after_a_restart() -> None:
+    search = SimulatedReuse(max_trials=9, may_prefetch=True)
+    search.experiment.jobs.max_trials = 4
+    search.idle()
+    search.start("t0")
+    search.end("t0", at_s=10.5)
+    search.deliver("t0")
+    search.idle()
+    assert [each[1] for each in search.dispatched] == ["t0", "t1", "t2", "t3"]
+    search.run("t1")
+    after = search.resumed()
+    after.experiment.scheduler.may_prefetch = True
+    after.start("t2")
+    after.end("t2", at_s=10.5)
+    after.deliver("t2")
+    assert after.dispatched == []
+    after.run("t3")
+    after.lose("env-0", is_clean=True)
+    assert after.submitted == ["env-1"]
+    after.idle("env-1")
+    assert after.dispatched[0] == ("env-1", "t4", None)

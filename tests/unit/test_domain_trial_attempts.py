@@ -1,0 +1,218 @@
+"""Attempts of a trial: old and new ones, retries after lost jobs, and resource usage."""
+
+import pytest
+from attempts import attempt_id
+from simulated_search import SimulatedSearch, new_search
+
+from nni_manager.domain.events import (
+    CloseAttempt,
+    DetachTrial,
+    Effect,
+    JobTerminated,
+    SaveJob,
+    SaveTrial,
+    SaveUsage,
+    TellTuner,
+    TrialStopAsked,
+    UsageReported,
+)
+from nni_manager.domain.experiment import ExperimentState
+from nni_manager.domain.trial import (
+    TERMINAL_STATE,
+    TrialState,
+)
+from trial_keeper.wire.messages import AttemptKey, Usage
+from trial_keeper.wire.reasons import ExitReason
+
+
+def test_a_new_attempt_resets_the_results() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.9")
+    search.start("t0", attempt=1)
+    assert search.trial("t0").value is None
+    search.report("t0", "0.4", attempt=1)
+    search.end("t0", attempt=1)
+    search.deliver("t0", attempt=1)
+    assert search.tuner_results == [TellTuner(0, 0.4)]
+
+
+def test_metrics_of_an_old_attempt_do_not_count() -> None:
+    search = new_search(concurrency=1)
+    search.suggest()
+    search.start("t0", attempt=1)
+    assert search.report("t0", "0.9", attempt=0) == []
+    assert search.report("t0", "0.1", final=False, attempt=0) == []
+    trial = search.trial("t0")
+    assert (trial.final, trial.intermediate_count) == (None, 0)
+
+
+def test_the_end_of_an_old_attempt_does_not_end_the_trial_and_its_keeper_is_released() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.start("t0", attempt=1)
+    assert search.end("t0", ExitReason.SIGNAL, attempt=0) == []
+    assert search.deliver("t0", attempt=0) == [CloseAttempt(AttemptKey("t0", attempt_id(0), "main"))]
+    assert search.trial("t0").state is TrialState.RUNNING
+
+
+def test_delivery_of_an_old_attempt_does_not_close_the_new_one() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.start("t0", attempt=1)
+    search.end("t0", attempt=1)
+    assert search.deliver("t0", attempt=0) == [CloseAttempt(AttemptKey("t0", attempt_id(0), "main"))]
+    assert search.trial("t0").state is TrialState.CLOSING
+
+
+def test_a_retry_that_starts_before_the_first_attempt_is_closed_keeps_the_trial_running() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.end("t0", ExitReason.SIGNAL)
+    search.start("t0", attempt=1)
+    search.deliver("t0", attempt=0)
+    assert search.trial("t0").state is TrialState.RUNNING
+    search.end("t0", attempt=1)
+    search.deliver("t0", attempt=1)
+    assert search.trial("t0").state is TrialState.SUCCEEDED
+
+
+def test_a_retry_that_could_not_start_decides_the_trial() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.9")
+    search.end("t0", ExitReason.SIGNAL)
+    search.end("t0", ExitReason.COULD_NOT_START, attempt=1, message="no bash")
+    search.deliver("t0", attempt=1)
+    trial = search.trial("t0")
+    assert (trial.reason, trial.message, trial.final) == (ExitReason.COULD_NOT_START, "no bash", None)
+
+
+def test_reports_repeated_after_a_lost_connection_change_nothing() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.9")
+    assert search.start("t0") == []
+    search.end("t0")
+    assert search.start("t0") == []
+    assert search.end("t0") == []
+    search.deliver("t0")
+    key = AttemptKey("t0", attempt_id(0), "main")
+    assert search.start("t0") == [CloseAttempt(key)]
+    assert search.report("t0", "0.1") == []
+    assert search.end("t0") == [CloseAttempt(key)]
+    assert search.deliver("t0") == [CloseAttempt(key)]
+    job = search.job("t0")
+    assert search.handle(JobTerminated("t0", ExitReason.JOB_LOST, "", 50.0)) == [SaveJob(job, is_over=True)]
+    assert search.handle(JobTerminated("t0", ExitReason.JOB_LOST, "", 50.0)) == []
+    assert search.tuner_results == [TellTuner(0, 0.9)]
+
+
+def test_a_trial_whose_job_is_lost_fails_and_frees_its_slot() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())  # at 20 by the keeper's clock
+    search.now_s += 30
+    search.handle(JobTerminated("t0", ExitReason.KEEPER_LOST, "the node is gone", 90_000.0))
+    trial = search.trial("t0")
+    assert (trial.state, trial.reason, trial.ended_at_s) == (
+        TrialState.FAILED,
+        ExitReason.KEEPER_LOST,
+        50.0,
+    )
+    assert (search.tuner_results, search.requests) == ([TellTuner(0, None)], [1])
+
+
+def used(search: SimulatedSearch, rss_bytes: int, attempt: int = 0) -> list[Effect]:
+    return search.handle(
+        UsageReported(Usage(AttemptKey("t0", attempt_id(attempt), "main"), 100.0, rss_bytes))
+    )
+
+
+def test_a_trial_is_stored_when_its_peak_usage_rises() -> None:
+    search = new_search(concurrency=1)
+    trial = search.trial(search.suggest())
+    search.start("t0")
+    higher = [used(search, rss_bytes) for rss_bytes in (10, 10, 5, 11)]
+    assert [[type(effect) for effect in effects] for effects in higher] == [
+        [SaveUsage, SaveTrial],
+        [SaveUsage],
+        [SaveUsage],
+        [SaveUsage, SaveTrial],
+    ]
+    assert trial.peak_usage is not None
+    assert trial.latest_usage is not None
+    assert (trial.peak_usage.rss_bytes, trial.latest_usage.rss_bytes) == (11, 11)
+
+
+def test_only_the_usage_of_the_current_attempt_counts() -> None:
+    search = new_search(concurrency=1)
+    trial = search.trial(search.suggest())
+    assert used(search, 10) == [], "no attempt of it has started"
+    search.start("t0")
+    used(search, 10)
+    search.start("t0", attempt=1)
+    assert (trial.peak_usage, trial.latest_usage) == (None, None)
+    assert used(search, 99, attempt=0) == []
+    used(search, 7, attempt=1)
+    search.end("t0", attempt=1)
+    search.deliver("t0", attempt=1)
+    assert used(search, 99, attempt=1) == []
+    assert trial.peak_usage is not None
+    assert trial.peak_usage.rss_bytes == 7
+
+
+def test_a_trial_that_the_cluster_lost_is_retried_without_its_earlier_results() -> None:
+    search = new_search(concurrency=1, max_retries=1)
+    search.start(search.suggest())
+    search.report("t0", "0.9")
+    effects = search.lose_job("t0", ExitReason.KEEPER_LOST)
+    trial = search.trial("t0")
+    assert DetachTrial(trial, "t0") in effects
+    assert (trial.state, trial.final, trial.retries) == (TrialState.WAITING, None, 1)
+    assert "retry 1 of 1" in trial.warning
+    assert search.submitted == ["t0", "t0-1"]
+    search.start("t0", attempt=0)  # a late report of the lost attempt
+    search.report("t0", "0.8")
+    assert (trial.state, trial.final) == (TrialState.WAITING, None)
+    search.start("t0", attempt=1)
+    search.report("t0", "0.5", attempt=1)
+    search.end("t0", attempt=1)
+    search.deliver("t0", attempt=1)
+    assert search.tuner_results == [TellTuner(0, 0.5)]
+    assert len(search.experiment.trials) == 1
+
+
+def test_a_trial_is_retried_at_most_max_retries_times() -> None:
+    search = new_search(concurrency=1, max_trials=1, max_retries=2)
+    search.suggest()
+    for attempt in range(3):
+        assert search.trial("t0").state is TrialState.WAITING
+        search.start("t0", attempt)
+        search.lose_job("t0")
+    assert search.trial("t0").state is TrialState.FAILED
+    assert search.submitted == ["t0", "t0-1", "t0-2"]
+    assert search.state is ExperimentState.DONE
+
+
+@pytest.mark.parametrize(
+    "reason", sorted(set(ExitReason) - {ExitReason.KEEPER_LOST, ExitReason.JOB_LOST, ExitReason.SUCCEEDED})
+)
+def test_an_end_that_the_cluster_did_not_cause_is_not_retried(reason: ExitReason) -> None:
+    search = new_search(concurrency=1, max_retries=3)
+    search.start(search.suggest())
+    search.lose_job("t0", reason)
+    assert search.trial("t0").state is TERMINAL_STATE[reason]
+
+
+def test_a_trial_that_failed_or_was_stopped_is_not_retried_when_its_job_is_lost() -> None:
+    search = new_search(concurrency=2, max_retries=3)
+    search.start(search.suggest())
+    search.start(search.suggest())
+    search.end("t0", ExitReason.NONZERO_EXIT)
+    search.lose_job("t0")
+    search.handle(TrialStopAsked("t1", ExitReason.STOPPED_BY_USER, 40.0))
+    search.lose_job("t1")
+    assert [search.trial(each).state for each in ("t0", "t1")] == [
+        TrialState.FAILED,
+        TrialState.USER_CANCELED,
+    ]

@@ -1,0 +1,122 @@
+"""Metrics of a trial: its final result, its intermediate results, and the leaderboard."""
+
+import pytest
+from simulated_search import new_search
+
+from nni_manager.domain.events import (
+    SaveTrial,
+    TellTuner,
+)
+from nni_manager.domain.trial import (
+    NO_FINAL_RESULT,
+    NO_NUMBER_IN_FINAL_RESULT,
+    TrialState,
+)
+from trial_keeper.wire.reasons import ExitReason
+
+
+def test_a_final_result_that_arrives_after_the_end_still_counts() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.end("t0")
+    search.report("t0", "0.75")
+    search.deliver("t0")
+    assert search.tuner_results == [TellTuner(0, 0.75)]
+
+
+def test_a_terminal_trial_keeps_only_its_stored_fields_in_memory() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.report("t0", "0.5")
+    search.end("t0")
+    trial = search.trial("t0")
+    assert (len(trial.registered.registered), len(trial.attempts), len(trial.ends)) == (1, 1, 1)
+    search.deliver("t0")
+    assert (trial.state, trial.result) == (TrialState.SUCCEEDED, "0.5")
+    assert (trial.registered.registered, trial.attempts, trial.ends, trial.ended) == ([], {}, [], None)
+
+
+def test_a_warning_that_arrives_after_the_end_is_stored() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    search.end("t0", warnings=("its metrics file was truncated",))
+    assert search.trial("t0").warning == "its metrics file was truncated"
+    both = ("its metrics file was truncated", "its stdout file was rewritten")
+    assert search.end("t0", warnings=both) == [SaveTrial(search.trial("t0"))]
+    assert search.trial("t0").warning == "\n".join(both)
+    assert search.end("t0", warnings=both) == []
+
+
+def test_only_the_first_final_result_counts() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    assert len(search.report("t0", "0.5", "0.9")) == 1
+    assert search.report("t0", "0.7") == []
+    assert (search.trial("t0").final, search.trial("t0").value) == ("0.5", 0.5)
+
+
+def test_intermediate_results_are_counted_and_the_latest_is_kept() -> None:
+    search = new_search(concurrency=1)
+    search.start(search.suggest())
+    assert search.report("t0", "0.1", "0.3", final=False) == []
+    search.report("t0", "0.2", final=False)
+    trial = search.trial("t0")
+    assert (trial.intermediate, trial.intermediate_count, trial.final) == ("0.2", 3, None)
+
+
+@pytest.mark.parametrize("value", ["NaN", '{"loss": 1}', '"good"'])
+def test_a_final_result_without_a_number_is_stored_and_not_reported_to_the_tuner(value) -> None:
+    search = new_search(concurrency=1)
+    search.run(search.suggest(), value)
+    assert search.trial("t0").final == value
+    assert search.tuner_results == [TellTuner(0, None)]
+    assert search.experiment.leaderboard.best is None
+    assert search.trial("t0").message == NO_NUMBER_IN_FINAL_RESULT
+    assert search.experiment.leaderboard.latest_without_result is search.trial("t0")
+
+
+def test_a_success_without_a_final_result_has_a_message_also_after_a_restart() -> None:
+    search = new_search(concurrency=1, max_trials=2)
+    search.run(search.suggest(), None)
+    search.run(search.suggest(), "0.5")
+    silent = search.trial("t0")
+    assert (silent.state, silent.value, silent.message) == (TrialState.SUCCEEDED, None, NO_FINAL_RESULT)
+    assert search.trial("t1").message == ""
+    assert search.experiment.leaderboard.latest_without_result is silent
+    assert search.resumed().experiment.leaderboard.latest_without_result is silent
+
+
+@pytest.mark.parametrize(("maximize", "best"), [(True, "t1"), (False, "t2")])
+def test_the_best_trial_has_the_highest_or_the_lowest_result(maximize: bool, best: str) -> None:
+    search = new_search(concurrency=1, maximize=maximize)
+    for value in ("0.5", "0.9", "0.1", "0.9", "0.1"):
+        search.run(search.suggest(), value)
+    assert search.experiment.leaderboard.best is search.trial(best)
+
+
+@pytest.mark.parametrize("maximize", [True, False])
+def test_the_leaderboard_keeps_the_ten_best_trials_and_the_earlier_one_of_equals_first(
+    maximize: bool,
+) -> None:
+    search = new_search(concurrency=1, max_trials=None, maximize=maximize)
+    values = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7]
+    for value in values:
+        search.run(search.suggest(), str(value))
+    ranks = sorted(range(len(values)), key=lambda number: -values[number] if maximize else values[number])
+    for experiment in (search.experiment, search.resumed().experiment):
+        assert [trial.sequence_id for trial in experiment.leaderboard.top] == ranks[:10]
+        assert experiment.leaderboard.best is experiment.leaderboard.top[0]
+
+
+def test_the_latest_failures_are_kept_newest_first() -> None:
+    search = new_search(concurrency=1, max_trials=None)
+    for reason in [ExitReason.SIGNAL] * 3 + [ExitReason.SUCCEEDED, ExitReason.NONZERO_EXIT]:
+        search.run(search.suggest(), reason=reason)
+    assert [trial.trial_id for trial in search.experiment.leaderboard.latest_failures] == ["t4", "t2", "t1"]
+
+
+def test_the_result_of_a_failed_trial_is_not_the_best() -> None:
+    search = new_search(concurrency=1)
+    search.run(search.suggest(), "0.5")
+    search.run(search.suggest(), "0.9", ExitReason.NONZERO_EXIT)
+    assert search.experiment.leaderboard.best is search.trial("t0")
