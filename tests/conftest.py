@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import inspect
 import signal
 import tempfile
@@ -17,6 +18,9 @@ from xdist.workermanage import WorkerController
 
 if TYPE_CHECKING:
     from real_experiment import RealExperiment
+
+# Each worker imports and collects all tests. Until then there is no garbage, and all that exists then stays to the end.
+gc.disable()
 
 # How many examples a property test tries: pytest --hypothesis-profile=thorough. A test with a number of its own says why.
 EXAMPLES = {"quick": 10, "default": 50, "thorough": 400}
@@ -54,6 +58,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         marker = item.get_closest_marker("timeout")
         limit_s = marker.args[0] if marker is not None else float(item.config.getini("timeout"))
         item.add_marker(pytest.mark.timeout(scaled_s(limit_s)), append=False)
+
+
+def pytest_collection_finish() -> None:
+    """Start garbage collection."""
+    gc.freeze()
+    gc.enable()
 
 
 # Start the longest first. Started last, the containers would keep one worker busy for minutes after the others have finished.

@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from nni_manager import deferred_gc
+
+# isort: split
+
 from nni_manager import grpc_logging  # noqa: F401 - must be the first import of gRPC
 
 # isort: split
@@ -56,6 +60,7 @@ _LEVELS = {"trace": logging.DEBUG, "fatal": logging.CRITICAL}
 
 def main() -> int:
     """Own one experiment until it is stopped; return the exit code."""
+    deferred_gc.start()
     parser = argparse.ArgumentParser(prog="python -m nni_manager", description=__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="the experiment's folder")
     parser.add_argument("--host", default="127.0.0.1", help="the listen address of the HTTP API")

@@ -12,11 +12,12 @@ import threading
 import time
 
 import pytest
+from deadlines import DEADLINE_S, scaled_s
 
 from trial_keeper.host.file_watcher import MAX_POLL_S, MIN_POLL_S, SLOW_POLL_S, FileWatcher
 
 # Far longer than the slow poll, so that a wait that was woken differs from one that timed out.
-NEVER_S = 60.0
+NEVER_S = scaled_s(60.0)
 COOLDOWN_S = 0.01
 
 
@@ -66,7 +67,7 @@ def wait(loop):
 
     def wait(watcher, *, grew=False, longest_s=NEVER_S):
         begin = time.monotonic()
-        loop.run_until_complete(asyncio.wait_for(watcher.wait(grew=grew, longest_s=longest_s), 90))
+        loop.run_until_complete(asyncio.wait_for(watcher.wait(grew=grew, longest_s=longest_s), DEADLINE_S))
         return time.monotonic() - begin
 
     return wait
@@ -88,7 +89,7 @@ def test_a_write_of_another_process_ends_the_wait(watcher, file, loop):
         waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
         with subprocess.Popen(["bash", "-c", f"echo new >> {file}"]):
-            await asyncio.wait_for(waits, 90)
+            await asyncio.wait_for(waits, DEADLINE_S)
 
     loop.run_until_complete(waiting())
 
@@ -151,7 +152,7 @@ def test_a_file_in_its_cooldown_does_not_delay_reports_of_another(watcher, file,
         await asyncio.sleep(0)
         append(flooded)
         append(file)
-        await asyncio.wait_for(waits, 90)
+        await asyncio.wait_for(waits, DEADLINE_S)
 
     loop.run_until_complete(waiting())
 
@@ -189,7 +190,7 @@ def test_poll_now_ends_a_wait(watcher, loop):
         waits = asyncio.create_task(watcher.wait(grew=False, longest_s=NEVER_S))
         await asyncio.sleep(0)
         watcher.poll_now()
-        await asyncio.wait_for(waits, 90)
+        await asyncio.wait_for(waits, DEADLINE_S)
 
     loop.run_until_complete(waiting())
 

@@ -6,6 +6,7 @@ import select
 import threading
 
 import pytest
+from deadlines import DEADLINE_S
 
 from trial_keeper.host import output_forwarder as relay_module
 from trial_keeper.host.output_forwarder import OutputForwarder
@@ -102,13 +103,13 @@ def test_a_stalled_reader_does_not_block_writers(pipe, source, monkeypatch):
     forwarder = following(pipe[1], source)
     writer = threading.Thread(target=lambda: [forwarder.write("line\n") for _ in range(100_000)])
     writer.start()
-    writer.join(20)
+    writer.join(DEADLINE_S)
     assert not writer.is_alive()
     forwarder.finish()
     assert forwarder._thread.is_alive()  # blocked in its write until the pipe is read or the process ends
     os.close(pipe[0])
     pipe[0] = None
-    forwarder._thread.join(20)
+    forwarder._thread.join(DEADLINE_S)
     assert not forwarder._thread.is_alive()
 
 
@@ -117,7 +118,7 @@ def test_a_closed_pipe_ends_the_forwarder_silently(pipe, source):
     pipe[0] = None
     append(source, b"nobody wants it")
     forwarder = following(pipe[1], source)
-    forwarder._thread.join(20)
+    forwarder._thread.join(DEADLINE_S)
     assert not forwarder._thread.is_alive()
     forwarder.write("nor this\n")
     end_of(forwarder)
@@ -128,7 +129,7 @@ def test_a_full_disk_ends_the_forwarder_silently(source):
     full = os.open("/dev/full", os.O_WRONLY)
     try:
         forwarder = following(full, source)
-        forwarder._thread.join(20)
+        forwarder._thread.join(DEADLINE_S)
         end_of(forwarder)
     finally:
         os.close(full)
@@ -139,7 +140,7 @@ def test_a_forwarder_with_a_closed_pipe_keeps_no_file_open(pipe, source):
     os.close(pipe[0])
     pipe[0] = None
     forwarder.write("into the void\n")
-    forwarder._thread.join(10)
+    forwarder._thread.join(DEADLINE_S)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(50):
         forwarder.follow(source)

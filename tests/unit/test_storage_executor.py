@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from deadlines import DEADLINE_S
 
 from nni_manager.engine import storage_executor
 from nni_manager.engine.storage_executor import THREADS, StorageExecutor
@@ -32,7 +33,7 @@ def test_a_call_returns_the_result_or_raises_the_exception() -> None:
             await threads.call(open, "/there/is/no/such/file")
         threads.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 90))
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
 def test_a_call_that_hangs_does_not_block_others_and_is_reported(
@@ -55,7 +56,7 @@ def test_a_call_that_hangs_does_not_block_others_and_is_reported(
         assert await threads.call(int, "7") == 7
         threads.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 90))
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
 def test_a_cancelled_call_frees_its_thread_when_the_storage_answers(tmp_path: Path) -> None:
@@ -73,13 +74,13 @@ def test_a_cancelled_call_frees_its_thread_when_the_storage_answers(tmp_path: Pa
         assert [await threads.call(int, "2") for _ in range(THREADS * 2)] == [2] * THREADS * 2
         threads.close()
 
-    asyncio.run(asyncio.wait_for(scenario(), 90))
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
 def test_a_process_can_exit_while_the_storage_hangs(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     done = subprocess.run(
-        [sys.executable, "-c", HANGS_AT_THE_END, pipe], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", HANGS_AT_THE_END, pipe], capture_output=True, text=True, timeout=DEADLINE_S
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "over\n", "")

@@ -2,6 +2,8 @@
 
 import asyncio
 
+from deadlines import DEADLINE_S
+
 from nni_manager.engine import submission_gate
 from nni_manager.engine.submission_gate import SubmissionGate
 
@@ -34,7 +36,7 @@ async def submit(gate, cluster):
 
 
 def run(scenario):
-    asyncio.run(asyncio.wait_for(scenario(), 30))
+    asyncio.run(asyncio.wait_for(scenario(), DEADLINE_S))
 
 
 def test_all_submissions_are_admitted_while_the_login_is_valid():

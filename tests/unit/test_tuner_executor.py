@@ -5,6 +5,7 @@ import threading
 import time
 
 import pytest
+from deadlines import DEADLINE_S
 from real_experiment import RealExperiment
 
 from nni_manager.domain.events import (
@@ -29,7 +30,7 @@ class Slow(BaseAssessor):
         self.received = []
 
     def may_go_on(self, trial_id, course):
-        assert self.may_answer.wait(60)
+        assert self.may_answer.wait(DEADLINE_S)
         self.received.append((trial_id, list(course)))
         return 5.0 not in course
 
@@ -52,7 +53,7 @@ def test_results_reported_while_the_assessor_is_busy_are_assessed_together_befor
         tasks = [asyncio.ensure_future(call) for call in calls]
         await asyncio.sleep(0)
         slow.may_answer.set()
-        await asyncio.wait_for(asyncio.gather(*tasks), 60)
+        await asyncio.wait_for(asyncio.gather(*tasks), DEADLINE_S)
         algorithms.close()
 
     asyncio.run(scenario())
@@ -86,7 +87,7 @@ class Noting(BaseTuner):
         if self.is_slow:
             time.sleep(1.5 * algorithms_module._MOMENT_S)
         if trial_key == WAITS:
-            assert self.may_answer.wait(60)
+            assert self.may_answer.wait(DEADLINE_S)
         self.in_progress.release()
         if trial_key == RAISES:
             raise ValueError("not this one")

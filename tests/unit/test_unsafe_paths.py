@@ -17,7 +17,6 @@ from trial_keeper.wire.safe_open import UnsafePath, open_beneath
 from trial_keeper.wire.workspace import AttemptFolder, Workspace, replace_file
 
 SECRET = b"root:secret"
-pytestmark = pytest.mark.timeout(30)  # opening a pipe would block without end
 
 
 @pytest.fixture

@@ -9,6 +9,10 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from nni_manager import deferred_gc
+
+# isort: split
+
 import click
 
 from nni_manager.cli import (
@@ -142,3 +146,4 @@ for _command in (
     changes.update,
 ):
     cli.add_command(_command)
+deferred_gc.start()

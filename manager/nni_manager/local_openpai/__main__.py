@@ -13,6 +13,10 @@ import sys
 import time
 from pathlib import Path
 
+from nni_manager import deferred_gc
+
+# isort: split
+
 from nni_manager.errors import NniManagerError, UserError
 from nni_manager.http_server import OWN_NAMES, HttpServer, listen
 from nni_manager.local_openpai import settings
@@ -32,6 +36,7 @@ _LOG_BYTES = 10 * 2**20
 
 def main() -> int:
     """Serve until a signal arrives; returns the exit code."""
+    deferred_gc.start()
     parser = argparse.ArgumentParser(prog="python -m nni_manager.local_openpai", description=__doc__)
     parser.add_argument("--state-dir", type=Path, required=True, help="the daemon's state directory")
     parser.add_argument("--host", default=HOST, help="the address to listen on")

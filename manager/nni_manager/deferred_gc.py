@@ -1,0 +1,14 @@
+"""Defers garbage collection while a program imports its modules. Programs import this module first, and then call `start`.
+
+Imports create objects that live as long as the process. To traverse them again and again takes a quarter of a program's start.
+"""
+
+import gc
+
+gc.disable()
+
+
+def start() -> None:
+    """Start garbage collection. It never traverses the objects that exist by now."""
+    gc.freeze()
+    gc.enable()
