@@ -1,4 +1,4 @@
-"""Who may speak to a real manager, and what it makes of keepers that break the protocol."""
+"""Authentication of keepers by a real manager, and its responses to protocol violations."""
 
 import grpc
 import pytest
@@ -19,8 +19,8 @@ from trial_keeper.wire.v1.keeper_pb2_grpc import KeeperServiceStub
 WAITING = "import time\nimport nni_sdk as nni\nnni.get_next_parameter()\nnni.report_intermediate_result(1)\ntime.sleep(600)\n"
 
 
-class Stranger:
-    """A client of our own that says what it likes."""
+class ForgingClient:
+    """A client that sends arbitrary messages."""
 
     def __init__(self, experiment):
         self.experiment = experiment
@@ -33,7 +33,7 @@ class Stranger:
         return Hello(**values | fields)
 
     def say(self, *messages, job=None, token=None):
-        """What the manager answers; ends when it ends the stream."""
+        """The manager's responses, until it ends the stream."""
         metadata = ((JOB_KEY, job or self.job), (TOKEN_KEY, token or self.token))
         requests = [m if isinstance(m, ConnectRequest) else keeper_messages_to_pb([m]) for m in messages]
         with grpc.insecure_channel(f"127.0.0.1:{self.experiment.port + 1}") as channel:
@@ -46,7 +46,7 @@ def stranger(a_real_experiment):
     experiment = a_real_experiment(WAITING, trialConcurrency=1, maxTrialNum=1)
     experiment.start()
     wait_until(lambda: experiment.row_count() == 1, "the trial reports")
-    return Stranger(experiment)
+    return ForgingClient(experiment)
 
 
 def refusal(stranger, *messages, **metadata):
@@ -55,7 +55,7 @@ def refusal(stranger, *messages, **metadata):
     return caught.value.code(), caught.value.details()
 
 
-def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
+def test_invalid_connections_are_refused_with_a_reason_and_change_nothing(stranger):
     key = AttemptKey(stranger.job, attempt_id(0), "main-0")
     hello = stranger.hello(attempts=(key,))
     code = grpc.StatusCode
@@ -101,7 +101,7 @@ def test_strangers_are_turned_away_with_a_reason_and_nothing_changes(stranger):
     assert stranger.experiment.get("/check-status") == {"status": "NO_MORE_TRIAL", "errors": []}
 
 
-def test_a_probe_is_let_in_and_leaves_the_real_keeper_where_it_is(stranger):
+def test_a_probe_is_accepted_and_does_not_disconnect_the_keeper(stranger):
     keepers = stranger.experiment.summary()["keepers"]
     assert keepers == 1
     assert stranger.say(stranger.hello(is_probe=True)) == [Welcome(__version__)]
@@ -113,13 +113,13 @@ def test_a_probe_is_let_in_and_leaves_the_real_keeper_where_it_is(stranger):
     assert stranger.experiment.summary()["keepers"] == 1
 
 
-def test_nothing_may_follow_the_hello_of_a_probe():
+def test_a_message_after_the_hello_of_a_probe_is_a_protocol_error():
     chunk = Chunk(AttemptKey("abcde", attempt_id(0), "main-0"), Stream.METRICS, 0, b"x")
     with pytest.raises(ProtocolError, match="cannot accept Chunk from a probe"):
         ProbeSession().receive(chunk)
 
 
-def test_a_keeper_with_its_token_is_told_what_is_durable(stranger):
+def test_a_keeper_with_a_valid_token_receives_the_stored_offsets(stranger):
     (key,) = stranger.experiment.folder.workspace.attempts_of(stranger.job)
     (welcome,) = stranger.say(stranger.hello(attempts=(key,)))
     assert isinstance(welcome, Welcome)
