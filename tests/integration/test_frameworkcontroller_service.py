@@ -175,7 +175,7 @@ async def test_the_reason_why_a_trial_is_pending_is_its_message_and_the_experime
         assert f"(not started yet: {why})" in trial_cells(shown)[2]
 
 
-async def test_a_resumed_manager_deletes_what_the_earlier_one_could_not(site, a_real_experiment):
+async def test_a_resumed_manager_deletes_jobs_that_the_earlier_one_could_not_delete(site, a_real_experiment):
     experiment = a_real_experiment("pass", trialConcurrency=1, maxTrialNum=1)
 
     def service_of(on_job_ended):
@@ -336,7 +336,9 @@ async def test_a_delete_is_retried_until_the_cluster_answers(site, caplog, monke
 
 
 @pytest.mark.parametrize("is_watched_first", [True, False])
-async def test_a_job_that_somebody_deletes_while_it_is_created_is_lost(site, monkeypatch, is_watched_first):
+async def test_a_job_deleted_by_another_client_during_its_creation_is_lost(
+    site, monkeypatch, is_watched_first
+):
     # If the list comes only afterwards, no watch ever shows the job.
     is_deleted, is_reported = threading.Event(), threading.Event()
     make, lists, take = Kubernetes.create, Kubernetes.objects, KubernetesService._on_resource
