@@ -13,7 +13,7 @@ pytest.importorskip("kubernetes")
 
 REPOSITORY = Path(__file__).parents[2]
 # One of the probes of the API server, and one whole experiment; both also run on the fake cluster.
-SOME = "says_its_version or one_framework_per_trial"
+SOME = "reports_its_version or one_framework_per_trial"
 
 
 @pytest.fixture
