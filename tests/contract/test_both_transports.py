@@ -40,7 +40,7 @@ class MountRules:
         self.looks: deque[tuple[list[tuple[Stream, int, bytes]], dict[Stream, int] | None]] = deque()
         self.brought = 0
 
-    def _note_road(self: Any) -> None:
+    def _track_stream(self: Any) -> None:
         """The manager counts a stream from its Hello until it breaks."""
         is_stream = self.transports.last_seen(JOB).transport is Transport.GRPC
         if self.is_greeted and not is_stream:
@@ -57,7 +57,7 @@ class MountRules:
     def look_at_files(self: Any, passed_s: float, lags: list[int], shows_end: bool) -> None:
         """A poll starts. Storage shows each file up to `lag` bytes short, and possibly the end later."""
         self.now_s += passed_s
-        self._note_road()
+        self._track_stream()
         if not self.transports.polls_storage(JOB, TASK, self.now_s) or self.looks:
             return
         assert self.transports.next_poll(self.now_s + POLL_INTERVAL_S) in (JOB, None)
@@ -76,7 +76,7 @@ class MountRules:
     @rule()
     def look_comes_back(self: Any) -> None:
         pieces, sizes = self.looks.popleft()
-        self._note_road()
+        self._track_stream()
         self.transports.polled(JOB, self.now_s)
         if self.is_closed:
             return
@@ -94,8 +94,8 @@ class MountRules:
             self._acknowledge()
 
     @invariant()
-    def the_road_is_known(self: Any) -> None:
-        self._note_road()
+    def the_transport_is_tracked(self: Any) -> None:
+        self._track_stream()
         assert (self.transports.last_seen(JOB).transport is Transport.GRPC) == self.is_greeted
 
 
@@ -112,11 +112,11 @@ class NoStream:
         for _ in range(2_000):
             if self.receiver.is_complete:
                 break
-            self._whole_look()
+            self._whole_poll()
         assert self.receiver.is_complete
         assert self.store.has_all(self.files)
 
-    def _whole_look(self: Any) -> None:
+    def _whole_poll(self: Any) -> None:
         self.now_s += RECONNECT_GRACE_S
         assert self.transports.polls_storage(JOB, TASK, self.now_s)
         for stream in self.files.content:

@@ -75,11 +75,11 @@ class KubeSite:
         return not any(self.store.list(kind, "default") for kind in (FRAMEWORKS, PODS, SECRETS, CONFIG_MAPS))
 
     async def has_ended(self, count=1):
-        await until(lambda: len(self.ends) >= count, "the end is told", TIMEOUT_S)
+        await until(lambda: len(self.ends) >= count, "the end is reported", TIMEOUT_S)
         return self.ends[-1]
 
     async def is_running(self, name=NAME):
-        await until(lambda: self.state(name) == "AttemptRunning", "it runs", TIMEOUT_S)
+        await until(lambda: self.state(name) == "AttemptRunning", "the job runs", TIMEOUT_S)
 
 
 @contextlib.contextmanager

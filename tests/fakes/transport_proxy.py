@@ -169,7 +169,7 @@ class ProxyProcess:
     def _wait_for(self, word: str) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line.split()[:1] == [word], f"the proxy said {line!r}"
+        assert line.split()[:1] == [word], f"the proxy answered {line!r}"
         return line.removeprefix(word)
 
 

@@ -189,7 +189,7 @@ class Experiment:
         lines = (self.site.folder / "manager.log").read_text(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
-    def look_after_manager(self) -> None:
+    def check_manager(self) -> None:
         """Check that the manager has ended only when it was killed."""
         if self.manager is not None and self.manager.poll() is not None:
             self.wrong.append(
@@ -219,7 +219,7 @@ class Experiment:
         return 0
 
     def is_done(self) -> bool:
-        self.look_after_manager()
+        self.check_manager()
         if self.manager is None and not self.resume():
             return False
         return self._is_over()
@@ -231,9 +231,9 @@ class Experiment:
 
     def end(self) -> None:
         """End the manager with SIGTERM, like a user."""
-        self._tell_to_end(END_TIMEOUT_S)
+        self._terminate(END_TIMEOUT_S)
 
-    def _tell_to_end(self, within_s: float) -> None:
+    def _terminate(self, within_s: float) -> None:
         assert self.manager is not None
         told_s = time.monotonic()
         self.manager.terminate()
@@ -258,7 +258,7 @@ class Experiment:
 
     def begin(self, fault: Fault) -> None:
         """Start a fault, and record whether it affected anything."""
-        self.look_after_manager()
+        self.check_manager()
         missed = "the experiment was over" if self._is_over() else self._do(fault)
         if missed:
             self.missed.append(f"{fault.kind.value}: {missed}")
@@ -306,7 +306,7 @@ class Experiment:
             case Kind.MANAGER_STOPPED:
                 self.manager.send_signal(signal.SIGSTOP)
             case Kind.MANAGER_ENDED:
-                self._tell_to_end(_LEAVES_TIMEOUT_S)
+                self._terminate(_LEAVES_TIMEOUT_S)
             case _:
                 self.kill_manager()
         if kind is Kind.STATE_TORN:
@@ -349,7 +349,7 @@ class Experiment:
         """
         is_under_way = not self._is_over() and self.resume()
         if is_under_way:
-            self._stop_and_look()
+            self._stop_and_check()
         else:
             self.hit.remove(fault)
             self.missed.append(f"{fault.kind.value}: the experiment was over before it could be stopped")
@@ -363,11 +363,11 @@ class Experiment:
             # The end of a full disk is a later step, and no manager can start before it.
             for full in [each for each in self.hit if each.kind is Kind.MANAGER_DISK_FULL]:
                 self.site.heal(full)
-            wait_until(self.resume, "a manager is back after the stop", DONE_TIMEOUT_S)
-            wait_until(self._goes_on, "the experiment goes on after the stop", _READY_TIMEOUT_S)
+            wait_until(self.resume, "a manager runs after the stop", DONE_TIMEOUT_S)
+            wait_until(self._continues, "the experiment continues after the stop", _READY_TIMEOUT_S)
             self.stopped |= {trial.trial_id for trial in self._trials()} - self._over_before[fault]
 
-    def _stop_and_look(self) -> None:
+    def _stop_and_check(self) -> None:
         assert self.manager is not None
         began_s = time.monotonic()
         done = subprocess.run(
@@ -391,7 +391,7 @@ class Experiment:
             wait_until(lambda: not self.site.leftovers(), "no process is left", _RUNS_TIMEOUT_S)
         self.wrong += [f"runs after a stop: {left}" for left in self.site.leftovers()]
 
-    def _goes_on(self) -> bool:
+    def _continues(self) -> bool:
         with contextlib.suppress(NniManagerError), StoreReader(self.folder.database) as reader:
             return reader.experiment().state is not ExperimentState.STOPPED
         return False

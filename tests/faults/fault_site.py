@@ -153,7 +153,7 @@ def networks_of(name: str) -> list[str]:
 def clean_up(name: str, folder: Path) -> None:
     """Remove everything of a run except its evidence: processes, mounts, networks."""
     with contextlib.suppress(TimeoutError):
-        wait_until(lambda: not _killed(name), "all of its processes are gone", 10)
+        wait_until(lambda: not _killed(name), "all of its processes have ended", 10)
     for mounted in mounts_of(folder):
         subprocess.run(["umount", "-l", mounted], check=False, timeout=_STEP_TIMEOUT_S)
     for network in networks_of(name):

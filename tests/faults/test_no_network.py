@@ -180,7 +180,7 @@ def test_a_stop_reaches_a_trial_over_the_shared_storage_alone(a_real_experiment)
     assert values(assert_rows_are_what_was_written(experiment, trial.trial_id)) == ["ready", "saved"]
 
 
-class Way:
+class LinkProxy:
     """A TCP proxy on this loop, open or closed."""
 
     def __init__(self, port):
@@ -215,16 +215,16 @@ def test_the_transport_changes_with_an_intermittent_link_and_no_result_is_lost(a
     seen = []
 
     async def play():
-        way = Way(0)
-        proxy = await asyncio.start_server(way.carry, "127.0.0.1", 0)
+        proxy_link = LinkProxy(0)
+        proxy = await asyncio.start_server(proxy_link.carry, "127.0.0.1", 0)
         told = f"127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
         async with a_manager_here(experiment, jobs_here(experiment), told=told) as engine, proxy:
-            way.to = experiment.port
+            proxy_link.to = experiment.port
             for transport in ("shared_storage", "grpc", "shared_storage", "grpc", "shared_storage"):
                 before = experiment.row_count()
-                way.is_open = transport == "grpc"
-                if not way.is_open:
-                    way.shut()
+                proxy_link.is_open = transport == "grpc"
+                if not proxy_link.is_open:
+                    proxy_link.shut()
                 await until(
                     lambda each=transport: set(transports(engine).values()) == {each}, f"both use {transport}"
                 )
@@ -233,9 +233,9 @@ def test_the_transport_changes_with_an_intermittent_link_and_no_result_is_lost(a
                     "rows arrive over this transport",
                 )
                 seen.append(transport)
-            way.is_open = True
+            proxy_link.is_open = True
             await until(engine.finished.is_set, "the experiment is over")
-            way.shut()
+            proxy_link.shut()
             return list(engine.experiment.trials.values())
 
     trials = asyncio.run(play())
@@ -252,7 +252,7 @@ def frames(*numbers):
     return b"".join(encode(number, "x", "PERIODICAL", number, number) for number in numbers)
 
 
-class Shown:
+class RemoteFiles:
     """The files of an attempt as the manager's machine sees them; the test plays the keeper's machine."""
 
     def __init__(self, experiment, trial_id, attempt=0):
@@ -288,7 +288,7 @@ async def no_keepers(experiment):
         assert not engine.failed.is_set()
 
 
-async def some_looks():
+async def several_polls():
     """Wait long enough for several polls; nothing must happen meanwhile."""
     await asyncio.sleep(1.0)
 
@@ -300,9 +300,9 @@ def test_an_exit_record_that_appears_before_the_bytes_does_not_end_the_trial(a_r
     async def play():
         async with no_keepers(experiment) as (engine, service):
             trial = await a_trial(engine, service)
-            await some_looks()
+            await several_polls()
             assert trial.state.value == "WAITING"
-            shown = Shown(experiment, trial.trial_id)
+            shown = RemoteFiles(experiment, trial.trial_id)
             shown.show(b"the command runs\n", Stream.KEEPER)
             await until(lambda: trial.state.value == "RUNNING", "the trial runs")
             shown.end(len(whole))
@@ -313,7 +313,7 @@ def test_an_exit_record_that_appears_before_the_bytes_does_not_end_the_trial(a_r
                     lambda size=size: engine.ingest.received(shown.key, Stream.METRICS) == size,
                     "the bytes are read",
                 )
-            await some_looks()
+            await several_polls()
             assert trial.state.value == "CLOSING"
             shown.show(whole)
             await until(lambda: trial.state.is_terminal, "the trial has ended")
@@ -331,10 +331,10 @@ def test_zeros_in_place_of_missing_bytes_are_not_read_as_metrics(a_real_experime
     async def play():
         async with no_keepers(experiment) as (engine, service):
             trial = await a_trial(engine, service)
-            shown = Shown(experiment, trial.trial_id)
+            shown = RemoteFiles(experiment, trial.trial_id)
             shown.show(frames(1) + bytes(len(frames(2))) + frames(3))
             await until(lambda: len(experiment.rows(trial.trial_id)) == 1, "the first record is stored")
-            await some_looks()
+            await several_polls()
             shown.show(frames(1, 2, 3))
             await until(lambda: len(experiment.rows(trial.trial_id)) == 3, "all records are stored")
             return trial
@@ -353,11 +353,11 @@ def test_the_files_of_an_ended_job_are_awaited_before_its_trial_ends(a_real_expe
                 transports_module, "RECONNECT_GRACE_S", 1e6
             )  # the job ends before the first poll
             service.on_job_ended(JobEnded(trial.job_id, 0, ""))
-            await some_looks()
+            await several_polls()
             assert not trial.state.is_terminal
-            shown = Shown(experiment, trial.trial_id)
+            shown = RemoteFiles(experiment, trial.trial_id)
             shown.end(len(frames(1, 2)))
-            await some_looks()
+            await several_polls()
             assert not trial.state.is_terminal
             shown.show(frames(1, 2))
             await until(lambda: trial.state.is_terminal, "the trial has ended")
@@ -439,13 +439,13 @@ def test_a_storage_error_is_reported_and_retried_and_nothing_is_lost(a_real_expe
     async def play():
         async with no_keepers(experiment) as (engine, service):
             trial = await a_trial(engine, service)
-            shown = Shown(experiment, trial.trial_id)
+            shown = RemoteFiles(experiment, trial.trial_id)
             attempts = experiment.folder.workspace.trial(trial.trial_id).attempts
             away = attempts.rename(attempts.with_name("away"))
             os.symlink(attempts.name, attempts)  # a symlink loop: every access is an error
             await until(lambda: "cannot read" in engine.snapshot().problem, "the problem is reported")
             service.on_job_ended(JobEnded(trial.job_id, 1, ""))
-            await some_looks()
+            await several_polls()
             assert not trial.state.is_terminal
             assert "check the shared storage" in engine.snapshot().problem
             attempts.unlink()

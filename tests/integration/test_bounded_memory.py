@@ -107,7 +107,7 @@ def test_a_manager_with_a_blocked_disk_uses_bounded_memory_and_loses_no_connecti
         try:
             for flood in floods:
                 flood.may_send.set()
-            stalls(floods)
+            wait_until_stalled(floods)
             sent_bytes = sum(flood.sent_chunks for flood in floods) * CHUNK_BYTES
             grown_bytes = process.memory_info().rss - before_bytes
         finally:
@@ -136,7 +136,7 @@ def hold_the_database(database):
     return blocker
 
 
-def stalls(floods):
+def wait_until_stalled(floods):
     """Wait until the manager has accepted no chunk for a second."""
     seen = []
 

@@ -448,7 +448,7 @@ class ScriptedKeeper:
         hello = Hello(__version__, engine.experiment.experiment_id, job_id, "main-0", supports_revoke=True)
         self.session = engine.admission.admit(hello, job_id, engine.admission.token(job_id))
 
-    def say(self, *messages):
+    def send(self, *messages):
         for message in messages:
             self.session.receive(message)
 
@@ -456,7 +456,7 @@ class ScriptedKeeper:
         """Run a trial of half a second without output."""
         key = AttemptKey(trial_id, attempt_id(0), "main-0")
         ended = TrialEnded(key, ExitReason.SUCCEEDED, 0, 10.0, 10.5, dict.fromkeys(Stream, 0))
-        self.say(TrialStarted(key, 10.0), ended, Idle())
+        self.send(TrialStarted(key, 10.0), ended, Idle())
 
     async def receive_until(self, kind):
         """All RunTrial and RevokeTrial messages up to the first one of this kind."""
@@ -489,12 +489,12 @@ def test_a_revoke_follows_the_dispatch_and_an_answer_on_an_old_stream_is_ignored
 
         monkeypatch.setattr(engine.jobs, "_write_trial", slowly)
         first, second = ScriptedKeeper(engine, "env-0"), ScriptedKeeper(engine, "env-1")
-        first.say(Idle())
+        first.send(Idle())
         (given,) = await first.receive_until(RunTrial)
         may_write.clear()
         first.run(given.trial_id)
         await until(lambda: len(jobs.live["env-0"].trial_ids) == 4)
-        second.say(Idle())
+        second.send(Idle())
         (given,) = await second.receive_until(RunTrial)
         second.run(given.trial_id)
         await until(lambda: jobs.live["env-0"].revoking_ids)
@@ -504,10 +504,10 @@ def test_a_revoke_follows_the_dispatch_and_an_answer_on_an_old_stream_is_ignored
         assert ([each.trial_id for each in given], returned) == ([*trial_ids], RevokeTrial(last))
 
         again = ScriptedKeeper(engine, "env-0")
-        first.say(TrialRevoked(last))
+        first.send(TrialRevoked(last))
         assert jobs.live["env-0"].trial_ids == trial_ids
         assert await again.receive_until(RevokeTrial) == [RevokeTrial(last)]
-        again.say(TrialRevoked(last))
+        again.send(TrialRevoked(last))
         (given,) = await second.receive_until(RunTrial)
         assert given.trial_id == last
         await engine.durable()

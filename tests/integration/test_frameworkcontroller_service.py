@@ -395,7 +395,7 @@ def test_a_delayed_watch_event_of_a_replaced_resource_ends_no_job(site, monkeypa
             await until(lambda: first in shown, "the watch has shown the first resource", TIMEOUT_S)
             held = []
             site.store.delete(FRAMEWORKS, "default", NAME)
-            await until(lambda: not site.store.list(FRAMEWORKS), "the first resource is gone", TIMEOUT_S)
+            await until(lambda: not site.store.list(FRAMEWORKS), "the first resource is deleted", TIMEOUT_S)
             await service.submit(site.settings())
             await until(
                 lambda: any(isinstance(change, Deleted) for change in held),

@@ -76,7 +76,7 @@ def run_keeper(*arguments, environ):
     )
 
 
-def assert_gone(pid):
+def assert_has_ended(pid):
     """Wait for the end of a process that is not a child."""
     try:
         descriptor = os.pidfd_open(pid)
@@ -304,7 +304,7 @@ def test_a_trial_that_ignores_sigterm_is_killed_with_all_its_processes(site):
     assert keeper.wait() == 128 + signal.SIGKILL
     assert exit_of(site).ended_at_s - asked_at_s >= 0.3
     for pid in json.loads(value)["pids"]:
-        assert_gone(pid)
+        assert_has_ended(pid)
     assert b"killing it" in site.file(Stream.KEEPER)
 
 
@@ -314,7 +314,7 @@ def test_a_trial_that_ignores_sigterm_is_killed_with_all_its_processes(site):
 def test_background_processes_of_the_command_are_killed_at_its_end(site, start):
     site.add_trial(f"{start} echo $!; exit 4")
     assert site.start_keeper().wait() == 4
-    assert_gone(int(site.file(Stream.STDOUT)))
+    assert_has_ended(int(site.file(Stream.STDOUT)))
     assert exit_of(site).reason is ExitReason.NONZERO_EXIT
 
 
@@ -555,7 +555,7 @@ def test_a_bug_ends_the_keeper_with_code_110_and_kills_the_trial(site):
     assert keeper.wait() == 110
     assert "Traceback" in keeper.stderr
     assert "trial-keeper: cannot continue: The keeper has a bug." in keeper.stderr
-    assert_gone(int(site.file(Stream.STDOUT)))
+    assert_has_ended(int(site.file(Stream.STDOUT)))
 
 
 def test_help_and_version_need_no_settings(site):

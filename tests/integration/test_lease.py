@@ -118,7 +118,7 @@ def test_a_remote_owner_without_heartbeats_is_replaced(folder):
 
 
 @contextlib.contextmanager
-def a_frozen_holder(folder, script=OWN_UNTIL_KILLED):
+def a_suspended_holder(folder, script=OWN_UNTIL_KILLED):
     """A suspended process that holds the lock, with an expired last heartbeat."""
     command = [sys.executable, "-c", script, folder.path]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as frozen:
@@ -136,7 +136,7 @@ def a_frozen_holder(folder, script=OWN_UNTIL_KILLED):
 
 
 def test_a_suspended_holder_is_replaced_and_detects_its_lost_lease_when_it_continues(folder):
-    with a_frozen_holder(folder) as frozen:
+    with a_suspended_holder(folder) as frozen:
         with folder.owned() as lease:
             assert read_record(lock_of(folder)).holder == lease.holder
             with pytest.raises(ExperimentLocked), folder.owned():
@@ -172,7 +172,7 @@ def test_only_one_of_many_concurrent_replacements_of_a_suspended_holder_succeeds
         except ExperimentLocked:
             outcomes.append(None)
 
-    with a_frozen_holder(folder):
+    with a_suspended_holder(folder):
         threads = [threading.Thread(target=take_over) for _ in range(8)]
         for thread in threads:
             thread.start()
@@ -183,7 +183,7 @@ def test_only_one_of_many_concurrent_replacements_of_a_suspended_holder_succeeds
     assert outcomes.count(None) == 7
 
 
-FROZEN_IN_A_WRITE = """
+SUSPENDED_IN_A_WRITE = """
 import pathlib, sqlite3, sys, threading
 from nni_manager.store.folders import ExperimentFolder
 folder = ExperimentFolder(pathlib.Path(sys.argv[1]))
@@ -197,7 +197,7 @@ with folder.owned():
 
 def test_a_holder_suspended_in_a_write_is_not_replaced_and_the_error_names_the_kill_command(folder):
     Store.create(folder.database, folder.collected_logs, "EXPTEST1", "{}", b"s", 0.0).close()
-    with a_frozen_holder(folder, FROZEN_IN_A_WRITE) as frozen:
+    with a_suspended_holder(folder, SUSPENDED_IN_A_WRITE) as frozen:
         before = read_record(lock_of(folder))
         with pytest.raises(StoreBusy) as refused, folder.owned():
             pass
@@ -211,7 +211,7 @@ def test_a_holder_suspended_in_a_write_is_not_replaced_and_the_error_names_the_k
 
 
 def test_a_new_owner_excludes_others_after_the_lock_file_was_replaced(folder):
-    with a_frozen_holder(folder) as frozen, folder.owned():
+    with a_suspended_holder(folder) as frozen, folder.owned():
         frozen.kill()
         frozen.wait()
         # The lock of the old file is free now, but the path names the new file.

@@ -42,7 +42,7 @@ def test_a_keeper_delivers_a_gigabyte_of_output_in_bounded_memory(a_real_experim
     experiment = a_real_experiment(FLOOD, trialConcurrency=1, maxTrialNum=1, logCollection="http")
     experiment.start()
     (stored,) = wait_until(
-        lambda: list(experiment.folder.collected_logs.glob("*/*/*/stdout")), "some of it is stored"
+        lambda: list(experiment.folder.collected_logs.glob("*/*/*/stdout")), "some output is stored"
     )
     wait_until(lambda: stored.stat().st_size >= WARM_BYTES, "the keeper is warm")
     (pid,) = experiment.keeper_pids()

@@ -153,7 +153,8 @@ def test_the_python_api_connects_to_changes_views_and_resumes_an_experiment(plac
         assert second.parameters["x"] >= 5
         experiment.kill_trial_job(first.trialJobId)
         wait_until(
-            lambda: experiment.get_trial_job(first.trialJobId).status == "USER_CANCELED", "it has ended"
+            lambda: experiment.get_trial_job(first.trialJobId).status == "USER_CANCELED",
+            "the trial has ended",
         )
         _ = 1 / 0
     assert experiment.get_status() == "STOPPED"

@@ -379,9 +379,7 @@ def test_a_killed_keeper_leaves_no_process_of_a_warm_trial(site):
     trial_id = job.give(f"{sys.executable} train.py")
     wait_for_text(site.attempt(key_of(trial_id)).stream(Stream.STDOUT), b"daemon")
     below = psutil.Process(job.keeper.pid).children(recursive=True)
-    assert len(below) in (3, 4), (
-        "a trial of two processes, the interpreter, and the fork that waits once it is made"
-    )
+    assert len(below) in (3, 4), "two processes of the trial, the interpreter, and possibly the standby fork"
     job.keeper.signal(signal.SIGKILL)
     job.keeper.process.wait(30)
     _, alive = psutil.wait_procs(below, timeout=30)
