@@ -767,7 +767,7 @@ def test_a_tuner_with_a_changed_search_space_keeps_the_results_that_lie_in_it(tm
     history = [
         PastTrial(key, asked[key].parameters, asked[key].metadata, 1.0, ended=True) for key in range(6)
     ]
-    # Trial 5 has ended, and its result is known before it is told; trial 6 runs.
+    # Trial 5 has ended, and its result is in the history before the tuner receives it; trial 6 runs.
     known = [known_to_be(past.parameters, 1.0) for past in history]
     proposer.change_space(Config(narrow, 1), known, over=set(range(6)))
     proposer.tell_result(5, RESULT_OF_ONE)

@@ -178,7 +178,7 @@ def _told(seen: dict[str, int] | int) -> dict[str, int]:
 
 def main(folder: str, mountpoint: str, faults: str) -> None:
     """Serve until the folder is unmounted."""
-    # Kernel caches are off: staleness is simulated here, where a fault can begin and end.
+    # Kernel caches are off: staleness is simulated here, where a fault can start and end.
     mfusepy.FUSE(
         FarStorage(folder, Path(faults)),
         mountpoint,
